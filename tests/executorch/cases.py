@@ -36,7 +36,7 @@ def calls(name: str) -> Iterator[Call]:
     while f"call{number}_method" in arrays:
         both = []
         for kind in ("input", "output"):
-            found = []
+            found: list[Any] = []
             while f"call{number}_{kind}{len(found)}" in arrays:
                 found.append(_restored(arrays[f"call{number}_{kind}{len(found)}"]))
             both.append(found)

@@ -132,8 +132,8 @@ class Harness(KernelRunner):
                 targets = [start + ADDRESS_BYTES * i if target else 0 for i, target in enumerate(targets)]
             ready.append(self.ready(call, targets, indirect=mask, in_memory=in_memory))
         commands = self.pool.allocate().begin(one_time=True)
-        for call in ready:
-            call.record(commands)
+        for prepared in ready:
+            prepared.record(commands)
             commands.memory_barrier()
         self.submit(commands)
         for made in (*ready, *tables):

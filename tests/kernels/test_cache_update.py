@@ -73,7 +73,7 @@ def test_the_new_rows_are_turned_and_what_follows_is_a_number(
         table_rows=table_rows,
         alignment=16,
         over=over,
-        **rotary,  # type: ignore[arg-type]
+        **rotary,
     )
     flat = packed.reshape(-1)
     starts = (0, heads * size, heads * size + kv_heads * size)
@@ -88,15 +88,15 @@ def test_the_new_rows_are_turned_and_what_follows_is_a_number(
     tolerance = 1e-6 if dtype == "float32" else 4e-3
     for b, row in enumerate(rows):
         end = row + length
-        for t in range(length):
-            at = ids[b, t] if problem.ids else row + t
+        for step in range(length):
+            at = ids[b, step] if problem.ids else row + step
             angles = [table[at].astype(np.float64) for table in tables]
             near = {"atol": tolerance, "rtol": tolerance}
-            new = turned(k[b, t], *angles, interleaved) if turns else k[b, t]
-            np.testing.assert_allclose(key[b, :, row + t], new, **near)
-            np.testing.assert_array_equal(value[b, :, row + t], v[b, t])
+            new = turned(k[b, step], *angles, interleaved) if turns else k[b, step]
+            np.testing.assert_allclose(key[b, :, row + step], new, **near)
+            np.testing.assert_array_equal(value[b, :, row + step], v[b, step])
             if turns:
-                np.testing.assert_allclose(first[0][b, :, t], turned(q[b, t], *angles, interleaved), **near)
+                np.testing.assert_allclose(first[0][b, :, step], turned(q[b, step], *angles, interleaved), **near)
         for got, was in ((key, past[0]), (value, past[1])):
             kept = was[b, :, :row] if old else np.zeros_like(got[b, :, :row])
             np.testing.assert_array_equal(got[b, :, :row], kept)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ DEVICES = st.builds(
 UNPROVED = dataclasses.replace(COPY, reach=lambda call: {})
 
 
-def write_call(nbytes: int, x: Tensor, y: Tensor) -> list:
+def write_call(nbytes: int, x: Tensor, y: Tensor) -> list[Any]:
     return [
         UNPROVED.call(
             grid=(1, 1, 1), operands={"x": x, "y": y}, params={"total": nbytes}, defines={"UNIT_T": "uint8_t"}

@@ -87,15 +87,15 @@ def convolution(rng: random.Random) -> ConvProblem:
     groups = rng.choice([1, 1, 1, 2, 8])
     c, oc = (groups * rng.choice([1, 3, 4, 8, 64]) for _ in range(2))
     c = rng.choice([c, c, groups])
-    kernel = [rng.choice([1, 3, 3, 5, 7]) for _ in range(2)]
+    window = [rng.choice([1, 3, 3, 5, 7]) for _ in range(2)]
     h, w = (rng.choice([0, 1, 7, 8, 14, 33, 224, 4096, 70000]) for _ in range(2))
     n = rng.choice([1, 2, 70000]) if h * w < 100 else 1
     deep = {"d": 5, "kd": 3, "pads_d": (1, 1)} if rng.random() < 0.1 else {}
     return ConvProblem(
-        *(n, c, h, w, oc, *kernel),
+        *(n, c, h, w, oc, *window),
         stride=(rng.choice([1, 1, 2]), rng.choice([1, 1, 2, 4])),
         dilation=(rng.choice([1, 1, 2]), 1),
-        pads=(rng.choice([kernel[0] // 2, 12]), rng.choice([kernel[1] // 2, 0, 7]), 12, kernel[1]),
+        pads=(rng.choice([window[0] // 2, 12]), rng.choice([window[1] // 2, 0, 7]), 12, window[1]),
         groups=groups,
         dtype=rng.choice(["float32", "float16"]),
         w_constant=rng.random() < 0.7,

@@ -288,7 +288,7 @@ class TestWithoutDevice:
     def test_bad_problems(self, change: dict[str, object], message: str) -> None:
         good = {"m": 8, "n": 8, "k": 8, "a_strides": (0, 8, 1), "b_strides": (0, 8, 1)}
         with pytest.raises(ValueError, match=message):
-            MatMulProblem(**{**good, **change})  # type: ignore[arg-type]
+            MatMulProblem(**{**good, **change})
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -302,4 +302,4 @@ class TestWithoutDevice:
         good = {"m": 8, "n": 8, "k": 8, "a_strides": (0, 8, 1), "b_strides": (0, 8, 1)}
         for caps in (CPU, GPU):
             with pytest.raises(Decline, match=message):
-                choose(MatMulProblem(**{**good, **change}), caps)  # type: ignore[arg-type]
+                choose(MatMulProblem(**{**good, **change}), caps)

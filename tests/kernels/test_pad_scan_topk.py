@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -26,7 +28,9 @@ PADS = [
 
 @pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "wrap"])
 @pytest.mark.parametrize("case", PADS)
-def test_pad(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, mode: str, case: tuple) -> None:
+def test_pad(
+    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, mode: str, case: tuple[Any, ...]
+) -> None:
     shape, begins, ends = case
     x = rng.normal(size=shape).astype(np.float32)
     crop = tuple(slice(max(-b, 0), n - max(-e, 0)) for n, b, e in zip(shape, begins, ends, strict=True))

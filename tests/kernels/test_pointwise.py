@@ -34,8 +34,8 @@ def calls_for(
     out_shape = [x.shape[p] for p in perm]
     sets = [strides_of(out_shape), [strides_of(x.shape)[p] for p in perm]]
     sets += [strides_of(out_shape)] if other is not None else []
-    dims, sets = collapse(out_shape, sets)
-    bound = [PointwiseOperand(t, kind, tuple(s), 0) for t, s in zip([y, *operands], sets, strict=True)]
+    dims, merged = collapse(out_shape, sets)
+    bound = [PointwiseOperand(t, kind, tuple(s), 0) for t, s in zip([y, *operands], merged, strict=True)]
     params = ", ".join(f"float x{k}" for k in range(len(operands)))
     body = "x0 * 2.0" + (" + x1" if other is not None else "")
     function = f"{kind.glsl} compute({params}) {{ return {kind.glsl}({body}); }}"

@@ -40,8 +40,8 @@ def _view(rng: np.random.Generator, shape: Sequence[int], dtype: str) -> Tensor:
         step = step * shape[axis] * gap + int(rng.choice([0, 0, 0, 1, 4]))  # rows may have a pitch
     before = -sum((dim - 1) * s for dim, s in zip(shape, strides, strict=True) if s < 0)
     offset = 4 * int(rng.integers(0, 3)) + before
-    kind = DTYPES[dtype]
-    return Tensor(kind, tuple(shape), Storage((offset + step) * kind.itemsize), tuple(strides), offset)
+    element = DTYPES[dtype]
+    return Tensor(element, tuple(shape), Storage((offset + step) * element.itemsize), tuple(strides), offset)
 
 
 def _call(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,7 +92,9 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("op", ["max", "average", "lp"])
-def test_float32(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, op: str, case: tuple) -> None:
+def test_float32(
+    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, op: str, case: tuple[Any, ...]
+) -> None:
     spatial, kernel, strides, pads, dilations, ceil = case
     rank = len(spatial)
     out = [out_size(*a, ceil) for a in zip(spatial, kernel, strides, dilations, pads[:rank], pads[rank:], strict=True)]

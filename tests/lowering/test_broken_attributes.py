@@ -45,7 +45,7 @@ def _reasons(op_type: str, values: dict[str, Array | None], constants: tuple[str
     for value in loaded.graph.inputs:
         dtype = dtypes.from_onnx(value.elem_type)
         assert dtype is not None
-        known[value.name] = ValueSpec(dtype, tuple(int(d) for d in value.shape or ()))  # type: ignore[arg-type]
+        known[value.name] = ValueSpec(dtype, tuple(int(d) for d in value.shape or ()))
     try:
         program = lower(loaded.graph.nodes, known, ["y"], loaded.opsets, DeviceCapabilities.for_tests())
     except VkepError as error:

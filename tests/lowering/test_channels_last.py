@@ -92,8 +92,7 @@ def pooled_network(
 def planned_on_a_gpu(model: onnx.ModelProto) -> Plan:
     graph = load_model(model).graph
     known = dict(graph.weights) | {
-        v.name: ValueSpec(dtypes.from_onnx(v.elem_type), tuple(v.shape))  # type: ignore[arg-type]
-        for v in graph.inputs
+        v.name: ValueSpec(dtypes.from_onnx(v.elem_type), tuple(v.shape)) for v in graph.inputs
     }
     program = lower(graph.nodes, known, [v.name for v in graph.outputs], {"": 21}, GPU)
     [step] = program.steps

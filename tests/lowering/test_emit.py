@@ -118,7 +118,7 @@ def test_a_result_of_more_elements_than_kernels_count_is_left_to_the_cpu() -> No
         }
     """
     loaded = load_model(model(text))
-    known = {i.name: ValueSpec(dtypes.DTYPES["float16"], tuple(i.shape or ())) for i in loaded.graph.inputs}  # type: ignore[arg-type]
+    known = {i.name: ValueSpec(dtypes.DTYPES["float16"], tuple(i.shape or ())) for i in loaded.graph.inputs}
     large = dataclasses.replace(CAPS, max_buffer_size=1 << 40)
     placed = {p.node.op_type: p for p in lower(loaded.graph.nodes, known, ["y"], loaded.opsets, large).placements}
     assert [placed[op].where for op in ("MatMul", "Relu", "Concat")] == ["vulkan", "vulkan", "cpu"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -20,10 +22,17 @@ from vkep.placement.partition import lower
 OPSETS = {"": 17}
 
 
-def program(op_type: str, caps, known, outputs=("y",), inputs=("x", "w"), **attributes) -> Program:  # noqa: F811
+def program(
+    op_type: str,
+    device: Any,
+    known: Any,
+    outputs: Any = ("y",),
+    inputs: Any = ("x", "w"),
+    **attributes: Any,
+) -> Program:
     proto = onnx.GraphProto()
     proto.node.append(helper.make_node(op_type, inputs, outputs, domain=NHWC, **attributes))
-    return lower(read_graph(proto, OPSETS, None, 9, "").nodes, known, outputs, OPSETS, caps)
+    return lower(read_graph(proto, OPSETS, None, 9, "").nodes, known, outputs, OPSETS, device)
 
 
 def weight(*shape: int) -> ArrayWeight:
@@ -34,7 +43,7 @@ def test_every_operator_of_the_list_has_a_kernel() -> None:
     assert {d.op_type for d in registry.declared() if not d.domain} >= CHANNELS_LAST
 
 
-def test_a_convolution_is_one_island_with_its_own_layout(caps) -> None:  # noqa: F811
+def test_a_convolution_is_one_island_with_its_own_layout(caps: Any) -> None:  # noqa: F811
     made = program("Conv", caps, {"x": ValueSpec(DTYPES["float32"], (1, 5, 7, 3)), "w": weight(4, 3, 3, 3)})
     (step,) = made.steps
     assert isinstance(step, IslandStep)
@@ -43,7 +52,7 @@ def test_a_convolution_is_one_island_with_its_own_layout(caps) -> None:  # noqa:
     assert made.placements[0].node.domain == NHWC  # the node's own line in a report comes first
 
 
-def test_what_vulkan_declines_is_the_plain_operator_on_the_cpu(caps, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_what_vulkan_declines_is_the_plain_operator_on_the_cpu(caps: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     monkeypatch.delitem(registry._OPERATORS, ("", "LRN"))
     known = {"x": ValueSpec(DTYPES["float32"], (1, 5, 7, 3))}
     made = program("LRN", caps, known, inputs=("x",), size=3)
@@ -51,13 +60,13 @@ def test_what_vulkan_declines_is_the_plain_operator_on_the_cpu(caps, monkeypatch
     assert [(n.op_type, n.domain, n.proto.domain) for n in step.nodes] == [("LRN", "", "")]
 
 
-def test_an_unknown_shape_waits(caps) -> None:  # noqa: F811
+def test_an_unknown_shape_waits(caps: Any) -> None:  # noqa: F811
     made = program("Conv", caps, {"w": weight(4, 3, 3, 3)})
     (step,) = made.steps
     assert isinstance(step, DeferredStep)
 
 
-def test_an_operator_that_is_not_in_the_list_is_left_alone(caps) -> None:  # noqa: F811
+def test_an_operator_that_is_not_in_the_list_is_left_alone(caps: Any) -> None:  # noqa: F811
     made = program("Resize", caps, {"x": ValueSpec(DTYPES["float32"], (1, 4, 4, 2)), "w": weight(4)})
     assert [p.where for p in made.placements] == ["cpu"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def conv(b: Builder, x: Tensor, channels: int = 16, group: int = 1, size: int = 
     return convolution(b, x, weights, ConvAttributes(group=group, pads=[size // 2] * 4))
 
 
-def problems(ops: Sequence[Op], kind: type) -> list:
+def problems(ops: Sequence[Op], kind: type) -> list[Any]:
     return [op.problem for op in ops if isinstance(op, KernelOp) and isinstance(op.problem, kind)]
 
 
@@ -222,7 +223,7 @@ def test_a_product_reads_pixels_where_they_lie() -> None:
     assert problems(b.ops, MatMulProblem)[0].a_strides == (0, 256, 1, 16)
     ops = lay_out(b.ops, GPU)
     [product] = [op for op in ops if isinstance(op, KernelOp) and isinstance(op.problem, MatMulProblem)]
-    assert product.problem.a_strides == (0, 256, 16, 1)  # type: ignore[attr-defined]
+    assert product.problem.a_strides == (0, 256, 16, 1)
     assert copies(ops) == 1, "tokens are dense now"
 
 
@@ -313,7 +314,7 @@ def test_random_operations_compute_the_same(seed: int) -> None:
             made += [whole, *read, *([conv(b, part, 8), conv(b, made[-1], 16), conv(b, whole)] if y.rank == 4 else [])]
         elif kind == 8 and y.rank > 1 and min(y.strides) >= 0:
             made.append(matrix_product(b, y, b.constant(np.ones((y.shape[-1], 8), np.float16))))
-    results = []
+    results: list[Any] = []
     for tensor in made[1:]:
         results.append(Tensor.contiguous(HALF, tensor.shape, Storage(tensor.nbytes, port=len(results) + 1)))
         b.copy(tensor, out=results[-1])

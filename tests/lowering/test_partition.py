@@ -55,7 +55,7 @@ def _lower(proto: onnx.ModelProto, caps: DeviceCapabilities) -> Program:
     for value in loaded.graph.inputs:
         dtype = dtypes.from_onnx(value.elem_type)
         assert dtype is not None
-        known[value.name] = ValueSpec(dtype, tuple(int(d) for d in value.shape or ()))  # type: ignore[arg-type]
+        known[value.name] = ValueSpec(dtype, tuple(int(d) for d in value.shape or ()))
     outputs = [o.name for o in loaded.graph.outputs]
     return lower(loaded.graph.nodes, known, outputs, loaded.opsets, caps)
 
@@ -102,8 +102,8 @@ def test_every_plan_is_sound(caps: DeviceCapabilities, seed: int) -> None:
         assert len(dispatch.arguments) == plan.pipelines[dispatch.pipeline].argument_bytes
         for r in (*dispatch.reads, *dispatch.writes):
             assert 0 <= r.start <= r.end <= sizes[r.space.value][r.index]
-        for r in dispatch.relocations:
-            assert r.offset % 8 == 0 and r.offset + 8 <= len(dispatch.arguments)
+        for patch in dispatch.relocations:
+            assert patch.offset % 8 == 0 and patch.offset + 8 <= len(dispatch.arguments)
         for r in dispatch.reads:
             if r.space.value == "activation":
                 assert any(w.overlaps(r) for w in written), f"{dispatch.label} reads what nobody wrote"

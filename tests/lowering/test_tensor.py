@@ -110,7 +110,7 @@ def test_a_reshape_is_found_where_there_is_one(pair: tuple[Tensor, np.ndarray], 
     )
     assert (view is not None) == regular
     if view is not None:
-        np.testing.assert_array_equal(view.array, flat)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(view.array, flat)
 
 
 @given(views(), views())
@@ -162,4 +162,4 @@ def test_a_dense_copy_of_a_constant_is_folded(pair: tuple[Tensor, np.ndarray]) -
     builder = Builder(DeviceCapabilities.for_tests())
     dense = builder.contiguous(tensor)
     assert dense.is_contiguous and not builder.ops
-    np.testing.assert_array_equal(dense.array, array)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(dense.array, array)

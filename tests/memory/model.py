@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from vkep.memory import ArenaConfig, BfcArena, RegionOutOfMemory, SourceRegion
 
 MIB = 1 << 20
@@ -38,7 +40,7 @@ class FakeSource:
         self.freed.append(region_id)
 
 
-def arena_of(capacity=None, is_passed=None, **settings):
+def arena_of(capacity: Any = None, is_passed: Any = None, **settings: Any) -> Any:
     """An arena named 't' over a fresh `FakeSource`, and the source."""
     source = FakeSource(capacity)
     return BfcArena(source, ArenaConfig(**settings), name="t", is_passed=is_passed), source

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -39,7 +41,9 @@ class ArenaAgainstModel(RuleBasedStateMachine):
         alignment=st.sampled_from((256, 1024)),
         with_proof=st.booleans(),
     )
-    def start(self, strategy, mode, max_mem, capacity, dead, alignment, with_proof):
+    def start(
+        self, strategy: Any, mode: Any, max_mem: Any, capacity: Any, dead: Any, alignment: Any, with_proof: Any
+    ) -> None:
         self.config = ArenaConfig(strategy, 4 * KIB, dead, 8 * KIB, 64 * KIB, max_mem, mode)
         self.source = FakeSource(capacity)
         self.free_region = self.source.free_region
@@ -75,7 +79,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
             assert not address <= block.address < address + size, "a region went back under a live block"
         self.free_region(region_id)
 
-    def take(self, block: Block, asked: int, stream: str | None):
+    def take(self, block: Block, asked: int, stream: str | None) -> Any:
         assert block.address % self.arena.alignment == 0
         assert block.size % self.arena.alignment == 0
         assert block.size >= block.requested == asked
@@ -93,7 +97,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
         self.peak = max(self.peak, sum(b.size for b in self.live.values()))
         return block
 
-    def check_refusal(self, error: ArenaOutOfMemory, asked: int, stream: str | None, reserve: bool):
+    def check_refusal(self, error: ArenaOutOfMemory, asked: int, stream: str | None, reserve: bool) -> None:
         """Nothing that could have served the request was left unused."""
         rounded = -(-asked // self.arena.alignment) * self.arena.alignment
         assert error.asked == asked
@@ -112,7 +116,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
     # ---- the rules ----
 
     @rule(target=blocks, nbytes=sizes, stream=streams)
-    def alloc(self, nbytes, stream):
+    def alloc(self, nbytes: Any, stream: Any) -> Any:
         try:
             block = self.arena.alloc(nbytes, stream)
         except ArenaOutOfMemory as error:
@@ -121,7 +125,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
         return self.take(block, nbytes, stream)
 
     @rule(target=blocks, nbytes=sizes)
-    def reserve(self, nbytes):
+    def reserve(self, nbytes: Any) -> Any:
         before = self.arena.growth_bytes
         try:
             block = self.arena.reserve(nbytes)
@@ -139,7 +143,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
         ahead=st.integers(-1, 3),
         kind=st.integers(0, 2),
     )
-    def free(self, block, by_address, stream, ahead, kind):
+    def free(self, block: Any, by_address: Any, stream: Any, ahead: Any, kind: Any) -> None:
         handle = block.address if by_address else block
         use = None
         owner = self.owner.pop(block.address)
@@ -167,7 +171,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
         second=st.integers(-1, 3),
         other=st.sampled_from(STREAMS),
     )
-    def neighbours(self, stream, first, second, other):
+    def neighbours(self, stream: Any, first: Any, second: Any, other: Any) -> None:
         """Two blocks, most often side by side, end at different values; another stream asks for both at once."""
         self.arena.release_stream(stream, up_to=self.passed[stream])
         try:
@@ -184,7 +188,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
         self.free(block, True, None, 0, 1)
 
     @rule(stream=st.sampled_from(STREAMS))
-    def release_all(self, stream):
+    def release_all(self, stream: Any) -> None:
         self.busy = {granule: use for granule, use in self.busy.items() if use.stream != stream}
         self.owner = {address: None if owner == stream else owner for address, owner in self.owner.items()}
         self.arena.release_stream(stream)
@@ -192,16 +196,16 @@ class ArenaAgainstModel(RuleBasedStateMachine):
             assert all(chunk.use is None or chunk.use.stream != stream for chunk in region.chunks)
 
     @rule(stream=st.sampled_from(STREAMS), steps=st.integers(0, 3))
-    def release_up_to(self, stream, steps):
+    def release_up_to(self, stream: Any, steps: Any) -> None:
         self.passed[stream] += steps
         self.arena.release_stream(stream, up_to=self.passed[stream])
 
     @rule(stream=st.sampled_from(STREAMS), steps=st.integers(1, 3))
-    def device_advances(self, stream, steps):
+    def device_advances(self, stream: Any, steps: Any) -> None:
         self.passed[stream] += steps
 
     @rule()
-    def shrink(self):
+    def shrink(self) -> None:
         before = self.source.held
         assert self.arena.shrink() == before - self.source.held
         assert self.arena.growth_bytes == 8 * KIB
@@ -209,7 +213,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
             assert any(chunk.in_use or chunk.use is not None for chunk in region.chunks)
 
     @rule(offset=st.integers(1, 255))
-    def free_nonsense(self, offset):
+    def free_nonsense(self, offset: Any) -> None:
         for address in [*self.live][:1]:
             with pytest.raises(ValueError, match="inside the block"):
                 self.arena.free(address + offset)
@@ -219,7 +223,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
     # ---- what always holds ----
 
     @invariant()
-    def consistent(self):
+    def consistent(self) -> None:
         if not hasattr(self, "arena"):
             return
         stats, snapshot = self.arena.stats, self.arena.snapshot()
@@ -242,11 +246,11 @@ class ArenaAgainstModel(RuleBasedStateMachine):
             assert at == region.size
         assert in_use == {block.address: block.size for block in self.live.values()}
         assert sum(count for _low, count, _bytes in snapshot.bins) == free_in_bins
-        for region in self.arena._regions:
-            for chunk in region.chunks():
-                assert chunk.next is None or not may_merge(chunk, chunk.next)
+        for held in self.arena._regions:
+            for piece in held.chunks():
+                assert piece.next is None or not may_merge(piece, piece.next)
 
-    def teardown(self):
+    def teardown(self) -> None:
         if not hasattr(self, "arena"):
             return
         for block in list(self.live.values()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from vkep.memory import ArenaMode, ArenaOutOfMemory, BfcArena, ExtendStrategy, S
 # ---- limits and errors -----------------------------------------------------------------------------------------
 
 
-def test_out_of_memory_says_what_to_do_and_leaves_everything_usable():
+def test_out_of_memory_says_what_to_do_and_leaves_everything_usable() -> None:
     arena, _ = arena_of(max_mem=4 * MIB)
     kept = arena.alloc(2 * MIB)
     before = arena.snapshot()
@@ -30,14 +31,14 @@ def test_out_of_memory_says_what_to_do_and_leaves_everything_usable():
     arena.free(kept)
 
 
-def test_out_of_device_memory_gives_the_sources_reason():
+def test_out_of_device_memory_gives_the_sources_reason() -> None:
     arena, _ = arena_of(capacity=MIB)
     arena.alloc(MIB // 2)
     with pytest.raises(ArenaOutOfMemory, match=r"reason: the source has 0 bytes left.*close sessions"):
         arena.alloc(3 * MIB)
 
 
-def test_fragmentation_is_named():
+def test_fragmentation_is_named() -> None:
     arena, _ = arena_of(max_mem=MIB)
     blocks = [arena.alloc(128 * 1024) for _ in range(8)]
     for block in blocks[::2]:
@@ -47,7 +48,7 @@ def test_fragmentation_is_named():
     assert arena.snapshot().external_fragmentation == 0.75
 
 
-def test_idle_regions_make_room_before_giving_up():
+def test_idle_regions_make_room_before_giving_up() -> None:
     arena, source = arena_of(max_mem=4 * MIB, extend_strategy=ExtendStrategy.SAME_AS_REQUESTED)
     for block in [arena.alloc(MIB) for _ in range(4)]:
         arena.free(block)
@@ -55,7 +56,7 @@ def test_idle_regions_make_room_before_giving_up():
     assert source.held == 3 * MIB
 
 
-def test_limit_covers_reserved_blocks():
+def test_limit_covers_reserved_blocks() -> None:
     arena, _ = arena_of(max_mem=4 * MIB)
     block = arena.reserve(3 * MIB)
     with pytest.raises(ArenaOutOfMemory):
@@ -67,17 +68,18 @@ def test_limit_covers_reserved_blocks():
 
 
 @pytest.mark.parametrize("call", ["alloc", "reserve"])
-def test_bad_sizes(call):
+def test_bad_sizes(call: Any) -> None:
     arena, _ = arena_of()
     for bad in (0, -1):
         with pytest.raises(ValueError, match=f"{call}: expected 1 byte or more, got {bad}"):
             getattr(arena, call)(bad)
-    for bad in (1.5, None, True, "8"):
+    wrong: list[Any] = [1.5, None, True, "8"]
+    for bad in wrong:
         with pytest.raises(TypeError, match="expected an int"):
             getattr(arena, call)(bad)
 
 
-def test_bad_frees():
+def test_bad_frees() -> None:
     arena, _ = arena_of()
     block = arena.alloc(1000)
     with pytest.raises(ValueError, match="inside the block at"):
@@ -98,9 +100,9 @@ def test_bad_frees():
     arena.free(newer)
 
 
-def test_a_source_that_breaks_its_contract():
+def test_a_source_that_breaks_its_contract() -> None:
     class Crooked(FakeSource):
-        def allocate_region(self, nbytes):
+        def allocate_region(self, nbytes: Any) -> Any:
             given = super().allocate_region(nbytes)
             return SourceRegion(given.id, given.address + 64)
 
@@ -112,9 +114,9 @@ def test_a_source_that_breaks_its_contract():
     assert arena.stats.total_allocated_bytes == 0
 
 
-def test_other_failures_of_the_source_pass_through():
+def test_other_failures_of_the_source_pass_through() -> None:
     class Broken(FakeSource):
-        def allocate_region(self, nbytes):
+        def allocate_region(self, nbytes: Any) -> Any:
             raise OSError("device lost")
 
     arena = BfcArena(Broken())
@@ -123,7 +125,7 @@ def test_other_failures_of_the_source_pass_through():
     assert arena.stats == BfcArena(FakeSource()).stats
 
 
-def test_closing_gives_everything_back():
+def test_closing_gives_everything_back() -> None:
     arena, source = arena_of()
     arena.alloc(10)
     arena.reserve(10)
@@ -136,7 +138,7 @@ def test_closing_gives_everything_back():
 
 
 @pytest.mark.parametrize("alignment", [0, 128, 300])
-def test_bad_alignment(alignment):
+def test_bad_alignment(alignment: Any) -> None:
     with pytest.raises(ValueError, match="power of two"):
         BfcArena(FakeSource(), alignment=alignment)
 
@@ -144,7 +146,7 @@ def test_bad_alignment(alignment):
 # ---- separate mode, statistics, dump, threads -------------------------------------------------------------------
 
 
-def test_separate_mode_gives_each_block_a_region():
+def test_separate_mode_gives_each_block_a_region() -> None:
     arena, source = arena_of(mode=ArenaMode.SEPARATE)
     a, b = arena.alloc(1000), arena.alloc(1000, "s")
     assert source.asked == [1024, 1024]
@@ -157,7 +159,7 @@ def test_separate_mode_gives_each_block_a_region():
     assert source.live == {}
 
 
-def test_statistics_speak_onnx_runtimes_keys():
+def test_statistics_speak_onnx_runtimes_keys() -> None:
     arena, _ = arena_of(max_mem=8 * MIB)
     block = arena.alloc(1000)
     arena.reserve(5000)
@@ -175,7 +177,7 @@ def test_statistics_speak_onnx_runtimes_keys():
     }
 
 
-def test_dump_shows_regions_chunks_and_bins():
+def test_dump_shows_regions_chunks_and_bins() -> None:
     arena, _ = arena_of()
     blocks = [arena.alloc(256 * 1024, stream) for stream in (None, "s", None)]
     arena.free(blocks[1], sync_value=9)
@@ -193,21 +195,21 @@ def test_dump_shows_regions_chunks_and_bins():
     assert "0 regions" in arena_of()[0].dump()
 
 
-def test_format_bytes():
+def test_format_bytes() -> None:
     assert format_bytes(0) == "0 B"
     assert format_bytes(1023) == "1023 B"
     assert format_bytes(1536) == "1.5 KiB (1536 B)"
     assert format_bytes(3 << 40) == "3.0 TiB (3298534883328 B)"
 
 
-def test_threads_share_one_arena():
+def test_threads_share_one_arena() -> None:
     arena, source = arena_of(extend_strategy=ExtendStrategy.SAME_AS_REQUESTED)
     owned: dict[int, int] = {}
     failures: list[BaseException] = []
 
-    def work(seed):
+    def work(seed: Any) -> None:
         rng = random.Random(seed)
-        mine = []
+        mine: list[Any] = []
         try:
             for step in range(300):
                 if mine and rng.random() < 0.5:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +29,7 @@ configs = st.builds(
 )
 
 
-def test_defaults_are_onnx_runtimes():
+def test_defaults_are_onnx_runtimes() -> None:
     config = ArenaConfig.from_options({})
     assert config == ArenaConfig() == ArenaConfig.from_options(None)
     assert config.extend_strategy is ExtendStrategy.NEXT_POWER_OF_TWO
@@ -40,7 +42,7 @@ def test_defaults_are_onnx_runtimes():
 
 
 @given(configs)
-def test_options_round_trip(config):
+def test_options_round_trip(config: Any) -> None:
     options = config.to_options()
     assert all(isinstance(value, str) for value in options.values())
     assert ArenaConfig.from_options(options, strict=True) == config
@@ -58,18 +60,18 @@ def test_options_round_trip(config):
         (ExtendStrategy.SAME_AS_REQUESTED, ExtendStrategy.SAME_AS_REQUESTED),
     ],
 )
-def test_extend_strategy(text, strategy):
+def test_extend_strategy(text: Any, strategy: Any) -> None:
     assert ArenaConfig.from_options({"arena.extend_strategy": text}).extend_strategy is strategy
 
 
-def test_other_components_keys_are_ignored_unless_strict():
+def test_other_components_keys_are_ignored_unless_strict() -> None:
     options = {"arena.max_mem": "4294967296", "session.intra_op_threads": "4"}
     assert ArenaConfig.from_options(options).max_mem == 1 << 32
     with pytest.raises(ValueError, match=r"unknown arena option 'session.intra_op_threads'"):
         ArenaConfig.from_options(options, strict=True)
 
 
-def test_strict_options_may_go_without_the_prefix():
+def test_strict_options_may_go_without_the_prefix() -> None:
     config = ArenaConfig.from_options({"max_mem": 5, "arena.mode": "separate"}, strict=True)
     assert config == ArenaConfig(max_mem=5, mode=ArenaMode.SEPARATE)
     assert ArenaConfig.from_options({"max_mem": 5, "max_mems": 5}) == ArenaConfig(), "another component's"
@@ -79,12 +81,12 @@ def test_strict_options_may_go_without_the_prefix():
         ArenaConfig.from_options({"arena.max_mem": 5, "max_mem": 5}, strict=True)
 
 
-def test_misspelt_key_names_its_neighbour():
+def test_misspelt_key_names_its_neighbour() -> None:
     with pytest.raises(ValueError, match=r"'arena.max_memory': did you mean 'arena.max_mem'\?"):
         ArenaConfig.from_options({"arena.max_memory": "1"})
 
 
-def test_a_size_of_minus_one_is_its_default():
+def test_a_size_of_minus_one_is_its_default() -> None:
     sizes = [key for key in ArenaConfig().to_options() if key not in ("arena.extend_strategy", "arena.mode")]
     assert len(sizes) == 5
     for value in ("-1", -1):
@@ -106,7 +108,7 @@ def test_a_size_of_minus_one_is_its_default():
         (7, "1", TypeError, "keys are strings"),
     ],
 )
-def test_bad_values(key, value, error, match):
+def test_bad_values(key: Any, value: Any, error: Any, match: Any) -> None:
     with pytest.raises(error, match=match):
         ArenaConfig.from_options({key: value})
 
@@ -121,12 +123,12 @@ def test_bad_values(key, value, error, match):
         ("mode", "bfc", TypeError),
     ],
 )
-def test_fields_are_checked_without_options_too(field, value, error):
+def test_fields_are_checked_without_options_too(field: Any, value: Any, error: Any) -> None:
     with pytest.raises(error, match=field):
         ArenaConfig(**{field: value})
 
 
-def test_prefixes_follow_onnx_runtimes_casing():
+def test_prefixes_follow_onnx_runtimes_casing() -> None:
     options = {
         "ep.vulkanep.arena.max_mem": "1024",
         "ep.otherep.arena.max_mem": "1",
@@ -139,9 +141,9 @@ def test_prefixes_follow_onnx_runtimes_casing():
     with pytest.raises(ValueError, match="non-empty"):
         session_prefix("")
     with pytest.raises(TypeError, match="expected a string"):
-        factory_prefix(None)  # type: ignore[arg-type]
+        factory_prefix(None)
 
 
-def test_differences_name_both_values():
+def test_differences_name_both_values() -> None:
     ours, theirs = ArenaConfig(max_mem=10), ArenaConfig(max_mem=20, mode=ArenaMode.SEPARATE)
     assert ours.differences(theirs) == {"arena.max_mem": ("10", "20"), "arena.mode": ("bfc", "separate")}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 
-from gpu_shared.memory import HeapBudget
+from gpu_shared.memory import Buffer, HeapBudget
 from tests.memory.model import MIB
 from vkep.memory import ArenaConfig, ArenaMode, ArenaOutOfMemory, device_arena
 from vkep.memory.device_arena import DeviceArena, shared_device_arena
@@ -18,12 +19,12 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
-def buffers(no_leak):
+def buffers(no_leak: Any) -> Any:
     """Counts the buffers that the test made and that live."""
     return lambda: no_leak().get("buffer", 0)
 
 
-def copy(lease, source, target, nbytes):
+def copy(lease: Any, source: Any, target: Any, nbytes: Any) -> Any:
     commands = lease.allocate().begin()
     commands.barrier_before_transfer()
     commands.copy_buffer(source.buffer, target.buffer, nbytes, source.offset, target.offset)
@@ -32,7 +33,7 @@ def copy(lease, source, target, nbytes):
     return lease.submit(prepared)
 
 
-def test_blocks_lie_apart_in_buffers(context, buffers):
+def test_blocks_lie_apart_in_buffers(context: Any, buffers: Any) -> None:
     with DeviceArena(context.device) as arena:
         blocks = [arena.alloc(size) for size in (1, 1000, 70_000, 3 * MIB)]
         for block in blocks:
@@ -48,7 +49,7 @@ def test_blocks_lie_apart_in_buffers(context, buffers):
         assert buffers() == 0
 
 
-def test_mapped_bytes_are_the_devices(context, lease):
+def test_mapped_bytes_are_the_devices(context: Any, lease: Any) -> None:
     with StagingArena(context.device, "upload") as up, StagingArena(context.device, "download") as down:
         data = np.arange(1000, dtype=np.int32)
         arena = DeviceArena(context.device)
@@ -67,7 +68,7 @@ def test_mapped_bytes_are_the_devices(context, lease):
         source.free()
 
 
-def test_reserved_blocks_have_their_own_buffer(context, buffers):
+def test_reserved_blocks_have_their_own_buffer(context: Any, buffers: Any) -> None:
     with DeviceArena(context.device) as arena:
         block = arena.reserve(5 * MIB + 1)
         assert block.buffer.size == 5 * MIB + 256
@@ -78,7 +79,7 @@ def test_reserved_blocks_have_their_own_buffer(context, buffers):
             block.free()
 
 
-def test_a_sync_value_on_the_timeline_is_proof(context, lease):
+def test_a_sync_value_on_the_timeline_is_proof(context: Any, lease: Any) -> None:
     with DeviceArena(context.device, timeline=context.timeline) as arena:
         one, two = arena.alloc(MIB, "a"), arena.alloc(MIB, "a")
         two.free(stream=None)
@@ -93,12 +94,12 @@ def test_a_sync_value_on_the_timeline_is_proof(context, lease):
         later.free()
 
 
-def _signal(lease):
+def _signal(lease: Any) -> Any:
     """An empty submit: only its timeline value matters."""
     return lease.submit(lease.prepare([lease.allocate().begin().end()]))
 
 
-def test_a_timeline_may_be_the_stream_itself(context, lease):
+def test_a_timeline_may_be_the_stream_itself(context: Any, lease: Any) -> None:
     with DeviceArena(context.device) as arena:
         block = arena.alloc(MIB, context.timeline)
         value = _signal(lease)
@@ -111,7 +112,7 @@ def test_a_timeline_may_be_the_stream_itself(context, lease):
         assert chunk.use is None
 
 
-def test_release_stream_lets_others_in(context):
+def test_release_stream_lets_others_in(context: Any) -> None:
     with DeviceArena(context.device) as arena:
         block = arena.alloc(MIB, "a")
         block.free()
@@ -120,7 +121,7 @@ def test_release_stream_lets_others_in(context):
             assert other.address == block.address
 
 
-def test_separate_mode_gives_each_block_a_buffer(context, buffers):
+def test_separate_mode_gives_each_block_a_buffer(context: Any, buffers: Any) -> None:
     with DeviceArena(context.device, ArenaConfig(mode=ArenaMode.SEPARATE)) as arena:
         blocks = [arena.alloc(1000) for _ in range(5)]
         assert buffers() == 5
@@ -129,7 +130,7 @@ def test_separate_mode_gives_each_block_a_buffer(context, buffers):
         assert buffers() == 0
 
 
-def test_more_than_the_device_has_is_an_error_that_says_so(context):
+def test_more_than_the_device_has_is_an_error_that_says_so(context: Any) -> None:
     heap = max(h.size for h in context.memory_budget())
     with DeviceArena(context.device) as arena, arena.alloc(1000) as kept:
         before = arena.snapshot()
@@ -144,17 +145,17 @@ def test_more_than_the_device_has_is_an_error_that_says_so(context):
             assert kept.mapped is None or len(kept.mapped) == kept.size
 
 
-def test_max_mem_bounds_the_buffers(context, buffers):
+def test_max_mem_bounds_the_buffers(context: Any, buffers: Any) -> None:
     with DeviceArena(context.device, ArenaConfig(max_mem=2 * MIB)) as arena:
         with pytest.raises(ArenaOutOfMemory, match=r"limit 2.0 MiB .* raise arena.max_mem"):
             arena.alloc(3 * MIB)
         assert buffers() == 0
 
 
-def test_the_budget_is_consulted_before_growing(context, monkeypatch):
+def test_the_budget_is_consulted_before_growing(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     heaps = context.memory_budget()
 
-    def tight(device):
+    def tight(device: Any) -> Any:
         return tuple(HeapBudget(h.index, h.size, h.device_local, 100 * MIB, 97 * MIB, True) for h in heaps)
 
     monkeypatch.setattr(device_arena, "memory_budget", tight)
@@ -166,7 +167,7 @@ def test_the_budget_is_consulted_before_growing(context, monkeypatch):
         assert "97.0 MiB" in arena.dump()
 
 
-def test_without_the_extension_the_driver_decides(context, monkeypatch):
+def test_without_the_extension_the_driver_decides(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     heaps = context.memory_budget()
     unknown = tuple(HeapBudget(h.index, h.size, h.device_local, h.size, -1, False) for h in heaps)
     monkeypatch.setattr(device_arena, "memory_budget", lambda device: unknown)
@@ -175,11 +176,11 @@ def test_without_the_extension_the_driver_decides(context, monkeypatch):
         assert "no VK_EXT_memory_budget" in arena.dump()
 
 
-def test_regions_are_aligned_where_buffers_are_not(context, monkeypatch):
+def test_regions_are_aligned_where_buffers_are_not(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
-    class Askew(device_arena.Buffer):
-        def __init__(self, *args, **kwargs):
+    class Askew(Buffer):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self.address += 64
             made.append(self.size)
@@ -193,7 +194,9 @@ def test_regions_are_aligned_where_buffers_are_not(context, monkeypatch):
         block.free()
 
 
-def test_sessions_share_one_arena_and_the_last_ends_it(context, caplog, buffers):
+def test_sessions_share_one_arena_and_the_last_ends_it(
+    context: Any, caplog: pytest.LogCaptureFixture, buffers: Any
+) -> None:
     first = shared_device_arena(context, ArenaConfig(max_mem=8 * MIB))
     with caplog.at_level(logging.WARNING, "vkep.memory"):
         same = shared_device_arena(context, ArenaConfig(max_mem=8 * MIB))
@@ -216,7 +219,7 @@ def test_sessions_share_one_arena_and_the_last_ends_it(context, caplog, buffers)
         assert fresh.config.max_mem == 16 * MIB
 
 
-def test_staging_arenas_are_shared_by_direction(context):
+def test_staging_arenas_are_shared_by_direction(context: Any) -> None:
     with (
         shared_staging_arena(context, "upload") as up,
         shared_staging_arena(context, "upload") as again,
@@ -231,7 +234,7 @@ def test_staging_arenas_are_shared_by_direction(context):
         StagingArena(context.device, "device")
 
 
-def test_blocks_left_live_are_warned_of(context, caplog, buffers):
+def test_blocks_left_live_are_warned_of(context: Any, caplog: pytest.LogCaptureFixture, buffers: Any) -> None:
     arena = DeviceArena(context.device)
     arena.alloc(10)
     with caplog.at_level(logging.WARNING, "vkep.memory"):
@@ -241,7 +244,7 @@ def test_blocks_left_live_are_warned_of(context, caplog, buffers):
     assert buffers() == 0
 
 
-def test_an_arena_that_nobody_closes_goes_with_its_last_reference(context, buffers):
+def test_an_arena_that_nobody_closes_goes_with_its_last_reference(context: Any, buffers: Any) -> None:
     arena = DeviceArena(context.device, timeline=context.timeline)
     block = arena.alloc(10)
     assert buffers() == 1

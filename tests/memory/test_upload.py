@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import mmap
 import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -28,27 +31,27 @@ class Hidden:
 
     mapped = None
 
-    def __init__(self, block):
+    def __init__(self, block: Any) -> None:
         self.buffer, self.offset, self.size, self.whole = block.buffer, block.offset, block.size, block
 
 
 @pytest.fixture
-def arena(context):
+def arena(context: Any) -> Iterator[Any]:
     with DeviceArena(context.device) as arena:
         yield arena
 
 
 @pytest.fixture
-def uploader(lease):
+def uploader(lease: Any) -> Iterator[Any]:
     with Uploader(lease, piece_bytes=PIECE) as uploader:
         yield uploader
 
 
 @pytest.fixture(params=["staged", "mapped"])
-def block_of(request, arena):
+def block_of(request: pytest.FixtureRequest, arena: Any) -> Any:
     """A function that makes a block of the arena: with its own view, or without one."""
 
-    def make(nbytes):
+    def make(nbytes: Any) -> Any:
         block = arena.reserve(nbytes)
         if request.param == "staged":
             return Hidden(block)
@@ -60,7 +63,7 @@ def block_of(request, arena):
 
 
 @pytest.mark.parametrize("nbytes", [1, 3, 4096, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 5 * PIECE + 77])
-def test_bytes_come_back(uploader, block_of, nbytes):
+def test_bytes_come_back(uploader: Any, block_of: Any, nbytes: Any) -> None:
     data = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
     block = block_of(nbytes + 10)
     uploader.upload(block, np.full(nbytes + 10, 9, np.uint8))
@@ -74,7 +77,7 @@ def test_bytes_come_back(uploader, block_of, nbytes):
     assert np.array_equal(part, data)
 
 
-def test_staging_stays_bounded(context, uploader, arena):
+def test_staging_stays_bounded(context: Any, uploader: Any, arena: Any) -> None:
     block = Hidden(arena.reserve(20 * PIECE))
     with shared_staging_arena(context, "upload") as up, shared_staging_arena(context, "download") as down:
         uploader.upload(block, bytes(20 * PIECE))
@@ -87,7 +90,7 @@ def test_staging_stays_bounded(context, uploader, arena):
         uploader.upload(block, b"again")
 
 
-def test_arrays_of_every_kind(uploader, block_of):
+def test_arrays_of_every_kind(uploader: Any, block_of: Any) -> None:
     arrays = [
         np.arange(60_000, dtype=np.float32).reshape(100, 600),
         np.arange(60_000, dtype=np.float64).reshape(100, 600).T,
@@ -114,7 +117,7 @@ def test_arrays_of_every_kind(uploader, block_of):
     piece=st.integers(8, 300),
 )
 @settings(deadline=None)
-def test_pieces_are_the_bytes_in_c_order(shape, axes, steps, piece):
+def test_pieces_are_the_bytes_in_c_order(shape: Any, axes: Any, steps: Any, piece: Any) -> None:
     array = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape)
     order = list(range(len(shape)))
     axes.shuffle(order)
@@ -124,7 +127,7 @@ def test_pieces_are_the_bytes_in_c_order(shape, axes, steps, piece):
     assert all(0 < len(p) <= piece for p in pieces)
 
 
-def test_buffers_and_mapped_files(uploader, block_of, tmp_path):
+def test_buffers_and_mapped_files(uploader: Any, block_of: Any, tmp_path: Path) -> None:
     data = np.random.default_rng(0).integers(0, 256, 3 * PIECE + 5, np.uint8).tobytes()
     path = tmp_path / "weights"
     path.write_bytes(data)
@@ -138,10 +141,10 @@ def test_buffers_and_mapped_files(uploader, block_of, tmp_path):
             assert out.tobytes() == data
 
 
-def test_progress_counts_to_the_end_over_all_items(uploader, block_of):
+def test_progress_counts_to_the_end_over_all_items(uploader: Any, block_of: Any) -> None:
     opened = []
 
-    def open_second():
+    def open_second() -> Any:
         opened.append(calls[-1][2])
         return np.full(PIECE + 100, 2, np.uint8)
 
@@ -170,7 +173,7 @@ def test_progress_counts_to_the_end_over_all_items(uploader, block_of):
     assert calls == [(PIECE, PIECE + 100, "back"), (PIECE + 100, PIECE + 100, "back")]
 
 
-def test_a_returned_value_tells_when_the_bytes_are_there(lease, uploader, arena):
+def test_a_returned_value_tells_when_the_bytes_are_there(lease: Any, uploader: Any, arena: Any) -> None:
     block = Hidden(arena.reserve(3 * PIECE))
     value = uploader.upload(block, bytes(3 * PIECE))
     assert value == lease.context.timeline.submitted == 3
@@ -178,7 +181,7 @@ def test_a_returned_value_tells_when_the_bytes_are_there(lease, uploader, arena)
     assert lease.context.timeline.completed >= value
 
 
-def test_small_items_leave_together(lease, uploader, arena):
+def test_small_items_leave_together(lease: Any, uploader: Any, arena: Any) -> None:
     """One submit for as many as a piece holds; each arrives where it belongs."""
     apart = PIECE // 4
     block = Hidden(arena.reserve(64 * apart))
@@ -197,20 +200,20 @@ def test_small_items_leave_together(lease, uploader, arena):
         assert np.array_equal(out[apart * n :][: part.size], part)
 
 
-def test_an_item_that_fills_its_place_is_not_opened(uploader, block_of):
+def test_an_item_that_fills_its_place_is_not_opened(uploader: Any, block_of: Any) -> None:
     block, out = block_of(2 * PIECE), np.empty(2 * PIECE, np.uint8)
     asked, opened, calls = [], [], []
 
-    def fill(does):
-        def write(place):
+    def fill(does: Any) -> Any:
+        def write(place: Any) -> Any:
             asked.append(place.size)
             place[:] = 7
             return does
 
         return write
 
-    def data(size):
-        def read():
+    def data(size: Any) -> Any:
+        def read() -> Any:
             opened.append(size)
             return np.full(size, 3, np.uint8)
 
@@ -232,14 +235,16 @@ def test_an_item_that_fills_its_place_is_not_opened(uploader, block_of):
     assert calls[-1][:2] == (301 + PIECE, 301 + PIECE)
 
 
-def test_several_threads_fill_at_once_and_none_outlives_the_call(uploader, block_of, monkeypatch):
+def test_several_threads_fill_at_once_and_none_outlives_the_call(
+    uploader: Any, block_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(upload, "READERS", 3)
     together = threading.Barrier(3, timeout=120)
     count, each = 24, PIECE // 6 // 16 * 16  # six to a piece
     block, out = block_of(count * each), np.empty(count * each, np.uint8)
 
-    def fill(n):
-        def write(place):
+    def fill(n: Any) -> Any:
+        def write(place: Any) -> Any:
             together.wait()
             place[:] = n + 1
             return True
@@ -253,10 +258,10 @@ def test_several_threads_fill_at_once_and_none_outlives_the_call(uploader, block
     assert np.array_equal(out, np.repeat(np.arange(1, count + 1, dtype=np.uint8), each))
 
 
-def test_a_fill_that_raises_stops_the_upload_and_leaves_the_uploader_usable(uploader, block_of):
+def test_a_fill_that_raises_stops_the_upload_and_leaves_the_uploader_usable(uploader: Any, block_of: Any) -> None:
     block, out = block_of(PIECE), np.empty(PIECE, np.uint8)
 
-    def broken(place):
+    def broken(place: Any) -> None:
         raise OSError("the file is gone")
 
     items = [Upload(block, b"", 64, 64 * n, fill=broken) for n in range(40)]
@@ -268,7 +273,7 @@ def test_a_fill_that_raises_stops_the_upload_and_leaves_the_uploader_usable(uplo
     assert (out == 6).all()
 
 
-def test_more_bytes_than_announced_arrive(uploader, arena):
+def test_more_bytes_than_announced_arrive(uploader: Any, arena: Any) -> None:
     block = Hidden(arena.reserve(1024))
     parts = [np.full(256, n, np.uint8) for n in range(4)]
     uploader.upload_all([Upload(block, part, 256, 256 * n) for n, part in enumerate(parts)], 300)
@@ -277,10 +282,10 @@ def test_more_bytes_than_announced_arrive(uploader, arena):
     assert np.array_equal(out, np.concatenate(parts))
 
 
-def test_progress_that_raises_stops_the_transfer_and_leaves_the_uploader_usable(uploader, block_of):
+def test_progress_that_raises_stops_the_transfer_and_leaves_the_uploader_usable(uploader: Any, block_of: Any) -> None:
     block = block_of(4 * PIECE)
 
-    def cancel(done, total, label):
+    def cancel(done: Any, total: Any, label: Any) -> None:
         raise KeyboardInterrupt(done)
 
     with pytest.raises(KeyboardInterrupt):
@@ -294,14 +299,14 @@ def test_progress_that_raises_stops_the_transfer_and_leaves_the_uploader_usable(
     assert np.array_equal(out, data)
 
 
-def test_nothing_to_move(uploader, block_of):
+def test_nothing_to_move(uploader: Any, block_of: Any) -> None:
     block = block_of(10)
     assert uploader.upload(block, np.empty((0, 3), np.float32)) == 0
     assert uploader.upload(block, b"", offset=10) == 0
     uploader.download(block, np.empty(0, np.uint8))
 
 
-def test_bad_arguments(lease, uploader, block_of):
+def test_bad_arguments(lease: Any, uploader: Any, block_of: Any) -> None:
     block = block_of(256)
     with pytest.raises(ValueError, match=r"upload of 'w': 257 bytes at 0 are outside the block of 256 bytes"):
         uploader.upload(block, bytes(257), label="w")
@@ -310,7 +315,7 @@ def test_bad_arguments(lease, uploader, block_of):
     with pytest.raises(ValueError, match="200 bytes announced, the data has 100"):
         uploader.upload_all([Upload(block, bytes(100), 200)], 200)
     with pytest.raises(TypeError):
-        uploader.upload(block, "text")  # type: ignore[arg-type]
+        uploader.upload(block, "text")
     with pytest.raises(ValueError, match="C-contiguous"):
         uploader.download(block, np.empty((10, 10), np.uint8).T)
     frozen = np.empty(10, np.uint8)
@@ -318,24 +323,26 @@ def test_bad_arguments(lease, uploader, block_of):
     with pytest.raises(ValueError, match="writable"):
         uploader.download(block, frozen)
     with pytest.raises(TypeError, match="expected a numpy array"):
-        uploader.download(block, bytearray(10))  # type: ignore[arg-type]
+        uploader.download(block, bytearray(10))
     with pytest.raises(ValueError, match="outside the block"):
         uploader.download(block, np.empty(257, np.uint8))
     with pytest.raises(ValueError, match="piece_bytes: expected 4096"):
         Uploader(lease, piece_bytes=100)
     with pytest.raises(TypeError, match="pieces: expected an int"):
-        Uploader(lease, pieces=2.0)  # type: ignore[arg-type]
+        Uploader(lease, pieces=2.0)
     uploader.close()
     uploader.close()
     with pytest.raises(ValueError, match="closed"):
         uploader.upload(block, b"x")
 
 
-def test_no_staging_memory_is_an_error_and_nothing_more(context, uploader, arena, monkeypatch):
+def test_no_staging_memory_is_an_error_and_nothing_more(
+    context: Any, uploader: Any, arena: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     block = Hidden(arena.reserve(PIECE))
     with shared_staging_arena(context, "upload") as up:
 
-        def refuse(nbytes):
+        def refuse(nbytes: Any) -> None:
             raise ArenaOutOfMemory("t", asked=nbytes, in_use=0, allocated=0, limit=1, largest_free=0, reason="a test")
 
         with monkeypatch.context() as patch:
@@ -348,7 +355,7 @@ def test_no_staging_memory_is_an_error_and_nothing_more(context, uploader, arena
         assert out.tobytes() == b"abc"
 
 
-def test_a_large_array_passes_through_few_pieces(lease, arena):
+def test_a_large_array_passes_through_few_pieces(lease: Any, arena: Any) -> None:
     data = np.arange(8 * MIB, dtype=np.uint32)  # 32 MiB
     block = Hidden(arena.reserve(data.nbytes))
     before = gpu_shared.live_counts()["buffer"]

@@ -73,7 +73,7 @@ def on_vulkan(model: onnx.ModelProto, values: Mapping[str, Array]) -> list[Array
 def by_reference(model: onnx.ModelProto, values: Mapping[str, Array]) -> list[Array]:
     from onnx.reference import ReferenceEvaluator
 
-    return ReferenceEvaluator(model).run(None, {i.name: values[i.name] for i in model.graph.input})
+    return list(ReferenceEvaluator(model).run(None, {i.name: values[i.name] for i in model.graph.input}))
 
 
 def by_onnxruntime(model: onnx.ModelProto, values: Mapping[str, Array]) -> list[Array]:

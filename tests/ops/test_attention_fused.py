@@ -145,7 +145,7 @@ def test_positions_that_a_run_decides_are_read_by_the_kernel() -> None:
     inputs = {**flat, **past, "len": ("int32", (2,)), "total": None}
     attributes = {"num_heads": 8, "kv_num_heads": 2, "domain": "com.microsoft", "outputs": ("y", "nk", "nv")}
     total = {"total": np.array(96, np.int32)}
-    plan = _plan(inputs, "GroupQueryAttention", constants=total, **attributes)  # type: ignore[arg-type]
+    plan = _plan(inputs, "GroupQueryAttention", constants=total, **attributes)
     assert _spec(plan)["ORIGIN"] == 1 and _spec(plan)["BIAS"] == 0 and _spec(plan)["GROUP"] == 4
-    sunk = _plan(inputs, "GroupQueryAttention", constants=total, smooth_softmax=1, **attributes)  # type: ignore[arg-type]
+    sunk = _plan(inputs, "GroupQueryAttention", constants=total, smooth_softmax=1, **attributes)
     assert "attention_coop.comp" not in _sources(sunk)

@@ -70,7 +70,7 @@ def test_attention_side_by_side(shapes: Shapes, attributes: dict[str, int], mess
 )
 def test_multi_head_attention(changes: Shapes, message: str) -> None:
     values = _values({**MULTI_HEAD, **changes})
-    model = model_of("MultiHeadAttention", values, num_heads=2, **MS)  # type: ignore[arg-type]
+    model = model_of("MultiHeadAttention", values, num_heads=2, **MS)
     with pytest.raises(InvalidModelError, match=message):
         on_vulkan(model, values)
     with pytest.raises(Exception, match=r"\[ONNXRuntimeError\]"):
@@ -93,7 +93,7 @@ def test_microsoft_attention(changes: Shapes, sizes: list[int] | None, message: 
     values = _values({**PACKED, **changes})
     attributes: dict[str, Any] = {"num_heads": 2, **({} if sizes is None else {"qkv_hidden_sizes": sizes})}
     outputs = ("y", "present") if "past" in changes else ("y",)
-    model = model_of("Attention", values, outputs=outputs, constants=("w",), **attributes, **MS)  # type: ignore[arg-type]
+    model = model_of("Attention", values, outputs=outputs, constants=("w",), **attributes, **MS)
     with pytest.raises(InvalidModelError, match=message):
         on_vulkan(model, values)
     with pytest.raises(Exception, match=r"\[ONNXRuntimeError\]"):

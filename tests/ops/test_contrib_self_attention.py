@@ -143,8 +143,8 @@ def test_packed_multi_head_attention(together: bool, bias: bool) -> None:
     ) -> Array:
         parts = [q[:, :, i].reshape(9, 8) for i in range(3)] if together else [q, k, v]
         if c is not None:
-            parts = [t + part for t, part in zip(parts, np.split(c, 3), strict=True)]  # type: ignore[operator]
-        return _attention(*parts, 2, None, 0.3)  # type: ignore[arg-type]
+            parts = [t + part for t, part in zip(parts, np.split(c, 3), strict=True)]
+        return _attention(*parts, 2, None, 0.3)
 
     first = {"q": normal(9, 2, 3, 4), "k": None, "v": None} if together else {n: normal(9, 8) for n in "qkv"}
     inputs: dict[str, Array | None] = {**first, "c": normal(24) if bias else None, "o": OFFSETS, "e": ENDS}

@@ -189,7 +189,7 @@ def test_operators_of_the_first_years(op_type: str, attributes: dict[str, Any]) 
 @pytest.mark.parametrize("axes", [None, [2, 0]])
 def test_dynamic_slice(axes: list[int] | None) -> None:
     inputs = {"x": _normal(3, 4, 5), "s": np.array([1, -2], np.int64), "e": np.array([3, 1000], np.int64)}
-    inputs["axes"] = None if axes is None else np.array(axes, np.int64)
+    inputs["axes"] = None if axes is None else np.array(axes, np.int64)  # type: ignore[assignment]
     check("DynamicSlice", inputs, constants=[n for n, v in inputs.items() if n != "x" and v is not None], **OLD)
 
 

@@ -53,7 +53,7 @@ def test_draws_of_one_plan_differ_and_share_a_slot() -> None:
 
 def test_other_plans_have_no_slot_to_fill() -> None:
     assert Slot(FRESH) != Slot(0)
-    assert Builder.fresh_bits(object()).storage.port == FRESH  # type: ignore[arg-type]
+    assert Builder.fresh_bits(object()).storage.port == FRESH
     assert [o.name for o in RANDOM.operands] == ["y", "fresh"]
 
 

@@ -162,7 +162,7 @@ def staged(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every copy between host and device while the test runs."""
     from vkep.ort.transfers import Transfers
 

@@ -82,7 +82,7 @@ def test_no_program() -> None:
     with pytest.raises(FileNotFoundError):
         DecodedProgram(DATA / "nowhere.pte")
     with pytest.raises(TypeError, match="expected a path or bytes"):
-        DecodedProgram(3)  # type: ignore[arg-type]
+        DecodedProgram(3)
 
 
 def test_an_empty_file(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def main(folder: Path) -> None:
         )
         .take_all()
     )
-    results = np.stack(sorted((row["y"] for row in found), key=lambda row: row[0]))
+    results = np.stack(sorted((row["y"] for row in found), key=lambda row: float(row[0])))
     print("right" if np.array_equal(results, x * x) else f"wrong: {results.shape}", flush=True)
     ray.shutdown()
     cluster.shutdown()

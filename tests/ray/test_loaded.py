@@ -35,7 +35,7 @@ def gather(run: Callable[[list[Any]], Awaitable[list[Any]]]) -> Callable[[Any], 
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         waiting.append((item, future))
         if len(waiting) == 1:
-            future.go = asyncio.ensure_future(go())  # type: ignore[attr-defined]
+            future.go = asyncio.ensure_future(go())
         return await future
 
     return call

@@ -85,8 +85,10 @@ def test_who_leaves_ends_the_answer_and_others_go_on(steps: Steps, alone: list[l
 
 def test_a_prompt_that_is_wrong_fails_alone(steps: Steps, alone: list[list[int]]) -> None:
     async def main() -> list[Any]:
-        return await asyncio.gather(
-            steps.tokens([]), steps.tokens(PROMPTS[0]), steps.tokens([10**6]), return_exceptions=True
+        return list(
+            await asyncio.gather(
+                steps.tokens([]), steps.tokens(PROMPTS[0]), steps.tokens([10**6]), return_exceptions=True
+            )
         )
 
     empty, right, unknown = asyncio.run(main())

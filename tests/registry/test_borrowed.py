@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from gpu_shared import (
@@ -19,19 +22,19 @@ from gpu_shared.errors import ContextIncompatibleError
 
 
 @pytest.fixture
-def registry():
+def registry() -> Any:
     return SharedGpuContextRegistry()
 
 
 class Application:
     """An application that made its own Vulkan objects."""
 
-    def __init__(self, gpu, validation=None):
+    def __init__(self, gpu: Any, validation: Any = None) -> None:
         self.instance = Instance("application", validation=validation)
         self.device = Device(self.instance, gpu)
         self.semaphore = Timeline(self.device)
 
-    def handles(self, kind=lambda owner, raw: int(vk.ffi.cast("uintptr_t", raw))):
+    def handles(self, kind: Any = lambda owner, raw: int(vk.ffi.cast("uintptr_t", raw))) -> Any:
         return {
             "instance": kind(self, self.instance.raw),
             "physical_device": kind(self, self.device.physical_device),
@@ -42,12 +45,12 @@ class Application:
             "features": self.device.features,
         }
 
-    def close(self):
+    def close(self) -> None:
         self.instance.close()
 
 
 @pytest.fixture
-def application(gpu, no_leaks):
+def application(gpu: Any, no_leaks: Any) -> Iterator[Any]:
     made = Application(gpu)
     yield made
     assert not made.device.closed
@@ -56,7 +59,9 @@ def application(gpu, no_leaks):
 
 
 @pytest.mark.parametrize("form", ["int", "cffi"])
-def test_an_application_registers_its_handles_and_takes_them_back(application, registry, alive, form):
+def test_an_application_registers_its_handles_and_takes_them_back(
+    application: Any, registry: Any, alive: Any, form: Any
+) -> None:
     before = alive()
     convert = {} if form == "int" else {"kind": lambda owner, raw: raw}
     context = SharedGpuContext.from_handles(**application.handles(**convert), token="app", group_id=9)
@@ -81,7 +86,7 @@ def test_an_application_registers_its_handles_and_takes_them_back(application, r
     assert alive() == before
 
 
-def test_a_borrowed_timeline_counts_on(application):
+def test_a_borrowed_timeline_counts_on(application: Any) -> None:
     raw = application.semaphore
     first = SharedGpuContext.from_handles(**application.handles(), timeline_semaphore=raw.raw_int)
     assert not first.owns_timeline_semaphore
@@ -95,7 +100,7 @@ def test_a_borrowed_timeline_counts_on(application):
     second.close()
 
 
-def test_refused_handles_stay_the_applications(application, alive):
+def test_refused_handles_stay_the_applications(application: Any, alive: Any) -> None:
     before = alive()
     good = application.handles()
     with pytest.raises(ContextIncompatibleError, match="buffer_device_address") as caught:
@@ -114,7 +119,7 @@ def test_refused_handles_stay_the_applications(application, alive):
     assert alive() == before
 
 
-def test_handed_over_handles_are_destroyed_with_the_context(gpu, alive):
+def test_handed_over_handles_are_destroyed_with_the_context(gpu: Any, alive: Any) -> None:
     # no validation: its messenger, and the Python callback behind it, would have to be handed over too
     application = Application(gpu, validation=False)
     handles, semaphore = application.handles(), application.semaphore.raw_int

@@ -9,6 +9,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -33,11 +34,11 @@ from gpu_shared.errors import (
 
 
 @pytest.fixture
-def registry():
+def registry() -> Any:
     return SharedGpuContextRegistry()
 
 
-def test_create_takes_token_group_and_sync_mode_from_compile_specs(gpu, no_leaks):
+def test_create_takes_token_group_and_sync_mode_from_compile_specs(gpu: Any, no_leaks: Any) -> None:
     specs = make_shared_gpu_compile_specs(token="scene", group_id=7, sync_mode="none")
     with SharedGpuContext.create(specs, device=gpu) as context:
         assert context.key == ("scene", 7)
@@ -57,7 +58,7 @@ def test_create_takes_token_group_and_sync_mode_from_compile_specs(gpu, no_leaks
         _ = context.queue
 
 
-def test_require_says_exactly_what_is_missing(context):
+def test_require_says_exactly_what_is_missing(context: Any) -> None:
     context.require(features=["timeline_semaphore"], queue_flags=["compute"])
     with pytest.raises(ContextIncompatibleError) as caught:
         context.require(
@@ -76,7 +77,7 @@ def test_require_says_exactly_what_is_missing(context):
         context.require(features=["flaot16"])
 
 
-def test_failed_creation_leaves_nothing(gpu, no_leaks):
+def test_failed_creation_leaves_nothing(gpu: Any, no_leaks: Any) -> None:
     with pytest.raises(ContextIncompatibleError, match="VK_XX_none"):
         SharedGpuContext.create(extra_device_extensions=["VK_XX_none"])
     with pytest.raises(GpuError, match="VK_LAYER_XX_none"):
@@ -85,7 +86,7 @@ def test_failed_creation_leaves_nothing(gpu, no_leaks):
         SharedGpuContext.create(device="no such card")
 
 
-def test_a_lease_has_its_own_pool_and_logs(context, caplog):
+def test_a_lease_has_its_own_pool_and_logs(context: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "gpu_shared.delegate"):
         with context.lease("vulkan") as one, context.lease("vgf", sync_mode="queue_wait_idle") as two:
             assert one.command_pool.raw_int != two.command_pool.raw_int
@@ -106,22 +107,23 @@ def test_a_lease_has_its_own_pool_and_logs(context, caplog):
 class Recorder:
     """Stands for vkQueueSubmit and notes what each submit waits for."""
 
-    def __init__(self, real):
-        self.real, self.waits = real, []
+    def __init__(self, real: Any) -> None:
+        self.real = real
+        self.waits: list[Any] = []
 
-    def __call__(self, queue, count, info, fence):
+    def __call__(self, queue: Any, count: Any, info: Any, fence: Any) -> Any:
         values = vk.ffi.cast("VkTimelineSemaphoreSubmitInfo *", info.pNext)
         self.waits.append(values.pWaitSemaphoreValues[0] if info.waitSemaphoreCount else None)
         return self.real(queue, count, info, fence)
 
 
-def region(lease, recorder):
+def region(lease: Any, recorder: Any) -> Any:
     submit = lease.prepare([lease.allocate().begin().end()])
     submit._submit = recorder
     return submit
 
 
-def test_timeline_mode_waits_on_the_gpu_at_a_boundary_only(context):
+def test_timeline_mode_waits_on_the_gpu_at_a_boundary_only(context: Any) -> None:
     recorder = Recorder(context.device.fn.vkQueueSubmit)
     with context.lease("a") as a, context.lease("b") as b:
         one, two, again = region(a, recorder), region(b, recorder), region(b, recorder)
@@ -132,7 +134,7 @@ def test_timeline_mode_waits_on_the_gpu_at_a_boundary_only(context):
     assert recorder.waits == [None, 1, None, 3]
 
 
-def test_queue_wait_idle_mode_returns_with_the_queue_idle(context):
+def test_queue_wait_idle_mode_returns_with_the_queue_idle(context: Any) -> None:
     recorder = Recorder(context.device.fn.vkQueueSubmit)
     with context.lease("a", sync_mode="queue_wait_idle") as a:
         value = a.submit(region(a, recorder))
@@ -140,7 +142,7 @@ def test_queue_wait_idle_mode_returns_with_the_queue_idle(context):
     assert recorder.waits == [None]
 
 
-def test_none_mode_adds_no_waits(context):
+def test_none_mode_adds_no_waits(context: Any) -> None:
     recorder = Recorder(context.device.fn.vkQueueSubmit)
     with context.lease("a", sync_mode="none") as a, context.lease("b", sync_mode="none") as b:
         a.submit(region(a, recorder))
@@ -150,7 +152,7 @@ def test_none_mode_adds_no_waits(context):
     assert recorder.waits == [None, None, 1]
 
 
-def test_copies_wait_for_nobody_and_nobody_for_them(context):
+def test_copies_wait_for_nobody_and_nobody_for_them(context: Any) -> None:
     recorder = Recorder(context.device.fn.vkQueueSubmit)
     with (
         context.lease("a") as a,
@@ -168,14 +170,14 @@ def test_copies_wait_for_nobody_and_nobody_for_them(context):
     assert recorder.waits == [None, None, None, None, 3, 5]
 
 
-def test_a_submit_of_another_context_is_refused(context, gpu):
+def test_a_submit_of_another_context_is_refused(context: Any, gpu: Any) -> None:
     with SharedGpuContext.create(device=gpu) as other, other.lease("x") as theirs, context.lease("y") as ours:
         submit = theirs.prepare([theirs.allocate().begin().end()])
         with pytest.raises(ValueError, match="another context"):
             ours.submit(submit)
 
 
-def test_close_is_deferred_while_leases_live(gpu, alive):
+def test_close_is_deferred_while_leases_live(gpu: Any, alive: Any) -> None:
     context = SharedGpuContext.create(device=gpu)
     one, two = context.lease("one"), context.lease("two")
     context.close()
@@ -194,7 +196,7 @@ def test_close_is_deferred_while_leases_live(gpu, alive):
     assert context.closed
 
 
-def test_the_last_lease_ends_a_dropped_context(gpu, alive):
+def test_the_last_lease_ends_a_dropped_context(gpu: Any, alive: Any) -> None:
     context = SharedGpuContext.create(device=gpu)
     lease = context.lease("only")
     gone = weakref.ref(context)
@@ -207,7 +209,7 @@ def test_the_last_lease_ends_a_dropped_context(gpu, alive):
     assert alive() == {}
 
 
-def test_a_forgotten_lease_ends_too(gpu, alive):
+def test_a_forgotten_lease_ends_too(gpu: Any, alive: Any) -> None:
     lease = SharedGpuContext.create(device=gpu).lease("forgotten")
     lease.allocate()
     lease.submit(lease.prepare([lease.allocate().begin().end()]))
@@ -216,11 +218,11 @@ def test_a_forgotten_lease_ends_too(gpu, alive):
     assert alive() == {}
 
 
-def test_registry_with_real_contexts(gpu, registry, alive):
+def test_registry_with_real_contexts(gpu: Any, registry: Any, alive: Any) -> None:
     spec = SharedGpuCompileSpec(token="real", group_id=2)
     lookup = SharedGpuCompileSpec(token="real", group_id=2, mode="lookup_only")
 
-    def make():
+    def make() -> Any:
         return SharedGpuContext.create(spec, device=gpu)
 
     with pytest.raises(ContextNotFoundError, match="'real' and group 2"):
@@ -243,10 +245,10 @@ def test_registry_with_real_contexts(gpu, registry, alive):
     assert registry.lookup(spec) is None  # closed is stale
 
 
-def test_a_lost_context_is_replaced(gpu, registry, no_leaks):
+def test_a_lost_context_is_replaced(gpu: Any, registry: Any, no_leaks: Any) -> None:
     spec = SharedGpuCompileSpec(token="lost")
 
-    def make():
+    def make() -> Any:
         return SharedGpuContext.create(spec, device=gpu)
 
     lost = registry.resolve(spec, make)
@@ -263,14 +265,14 @@ def test_a_lost_context_is_replaced(gpu, registry, no_leaks):
     fresh.close()
 
 
-def test_sixteen_threads_share_one_real_context(gpu, registry, no_leaks):
+def test_sixteen_threads_share_one_real_context(gpu: Any, registry: Any, no_leaks: Any) -> None:
     spec, made, barrier = SharedGpuCompileSpec(token="race"), [], threading.Barrier(16)
 
-    def make():
+    def make() -> Any:
         made.append(1)
         return SharedGpuContext.create(spec, device=gpu)
 
-    def delegate(index):
+    def delegate(index: Any) -> Any:
         barrier.wait()
         context = registry.resolve(spec, make)
         with context.lease(f"delegate {index}") as lease:
@@ -286,14 +288,14 @@ def test_sixteen_threads_share_one_real_context(gpu, registry, no_leaks):
     assert sorted(values) == list(range(1, 321))
 
 
-def test_shared_resource_is_made_once_and_closed_by_its_last_user(context):
+def test_shared_resource_is_made_once_and_closed_by_its_last_user(context: Any) -> None:
     made, closed, barrier = [], [], threading.Barrier(8)
 
-    def factory():
+    def factory() -> Any:
         made.append(1)
         return SimpleNamespace(close=lambda: closed.append(1))
 
-    def use(_):
+    def use(_: Any) -> Any:
         barrier.wait()
         reference = context.shared_resource("arena", factory)
         barrier.wait()
@@ -317,8 +319,8 @@ def test_shared_resource_is_made_once_and_closed_by_its_last_user(context):
     assert closed == [1, 1]
 
 
-def test_a_failing_factory_leaves_nothing(context):
-    def fail():
+def test_a_failing_factory_leaves_nothing(context: Any) -> None:
+    def fail() -> None:
         raise GpuError("making", hint="no")
 
     with pytest.raises(GpuError, match="no"):
@@ -330,7 +332,7 @@ def test_a_failing_factory_leaves_nothing(context):
         assert value == 5
 
 
-def test_a_shared_resource_defers_close(gpu, alive):
+def test_a_shared_resource_defers_close(gpu: Any, alive: Any) -> None:
     context = SharedGpuContext.create(device=gpu)
     reference = context.shared_resource("buffer", partial(Buffer, context.device, 1024))
     context.close()
@@ -341,7 +343,7 @@ def test_a_shared_resource_defers_close(gpu, alive):
         _ = reference.value
 
 
-def test_with_locked_queue_excludes_other_threads_and_is_reentrant(context):
+def test_with_locked_queue_excludes_other_threads_and_is_reentrant(context: Any) -> None:
     lease = context.lease("other")
     submit = lease.prepare([lease.allocate().begin().end()])
     with context.with_locked_queue() as queue, context.with_locked_queue() as same:
@@ -356,5 +358,5 @@ def test_with_locked_queue_excludes_other_threads_and_is_reentrant(context):
     lease.close()
 
 
-def test_listing_devices_leaves_nothing(gpu, no_leaks):
+def test_listing_devices_leaves_nothing(gpu: Any, no_leaks: Any) -> None:
     assert [d.name for d in list_devices()].count(gpu.name) >= 1

@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -21,33 +22,33 @@ from gpu_shared.errors import (
 
 
 class FakeContext:
-    def __init__(self, key=("default", 0), extensions=()):
+    def __init__(self, key: Any = ("default", 0), extensions: Any = ()) -> None:
         self.key = key
         self.is_valid = True
         self.forked = False
         self.extensions = set(extensions)
 
-    def require(self, extensions=(), features=(), queue_flags=()):
+    def require(self, extensions: Any = (), features: Any = (), queue_flags: Any = ()) -> None:
         missing = set(extensions) - self.extensions
         if missing:
             raise ContextIncompatibleError("fake", extensions=missing)
 
 
-def spec(mode="lookup_or_create", token="default", group=0):
+def spec(mode: str = "lookup_or_create", token: str = "default", group: int = 0) -> Any:
     return SharedGpuCompileSpec(token=token, mode=mode, group_id=group)
 
 
 @pytest.fixture
-def registry():
+def registry() -> Any:
     return SharedGpuContextRegistry()
 
 
-def test_get_is_one_object():
+def test_get_is_one_object() -> None:
     with ThreadPoolExecutor(8) as pool:
         assert len({id(r) for r in pool.map(lambda _: SharedGpuContextRegistry.get(), range(32))}) == 1
 
 
-def test_lookup_or_create_reuses_by_token_and_group(registry):
+def test_lookup_or_create_reuses_by_token_and_group(registry: Any) -> None:
     one = registry.resolve(spec(), FakeContext)
     assert registry.resolve(spec(), FakeContext) is one
     other_group = registry.resolve(spec(group=1), FakeContext)
@@ -56,7 +57,7 @@ def test_lookup_or_create_reuses_by_token_and_group(registry):
     assert sorted(registry.keys()) == [("default", 0), ("default", 1), ("x", 0)]
 
 
-def test_lookup_only_on_a_missing_key_names_it(registry):
+def test_lookup_only_on_a_missing_key_names_it(registry: Any) -> None:
     with pytest.raises(ContextNotFoundError, match=r"'scene' and group 7"):
         registry.resolve(spec("lookup_only", "scene", 7), FakeContext)
     context = FakeContext()
@@ -64,7 +65,7 @@ def test_lookup_only_on_a_missing_key_names_it(registry):
     assert registry.resolve(spec("lookup_only", "scene", 7), FakeContext) is context
 
 
-def test_create_only_on_an_existing_key_names_it_and_creates_nothing(registry):
+def test_create_only_on_an_existing_key_names_it_and_creates_nothing(registry: Any) -> None:
     first = registry.resolve(spec("create_only", "scene", 7), FakeContext)
     made = []
     with pytest.raises(ContextExistsError, match=r"'scene' and group 7"):
@@ -73,14 +74,14 @@ def test_create_only_on_an_existing_key_names_it_and_creates_nothing(registry):
     assert registry.lookup(spec(token="scene", group=7)) is first
 
 
-def test_disabled_is_private(registry):
+def test_disabled_is_private(registry: Any) -> None:
     one = registry.resolve(spec("disabled"), FakeContext)
     two = registry.resolve(spec("disabled"), FakeContext)
     assert one is not two
     assert registry.lookup(("default", 0)) is None
 
 
-def test_contexts_are_held_weakly(registry):
+def test_contexts_are_held_weakly(registry: Any) -> None:
     context = registry.resolve(spec(), FakeContext)
     del context
     gc.collect()
@@ -91,7 +92,7 @@ def test_contexts_are_held_weakly(registry):
     assert registry.lookup(("default", 0)) is again
 
 
-def test_an_invalid_context_is_stale(registry):
+def test_an_invalid_context_is_stale(registry: Any) -> None:
     context = registry.resolve(spec(), FakeContext)
     context.is_valid = False
     fresh = registry.resolve(spec(), FakeContext)
@@ -101,15 +102,15 @@ def test_an_invalid_context_is_stale(registry):
         registry.resolve(spec("lookup_only"), FakeContext)
 
 
-def test_sixteen_racing_threads_create_once(registry):
+def test_sixteen_racing_threads_create_once(registry: Any) -> None:
     barrier, made = threading.Barrier(16), []
 
-    def create():
+    def create() -> Any:
         made.append(FakeContext())
         time.sleep(0.02)
         return made[-1]
 
-    def race(_):
+    def race(_: Any) -> Any:
         barrier.wait()
         return registry.resolve(spec(), create)
 
@@ -119,15 +120,15 @@ def test_sixteen_racing_threads_create_once(registry):
     assert all(context is made[0] for context in got)
 
 
-def test_a_failed_creation_reaches_every_waiter_and_leaves_nothing(registry):
+def test_a_failed_creation_reaches_every_waiter_and_leaves_nothing(registry: Any) -> None:
     barrier, calls = threading.Barrier(16), []
 
-    def create():
+    def create() -> None:
         calls.append(1)
         time.sleep(0.1)
         raise GpuError("vkCreateDevice", "VK_ERROR_INITIALIZATION_FAILED")
 
-    def race(_):
+    def race(_: Any) -> Any:
         barrier.wait()
         try:
             registry.resolve(spec(), create)
@@ -145,10 +146,10 @@ def test_a_failed_creation_reaches_every_waiter_and_leaves_nothing(registry):
     assert isinstance(registry.resolve(spec(), FakeContext), FakeContext)
 
 
-def test_different_keys_are_made_in_parallel(registry):
+def test_different_keys_are_made_in_parallel(registry: Any) -> None:
     both = threading.Barrier(2, timeout=120)  # breaks unless both creations run at once
 
-    def create():
+    def create() -> Any:
         both.wait()
         return FakeContext()
 
@@ -157,14 +158,14 @@ def test_different_keys_are_made_in_parallel(registry):
     assert got[0] is not got[1]
 
 
-def test_create_only_racing_gives_one_context_and_errors(registry):
+def test_create_only_racing_gives_one_context_and_errors(registry: Any) -> None:
     barrier = threading.Barrier(8)
 
-    def create():
+    def create() -> Any:
         time.sleep(0.05)
         return FakeContext()
 
-    def race(_):
+    def race(_: Any) -> Any:
         barrier.wait()
         try:
             return registry.resolve(spec("create_only"), create)
@@ -177,10 +178,10 @@ def test_create_only_racing_gives_one_context_and_errors(registry):
     assert sum(isinstance(g, ContextExistsError) for g in got) == 7
 
 
-def test_create_only_tries_itself_after_anothers_failure(registry):
+def test_create_only_tries_itself_after_anothers_failure(registry: Any) -> None:
     started, release = threading.Event(), threading.Event()
 
-    def fail():
+    def fail() -> None:
         started.set()
         release.wait(10)
         raise GpuError("vkCreateDevice", "VK_ERROR_INITIALIZATION_FAILED")
@@ -194,13 +195,13 @@ def test_create_only_tries_itself_after_anothers_failure(registry):
         assert isinstance(second.result(), FakeContext)
 
 
-def test_creating_ones_own_key_recursively_is_an_error(registry):
+def test_creating_ones_own_key_recursively_is_an_error(registry: Any) -> None:
     with pytest.raises(RuntimeError, match="same thread"):
         registry.resolve(spec(), lambda: registry.resolve(spec(), FakeContext))
     assert isinstance(registry.resolve(spec(), FakeContext), FakeContext)
 
 
-def test_register_and_take_back(registry):
+def test_register_and_take_back(registry: Any) -> None:
     mine = FakeContext(("app", 3))
     registry.register_context(None, mine)
     assert registry.lookup(("app", 3)) is mine
@@ -212,7 +213,7 @@ def test_register_and_take_back(registry):
         registry.unregister_context(("app", 3))
 
 
-def test_bad_contexts_and_keys_are_refused(registry):
+def test_bad_contexts_and_keys_are_refused(registry: Any) -> None:
     closed = FakeContext()
     closed.is_valid = False
     with pytest.raises(ValueError, match="closed"):
@@ -226,7 +227,7 @@ def test_bad_contexts_and_keys_are_refused(registry):
         registry.lookup(("default", -1))
 
 
-def test_a_found_context_that_misses_something_says_what(registry):
+def test_a_found_context_that_misses_something_says_what(registry: Any) -> None:
     registry.register_context(spec(), kept := FakeContext(extensions={"VK_a"}))
     assert registry.resolve(spec(), FakeContext, extensions=["VK_a"]) is kept
     with pytest.raises(ContextIncompatibleError, match="VK_b") as caught:
@@ -234,14 +235,14 @@ def test_a_found_context_that_misses_something_says_what(registry):
     assert caught.value.extensions == ("VK_b",)
 
 
-def test_a_parents_context_is_refused_after_a_fork(registry):
+def test_a_parents_context_is_refused_after_a_fork(registry: Any) -> None:
     registry.register_context(spec(), parents := FakeContext())
     parents.forked = True
     with pytest.raises(ForkedProcessError):
         registry.resolve(spec(), FakeContext)
 
 
-def test_clear_for_testing(registry):
+def test_clear_for_testing(registry: Any) -> None:
     kept = registry.resolve(spec(), FakeContext)
     registry.clear_for_testing()
     assert registry.lookup(("default", 0)) is None

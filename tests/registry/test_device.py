@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import struct
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,17 +41,17 @@ from gpu_shared.waiting import until_done
 
 
 @pytest.fixture
-def device(gpu, no_leaks):
+def device(gpu: Any, no_leaks: Any) -> Iterator[Any]:
     with Instance("test") as instance:
         yield Device(instance, gpu)
 
 
-def has_validation_layer():
+def has_validation_layer() -> Any:
     layers = vk.enumerate_all(vk.lib.vkEnumerateInstanceLayerProperties, (), "VkLayerProperties", "enumerate")
     return any(vk.text(layer.layerName) == "VK_LAYER_KHRONOS_validation" for layer in layers)
 
 
-def add_on(device, spirv, addend, count=1000):
+def add_on(device: Any, spirv: Any, addend: Any, count: int = 1000) -> Any:
     """Run the add shader through upload, device and download memory; returns the result."""
     timeline, pool, queries = Timeline(device), CommandPool(device), QueryPool(device, 2)
     size = 4 * count
@@ -82,7 +84,7 @@ def add_on(device, spirv, addend, count=1000):
     return np.frombuffer(download.mapped, np.int32).copy()
 
 
-def test_compute_with_validation_is_right_and_silent(gpu, add_spirv, no_leaks):
+def test_compute_with_validation_is_right_and_silent(gpu: Any, add_spirv: Any, no_leaks: Any) -> None:
     if not has_validation_layer():
         pytest.skip("the Khronos validation layer is not installed (Debian: vulkan-validationlayers)")
     with Instance("test", validation=True) as instance:
@@ -92,7 +94,9 @@ def test_compute_with_validation_is_right_and_silent(gpu, add_spirv, no_leaks):
     assert messages == []
 
 
-def test_validation_messages_are_collected_and_logged(gpu, no_leaks, caplog):
+def test_validation_messages_are_collected_and_logged(
+    gpu: Any, no_leaks: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     if not has_validation_layer():
         pytest.skip("the Khronos validation layer is not installed (Debian: vulkan-validationlayers)")
     known = len(gpu_shared.validation_log)
@@ -108,7 +112,7 @@ def test_validation_messages_are_collected_and_logged(gpu, no_leaks, caplog):
     del gpu_shared.validation_log[known:]  # provoked: the whole suite's log stays clean
 
 
-def test_validation_variable(monkeypatch, gpu, no_leaks):
+def test_validation_variable(monkeypatch: pytest.MonkeyPatch, gpu: Any, no_leaks: Any) -> None:
     monkeypatch.setenv("VKEP_VALIDATION", "maybe")
     with pytest.raises(ValueError, match=r"VKEP_VALIDATION.*'maybe'"):
         Instance("test")
@@ -117,7 +121,7 @@ def test_validation_variable(monkeypatch, gpu, no_leaks):
         assert not instance.validation
 
 
-def test_capabilities_of_the_real_device(gpu, device):
+def test_capabilities_of_the_real_device(gpu: Any, device: Any) -> None:
     capabilities = device.capabilities
     assert capabilities.name == gpu.name
     assert len(capabilities.uuid) == 32
@@ -132,12 +136,12 @@ def test_capabilities_of_the_real_device(gpu, device):
     assert capabilities.name in str(capabilities)
 
 
-def info(index, name, kind, problems=()):
+def info(index: Any, name: Any, kind: Any, problems: Any = ()) -> Any:
     uuid = f"{index:032x}"
     return DeviceInfo(DeviceCapabilities.for_tests(name=name, device_type=kind, index=index, uuid=uuid), problems)
 
 
-def test_selection(monkeypatch):
+def test_selection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VKEP_DEVICE", raising=False)
     there = [
         info(0, "llvmpipe", "cpu"),
@@ -168,7 +172,7 @@ def test_selection(monkeypatch):
         choose(there, 1.5)
 
 
-def test_an_extension_that_is_not_there_is_named(gpu, no_leaks):
+def test_an_extension_that_is_not_there_is_named(gpu: Any, no_leaks: Any) -> None:
     with Instance("test") as instance:
         with pytest.raises(ContextIncompatibleError, match="VK_XX_none") as caught:
             Device(instance, gpu, extensions=["VK_XX_none"])
@@ -177,14 +181,14 @@ def test_an_extension_that_is_not_there_is_named(gpu, no_leaks):
             Device(instance, gpu, queue_family=99)
 
 
-def test_a_layer_that_is_not_there_is_named(gpu, no_leaks):
+def test_a_layer_that_is_not_there_is_named(gpu: Any, no_leaks: Any) -> None:
     with pytest.raises(GpuError, match="VK_LAYER_XX_none"):
         Instance("test", layers=["VK_LAYER_XX_none"])
     with pytest.raises(GpuError, match="VK_XX_none"):
         Instance("test", extensions=["VK_XX_none"])
 
 
-def test_buffers(device):
+def test_buffers(device: Any) -> None:
     for kind in ("device", "upload", "download"):
         buffer = Buffer(device, 1000, kind, label=f"a {kind} buffer")
         assert buffer.size == 1000
@@ -205,7 +209,7 @@ def test_buffers(device):
     assert Buffer(device, np.int64(64)).size == 64
 
 
-def test_out_of_memory_says_what_was_asked_and_leaves_the_device_usable(device):
+def test_out_of_memory_says_what_was_asked_and_leaves_the_device_usable(device: Any) -> None:
     with pytest.raises(OutOfDeviceMemoryError, match=str(2**50)) as caught:
         Buffer(device, 2**50, label="huge")
     assert caught.value.asked == 2**50
@@ -219,7 +223,7 @@ def test_out_of_memory_says_what_was_asked_and_leaves_the_device_usable(device):
     assert Buffer(device, 4096).size == 4096
 
 
-def test_memory_budget(device):
+def test_memory_budget(device: Any) -> None:
     heaps = memory_budget(device)
     assert len(heaps) == len(device.capabilities.memory_heaps)
     for heap in heaps:
@@ -227,7 +231,7 @@ def test_memory_budget(device):
         assert heap.exact == ("VK_EXT_memory_budget" in device.extensions)
 
 
-def test_pipeline_arguments_are_checked(device, add_spirv):
+def test_pipeline_arguments_are_checked(device: Any, add_spirv: Any) -> None:
     with pytest.raises(ValueError, match="no SPIR-V"):
         ShaderModule(device, b"#version 460 void main(){}")
     with pytest.raises(TypeError, match="expected bytes"):
@@ -247,7 +251,7 @@ def test_pipeline_arguments_are_checked(device, add_spirv):
     assert sized.raw
 
 
-def test_pipeline_cache_takes_its_own_data_and_ignores_others(device, add_spirv):
+def test_pipeline_cache_takes_its_own_data_and_ignores_others(device: Any, add_spirv: Any) -> None:
     layout, module, cache = PipelineLayout(device, 20), ShaderModule(device, add_spirv), PipelineCache(device)
     ComputePipeline(device, layout, module, {1: 8}, cache=cache)
     data = cache.data()
@@ -259,7 +263,7 @@ def test_pipeline_cache_takes_its_own_data_and_ignores_others(device, add_spirv)
     assert PipelineCache(device, foreign).raw
 
 
-def test_recording_is_checked(device, add_spirv):
+def test_recording_is_checked(device: Any, add_spirv: Any) -> None:
     layout = PipelineLayout(device, 20)
     pipeline = ComputePipeline(device, layout, ShaderModule(device, add_spirv), {1: 8})
     commands = CommandPool(device).allocate()
@@ -283,7 +287,7 @@ def test_recording_is_checked(device, add_spirv):
         commands.dispatch(1)
 
 
-def test_fill_and_host_reads(device):
+def test_fill_and_host_reads(device: Any) -> None:
     timeline, pool = Timeline(device), CommandPool(device)
     buffer = Buffer(device, 64, "download")
     commands = pool.allocate().begin()
@@ -297,7 +301,7 @@ def test_fill_and_host_reads(device):
     assert list(np.frombuffer(buffer.mapped, np.uint32)) == [2**32 - 1] * 4 + [7] * 2 + [2**32 - 1] * 10
 
 
-def test_timeline_waits(device):
+def test_timeline_waits(device: Any) -> None:
     timeline, pool = Timeline(device), CommandPool(device)
     submit = PreparedSubmit(timeline, [pool.allocate().begin().end()])
     assert timeline.submitted == timeline.completed == 0
@@ -312,7 +316,7 @@ def test_timeline_waits(device):
     assert timeline.completed == 5
 
 
-def test_a_wait_that_times_out(device):
+def test_a_wait_that_times_out(device: Any) -> None:
     timeline = Timeline(device)
     timeline._state.submitted = 1  # promised, never sent
     with pytest.raises(TimeoutError, match=r"0\.01 s"):
@@ -320,13 +324,13 @@ def test_a_wait_that_times_out(device):
     timeline._state.submitted = 0
 
 
-def test_device_lost_is_sticky_on_the_timeline(device):
+def test_device_lost_is_sticky_on_the_timeline(device: Any) -> None:
     timeline, pool = Timeline(device), CommandPool(device)
     submit = PreparedSubmit(timeline, [pool.allocate().begin().end()])
     timeline.wait(submit.submit())
     real, calls = submit._submit, []
 
-    def lost(*arguments):
+    def lost(*arguments: Any) -> Any:
         calls.append(arguments)
         return -4
 
@@ -342,7 +346,7 @@ def test_device_lost_is_sticky_on_the_timeline(device):
     assert timeline.submitted == 1
 
 
-def test_a_failed_submit_promises_nothing(device):
+def test_a_failed_submit_promises_nothing(device: Any) -> None:
     timeline, pool = Timeline(device), CommandPool(device)
     submit = PreparedSubmit(timeline, [pool.allocate().begin().end()])
     real = submit._submit
@@ -354,7 +358,7 @@ def test_a_failed_submit_promises_nothing(device):
     timeline.wait()
 
 
-def test_structures_keep_nested_parts_alive():
+def test_structures_keep_nested_parts_alive() -> None:
     for _ in range(50):
         made = vk.make(
             "VkDeviceCreateInfo",
@@ -375,7 +379,7 @@ def test_structures_keep_nested_parts_alive():
         vk.handle("VkDevice", 0)
 
 
-def test_results_become_exceptions():
+def test_results_become_exceptions() -> None:
     assert vk.check(0, "call") == 0
     assert vk.check(2, "call") == 2
     for result, kind in ((-4, DeviceLostError), (-2, OutOfDeviceMemoryError), (-3, GpuError)):
@@ -385,8 +389,8 @@ def test_results_become_exceptions():
         assert type(caught.value) is kind
 
 
-def test_enumeration_owns_its_items():
-    def enumerate_numbers(count, items):
+def test_enumeration_owns_its_items() -> None:
+    def enumerate_numbers(count: Any, items: Any) -> None:
         if items == vk.ffi.NULL:
             count[0] = 3
         else:
@@ -399,11 +403,11 @@ def test_enumeration_owns_its_items():
     assert vk.ffi.sizeof(found) == 8
 
 
-def test_a_device_goes_only_once_it_is_known_to_be_idle(device):
+def test_a_device_goes_only_once_it_is_known_to_be_idle(device: Any) -> None:
     happened, fails = [], 2
     wait_idle, destroy = device.fn.vkDeviceWaitIdle, device._native.destroy
 
-    def wait(raw):
+    def wait(raw: Any) -> Any:
         happened.append("wait")
         return -1 if len(happened) <= fails else wait_idle(raw)
 
@@ -414,13 +418,13 @@ def test_a_device_goes_only_once_it_is_known_to_be_idle(device):
 
 
 @pytest.mark.parametrize(("results", "tried"), [([-1, -2, 0], 3), ([-1, -4], 2), ([-4], 1)])
-def test_a_wait_for_what_is_to_be_freed_is_made_again_where_memory_lacks(results, tried):
+def test_a_wait_for_what_is_to_be_freed_is_made_again_where_memory_lacks(results: Any, tried: Any) -> None:
     made = iter(results)
     until_done(lambda: vk.check(next(made), "vkWaitSemaphores"))
     assert list(made) == results[tried:]
 
 
-def test_a_wait_that_goes_on_failing_frees_nothing(device, monkeypatch):
+def test_a_wait_that_goes_on_failing_frees_nothing(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpu_shared.waiting._PAUSES", (0.0, 0.0))
     with pytest.raises(OutOfHostMemoryError):
         until_done(lambda: vk.check(-1, "vkWaitSemaphores"))

@@ -6,6 +6,7 @@ import gc
 import itertools
 import re
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,18 +19,20 @@ from gpu_shared.timeline import PreparedSubmit
 
 
 class FakeTimeline:
-    submitted, reached, lost = 0, 0, None
+    submitted, reached = 0, 0
+    lost: Exception | None = None
 
-    def passed(self, value):
+    def passed(self, value: Any) -> Any:
         return value <= self.reached or self.lost is not None
 
 
-def native(log, name, parent=None, reaper=None):
+def native(log: Any, name: Any, parent: Any = None, reaper: Any = None) -> Any:
     return Native("test", lambda: log.append(name), parent, reaper)
 
 
-def test_retired_natives_wait_for_the_timeline():
-    log, reaper, timeline = [], Reaper(), FakeTimeline()
+def test_retired_natives_wait_for_the_timeline() -> None:
+    log: list[Any] = []
+    reaper, timeline = Reaper(), FakeTimeline()
     reaper.add_timeline(timeline)
     before = native(log, "before", reaper=reaper)
     after = native(log, "after", reaper=reaper)
@@ -43,7 +46,7 @@ def test_retired_natives_wait_for_the_timeline():
     assert log == ["before", "after"]
 
 
-def test_natives_die_children_first_whatever_the_order():
+def test_natives_die_children_first_whatever_the_order() -> None:
     for order in itertools.permutations(range(4)):
         log: list[str] = []
         root = native(log, "root")
@@ -57,8 +60,9 @@ def test_natives_die_children_first_whatever_the_order():
     assert "test" not in live_counts()
 
 
-def test_a_lost_device_is_not_waited_for():
-    log, reaper, timeline = [], Reaper(), FakeTimeline()
+def test_a_lost_device_is_not_waited_for() -> None:
+    log: list[Any] = []
+    reaper, timeline = Reaper(), FakeTimeline()
     reaper.add_timeline(timeline)
     timeline.submitted = 9
     native(log, "x", reaper=reaper).retire()
@@ -67,11 +71,11 @@ def test_a_lost_device_is_not_waited_for():
     assert reaper.collect() == 1
 
 
-def test_a_failing_destroy_does_not_hold_up_the_parent():
+def test_a_failing_destroy_does_not_hold_up_the_parent() -> None:
     log: list[str] = []
     root = native(log, "root")
 
-    def fail():
+    def fail() -> None:
         raise RuntimeError("destroy failed")
 
     child = Native("test", fail, root, None)
@@ -82,7 +86,7 @@ def test_a_failing_destroy_does_not_hold_up_the_parent():
     assert "test" not in live_counts()
 
 
-def build(gpu, spirv):
+def build(gpu: Any, spirv: Any) -> Any:
     instance = Instance("test")
     device = Device(instance, gpu)
     timeline = Timeline(device)
@@ -96,7 +100,7 @@ def build(gpu, spirv):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_any_order_of_closing_leaves_nothing(gpu, add_spirv, seed, alive):
+def test_any_order_of_closing_leaves_nothing(gpu: Any, add_spirv: Any, seed: Any, alive: Any) -> None:
     parts = build(gpu, add_spirv)
     if seed == 0:
         parts.reverse()
@@ -109,7 +113,7 @@ def test_any_order_of_closing_leaves_nothing(gpu, add_spirv, seed, alive):
     assert alive() == {}
 
 
-def test_closing_the_instance_closes_everything(gpu, add_spirv, alive):
+def test_closing_the_instance_closes_everything(gpu: Any, add_spirv: Any, alive: Any) -> None:
     parts = build(gpu, add_spirv)
     parts[0].close()
     assert alive() == {}
@@ -120,7 +124,7 @@ def test_closing_the_instance_closes_everything(gpu, add_spirv, alive):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_garbage_collection_is_enough(gpu, add_spirv, seed, alive):
+def test_garbage_collection_is_enough(gpu: Any, add_spirv: Any, seed: Any, alive: Any) -> None:
     parts = build(gpu, add_spirv)
     assert alive()["buffer"] == 1
     if seed == 0:
@@ -134,7 +138,7 @@ def test_garbage_collection_is_enough(gpu, add_spirv, seed, alive):
     assert alive() == {}
 
 
-def test_objects_in_flight_outlive_their_handles(gpu, add_spirv, alive):
+def test_objects_in_flight_outlive_their_handles(gpu: Any, add_spirv: Any, alive: Any) -> None:
     with Instance("test") as instance:
         device = Device(instance, gpu)
         timeline, pool = Timeline(device), CommandPool(device)
@@ -154,7 +158,7 @@ def test_objects_in_flight_outlive_their_handles(gpu, add_spirv, alive):
         assert alive()["buffer"] == 1
 
 
-def test_arrays_on_a_mapping_keep_its_memory(gpu, alive):
+def test_arrays_on_a_mapping_keep_its_memory(gpu: Any, alive: Any) -> None:
     instance = Instance("test")
     device = Device(instance, gpu)
     buffer = Buffer(device, 4096, "upload")
@@ -173,7 +177,7 @@ def test_arrays_on_a_mapping_keep_its_memory(gpu, alive):
     assert alive() == {}
 
 
-def test_closed_command_buffers_are_reused(gpu, alive):
+def test_closed_command_buffers_are_reused(gpu: Any, alive: Any) -> None:
     with Instance("test") as instance:
         pool = CommandPool(Device(instance, gpu))
         first = pool.allocate()
@@ -183,13 +187,13 @@ def test_closed_command_buffers_are_reused(gpu, alive):
         assert pool.allocate().raw_int == raw
 
 
-def test_closing_from_many_threads_at_once(gpu, alive):
+def test_closing_from_many_threads_at_once(gpu: Any, alive: Any) -> None:
     instance = Instance("test")
     device = Device(instance, gpu)
     buffers = [Buffer(device, 1024) for _ in range(64)]
     barrier = threading.Barrier(4)
 
-    def close_all():
+    def close_all() -> None:
         barrier.wait()
         for buffer in buffers:
             buffer.close()
@@ -203,7 +207,7 @@ def test_closing_from_many_threads_at_once(gpu, alive):
     instance.close()
 
 
-def test_creation_on_a_closed_device_says_so(gpu, no_leaks):
+def test_creation_on_a_closed_device_says_so(gpu: Any, no_leaks: Any) -> None:
     with Instance("test") as instance:
         device = Device(instance, gpu, label="my device")
         device.close()

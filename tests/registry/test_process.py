@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 
-def run(code, **environment):
+def run(code: Any, **environment: Any) -> Any:
     path = os.pathsep.join(p for p in sys.path if p)
     env = {**os.environ, "PYTHONPATH": path, **environment}
     return subprocess.run(
@@ -69,14 +70,14 @@ print("parent fine")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_forked_child_gets_errors_and_harms_nothing(gpu):
+def test_a_forked_child_gets_errors_and_harms_nothing(gpu: Any) -> None:
     done = run(FORK)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "parent fine" in done.stdout
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_child_may_open_the_gpu_that_its_parent_did_not(gpu):
+def test_a_child_may_open_the_gpu_that_its_parent_did_not(gpu: Any) -> None:
     done = run(
         "import os, gpu_shared\n"
         "child = os.fork()\n"
@@ -102,19 +103,19 @@ print("said so")
 """
 
 
-def test_a_missing_driver_is_said_with_what_to_install():
+def test_a_missing_driver_is_said_with_what_to_install() -> None:
     nowhere = "/nonexistent"
     done = run(NO_DRIVER, VK_DRIVER_FILES=nowhere, VK_ICD_FILENAMES=nowhere)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "said so" in done.stdout
 
 
-def test_a_missing_loader_is_said_with_what_to_install():
+def test_a_missing_loader_is_said_with_what_to_install() -> None:
     done = run("from gpu_shared import vk\nvk.LOADER_NAMES = ('libnosuchloader.so.9',)\n" + NO_DRIVER)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_interpreter_ends_well_with_everything_open(gpu):
+def test_the_interpreter_ends_well_with_everything_open(gpu: Any) -> None:
     done = run(
         "import numpy, gpu_shared\n"
         "context = gpu_shared.SharedGpuContext.create(validation=False)\n"

@@ -160,7 +160,7 @@ def test_what_goes_is_ended_soon_in_another_thread() -> None:
 def test_ends_of_a_cycle_and_detached_ones() -> None:
     done: list[str] = []
     owner, other = Owner(), Owner()
-    owner.me = owner  # type: ignore[attr-defined]
+    owner.me = owner
     on_end(owner, done.append, "cycle")
     on_end(other, done.append, "detached").detach()
     del owner, other

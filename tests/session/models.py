@@ -18,7 +18,7 @@ def model(text: str, *, opset: int = OPSET, domains: str = "") -> onnx.ModelProt
 
 
 def reference(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
-    return ReferenceEvaluator(proto).run(None, dict(feeds))
+    return list(ReferenceEvaluator(proto).run(None, dict(feeds)))
 
 
 ADD_RELU = model("g (float[2,3] x, float[3] b) => (float[2,3] y) { s = Add(x, b) y = Relu(s) }")

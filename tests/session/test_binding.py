@@ -141,7 +141,7 @@ def test_wrong_names_and_kinds(open_session: Open) -> None:
     with pytest.raises(ValueError, match="device is 'tpu', expected 'gpu' or 'cpu'"):
         binding.bind_output("y", device="tpu")
     with pytest.raises(TypeError, match="input 'x': expected a DeviceTensor, got ndarray"):
-        binding.bind_input("x", X)  # type: ignore[arg-type]
+        binding.bind_input("x", X)
     with pytest.raises(TypeError, match="dtype is 'complex64'"):
         session.empty_device_tensor((2,), "complex64")
     with pytest.raises(TypeError, match="no GPU element type for numpy dtype"):
@@ -214,7 +214,7 @@ def test_outputs_that_no_island_makes(open_session: Open) -> None:
         np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[2], [-1, -2])
         binding.bind_output("c", device="cpu")
         session.run_with_iobinding(binding)
-        np.testing.assert_array_equal(binding.get_outputs()[0], [4, 6])  # type: ignore[arg-type]
+        np.testing.assert_array_equal(binding.get_outputs()[0], [4, 6])
 
 
 def test_an_output_that_the_cpu_makes(open_session: Open, rng: np.random.Generator) -> None:

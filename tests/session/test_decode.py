@@ -155,7 +155,7 @@ def test_what_a_buffer_holds_beyond_its_end_does_not_matter(plans: list[PlanRunn
     cache = np.full((1, KV_HEADS, 16, SIZE), np.nan, np.float32)
     cache[:, :, :5] = np.random.default_rng(3).normal(0, 1, (1, KV_HEADS, 5, SIZE))
     with vkep.InferenceSession(model, fallback="error") as session:
-        compare(session, model, list(steps(5, 4, 16))[1:], cache)  # type: ignore[arg-type]
+        compare(session, model, list(steps(5, 4, 16))[1:], cache)
         assert len(plans) <= 3
 
 

@@ -97,10 +97,10 @@ def test_weights_are_held_once(vulkan: object, tmp_path: Path) -> None:
     weights = 6 * 4 * 2048**2
     assert got["on_vulkan"] and got["weights"] == weights > 64 << 20
     assert got["y"] == [720.0, 720.0]
-    pieces = [tuple(p) for p in got["pieces"]]  # type: ignore[attr-defined]
+    pieces = [tuple(p) for p in got["pieces"]]
     assert len(pieces) >= 6 and pieces[-1] == (weights, weights) and pieces == sorted(pieces)
     limit = 1.5 * weights  # the copy on the device, one matrix being rearranged, and the staging ring
-    assert got["after"] < limit and got["peak"] < limit, got  # type: ignore[operator]
+    assert got["after"] < limit and got["peak"] < limit, got
 
 
 @pytest.mark.slow
@@ -112,17 +112,17 @@ def test_more_than_two_gigabytes(vulkan: object, needs_gigabytes: None, tmp_path
     assert (tmp_path / "weights.bin").stat().st_size > 2**31
     got = _measure(tmp_path)
     assert got["on_vulkan"] and got["y"] == [362880.0, 362880.0]
-    assert got["peak"] < 1.5 * 9 * 4 * 8192**2  # type: ignore[operator]
+    assert got["peak"] < 1.5 * 9 * 4 * 8192**2
 
 
 def test_equal_weights_are_on_the_device_once(own_context: object, tmp_path: Path) -> None:
     path = _write(tmp_path, 2, 256)
-    with InferenceSession(path, context=own_context) as one:  # type: ignore[arg-type]
+    with InferenceSession(path, context=own_context) as one:
         resident = one._parts.delegate.constants.resident
         assert sum(resident.values()) == 2 * 4 * 256**2
-        with InferenceSession(path, context=own_context) as two:  # type: ignore[arg-type]
+        with InferenceSession(path, context=own_context) as two:
             assert two._parts.delegate.constants.resident == resident
         assert one._parts.delegate.constants.resident == resident
         inside = onnx.load(path)
-        with InferenceSession(inside, context=own_context) as three:  # type: ignore[arg-type]
+        with InferenceSession(inside, context=own_context) as three:
             assert len(three._parts.delegate.constants.resident) == 4, "a file's identity, not its content, is its key"

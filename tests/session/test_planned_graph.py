@@ -40,7 +40,7 @@ class Planned:
 
 def graph(capacity: int = 2, **kwargs: Any) -> PlannedGraph:
     weight = ArrayWeight("w", np.ones(3, np.float32))
-    return PlannedGraph(Planned, {"w": weight}, capacity, name="g", **kwargs)  # type: ignore[arg-type]
+    return PlannedGraph(Planned, {"w": weight}, capacity, name="g", **kwargs)
 
 
 def run(planned: PlannedGraph, *shape: int, dtype: Any = np.float32) -> Any:
@@ -64,9 +64,9 @@ def test_the_least_recently_used_goes_once_its_runs_have_ended() -> None:
     one, hold = planned.use({"x": np.zeros(1, np.float32)})
     with hold:
         two = run(planned, 2)
-        assert not one.closed and not two.closed  # type: ignore[attr-defined]
+        assert not one.closed and not two.closed
     assert run(planned, 2) is two
-    assert one.closed and not two.closed  # type: ignore[attr-defined]
+    assert one.closed and not two.closed
     assert run(planned, 1) is not one and two.closed
 
 
@@ -76,10 +76,10 @@ def test_closing_waits_for_the_runs_and_refuses_others() -> None:
     closing = threading.Thread(target=planned.close)
     closing.start()
     closing.join(0.1)
-    assert closing.is_alive() and not one.closed  # type: ignore[attr-defined]
+    assert closing.is_alive() and not one.closed
     hold.release()
     closing.join(10)
-    assert not closing.is_alive() and one.closed and planned.latest is None  # type: ignore[attr-defined]
+    assert not closing.is_alive() and one.closed and planned.latest is None
     with pytest.raises(ClosedError, match="g"):
         run(planned, 1)
 
@@ -125,7 +125,7 @@ def test_a_session_that_is_closed_while_it_plans_keeps_nothing() -> None:
         made.append(Planned(known))
         return made[0]
 
-    planned = PlannedGraph(plan, {}, 2)  # type: ignore[arg-type]
+    planned = PlannedGraph(plan, {}, 2)
     with pytest.raises(ClosedError):
         run(planned, 1)
     assert made[0].closed
@@ -143,7 +143,7 @@ def test_a_plan_made_ahead_is_in_use_by_nobody() -> None:
             kept.append(error)
         return made(inputs)
 
-    planned.plan = failing  # type: ignore[method-assign]
+    planned.plan = failing  # type: ignore[method-assign, assignment]
     assert planned.plan_static([ValueInfo("x", 1, (2, 3))]) is not None
     closing = threading.Thread(target=planned.close, daemon=True)
     closing.start()

@@ -109,7 +109,7 @@ def test_run_async(open_session: Open, caplog: pytest.LogCaptureFixture) -> None
     with pytest.raises(InvalidInputError, match="unknown"):
         session.run_async(None, {**FEEDS, "z": FEEDS["b"]}, print)
     with pytest.raises(TypeError, match="callback is None"):
-        session.run_async(None, FEEDS, None)  # type: ignore[arg-type]
+        session.run_async(None, FEEDS, None)
     session.run_async(None, FEEDS, lambda *a: got.append(a), "failed", RunOptions(terminate=True))
     session.run_async(None, FEEDS, lambda results, data, error: 1 / 0)
     session.close()

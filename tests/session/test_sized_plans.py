@@ -54,7 +54,7 @@ class Maker:
 
 def plans(maker: Maker, limit: int = 8) -> SizedPlans:
     weight = ArrayWeight("w", np.ones(3, np.float32))
-    return SizedPlans(maker, {"w": weight}, limit)  # type: ignore[arg-type]
+    return SizedPlans(maker, {"w": weight}, limit)
 
 
 def shape(*dims: int) -> ValueSpec:

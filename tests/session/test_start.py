@@ -26,7 +26,7 @@ WAIT_S = 30
 def makers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the threads that made contexts."""
     names: list[str] = []
-    real = SharedGpuContext.create.__func__  # type: ignore[attr-defined]
+    real = SharedGpuContext.create.__func__
 
     def create(cls: type[SharedGpuContext], *args: Any, **options: Any) -> SharedGpuContext:
         names.append(threading.current_thread().name)

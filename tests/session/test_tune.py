@@ -44,7 +44,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(model: onnx.ModelProto, **options: object) -> tuple[np.ndarray, list[dict[str, int]]]:
-    with InferenceSession(model, **options) as session:  # type: ignore[arg-type]
+    with InferenceSession(model, **options) as session:
         (y,) = session.run(None, {"x": X})
         return y, [dict(key.spec) for island in session.islands() for key in island.plan.pipelines]
 
@@ -72,7 +72,7 @@ def test_tuning_finds_the_faster_choice(model: onnx.ModelProto, monkeypatch: pyt
     def profile(session: InferenceSession, feeds: object) -> list[list[float]]:
         if session not in sessions:
             sessions.append(session)
-        session.run(None, feeds)  # type: ignore[arg-type]
+        session.run(None, feeds)
         tuned = session.options.tuned or {}
         second = tuned == middle
         return [

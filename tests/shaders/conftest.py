@@ -91,6 +91,6 @@ def make_library(tmp_path: Path, counting: CountingCompiler, template: str) -> C
 
     def make(**options: object) -> ShaderLibrary:
         settings = {"cache_dir": tmp_path / "disk", "compiler": counting, **options}
-        return ShaderLibrary([folder], **settings)  # type: ignore[arg-type]
+        return ShaderLibrary([folder], **settings)
 
     return make

@@ -56,18 +56,18 @@ def declared(kernel: Kernel, template: str, tmp_path: Path, monkeypatch: pytest.
     return file
 
 
-def test_compile_an_own_shader(run, own: Path, tmp_path: Path) -> None:
+def test_compile_an_own_shader(run: Any, own: Path, tmp_path: Path) -> None:
     result = run("compile", own, "-D", "T=float", "-I", tmp_path / "lib", "--out", tmp_path / "sub" / "own.spv")
     assert result.exit_code == 0, result.output
     assert reflect((tmp_path / "sub" / "own.spv").read_bytes()).arguments[0].type == "float"
 
 
-def test_an_own_shader_lands_beside_its_source(run, own: Path, tmp_path: Path) -> None:
+def test_an_own_shader_lands_beside_its_source(run: Any, own: Path, tmp_path: Path) -> None:
     assert run("compile", own, "-DT=int", "-I", tmp_path / "lib").exit_code == 0
     assert reflect((tmp_path / "own.spv").read_bytes()).arguments[0].type == "int"
 
 
-def test_an_own_shader_with_an_error(run, own: Path, tmp_path: Path) -> None:
+def test_an_own_shader_with_an_error(run: Any, own: Path, tmp_path: Path) -> None:
     result = run("compile", own, "-D", "T=nosuch", "-I", tmp_path / "lib")
     assert result.exit_code == 1
     assert "helper.glsl:1: error:" in result.output
@@ -94,12 +94,12 @@ def test_an_own_shader_with_an_error(run, own: Path, tmp_path: Path) -> None:
         ["polish"],
     ],
 )
-def test_wrong_usage_is_status_2(run, own: Path, arguments: list[str]) -> None:
+def test_wrong_usage_is_status_2(run: Any, own: Path, arguments: list[str]) -> None:
     result = run(*(argument.format(own=own) for argument in arguments))
     assert result.exit_code == 2, result.output
 
 
-def test_compile_declared_variants_then_all_from_the_cache(run, declared: Path, tmp_path: Path) -> None:
+def test_compile_declared_variants_then_all_from_the_cache(run: Any, declared: Path, tmp_path: Path) -> None:
     first = json.loads(run("compile", "--json", "--jobs", "1", "--out", tmp_path / "pre").stdout)
     assert [row["origin"] for row in first["variants"]] == ["compiler", "compiler"]
     assert len(PrebuiltSpirv(tmp_path / "pre")) == 2
@@ -108,7 +108,7 @@ def test_compile_declared_variants_then_all_from_the_cache(run, declared: Path, 
     assert "2 variants, 0 with problems; 0 compiled now, 2 from the cache" in second.output
 
 
-def test_check_reports_a_difference(run, declared: Path) -> None:
+def test_check_reports_a_difference(run: Any, declared: Path) -> None:
     assert run("check", "--json").exit_code == 0
     declared.write_text(declared.read_text().replace("float alpha;", "int alpha;"))
     result = run("check", "--json")
@@ -119,7 +119,7 @@ def test_check_reports_a_difference(run, declared: Path) -> None:
     assert "is int in GLSL" in run("check").output
 
 
-def test_compile_reports_an_error_and_writes_nothing(run, declared: Path, tmp_path: Path) -> None:
+def test_compile_reports_an_error_and_writes_nothing(run: Any, declared: Path, tmp_path: Path) -> None:
     declared.write_text(declared.read_text().replace("* args.alpha", "* nosuch"))
     result = run("compile", "--json", "--out", tmp_path / "pre")
     assert result.exit_code == 1
@@ -127,14 +127,14 @@ def test_compile_reports_an_error_and_writes_nothing(run, declared: Path, tmp_pa
     assert not (tmp_path / "pre").exists()
 
 
-def test_list(run, declared: Path) -> None:
+def test_list(run: Any, declared: Path) -> None:
     report = json.loads(run("list", "--json").stdout)
     assert [row["defines"] for row in report["variants"]] == [{}, {"FAST": "1"}]
     assert report["environment"]["compiler"]["version"]
     assert "FAST=1" in run("list", "-k", declared).output
 
 
-def test_reflect_glsl_and_spirv(run, declared: Path, tmp_path: Path) -> None:
+def test_reflect_glsl_and_spirv(run: Any, declared: Path, tmp_path: Path) -> None:
     run("compile", declared, "--out", tmp_path / "s.spv")
     from_spirv = json.loads(run("reflect", tmp_path / "s.spv", "--json").stdout)
     from_glsl = json.loads(run("reflect", declared, "--json").stdout)
@@ -148,7 +148,7 @@ def test_reflect_glsl_and_spirv(run, declared: Path, tmp_path: Path) -> None:
     assert "TILE = 16" in shown
 
 
-def test_no_compiler_is_status_1_with_advice(run, declared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_compiler_is_status_1_with_advice(run: Any, declared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VKEP_GLSLANG", "no-such-glslang")
     result = run("compile", "--json")
     assert result.exit_code == 1
@@ -156,14 +156,14 @@ def test_no_compiler_is_status_1_with_advice(run, declared: Path, monkeypatch: p
     assert "VKEP_GLSLANG" in result.stderr
 
 
-def test_a_broken_module_is_status_1(run, tmp_path: Path) -> None:
+def test_a_broken_module_is_status_1(run: Any, tmp_path: Path) -> None:
     (tmp_path / "broken.spv").write_bytes(bytes.fromhex("03022307") + bytes(20))
     result = run("reflect", tmp_path / "broken.spv")
     assert result.exit_code == 1
     assert "SPIR-V version" in result.output
 
 
-def test_a_broken_file_is_named(run, own: Path, tmp_path: Path) -> None:
+def test_a_broken_file_is_named(run: Any, own: Path, tmp_path: Path) -> None:
     run("compile", own, "-D", "T=float", "-I", tmp_path / "lib", "--out", tmp_path / "own.spv")
     for cut in (0, 402, 400):
         (tmp_path / "cut.spv").write_bytes((tmp_path / "own.spv").read_bytes()[:cut])
@@ -178,14 +178,14 @@ def test_a_broken_file_is_named(run, own: Path, tmp_path: Path) -> None:
     assert "Errno" not in result.stderr
 
 
-def test_an_include_without_its_extension_gets_a_hint(run, tmp_path: Path) -> None:
+def test_an_include_without_its_extension_gets_a_hint(run: Any, tmp_path: Path) -> None:
     (tmp_path / "plain.comp").write_text('#include "vkep.glsl"\nvoid main() {}\n')
     result = run("compile", tmp_path / "plain.comp")
     assert result.exit_code == 1
     assert "starts with #version 460 and #extension GL_GOOGLE_include_directive : require" in result.stderr
 
 
-def test_the_page_works(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_works(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shader, the commands and the Python of docs/shaders.md, "Your own shaders"."""
     page = (REPOSITORY / "docs" / "shaders.md").read_text(encoding="utf-8")
     shader, code = (re.findall(rf"^```{kind}\n(.*?)^```", page, re.M | re.S) for kind in ("glsl", "python"))

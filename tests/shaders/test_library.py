@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ def variant(**defines: str) -> ShaderVariant:
     return ShaderVariant("scale.comp", tuple(sorted(defines.items())))
 
 
-def test_a_variant_is_compiled_once_and_then_held(make_library: Callable[..., ShaderLibrary], counting) -> None:
+def test_a_variant_is_compiled_once_and_then_held(make_library: Callable[..., ShaderLibrary], counting: Any) -> None:
     library = make_library()
     first = library.spirv(SCALE)
     assert first.origin == "compiler"
@@ -32,7 +33,7 @@ def test_a_variant_is_compiled_once_and_then_held(make_library: Callable[..., Sh
     assert len(counting.calls) == 1
 
 
-def test_a_later_process_needs_no_compilation(make_library: Callable[..., ShaderLibrary], counting) -> None:
+def test_a_later_process_needs_no_compilation(make_library: Callable[..., ShaderLibrary], counting: Any) -> None:
     first = make_library().spirv(SCALE)
     again = make_library().spirv(SCALE)
     assert again.origin == "cache"
@@ -40,13 +41,15 @@ def test_a_later_process_needs_no_compilation(make_library: Callable[..., Shader
     assert len(counting.calls) == 1
 
 
-def test_another_compiler_has_its_own_entries(make_library: Callable[..., ShaderLibrary], counting) -> None:
+def test_another_compiler_has_its_own_entries(make_library: Callable[..., ShaderLibrary], counting: Any) -> None:
     make_library().spirv(SCALE)
     counting.identity += " newer"
     assert make_library().spirv(SCALE).origin == "compiler"
 
 
-def test_a_damaged_entry_is_built_again(make_library: Callable[..., ShaderLibrary], tmp_path: Path, counting) -> None:
+def test_a_damaged_entry_is_built_again(
+    make_library: Callable[..., ShaderLibrary], tmp_path: Path, counting: Any
+) -> None:
     first = make_library().spirv(SCALE)
     (path,) = (tmp_path / "disk").iterdir()
     path.write_bytes(path.read_bytes()[:100])
@@ -55,7 +58,7 @@ def test_a_damaged_entry_is_built_again(make_library: Callable[..., ShaderLibrar
     assert make_library().spirv(SCALE).origin == "cache"
 
 
-def test_the_order_of_definitions_does_not_matter(make_library: Callable[..., ShaderLibrary], counting) -> None:
+def test_the_order_of_definitions_does_not_matter(make_library: Callable[..., ShaderLibrary], counting: Any) -> None:
     library = make_library()
     first = library.spirv(ShaderVariant("scale.comp", (("A", "1"), ("B", "2"))))
     second = library.spirv(ShaderVariant("scale.comp", (("B", "2"), ("A", "1"))))
@@ -93,7 +96,9 @@ def test_a_variants_error_is_raised_and_a_corrected_source_is_tried_again(
     assert library.spirv(SCALE).words
 
 
-def test_threads_that_ask_together_share_one_compilation(make_library: Callable[..., ShaderLibrary], counting) -> None:
+def test_threads_that_ask_together_share_one_compilation(
+    make_library: Callable[..., ShaderLibrary], counting: Any
+) -> None:
     library = make_library()
     barrier = threading.Barrier(8)
 
@@ -106,7 +111,9 @@ def test_threads_that_ask_together_share_one_compilation(make_library: Callable[
     assert len(counting.calls) == 1
 
 
-def test_compile_many_reports_progress_and_keeps_order(make_library: Callable[..., ShaderLibrary], counting) -> None:
+def test_compile_many_reports_progress_and_keeps_order(
+    make_library: Callable[..., ShaderLibrary], counting: Any
+) -> None:
     library = make_library()
     requests = [(variant(UNUSED=str(i % 3)), bool(i % 2)) for i in range(8)]
     seen: list[tuple[int, int]] = []
@@ -117,7 +124,7 @@ def test_compile_many_reports_progress_and_keeps_order(make_library: Callable[..
 
 
 def test_compile_many_reads_caches_without_threads(
-    make_library: Callable[..., ShaderLibrary], counting, monkeypatch: pytest.MonkeyPatch
+    make_library: Callable[..., ShaderLibrary], counting: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threads that only hold one another up: a process with warm caches waits for this."""
     requests = [(variant(UNUSED=str(i)), False) for i in range(3)]
@@ -134,7 +141,7 @@ def test_compile_many_reads_caches_without_threads(
 
 
 def test_compile_many_mixes_what_is_cached_with_what_is_not(
-    make_library: Callable[..., ShaderLibrary], counting
+    make_library: Callable[..., ShaderLibrary], counting: Any
 ) -> None:
     requests = [(variant(UNUSED=str(i)), False) for i in range(4)]
     make_library().compile_many(requests[::2])
@@ -145,7 +152,9 @@ def test_compile_many_mixes_what_is_cached_with_what_is_not(
     assert seen == [1, 2, 3, 4]
 
 
-def test_compile_many_builds_the_others_when_one_fails(make_library: Callable[..., ShaderLibrary], counting) -> None:
+def test_compile_many_builds_the_others_when_one_fails(
+    make_library: Callable[..., ShaderLibrary], counting: Any
+) -> None:
     library = make_library()
     bad = ShaderVariant("missing.comp")
     with pytest.raises(ShaderSourceError, match=r"missing\.comp"):

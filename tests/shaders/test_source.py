@@ -62,7 +62,7 @@ def test_the_digest_follows_content_not_place(tmp_path: Path) -> None:
 def test_the_order_of_definitions_does_not_change_the_digest(defines: dict[str, str], random: object) -> None:
     source = parse_source("void main() {}\n", "k.comp")
     items = list(defines.items())
-    random.shuffle(items)  # type: ignore[attr-defined]
+    random.shuffle(items)
     assert source.digest(dict(items)) == source.digest(defines)
     assert with_defines(source.main.text, dict(items), "k") == with_defines(source.main.text, defines, "k")
 

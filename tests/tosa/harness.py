@@ -30,7 +30,7 @@ def lowered(proto: onnx.ModelProto) -> TosaGraph:
     known: dict[str, Any] = dict(loaded.graph.weights)
     for info in loaded.graph.inputs:
         dtype = from_numpy(helper.tensor_dtype_to_np_dtype(info.elem_type))
-        known[info.name] = TosaPort(info.name, dtype, tuple(int(d) for d in info.shape or ()))  # type: ignore[arg-type]
+        known[info.name] = TosaPort(info.name, dtype, tuple(int(d) for d in info.shape or ()))
     return lower_nodes(loaded.graph.nodes, known, [v.name for v in loaded.graph.outputs])
 
 

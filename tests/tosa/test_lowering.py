@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -128,7 +130,7 @@ def test_every_declaration_names_an_operator_of_onnx() -> None:
         assert not unknown, f"{operator.op_type}: {unknown}"
 
 
-def _history(op_type: str) -> list[object]:
+def _history(op_type: str) -> list[Any]:
     import onnx
 
     versions, version = [], 40

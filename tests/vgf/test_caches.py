@@ -147,7 +147,7 @@ def test_a_session_that_is_given_no_memory_has_its_own(bench: Bench) -> None:
     asked: list[tuple[int, int, int]] = []
 
     def nothing(*need: int) -> None:
-        asked.append(need)  # type: ignore[arg-type]
+        asked.append(need)
 
     with DataGraphSession(bench.context.device, step.graph, allocate=nothing) as session:
         assert len(session.memory) == len(asked) > 0
