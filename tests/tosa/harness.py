@@ -85,7 +85,7 @@ def check(
     outputs, status = tosa_reference_model.run(mlir_to_flatbuffer(graph.mlir), arrays)
     assert status == tosa_reference_model.GraphStatus.TOSA_VALID
     for raw, a, port in zip(outputs, got, graph.outputs, strict=True):
-        dtype = np.dtype(port.held[0])
+        dtype = np.dtype(port.border[0])
         b = as_given(port, np.frombuffer(np.ascontiguousarray(raw).tobytes(), dtype))
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
     return graph

@@ -25,7 +25,7 @@ def need_vgf() -> None:
 
 def as_held(port: Any, array: Array) -> Array:
     """An array as the graph's tensor holds it (int64 in words, unsigned integers as bits)."""
-    dtype, shape = port.held
+    dtype, shape = port.border
     return np.ascontiguousarray(array).reshape(-1).view(dtype).reshape(shape)
 
 

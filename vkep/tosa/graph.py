@@ -76,9 +76,9 @@ class TosaTensor:
     """What an operator function handles: a logical tensor (ONNX's axes) over a value whose axes may be permuted.
 
     Logical axis ``i`` is axis ``perm[i]`` of the value. ``scalar``: of rank 0 in ONNX, over a value of shape (1,).
-    ``held`` tells how a type that TOSA 1.0 has not lies in one that it has: "fits" (int64 whose values fit the int32 value),
-    "low" (the low words of an int64, good as indices), "bits" (an unsigned integer's bits in the signed type), "short" (bfloat16
-    as the float32 of the same value).
+    ``stored`` is set where TOSA 1.0 lacks the type, and names what the value stores instead: "int32" (an int64 tensor whose
+    values fit), "low_words" (the low words of an int64 tensor, sufficient for indices), "signed_bits" (an unsigned integer's
+    bits in the signed type), "float32" (the value of a bfloat16).
     """
 
     value: Value
@@ -86,7 +86,7 @@ class TosaTensor:
     scalar: bool = False
     quantized: Quantized | None = None
     table: Table | None = None
-    held: str = ""
+    stored: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -101,8 +101,8 @@ class TosaTensor:
     @property
     def dtype(self) -> str:
         """Element type of the ONNX tensor."""
-        if self.held:
-            return {"bits": f"u{self.value.dtype}", "short": "bfloat16"}.get(self.held, "int64")
+        if self.stored:
+            return {"signed_bits": f"u{self.value.dtype}", "float32": "bfloat16"}.get(self.stored, "int64")
         return self.value.dtype
 
     @property
@@ -255,7 +255,7 @@ class TosaBuilder:
         table = tensor.table
         if table is not None:
             table = Table(TosaBuilder.permute(table.ints, perm), table.outputs)
-        return TosaTensor(tensor.value, tuple(tensor.perm[p] for p in perm), tensor.scalar, known, table, tensor.held)
+        return TosaTensor(tensor.value, tuple(tensor.perm[p] for p in perm), tensor.scalar, known, table, tensor.stored)
 
     def reshape(self, tensor: TosaTensor, shape: Sequence[int]) -> TosaTensor:
         """``tensor`` with another shape of as many elements."""
@@ -270,8 +270,8 @@ class TosaBuilder:
         if tensor.table is not None:
             plain = self.reshape(replace(tensor, table=None), shape)
             return replace(plain, table=Table(self.reshape(tensor.table.ints, shape), tensor.table.outputs))
-        if tensor.held:
-            return replace(self.reshape(replace(tensor, held=""), shape), held=tensor.held)
+        if tensor.stored:
+            return replace(self.reshape(replace(tensor, stored=""), shape), stored=tensor.stored)
         value = self.ordered(tensor)
         physical = shape or (1,)
         if value.array is not None:

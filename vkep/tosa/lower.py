@@ -18,7 +18,7 @@ from vkep.tosa import registry
 from vkep.tosa.graph import ELEMENT_TYPES, MAX_RANK, PROPAGATE, Op, TosaBuilder, TosaTensor, Value
 from vkep.tosa.mlir import needed, to_mlir
 from vkep.tosa.shared import TosaWeight, shareable
-from vkep.tosa.type_legalization import SIGNED, border, handed_out, taken_in
+from vkep.tosa.type_legalization import SIGNED, border_type, from_argument, to_result
 
 #: element types that cross a graph's border
 PORT_TYPES = ELEMENT_TYPES.union(SIGNED, ("int64", "bfloat16"))
@@ -38,9 +38,9 @@ class TosaPort:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     @property
-    def held(self) -> tuple[str, tuple[int, ...]]:
+    def border(self) -> tuple[str, tuple[int, ...]]:
         """Element type and shape of the graph's tensor on the same bytes; see `vkep.tosa.type_legalization`."""
-        return border(self.dtype.name, self.shape)
+        return border_type(self.dtype.name, self.shape)
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ class TosaIsland:
             for name, tensor in zip(node.outputs, results, strict=False):
                 if not name:
                     continue
-                if tensor.held == "low":
+                if tensor.stored == "low_words":
                     raise Decline("it hands on int64 that may need all its bits; TOSA 1.0 has 32")
-                shape = border(tensor.dtype, tensor.shape)[1]
+                shape = border_type(tensor.dtype, tensor.shape)[1]
                 if tensor.dtype not in PORT_TYPES or len(shape) > MAX_RANK or 0 in shape:
                     raise Decline(f"a result of {tensor.dtype} {tensor.shape}, which TOSA 1.0 has not")
                 ports.append(TosaPort(name, DTYPES[tensor.dtype], tensor.shape))
@@ -122,11 +122,11 @@ class TosaIsland:
             self._weights.append((known, array))
             tensor = self.builder.constant(array)
         else:
-            dtype, shape = known.held
+            dtype, shape = known.border
             if known.dtype.name not in PORT_TYPES or len(shape) > MAX_RANK or 0 in shape:
                 raise Decline(f"input {name!r} is {known.dtype} {known.shape}, which TOSA 1.0 has not")
             argument = Value(dtype, shape)
-            tensor = taken_in(self.builder, argument, known.dtype.name, known.shape)
+            tensor = from_argument(self.builder, argument, known.dtype.name, known.shape)
             self.inputs[name], self._arguments[name] = known, argument
         self.tensors[name] = tensor
         return tensor
@@ -138,7 +138,7 @@ class TosaIsland:
         results: list[Value] = []
         mark = self.builder.mark()
         for name in outputs:
-            value = handed_out(self.builder, self.tensors[name])
+            value = to_result(self.builder, self.tensors[name])
             if value.array is not None or value in results or value in arguments.values():
                 value = _copy(self.builder, value)
             results.append(value)

@@ -67,7 +67,7 @@ def tosa_operator(
 
     ``types`` are the element types of its first input. A parameter named ``version`` gets the definition's version, one
     named ``count`` the node's number of outputs. ``moves``: it only moves elements, so that int64 and unsigned tensors run
-    as what they are held in. ``pointwise``: it works element by element.
+    in the types that store them. ``pointwise``: it works element by element.
     """
 
     def declare(function: Function) -> Function:
@@ -121,8 +121,8 @@ def lower_node(b: TosaBuilder, node: Node, arguments: Sequence[TosaTensor | None
     if short:
         inputs = [widened(b, t) for t in inputs]
     first = inputs[0] if inputs else None
-    held = first.held if first is not None and operator.moves else ""
-    if first is not None and first.dtype not in operator.types and not held:
+    stored = first.stored if first is not None and operator.moves else ""
+    if first is not None and first.dtype not in operator.types and not stored:
         raise Decline(f"input 0 is {first.dtype}; the TOSA lowering takes {', '.join(operator.types)}")
     unknown = set(node.attributes) - set(signature.attributes)
     if unknown:
@@ -130,8 +130,8 @@ def lower_node(b: TosaBuilder, node: Node, arguments: Sequence[TosaTensor | None
     attributes = signature.keywords(node.attributes, version=node.since_version, count=len(node.outputs))
     mark = b.mark()
     try:
-        if held:
-            inputs = [_as_moved(b, t, held, i == 0 or signature.variadic) for i, t in enumerate(inputs)]
+        if stored:
+            inputs = [_as_stored(b, t, stored, i == 0 or signature.variadic) for i, t in enumerate(inputs)]
         made = operator.function(b, *inputs, **attributes)
     except Decline:
         b.rollback(mark)
@@ -143,8 +143,8 @@ def lower_node(b: TosaBuilder, node: Node, arguments: Sequence[TosaTensor | None
     results: list[TosaTensor] = list(made) if isinstance(made, (tuple, list)) else [made]
     if short:
         return [shortened(b, t, operator.moves) if t.dtype == "float32" else t for t in results]
-    if held:
-        return [replace(t, held=held) for t in results]
+    if stored:
+        return [replace(t, stored=stored) for t in results]
     if operator.moves:
         return _with_integers(b, operator, inputs, attributes, results)
     if operator.pointwise and len(results) == 1:
@@ -174,14 +174,14 @@ def _with_integers(
     return [replace(t, quantized=Quantized(i, first.scale, first.zero)) for t, i in zip(results, made, strict=True)]
 
 
-def _as_moved(b: TosaBuilder, tensor: TosaTensor | None, held: str, is_data: bool) -> TosaTensor | None:
-    """What a tensor is held in, for an operator that only moves elements."""
+def _as_stored(b: TosaBuilder, tensor: TosaTensor | None, stored: str, is_data: bool) -> TosaTensor | None:
+    """The value that stores a tensor, for an operator that only moves elements."""
     if tensor is None or not is_data:
         return tensor
-    if tensor.held == held:
-        return replace(tensor, held="")
+    if tensor.stored == stored:
+        return replace(tensor, stored="")
     array = tensor.array
-    if array is None or tensor.held:
+    if array is None or tensor.stored:
         raise Decline(f"{tensor.dtype} of different ranges side by side")
     return bits_of(b, tensor)
 

@@ -1,9 +1,9 @@
-"""Types that TOSA 1.0 has not, held in types that it has: int64 in int32, unsigned integers as the bits of signed ones.
+"""Stores types that TOSA 1.0 lacks in types that it has: int64 in int32, unsigned integers as the bits of signed ones.
 
 bfloat16, an extension, is only cast: operators compute in float32, and each result is rounded.
 
 At a graph's border an int64 tensor is bound as the int32 tensor [..., 2] of its words (low word first), the same bytes; an
-unsigned one as the signed type of its width. See `TosaTensor.held`.
+unsigned one as the signed type of its width. See `TosaTensor.stored`.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ import numpy as np
 
 from vkep.tosa.graph import Array, TosaBuilder, TosaTensor, Value
 
-#: the signed type that holds an unsigned one's bits
+#: maps an unsigned type to the signed type that stores its bits
 SIGNED = {"uint8": "int8", "uint16": "int16", "uint32": "int32"}
 
 
-def border(dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
-    """Element type and shape of the TOSA tensor that carries a model's tensor across the graph's border."""
+def border_type(dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    """Element type and shape of the TOSA argument or result for a model's tensor."""
     if dtype == "int64":
         return "int32", (*shape, 2)
     return SIGNED.get(dtype, dtype), shape or (1,)
 
 
-def taken_in(b: TosaBuilder, raw: Value, dtype: str, shape: tuple[int, ...]) -> TosaTensor:
-    """The model's tensor behind an argument of the type and shape that `border` gives."""
+def from_argument(b: TosaBuilder, raw: Value, dtype: str, shape: tuple[int, ...]) -> TosaTensor:
+    """Convert an argument of the type and shape of `border_type` to the model's tensor."""
     if dtype == "bfloat16":
         wide = b.op("cast", [raw], raw.shape, "float32")
-        return TosaTensor(wide, tuple(range(len(wide.shape))), scalar=not shape, held="short")
+        return TosaTensor(wide, tuple(range(len(wide.shape))), scalar=not shape, stored="float32")
     if dtype != "int64":
         made = TosaTensor(raw, tuple(range(len(raw.shape))), scalar=not shape)
-        return replace(made, held="bits") if dtype in SIGNED else made
+        return replace(made, stored="signed_bits") if dtype in SIGNED else made
     starts, sizes = [0] * len(raw.shape), [*raw.shape[:-1], 1]
     low = b.op("slice", [raw, b.shape_value(starts), b.shape_value(sizes)], sizes)
     words = b.reshape(TosaTensor(low, tuple(range(len(low.shape)))), shape)
-    return replace(words, held="low")
+    return replace(words, stored="low_words")
 
 
-def handed_out(b: TosaBuilder, tensor: TosaTensor) -> Value:
-    """The value that `border` describes, of a tensor in ONNX's order."""
+def to_result(b: TosaBuilder, tensor: TosaTensor) -> Value:
+    """Convert a tensor to a result of the type and shape of `border_type`, in ONNX's order of axes."""
     value = b.ordered(tensor)
-    if tensor.held == "short":
+    if tensor.stored == "float32":
         return b.op("cast", [value], value.shape, "bfloat16")
-    if tensor.held != "fits":
+    if tensor.stored != "int32":
         return value
     shape = (*tensor.shape, 1)
-    low = b.reshape(replace(tensor, held=""), shape)
+    low = b.reshape(replace(tensor, stored=""), shape)
     count = b.constant(np.full((1,) * len(shape), 31, np.int32))
     high = b.elementwise("arithmetic_right_shift", low, count, attributes={"round": "false"})  # all bits the sign
     words = [b.ordered(low), b.ordered(high)]
@@ -55,31 +55,31 @@ def handed_out(b: TosaBuilder, tensor: TosaTensor) -> Value:
 
 
 def widened(b: TosaBuilder, tensor: TosaTensor | None) -> TosaTensor | None:
-    """bfloat16 as float32, the rest as it is."""
+    """Convert bfloat16 to float32; other tensors are unchanged."""
     if tensor is None or tensor.dtype != "bfloat16":
         return tensor
-    return replace(tensor, held="") if tensor.held else b.constant(tensor.array, "float32")
+    return replace(tensor, stored="") if tensor.stored else b.constant(tensor.array, "float32")
 
 
 def shortened(b: TosaBuilder, tensor: TosaTensor, exact: bool = False) -> TosaTensor:
-    """float32 as bfloat16: rounded, unless it is known to be ``exact``."""
+    """Convert float32 to bfloat16: rounded, unless it is known to be ``exact``."""
     if not exact:
         value = b.op("cast", [tensor.value], tensor.value.shape, "bfloat16")
         tensor = TosaTensor(b.op("cast", [value], value.shape, "float32"), tensor.perm, tensor.scalar)
-    return replace(tensor, held="short", quantized=None, table=None)
+    return replace(tensor, stored="float32", quantized=None, table=None)
 
 
 def as_int64(tensor: TosaTensor) -> TosaTensor:
     """An int32 tensor as the int64 tensor of the same numbers."""
-    return replace(tensor, held="fits", quantized=None, table=None)
+    return replace(tensor, stored="int32", quantized=None, table=None)
 
 
 def bits_of(b: TosaBuilder, tensor: TosaTensor) -> TosaTensor:
     """An integer tensor in a signed type, bit for bit; of int64 only what fits in 32 bits. Raises `Decline`."""
-    if tensor.held == "low":
+    if tensor.stored == "low_words":
         b.decline("int64 from outside the graph, of which TOSA's int32 holds only indices")
-    if tensor.held:
-        return replace(tensor, held="")
+    if tensor.stored:
+        return replace(tensor, stored="")
     array = tensor.array
     if array is None or array.dtype.kind not in "iu":
         return tensor
@@ -106,9 +106,9 @@ def index_of(b: TosaBuilder, tensor: TosaTensor, size: int) -> TosaTensor:
         if wanted.size == 0 or wanted.min() < 0 or wanted.max() >= size:
             b.decline("indices outside the axis, or none")
         return b.constant(wanted.astype(np.int32))
-    if tensor.held not in ("fits", "low") and tensor.dtype != "int32":
+    if tensor.stored not in ("int32", "low_words") and tensor.dtype != "int32":
         b.decline(f"indices of type {tensor.dtype}")
-    plain = replace(tensor, held="")
+    plain = replace(tensor, stored="")
     negative = b.elementwise("greater", b.fill(plain, 0), plain, dtype="bool")
     from_end = b.add(plain, b.fill(plain, size))
     return b.clamp(b.select(negative, from_end, plain), 0, size - 1)
@@ -126,5 +126,5 @@ def flip(b: TosaBuilder, tensor: TosaTensor) -> TosaTensor:
         mask = Value("int8", (1,) * len(value.shape), np.full((1,) * len(value.shape), -128, np.int8))
         made_value = b.op("bitwise_xor", [value, mask], value.shape)
         b.flipped[value], b.flipped[made_value] = made_value, value
-    held = "" if tensor.held == "bits" else "bits"
-    return TosaTensor(b.flipped[value], tensor.perm, tensor.scalar, held=held)
+    stored = "" if tensor.stored == "signed_bits" else "signed_bits"
+    return TosaTensor(b.flipped[value], tensor.perm, tensor.scalar, stored=stored)

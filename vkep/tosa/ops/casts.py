@@ -37,7 +37,7 @@ def cast_to(b: TosaBuilder, x: TosaTensor, dtype: str) -> TosaTensor:
         return cast_to(b, widened(b, x) or x, dtype)
     if dtype == "bfloat16":
         return shortened(b, cast_to(b, x, "float32"), x.dtype == "bool")
-    if x.held:
+    if x.stored:
         return _from_held(b, x, dtype)
     if dtype == "int64":
         if x.dtype in FLOATS:
@@ -48,7 +48,7 @@ def cast_to(b: TosaBuilder, x: TosaTensor, dtype: str) -> TosaTensor:
             b.decline("floats as uint32: TOSA 1.0 has integers of 31 bits and a sign")
         wide = cast_to(b, x, "int32")
         kept = wide if dtype == "uint32" else b.elementwise("cast", wide, dtype=SIGNED[dtype])
-        return replace(kept, held="bits")
+        return replace(kept, stored="signed_bits")
     if x.dtype in FLOATS and dtype == "bool":
         equal = b.elementwise("equal", x, b.fill(x, 0), dtype="bool")
         return b.unary("logical_not", equal)
@@ -67,10 +67,10 @@ def truncated(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
 
 
 def _from_held(b: TosaBuilder, x: TosaTensor, dtype: str) -> TosaTensor:
-    if x.held == "low" and dtype == "int32":  # ONNX does not define the result for values out of range
-        return replace(x, held="")
+    if x.stored == "low_words" and dtype == "int32":  # ONNX does not define the result for values out of range
+        return replace(x, stored="")
     plain = bits_of(b, x)
-    if x.held == "bits":
+    if x.stored == "signed_bits":
         if x.dtype == "uint32":
             if dtype != "int32":
                 b.decline(f"uint32 as {dtype}: TOSA 1.0 has integers of 31 bits and a sign")

@@ -79,9 +79,9 @@ def _tuples(b: TosaBuilder, shape: Sequence[int], indices: TosaTensor, base: np.
         b.decline(f"index tuples of {count} for {len(shape)} axes")
     parts = []
     for i in range(count):
-        plain = indices if indices.array is not None else replace(indices, held="")
+        plain = indices if indices.array is not None else replace(indices, stored="")
         column = b.reshape(block_of(b, plain, indices.rank - 1, i, 1), indices.shape[:-1])
-        column = column if indices.array is not None else replace(column, held=indices.held)
+        column = column if indices.array is not None else replace(column, stored=indices.stored)
         parts.append((index_of(b, column, shape[i]), math.prod(shape[i + 1 : count])))
     return _sum_of(b, parts, base), count
 
@@ -101,7 +101,7 @@ def gather_nd(b: TosaBuilder, x: TosaTensor, indices: TosaTensor, *, batch_dims:
 
 def _scattered(b: TosaBuilder, x: TosaTensor, numbers: TosaTensor, updates: TosaTensor, width: int) -> TosaTensor:
     """TOSA's SCATTER: rows of ``x`` replaced by those of ``updates``, each at most once."""
-    if updates.dtype != x.dtype or updates.held:
+    if updates.dtype != x.dtype or updates.stored:
         b.decline(f"updates of {updates.dtype} for {x.dtype}")
     if numbers.array is not None and len(np.unique(numbers.array)) != numbers.size:
         b.decline("an index twice; TOSA's SCATTER writes each row once")

@@ -53,7 +53,7 @@ for _comparison in (
 
 def _on_bits(b: TosaBuilder, name: str, x: TosaTensor, *others: TosaTensor) -> TosaTensor:
     made = b.elementwise(name, bits_of(b, x), *(bits_of(b, t) for t in others))
-    return replace(made, held="bits") if x.dtype in SIGNED else made
+    return replace(made, stored="signed_bits") if x.dtype in SIGNED else made
 
 
 def _declare_bitwise(op_type: str, name: str) -> None:
