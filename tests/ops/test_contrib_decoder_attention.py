@@ -187,4 +187,4 @@ def test_blocks_that_do_not_fit() -> None:
         "SparseAttention", inputs, outputs=("y", "a", "b"), constants=constants, domain="com.microsoft", **attributes
     )
     with pytest.raises(VkepError, match=r"block_col_indices has \[0, 5\] in row 1, expected 0 to 1"):
-        on_vulkan(model, inputs)  # type: ignore[arg-type]
+        on_vulkan(model, inputs)

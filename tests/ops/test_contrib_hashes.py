@@ -71,4 +71,4 @@ def test_refused() -> None:
     inputs = _trimmed(_inputs(np.int64, 2, 5))
     wrong = model_of("NGramHashMapping", inputs, domain="com.microsoft", **ATTRIBUTES | {"n_head_per_ngram": 3})
     with pytest.raises(VkepError, match=r"vocab_sizes has shape \[4\], expected \[6\]"):
-        on_vulkan(wrong, inputs)  # type: ignore[arg-type]
+        on_vulkan(wrong, inputs)
