@@ -103,7 +103,9 @@ def from_numpy(dtype: np.dtype) -> DType:
 def onnx_name(number: int) -> str:
     """A readable name for any ``TensorProto.DataType``."""
     known = _BY_ONNX.get(number)
-    return known.onnx_name if known else TensorProto.DataType.Name(number).lower()
+    if known is not None:
+        return known.onnx_name
+    return TensorProto.DataType.Name(number).lower() if number in TensorProto.DataType.values() else f"type {number}"
 
 
 def load_code(dtype: DType, element: str) -> str:

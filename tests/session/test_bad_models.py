@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,44 @@ def context(own_context: SharedGpuContext) -> Any:
 def test_models_that_do_not_open(context: SharedGpuContext, source: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         InferenceSession(source, context=context)
+
+
+def _unknown_weight_type(proto: onnx.ModelProto) -> None:
+    proto.graph.initializer[0].data_type = 1 << 20
+
+
+def _unknown_input_type(proto: onnx.ModelProto) -> None:
+    proto.graph.input[0].type.tensor_type.elem_type = 127
+
+
+def _reference_in_the_graph(proto: onnx.ModelProto) -> None:
+    proto.graph.node[0].op_type = "Softmax"
+    del proto.graph.node[0].input[1:]
+    proto.graph.node[0].attribute.append(onnx.AttributeProto(name="axis", type=2, i=0, ref_attr_name="t"))
+
+
+def _one_function_twice(proto: onnx.ModelProto) -> None:
+    function = helper.make_function("f", "F", ["x"], ["y"], [helper.make_node("Relu", ["x"], ["y"])], OPSETS)
+    proto.functions.extend([function, function])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_unknown_weight_type, "type 1048576"),
+        (_unknown_input_type, "'x' has the element type 127, which ONNX has not"),
+        (_reference_in_the_graph, "'axis'.*reference"),
+        (_one_function_twice, "functions cannot be inlined"),
+    ],
+)
+def test_fields_that_onnx_does_not_check(
+    vulkan: object, damage: Callable[[onnx.ModelProto], None], message: str
+) -> None:
+    proto = model("g (float[2,3] x) => (float[2,3] y) { t = Add(x, b) y = Relu(t) }")
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones(3, np.float32), "b"))
+    damage(proto)
+    with pytest.raises(InvalidModelError, match=message):
+        InferenceSession(proto)
 
 
 @pytest.mark.parametrize(

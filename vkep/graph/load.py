@@ -70,7 +70,10 @@ def load_model(
         for index, content in contents.items():
             proto.graph.initializer[index].raw_data = content().tobytes()
         contents = {}
-        proto = inliner.inline_local_functions(proto)
+        try:
+            proto = inliner.inline_local_functions(proto)
+        except (onnx.checker.ValidationError, RuntimeError) as error:
+            raise InvalidModelError(f"{name}: its functions cannot be inlined: {error}") from error
     proto = normalize(proto, name)
     for node, unknown in with_ignored_attributes(proto.graph):
         text = f"{name}: {node.op_type} {node.name!r} has no attribute {', '.join(map(repr, sorted(unknown)))}"
@@ -316,7 +319,10 @@ def _attributes(proto: onnx.NodeProto) -> dict[str, Any]:
     for attribute in proto.attribute:
         if attribute.name in ignored:
             continue
-        value = helper.get_attribute_value(attribute)
+        try:
+            value = helper.get_attribute_value(attribute)
+        except ValueError as error:  # a reference to a function's attribute, or a type that ONNX has not
+            raise InvalidModelError(f"{proto.op_type} {proto.name!r}: attribute {attribute.name!r}: {error}") from error
         if attribute.type == onnx.AttributeProto.STRING:
             value = value.decode("utf-8", "replace")
         elif attribute.type == onnx.AttributeProto.STRINGS:
@@ -346,6 +352,8 @@ def _value_info(proto: onnx.ValueInfoProto) -> ValueInfo:
     if not proto.type.HasField("tensor_type"):  # a body may omit the types of its outputs
         return ValueInfo(proto.name, 0, None, proto.type if proto.type.WhichOneof("value") is not None else None)
     tensor = proto.type.tensor_type
+    if tensor.elem_type not in onnx.TensorProto.DataType.values():
+        raise InvalidModelError(f"the value {proto.name!r} has the element type {tensor.elem_type}, which ONNX has not")
     if not tensor.HasField("shape"):
         return ValueInfo(proto.name, tensor.elem_type, None)
     return ValueInfo(proto.name, tensor.elem_type, tuple(_dim(d) for d in tensor.shape.dim))

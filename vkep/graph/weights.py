@@ -283,7 +283,7 @@ def _tensor_to_array(proto: onnx.TensorProto, name: str, content: np.ndarray | N
         if proto.HasField("raw_data") and dtype is not None and not dtype.sub_byte_bits:
             return np.frombuffer(proto.raw_data, dtype.numpy).reshape(tuple(proto.dims))
         return numpy_helper.to_array(proto)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, KeyError) as error:  # KeyError: a type that ONNX has not
         raise InvalidModelError(
             f"weight {name!r}: its data does not fit type {dtypes.onnx_name(proto.data_type)} "
             f"and shape {tuple(proto.dims)}: {error}"
