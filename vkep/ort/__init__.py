@@ -68,8 +68,13 @@ def register(name: str = REGISTRATION_NAME) -> None:
         if any(device.ep_name == EP_NAME for device in onnxruntime.get_ep_devices()):
             return
         path = get_library_path()
-        if not importlib.import_module("vkep.ort.factory").is_registered():
-            onnxruntime.register_execution_provider_library(name, path)
+        factory = importlib.import_module("vkep.ort.factory")
+        if not factory.is_registered():
+            try:
+                onnxruntime.register_execution_provider_library(name, path)
+            except BaseException:
+                factory.forget_registration()
+                raise
 
 
 def unregister(name: str = REGISTRATION_NAME) -> None:

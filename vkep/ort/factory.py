@@ -239,6 +239,12 @@ def _release_factory(factory: Any) -> None:
     released.devices.release_virtual()
 
 
+def forget_registration() -> None:
+    """After ONNX Runtime refused the library, which releases no factory then: another attempt may succeed."""
+    for factory in live("OrtEpFactory"):
+        factory.registered = False
+
+
 @entry_point("vkep_RegisterCustomOps")
 def _register_custom_operators(options: Any, base: Any) -> None:
     for factory in live("OrtEpFactory"):
