@@ -243,6 +243,28 @@ def test_svm_classifier(dtype: Any, kernel: str, classes: int, transform: str) -
     )
 
 
+@pytest.mark.parametrize("classes", [2, 3, 7])
+@pytest.mark.parametrize("transform", ["NONE", "SOFTMAX", "LOGISTIC"])
+def test_svm_classifier_of_probabilities(classes: int, transform: str) -> None:
+    pairs, vectors = classes * (classes - 1) // 2, 2 * classes
+    check_ml(
+        "SVMClassifier",
+        {"x": features()},
+        ("label", "scores"),
+        kernel_type="RBF",
+        kernel_params=[0.1, 0.5, 3.0],
+        classlabels_ints=list(range(classes)),
+        vectors_per_class=[2] * classes,
+        coefficients=RNG.normal(0, 1, (classes - 1) * vectors).astype(np.float32).tolist(),
+        support_vectors=RNG.normal(0, 1, 4 * vectors).astype(np.float32).tolist(),
+        rho=RNG.normal(0, 0.1, pairs).astype(np.float32).tolist(),
+        prob_a=RNG.uniform(-4, -1, pairs).astype(np.float32).tolist(),
+        prob_b=RNG.normal(0, 0.3, pairs).astype(np.float32).tolist(),
+        post_transform=transform,
+        rtol=1e-4,
+    )
+
+
 @pytest.mark.parametrize(("classes", "least"), [(2, -1), (2, 0), (3, -1)])
 def test_svm_classifier_without_supports(classes: int, least: float) -> None:
     coefficients = RNG.uniform(least, 1, 4 * classes).astype(np.float32).tolist()

@@ -8,6 +8,7 @@ import numpy as np
 
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
+from vkep.kernels.coupling import CoupledProblem
 from vkep.ops.contraction import matrix_product
 from vkep.ops.ml_scores import (
     FEATURES,
@@ -94,13 +95,11 @@ def svm_classifier(
     labels, rows, counts = list(classlabels_ints), rows_of(b, x), list(vectors_per_class)
     if len(labels) < 2:
         b.decline(f"{len(labels)} class labels; the kernels take two or more integers")
-    if prob_a or prob_b:
-        b.decline("prob_a and prob_b: probabilities of pairs, which are coupled by an iteration")
     total = sum(counts)
     if min(counts, default=0) < 0 or (total and len(counts) != len(labels)):
         b.invalid(f"vectors_per_class is {counts} for {len(labels)} classes")
     if not total:
-        return _liblinear(b, rows, labels, coefficients, rho, post_transform)
+        return _liblinear(b, rows, labels, coefficients, rho, post_transform, bool(prob_a))
     pairs = len(labels) * (len(labels) - 1) // 2
     if len(coefficients) < (len(labels) - 1) * total or len(rho) < pairs:
         b.invalid(
@@ -115,9 +114,22 @@ def svm_classifier(
     wins = b.pointwise("({0} > 0.0 ? 1.0 : 0.0)", scores)
     votes = b.pointwise("add", matrix_product(b, wins, b.constant(first - second)), b.constant(second.sum(0)))
     label = labels_at(b, labels, votes)
+    if prob_a or prob_b:
+        return [label, transformed(b, _probabilities(b, scores, len(labels), prob_a, prob_b), post_transform)]
     if pairs > 1:
         return [label, transformed(b, scores, post_transform)]
     return [label, two_scores(b, scores, post_transform, complement=post_transform != "NONE")]
+
+
+def _probabilities(b: Builder, scores: Tensor, classes: int, prob_a: Floats, prob_b: Floats) -> Tensor:
+    """[rows, classes] from the scores of pairs of classes, each with the parameters of its sigmoid (Platt)."""
+    pairs = scores.shape[1]
+    if len(prob_a) != len(prob_b) or len(prob_a) < pairs:
+        b.invalid(f"{len(prob_a)} values of prob_a and {len(prob_b)} of prob_b for {pairs} pairs of classes")
+    slope, offset = (b.constant(np.array(values[:pairs], np.float32)) for values in (prob_a, prob_b))
+    first = b.expr("(1.0 / (1.0 + exp({0} * {1} + {2})))", scores, slope, offset)
+    inside = b.store(b.expr("limited({0}, 1e-7, 1.0 - 1e-7)", first), FLOAT, shape=scores.shape)
+    return b.result(CoupledProblem(scores.shape[0], classes), inside)
 
 
 def _pairs(counts: Ints, coefficients: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -135,9 +147,11 @@ def _pairs(counts: Ints, coefficients: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _liblinear(
-    b: Builder, rows: Tensor, labels: Ints, coefficients: Floats, rho: Floats, post_transform: str
+    b: Builder, rows: Tensor, labels: Ints, coefficients: Floats, rho: Floats, post_transform: str, by_score: bool
 ) -> list[Tensor]:
-    """A machine without support vectors: a row of coefficients for each class, and the first element of rho for all."""
+    """A machine without support vectors: a row of coefficients for each class, and the first of rho for all. ``by_score``: the
+    label of two, too, is that of the greater score.
+    """
     if not rho or len(coefficients) // len(labels) != rows.shape[1]:
         b.invalid(
             f"{len(coefficients)} coefficients, {len(rho)} values of rho: {len(labels)} classes, {rows.shape[1]} features"
@@ -146,7 +160,7 @@ def _liblinear(
     matrix = matrix_of(b, "coefficients", used, len(labels), rows.shape[1])
     scores = b.pointwise("add", matrix_product(b, rows, matrix.transpose((1, 0))), float(rho[0]))
     label = labels_at(b, labels, scores)
-    if len(labels) == 2:
+    if len(labels) == 2 and not by_score:
         most = reduce_axes(b, "max", scores, [1], keepdims=True)
         positive = min(coefficients) >= 0
         best = b.expr("({0} >= {1})" if positive else "({0} > {1})", most, 0.5 if positive else 0.0, ctype="bool")

@@ -1,0 +1,54 @@
+"""Probabilities of classes from those of their pairs (``shaders/coupled_probabilities.comp``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.launch import flat_lanes
+from vkep.kernels.problem import Need, Problem
+from vkep.kernels.select import Candidate, Emission, implement
+
+COUPLED = Kernel(
+    "coupled_probabilities.comp",
+    operands=(Operand("pairs"), *(Operand(name, writes=True) for name in ("q", "qp", "y"))),
+    params=uints("rows", "classes"),
+    reach=lambda call: {
+        "pairs": 4 * call["rows"] * (call["classes"] * (call["classes"] - 1) // 2),
+        "q": 4 * call["rows"] * call["classes"] ** 2,
+        **dict.fromkeys(("qp", "y"), 4 * call["rows"] * call["classes"]),
+    },
+)
+
+
+@dataclass(frozen=True)
+class CoupledProblem(Problem):
+    """``y`` [rows, classes]: probabilities that agree best with those of the first class of each pair (i, j) of classes,
+    ``pairs`` [rows, classes * (classes - 1) / 2], in the order (0, 1), (0, 2), ..., (1, 2), ... All are float32.
+    """
+
+    rows: int
+    classes: int
+
+    def needs(self) -> tuple[Need, ...]:
+        return (Need("pairs", "float32", (self.rows, self.classes * (self.classes - 1) // 2)),)
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("y", "float32", (self.rows, self.classes)),)
+
+
+def _coupled(problem: CoupledProblem, e: Emission) -> KernelCall:
+    rows, classes = problem.rows, problem.classes
+    scratch = {
+        "q": e.target.scratch("float32", (rows, classes, classes)),
+        "qp": e.target.scratch("float32", (rows, classes)),
+    }
+    return COUPLED.call(
+        **flat_lanes(e.caps, rows),
+        operands={**e.operands, **scratch},
+        params={"rows": rows, "classes": classes},
+        flops=20 * rows * classes**3,
+    )
+
+
+implement(CoupledProblem, Candidate("a lane a row", _coupled))
