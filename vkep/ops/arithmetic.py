@@ -9,7 +9,8 @@ from vkep.ir.builder import Builder, Operand
 from vkep.ir.expr import Expr
 from vkep.ir.pointwise_ops import NAN
 from vkep.ir.tensor import Tensor, broadcast_shapes
-from vkep.ops.allowed import ARITHMETIC, FLOATING, SIGNED, SINGLE, UNSIGNED, every
+from vkep.ops import doubles
+from vkep.ops.allowed import ARITHMETIC, FLOATING, SIGNED, UNSIGNED, every
 from vkep.ops.registry import onnx_history, operator
 
 _BOOL = dtypes.DTYPES["bool"]
@@ -98,6 +99,9 @@ def _power(b: Builder, x: Tensor, y: Tensor) -> Tensor:
         if value in simple:
             return b.store(b.expr(simple[value], x), x.dtype, shape=broadcast_shapes(x.shape, y.shape))
     shape = _broadcast(b, (x, y))
+    if x.dtype.name == "float64":
+        wide = b.expr("same" if y.dtype is x.dtype else "cast", y, ctype="double")
+        return b.store(doubles.power(b, b.expr("same", x), wide), x.dtype, shape=shape)
     power = b.expr("cast", y, ctype="float")
     real = b.expr("accurate_pow({0}, {1})", b.expr("cast", x, ctype="float"), power)
     if x.dtype.kind == "float":
@@ -126,7 +130,7 @@ _declare_binary("Add", "add", ARITHMETIC)
 _declare_binary("Sub", "sub", ARITHMETIC)
 _declare_binary("Mul", "mul", ARITHMETIC)
 _declare_binary("Div", _divide, ARITHMETIC)
-_declare_binary("Pow", _power, (*SINGLE, "int32", "int64"))
+_declare_binary("Pow", _power, (*FLOATING, "int32", "int64"))
 _declare_binary("And", "and", ("bool",))
 _declare_binary("Or", "or", ("bool",))
 _declare_binary("Xor", "ne", ("bool",))

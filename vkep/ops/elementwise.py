@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 from vkep import dtypes
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.pointwise_ops import NAN
 from vkep.ir.tensor import Tensor
+from vkep.ops import doubles
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SIGNED, SINGLE, UNSIGNED, every
 from vkep.ops.registry import operator
 
@@ -55,8 +53,14 @@ _SINGLE = {
 }
 
 
+def _in_double(b: Builder, op_type: str, x: Tensor) -> Tensor:
+    return b.store(doubles.UNARY[op_type](b, b.expr("same", x)), x.dtype)
+
+
 def _declare_unary(op_type: str, op: str, among: tuple[str, ...]) -> None:
     def lower(b: Builder, x: Tensor) -> Tensor:
+        if x.dtype.name == "float64" and op_type in doubles.UNARY:
+            return _in_double(b, op_type, x)
         return b.pointwise(op, x)
 
     lower.__name__ = op_type.lower()
@@ -68,68 +72,21 @@ def _declare_unary(op_type: str, op: str, among: tuple[str, ...]) -> None:
 for _name, _template in _EXACT.items():
     _declare_unary(_name, _template, FLOATING)
 for _name, _template in _SINGLE.items():
-    _declare_unary(_name, _template, SINGLE)
+    _declare_unary(_name, _template, FLOATING)
 
 
 @operator("Exp", since=6, types={"T": every("Exp", among=FLOATING)})
 def exp(b: Builder, x: Tensor) -> Tensor:
     if x.dtype.name == "float64":
-        return b.store(_double_exp(b, b.expr("same", x)), x.dtype)
+        return _in_double(b, "Exp", x)
     return b.pointwise("exp", x)
 
 
 @operator("Log", since=6, types={"T": every("Log", among=FLOATING)})
 def log(b: Builder, x: Tensor) -> Tensor:
     if x.dtype.name == "float64":
-        return b.store(_double_log(b, b.expr("same", x)), x.dtype)
+        return _in_double(b, "Log", x)
     return b.pointwise("accurate_log({0})", x)
-
-
-def _polynomial(variable: str, coefficients: Sequence[float]) -> str:
-    """GLSL for a polynomial in double precision, the constant coefficient first (Horner's scheme)."""
-    code = f"{coefficients[-1]!r}lf"
-    for c in reversed(coefficients[:-1]):
-        code = f"({c!r}lf + {variable} * {code})"
-    return code
-
-
-def _double_exp(b: Builder, x: Expr) -> Expr:
-    """exp in double precision, which GLSL lacks: 2**n times the series of the remainder, whose magnitude is below ln(2)
-    / 2."""
-    n = b.expr("roundEven(clamp({0}, -800.0lf, 800.0lf) * 1.4426950408889634lf)", x)
-    # ln(2) in two parts, the first with few bits, so that the product with n is exact
-    rest = b.expr("({0} - {1} * 0.693147180369123816490lf - {1} * 1.90821492927058770002e-10lf)", x, n)
-    series = b.expr(_polynomial("{0}", [1 / math.factorial(k) for k in range(14)]), rest)
-    half = b.expr("(int({0}) / 2)", n, ctype="int")
-    power = "packDouble2x32(uvec2(0u, uint({0} + 1023) << 20))"
-    low = b.expr(power, half, ctype="double")
-    high = b.expr(power, b.expr("(int({0}) - {1})", n, half, ctype="int"), ctype="double")
-    infinity = "packDouble2x32(uvec2(0u, 0x7ff00000u))"
-    scaled = b.expr("({0} * {1} * {2})", series, low, high)
-    return b.expr(f"({{0}} > 709.79lf ? {infinity} : ({{0}} < -745.2lf ? 0.0lf : {{1}}))", x, scaled)
-
-
-def _double_log(b: Builder, x: Expr) -> Expr:
-    """log in double precision: the exponent's part, and the series of atanh for a mantissa near 1."""
-    normal = b.expr("({0} < 2.2250738585072014e-308lf ? {0} * 18014398509481984.0lf : {0})", x)  # 2**54
-    words = b.expr("unpackDouble2x32({0})", normal, ctype="uvec2")
-    mantissa = b.expr("packDouble2x32(uvec2({0}.x, ({0}.y & 0xfffffu) | 0x3ff00000u))", words, ctype="double")
-    above = b.expr("({0} > 1.4142135623730951lf)", mantissa, ctype="bool")
-    m = b.expr("({1} ? {0} * 0.5lf : {0})", mantissa, above)
-    exponent = b.expr(
-        "double(int({0}.y >> 20) - 1023 + ({1} ? 1 : 0) - ({2} < 2.2250738585072014e-308lf ? 54 : 0))",
-        words, above, x, ctype="double",
-    )  # fmt: skip
-    s = b.expr("(({0} - 1.0lf) / ({0} + 1.0lf))", m)
-    series = b.expr("(2.0lf * {0} * " + _polynomial("({0} * {0})", [1 / (2 * k + 1) for k in range(12)]) + ")", s)
-    result = b.expr("({0} * 1.90821492927058770002e-10lf + {1} + {0} * 0.693147180369123816490lf)", exponent, series)
-    special = "({0} == 0.0lf ? -{2} : ({0} < 0.0lf || isnan({0}) ? {0} * {3} : (isinf({0}) ? {0} : {1})))"
-    return b.expr(
-        special.replace("{2}", "packDouble2x32(uvec2(0u, 0x7ff00000u))").replace(
-            "{3}", "packDouble2x32(uvec2(0u, 0x7ff80000u))"
-        ),
-        x, result,
-    )  # fmt: skip
 
 
 def _log1p(b: Builder, x: Expr) -> Expr:
@@ -140,13 +97,17 @@ def _softplus(b: Builder, x: Expr) -> Expr:
     return b.expr("({0} > 20.0 ? {0} : {1})", x, _log1p(b, b.expr("exp", x)))
 
 
-@operator("Softplus", types={"T": every("Softplus", among=SINGLE)})
+@operator("Softplus", types={"T": every("Softplus", among=FLOATING)})
 def softplus(b: Builder, x: Tensor) -> Tensor:
+    if x.dtype.name == "float64":
+        return _in_double(b, "Softplus", x)
     return b.store(_softplus(b, b.expr("same", x)), x.dtype)
 
 
-@operator("Asinh", types={"T": every("Asinh", among=SINGLE)})
+@operator("Asinh", types={"T": every("Asinh", among=FLOATING)})
 def asinh(b: Builder, x: Tensor) -> Tensor:
+    if x.dtype.name == "float64":
+        return _in_double(b, "Asinh", x)
     v = b.expr("same", x)
     size = b.expr("abs", v)
     near = _log1p(b, b.expr("({0} + {0} * {0} / (1.0 + sqrt({0} * {0} + 1.0)))", size))
@@ -154,16 +115,20 @@ def asinh(b: Builder, x: Tensor) -> Tensor:
     return b.store(b.expr("({0} < 0.0 ? -{1} : {1})", v, result), x.dtype)
 
 
-@operator("Acosh", types={"T": every("Acosh", among=SINGLE)})
+@operator("Acosh", types={"T": every("Acosh", among=FLOATING)})
 def acosh(b: Builder, x: Tensor) -> Tensor:
+    if x.dtype.name == "float64":
+        return _in_double(b, "Acosh", x)
     v = b.expr("({0} - 1.0)", x)
     near = _log1p(b, b.expr("({0} + sqrt({0} * ({0} + 2.0)))", v))
     result = b.expr("({0} > 1e9 ? log_of_double({0}) : {1})", v, near)
     return b.store(b.expr(f"({{0}} < 0.0 ? {NAN} : {{1}})", v, result), x.dtype)
 
 
-@operator("Atanh", types={"T": every("Atanh", among=SINGLE)})
+@operator("Atanh", types={"T": every("Atanh", among=FLOATING)})
 def atanh(b: Builder, x: Tensor) -> Tensor:
+    if x.dtype.name == "float64":
+        return _in_double(b, "Atanh", x)
     v = b.expr("same", x)
     size = b.expr("abs", v)
     half = b.expr("(0.5 * {0})", _log1p(b, b.expr("(2.0 * {0} / (1.0 - {0}))", size)))
@@ -223,10 +188,17 @@ def is_inf(b: Builder, x: Tensor, *, detect_negative: int = 1, detect_positive: 
     return b.pointwise(f"(isinf({{0}}){side})", _read(b, x), dtype=_BOOL)
 
 
-@operator("Gelu", since=20, types={"T": every("Gelu", among=SINGLE)})
+@operator("Gelu", since=20, types={"T": every("Gelu", among=FLOATING)})
 def gelu(b: Builder, x: Tensor, *, approximate: str = "none") -> Tensor:
     if approximate not in ("none", "tanh"):
         b.invalid(f"approximate is {approximate!r}, expected 'none' or 'tanh'")
+    if x.dtype.name == "float64":
+        v = b.expr("same", x)
+        inner = b.expr("({0} * 0.7071067811865476lf)", v)
+        if approximate == "tanh":
+            inner = b.expr("(0.7978845608028654lf * ({0} + 0.044715lf * {0} * {0} * {0}))", v)
+        grown = doubles.UNARY["Tanh" if approximate == "tanh" else "Erf"](b, inner)
+        return b.store(b.expr("(0.5lf * {0} * (1.0lf + {1}))", v, grown), x.dtype)
     return b.pointwise("gelu_tanh({0})" if approximate == "tanh" else "gelu({0})", x)
 
 
@@ -265,17 +237,20 @@ def thresholded_relu(b: Builder, x: Tensor, *, alpha: float = 1.0) -> Tensor:
     return b.pointwise("({0} > {1} ? {0} : {2})", x, alpha, 0)
 
 
-@operator("Shrink", types={"T": every("Shrink", among=(*SINGLE, *SIGNED, *UNSIGNED))})
+@operator("Shrink", types={"T": every("Shrink", among=(*FLOATING, *SIGNED, *UNSIGNED))})
 def shrink(b: Builder, x: Tensor, *, bias: float = 0.0, lambd: float = 0.5) -> Tensor:
-    v = b.expr("same" if x.dtype.kind == "float" else "cast", x, ctype="float")
-    shrunk = b.expr("({0} < -{2} ? {0} + {1} : ({0} > {2} ? {0} - {1} : 0.0))", v, bias, lambd)
+    v = b.expr("same", x) if x.dtype.kind == "float" else b.expr("cast", x, ctype="float")
+    shrunk = b.expr("({0} < -{2} ? {0} + {1} : ({0} > {2} ? {0} - {1} : {3}))", v, bias, lambd, 0)
     if x.dtype.kind == "float":
         return b.store(shrunk, x.dtype)
     return b.store(b.expr("cast", shrunk, ctype=x.dtype.glsl_compute), x.dtype)
 
 
-@operator("Mish", types={"T": every("Mish", among=SINGLE)})
+@operator("Mish", types={"T": every("Mish", among=FLOATING)})
 def mish(b: Builder, x: Tensor) -> Tensor:
+    if x.dtype.name == "float64":
+        v = b.expr("same", x)
+        return b.store(b.expr("({0} * {1})", v, doubles.tanh(b, doubles.softplus(b, v))), x.dtype)
     # tanh(log(1 + e)) for e = exp(x), without the cancellation of 1 + e
     grown = b.expr("exp({0} > 20.0 ? 20.0 : {0})", x)
     return b.store(
@@ -283,8 +258,12 @@ def mish(b: Builder, x: Tensor) -> Tensor:
     )
 
 
-@operator("Swish", types={"T": every("Swish", among=SINGLE)})
+@operator("Swish", types={"T": every("Swish", among=FLOATING)})
 def swish(b: Builder, x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    if x.dtype.name == "float64":
+        v = b.expr("same", x)
+        opened = doubles.sigmoid(b, b.expr("({0} * {1})", v, alpha))
+        return b.store(b.expr("({0} * {1})", v, opened), x.dtype)
     return b.pointwise("({0} / (1.0 + exp(-{1} * {0})))", x, alpha)
 
 

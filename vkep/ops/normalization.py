@@ -18,7 +18,8 @@ from vkep.kernels.norm import (
     LpNormProblem,
     SoftmaxProblem,
 )
-from vkep.ops.allowed import SINGLE, every
+from vkep.ops import doubles
+from vkep.ops.allowed import FLOATING, SINGLE, every
 from vkep.ops.reduction import middle, reduce_axes
 from vkep.ops.registry import operator
 
@@ -29,8 +30,19 @@ def softmax_over(b: Builder, x: Tensor, outer: int, axis: int, inner: int, *, lo
 
 
 def _softmax(b: Builder, x: Tensor, axes: range, log: bool) -> Tensor:
+    if x.dtype.name == "float64":
+        return _double_softmax(b, x, list(axes), log)
     dense, sizes = middle(b, b.contiguous(x), list(axes))  # in the order of x's axes, as the result is
     return softmax_over(b, dense, *sizes, log=log)
+
+
+def _double_softmax(b: Builder, x: Tensor, axes: list[int], log: bool) -> Tensor:
+    below = b.pointwise("sub", x, reduce_axes(b, "max", x, axes, keepdims=True))
+    raised = b.store(doubles.exp(b, b.expr("same", below)), x.dtype)
+    total = reduce_axes(b, "sum", raised, axes, keepdims=True)
+    if not log:
+        return b.pointwise("div", raised, total)
+    return b.store(b.expr("sub", below, doubles.log(b, b.expr("same", total))), x.dtype, shape=x.shape)
 
 
 def _declare_softmax(op_type: str, log: bool) -> None:
@@ -42,8 +54,8 @@ def _declare_softmax(op_type: str, log: bool) -> None:
         first = b.axis(axis, x.rank)
         return _softmax(b, x, range(first, first + 1), log)
 
-    operator(op_type, until=12, types={"T": every(op_type, among=SINGLE)})(until_12)
-    operator(op_type, since=13, types={"T": every(op_type, among=SINGLE)})(since_13)
+    operator(op_type, until=12, types={"T": every(op_type, among=FLOATING)})(until_12)
+    operator(op_type, since=13, types={"T": every(op_type, among=FLOATING)})(since_13)
 
 
 _declare_softmax("Softmax", log=False)
@@ -68,14 +80,15 @@ def _batch_norm(
     if all(p is not None for p in parts):
         s, o, m, v = (np.asarray(p, np.float64) for p in parts)
         factor = s / np.sqrt(v + epsilon)
-        weight = b.constant((factor).astype(np.float32), "scale")
-        shift = b.constant((o - m * factor).astype(np.float32), "shift")
+        kind = np.float64 if x.dtype.name == "float64" else np.float32
+        weight = b.constant((factor).astype(kind), "scale")
+        shift = b.constant((o - m * factor).astype(kind), "shift")
         return b.pointwise("mul_add", x, _per_channel(b, weight, x.rank), _per_channel(b, shift, x.rank))
     s_, o_, m_, v_ = (_per_channel(b, t, x.rank) for t in (scale, bias, mean, var))
     return b.pointwise("(({0} - {3}) * ({1} / sqrt({4} + {5})) + {2})", x, s_, o_, m_, v_, epsilon)
 
 
-@operator("BatchNormalization", since=1, until=13, types={"T": every("BatchNormalization", among=SINGLE)})
+@operator("BatchNormalization", since=1, until=13, types={"T": every("BatchNormalization", among=FLOATING)})
 def batch_normalization_1(
     b: Builder,
     x: Tensor,
@@ -94,11 +107,16 @@ def batch_normalization_1(
     if opset < 7 and not is_test:
         b.decline("training mode of a version before 7")
     if not spatial and scale.shape != x.shape[1:2]:
-        b.decline("statistics of every element (spatial 0)")
+        parts = {"scale": scale, "B": bias, "mean": mean, "var": var}
+        for name, part in parts.items():
+            b.expect(name, part, x.shape[1:])
+        scale, bias, mean, var = (b.reshape(part, [part.size]) for part in parts.values())
+        rows = b.reshape(x, [x.shape[0], x.size // max(x.shape[0], 1)])
+        return b.reshape(_batch_norm(b, rows, scale, bias, mean, var, epsilon), x.shape)
     return _batch_norm(b, x, scale, bias, mean, var, epsilon)
 
 
-@operator("BatchNormalization", since=14, types={"T": every("BatchNormalization", among=SINGLE)})
+@operator("BatchNormalization", since=14, types={"T": every("BatchNormalization", among=FLOATING)})
 def batch_normalization(
     b: Builder,
     x: Tensor,
@@ -115,7 +133,7 @@ def batch_normalization(
         return [_batch_norm(b, x, scale, bias, mean, var, a.epsilon)]
     _expect_channels(b, x, input_mean=mean, input_var=var)
     axes = [0, *range(2, x.rank)]
-    wide = b.cast(x, DTYPES["float32"])
+    wide = x if x.dtype.name == "float64" else b.cast(x, DTYPES["float32"])
     centre = reduce_axes(b, "mean", wide, axes, keepdims=True)
     spread = reduce_axes(b, "mean", b.pointwise("(({0} - {1}) * ({0} - {1}))", wide, centre), axes, keepdims=True)
     out = _batch_norm(b, x, scale, bias, b.reshape(centre, mean.shape), b.reshape(spread, var.shape), a.epsilon)
