@@ -21,7 +21,14 @@ from vkep.passes import emit
 from vkep.plan.records import Dispatch, Plan, Space
 from vkep.sizes import Size, Trace, at_hand
 
-_PREFER = (sizes.divides, sizes.power_of_two_in, sizes.record_at_hand, sizes.room_for, sizes.serves_others)
+_PREFER = (
+    sizes.divides,
+    sizes.matches,
+    sizes.power_of_two_in,
+    sizes.record_at_hand,
+    sizes.room_for,
+    sizes.serves_others,
+)
 _AT_HAND = at_hand(lambda: None).__code__
 
 

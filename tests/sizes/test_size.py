@@ -22,6 +22,7 @@ from vkep.sizes import (
     fixed_text,
     hint,
     largest,
+    matches,
     plain_text,
     power_of_two_in,
     whole,
@@ -202,6 +203,16 @@ def test_choices_at_hand_record_nothing() -> None:
     other = general.symbol(48)
     before = len(general.conditions)
     assert not divides(4, other) and divides(4, 8 * other) and divides(4, 8) and len(general.conditions) == before
+    assert not matches(other, 48) and matches(2 * other, other + other) and len(general.conditions) == before
+
+
+def test_numbers_that_match() -> None:
+    trace, (n, m, _) = traced([48, 7, 2])
+    before = len(trace.conditions)
+    assert not matches(n, m) and not matches(n, 47) and matches(n + m, m + n) and matches(3, 3) and not matches(3, 4)
+    assert len(trace.conditions) == before
+    assert matches(n, 48)
+    assert trace.holds().hold([48, 7, 2]) and not trace.holds().hold([50, 7, 2])
 
 
 def test_functions_of_sizes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -102,7 +103,7 @@ class DeviceTensor:
             raise ValueError(f"device tensor of {self.dtype} {room}: it has no leading elements {sizes}")
         view = object.__new__(type(self))
         view.__dict__.update(self.__dict__, shape=sizes, room=room, _finalizer=_nothing)
-        view.nbytes = int(np.prod(sizes, dtype=np.int64)) * self.dtype.itemsize
+        view.nbytes = math.prod(sizes) * self.dtype.itemsize
         view._whole = self._whole or self
         return view
 

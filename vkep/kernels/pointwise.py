@@ -13,7 +13,7 @@ from vkep.kernels.fastdiv import magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import floor_power_of_two
 from vkep.kernels.pointwise_tile import extra_operands, generated_reach, pointwise_tile, transposed_axis
-from vkep.sizes import at_hand, divides
+from vkep.sizes import at_hand, divides, matches
 
 _SAMPLE = {
     "EXTRA_BASE": "1u",
@@ -165,20 +165,20 @@ class _Coordinates:
         # for an operand that is read as vectors.
         wide = width if strides[-1] == 1 else 1
         steps = [s // wide for s in strides[:-1]] + [strides[-1]]
-        if all(s == 0 for s in steps):
+        if all(matches(s, 0) for s in steps):
             return "0u"
         linear, expected = True, 1
         for dim, step in zip(reversed(self.shape), reversed(steps), strict=True):
-            linear &= step == expected or dim == 1
+            linear = linear and (matches(step, expected) or matches(dim, 1))
             expected *= dim
         if linear:
             return "i"
         self.used = True
         terms = []
         for axis, step in enumerate(steps):
-            if step == 0:
+            if matches(step, 0):
                 continue
-            if step == 1:
+            if matches(step, 1):
                 terms.append(f"q{axis}")
             else:
                 name = f"s{operand}_{axis}"

@@ -254,8 +254,8 @@ def own_tensor(
         return value
     if target is None:
         return DeviceTensor.from_numpy(delegate, on_host(value))
-    target = fitted(name, value.dtype, value.shape, target)
     if isinstance(value, DeviceTensor) and value.room and (value.address, value.room) == (target.address, target.room):
         return value  # written in place
+    target = fitted(name, value.dtype, value.shape, target)
     target.write(on_host(value))
     return target

@@ -386,6 +386,14 @@ def divides(divisor: int, value: Any) -> bool:
     return not rest if rest.__class__ is int else not value.trace.general and not rest
 
 
+def matches(value: Any, other: int) -> bool:
+    """Whether two numbers are equal, for what is simpler then and right anyway. Sizes are decided on as by `divides`."""
+    rest = value - other
+    if rest.__class__ is not Size:
+        return bool(rest == 0)
+    return rest.hint == 0 and not rest.trace.general and bool(rest == 0)
+
+
 def power_of_two_in(value: Any, most: int) -> int:
     """The largest power of two up to ``most`` (itself a power of two) that divides an integer; for a size, one that
     always does."""
