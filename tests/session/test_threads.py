@@ -81,7 +81,7 @@ def test_a_signature_is_planned_once_for_all_threads(open_session: Open, monkeyp
     session = open_session(DYNAMIC)
     planned = []
     real = session._parts.graph.plan
-    monkeypatch.setattr(session._parts.graph, "plan", lambda inputs: (planned.append(1), real(inputs))[1])
+    monkeypatch.setattr(session._parts.graph, "plan", lambda *given: (planned.append(1), real(*given))[1])
     barrier = threading.Barrier(4)
 
     def work(_: int) -> None:
