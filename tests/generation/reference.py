@@ -19,9 +19,10 @@ class Reference:
         options = onnxruntime.SessionOptions()
         options.log_severity_level, options.intra_op_num_threads = 3, 1
         self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        kinds = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+        kinds: dict[str, Any] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+        kinds |= {"tensor(int8)": np.int8, "tensor(uint8)": np.uint8}
         self._empty = {
-            i.name: np.zeros((1, heads, 0, size), kinds[i.type])
+            i.name: np.zeros((1, heads, 0, i.shape[3] if isinstance(i.shape[3], int) else size), kinds[i.type])
             for i in self._session.get_inputs()
             if i.name.startswith("past")
         }

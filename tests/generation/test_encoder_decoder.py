@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import pytest
 from onnx import TensorProto, helper
 
 from tools.models.language import BEGIN
-from tools.models.language_sources import write_sources
+from tools.models.language_sources import write_genai_sources, write_sources
 from vkep.errors import InvalidInputError
 from vkep.generation import Generator
 from vkep.generation.audio import log_mel, mel_bands
+from vkep.generation.folder import read_folder
 
 Array = np.ndarray[Any, Any]
 
@@ -91,6 +93,44 @@ def test_the_same_tokens(kind: str, tmp_path: Path) -> None:
         assert more.tokens == tokens[1][1:]
         with pytest.raises(InvalidInputError, match="the source is"):
             generator.generate(np.zeros((2, 2, 2), np.float32))
+
+
+@pytest.mark.gpu
+def test_the_form_of_onnxruntime_genai(tmp_path: Path) -> None:
+    """The encoder writes the keys and values of the source; one decoder reads them."""
+    lang = write_genai_sources(tmp_path)
+    sources = [np.random.default_rng(k).normal(0, 0.1, 16000).astype(np.float32) for k in range(2)]
+    encoder, decoder = (
+        onnxruntime.InferenceSession(str(tmp_path / f"{n}.onnx"), providers=["CPUExecutionProvider"])
+        for n in ("encoder", "decoder")
+    )
+
+    def tokens_of(source: Array, start: list[int], count: int) -> list[int]:
+        names = [o.name for o in encoder.get_outputs()]
+        made = dict(zip(names, encoder.run(None, {"audio_features": log_mel(source, tmp_path)[None]}), strict=True))
+        kept = {n.replace("present", "past"): v for n, v in made.items() if "cross" in n}
+        empty = np.zeros((1, lang.heads, 0, lang.size), np.float32)
+        kept |= {i.name: empty for i in decoder.get_inputs() if "self" in i.name}
+        tokens, new = [], start
+        for _ in range(count):
+            outputs = [o.name for o in decoder.get_outputs()]
+            got = dict(zip(outputs, decoder.run(None, kept | {"input_ids": np.array([new], np.int64)}), strict=True))
+            new = [int(got.pop("logits")[0, -1].argmax())]
+            tokens += new
+            kept |= {n.replace("present", "past"): v for n, v in got.items()}
+        return tokens
+
+    with Generator(tmp_path, fallback="error") as generator:
+        for start in ([BEGIN], [BEGIN, 40, 41]):
+            wanted = [tokens_of(source, start, 6) for source in sources]
+            answers = generator.generate(sources, start=start, max_tokens=6, ignore_end=True)
+            assert [a.tokens for a in answers] == wanted
+        assert wanted[0] != wanted[1]
+        assert generator.generate(sources[0], max_tokens=2).prompt == [BEGIN]  # the configuration's
+    names = ["<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>"]
+    added = [{"id": 60 + k, "content": name} for k, name in enumerate(names)]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+    assert read_folder(tmp_path).start_tokens == (60, 61, 62, 63)
 
 
 def test_bands_have_the_same_area_and_no_gap() -> None:

@@ -61,6 +61,7 @@ class Language:
     sinks: bool = False
     experts: int = 0
     rotated: float = 1.0  #: share of a head that turns with the position
+    cache_bits: int = 0  #: of a quantized cache's numbers: 8 or 4
     latent: int = 0  #: keys and values come from as many numbers (DeepSeek)
 
 
@@ -232,14 +233,23 @@ def _lengths(w: _Writer, mask: str) -> list[str]:
     return [*casts, w.constant("cos", np.cos(angles)), w.constant("sin", np.sin(angles))]
 
 
+#: the type of a quantized cache's elements by the bits of a number, and the greatest number
+_QUANTIZED = {8: (TensorProto.INT8, 127), 4: (TensorProto.UINT8, 7)}
+
+
 def _cache(w: _Writer, layer: int, size: int, kv_heads: int) -> list[str]:
-    shape: list[int | str] = ["batch", kv_heads, "past", size]
-    return [w.input(f"past_key_values.{layer}.{part}", shape) for part in ("key", "value")]
+    bits = w.language.cache_bits
+    shape: list[int | str] = ["batch", kv_heads, "past", size * bits // 8 if bits else size]
+    kind = [_QUANTIZED[bits][0]] if bits else []
+    return [w.input(f"past_key_values.{layer}.{part}", shape, *kind) for part in ("key", "value")]
 
 
 def _keep(w: _Writer, layer: int, values: list[str], size: int, kv_heads: int) -> None:
+    bits = w.language.cache_bits
+    kind = [_QUANTIZED[bits][0]] if bits else []
     for part, value in zip(("key", "value"), values, strict=True):
-        w.output(value, f"present.{layer}.{part}", ["batch", kv_heads, "total", size])
+        width = size * bits // 8 if bits else size
+        w.output(value, f"present.{layer}.{part}", ["batch", kv_heads, "total", width], *kind)
 
 
 def _grouped_attention(w: _Writer, x: str, layer: int, shared: list[str]) -> str:
@@ -261,6 +271,10 @@ def _grouped_attention(w: _Writer, x: str, layer: int, shared: list[str]) -> str
     if lang.softcap:
         settings["softcap"] = lang.softcap
     more = ["", "", *sink] if sink else []
+    if lang.cache_bits:
+        settings |= {"kv_cache_bit_width": lang.cache_bits, "k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR"}
+        scale = w._stored("cache_scale", np.array([6 / _QUANTIZED[lang.cache_bits][1]], np.float32))
+        more = ["", "", *(sink or [""]), scale, scale]
     y, *present = w.contrib("GroupQueryAttention", *qkv, *past, *shared, *more, outputs=3, **settings)
     _keep(w, layer, present, lang.size, lang.kv_heads)
     return w.product(y, f"{name}.out", rows, lang.hidden, lang.biased)

@@ -1,4 +1,6 @@
-"""A small encoder with a decoder and random weights, in the three files that optimum writes of T5 and Whisper."""
+"""A small encoder with a decoder and random weights, in the three files that optimum writes of T5 and Whisper, or the two that
+onnxruntime-genai's builder writes of Whisper.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,42 @@ def write_sources(folder: Path, kind: str = "t5") -> Language:
     return SOURCES
 
 
-def _encoder(kind: str) -> onnx.ModelProto:
+def write_genai_sources(folder: Path) -> Language:
+    """Write Whisper as onnxruntime-genai's builder does: the encoder computes the keys and values of the source, and one decoder
+    reads them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    onnx.save(_encoder("whisper", caches=True), folder / "encoder.onnx")
+    onnx.save(_genai_decoder(), folder / "decoder.onnx")
+    parts = ("key", "value")
+    sizes = {"num_hidden_layers": SOURCES.layers, "num_key_value_heads": SOURCES.heads, "head_size": SOURCES.size}
+    decoder = {
+        "filename": "decoder.onnx",
+        "inputs": {"input_ids": "input_ids"}
+        | {f"past_{p}_names": f"past_{p}_self_%d" for p in parts}
+        | {f"cross_past_{p}_names": f"past_{p}_cross_%d" for p in parts},
+        "outputs": {"logits": "logits"} | {f"present_{p}_names": f"present_{p}_self_%d" for p in parts},
+    }
+    encoder = {
+        "filename": "encoder.onnx",
+        "inputs": {"audio_features": "audio_features"},
+        "outputs": {"encoder_hidden_states": "hidden_states"}
+        | {f"cross_present_{p}_names": f"present_{p}_cross_%d" for p in parts},
+    }
+    model = {
+        "type": "whisper",
+        "context_length": SOURCES.context,
+        "eos_token_id": END,
+        "decoder_start_token_id": BEGIN,
+        "decoder": decoder | sizes,
+        "encoder": encoder | sizes,
+    }
+    (folder / "genai_config.json").write_text(json.dumps({"model": model, "search": {"do_sample": False}}))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer()))
+    return SOURCES
+
+
+def _encoder(kind: str, caches: bool = False) -> onnx.ModelProto:
     w = _Writer(f"{kind}_encoder", SOURCES, "fp32")
     if kind == "t5":
         ids = w.input("input_ids", ["batch", "source"], TensorProto.INT64)
@@ -50,12 +87,48 @@ def _encoder(kind: str) -> onnx.ModelProto:
         real = w.add("Unsqueeze", w.add("Cast", mask, to=TensorProto.FLOAT), w.constant("axis_2", [2]))
         x = w.add("Mul", x, real)
     else:
-        features = w.input("input_features", ["batch", MELS, FRAMES])
+        features = w.input("audio_features" if caches else "input_features", ["batch", MELS, FRAMES])
         kernel = w.constant("kernel", w.weight("kernel", (SOURCES.hidden, MELS, 3), 0.1))
         heard = w.add("Conv", features, kernel, pads=[1, 1], strides=[50], kernel_shape=[3])
         x = w.add("Transpose", heard, perm=[0, 2, 1])
     x = w.layer_norm(w.add("Tanh", w.product(x, "mixed", SOURCES.hidden, SOURCES.hidden)), "norm", SOURCES.hidden, 1e-6)
-    w.output(x, "last_hidden_state", ["batch", "states", SOURCES.hidden])
+    w.output(x, "hidden_states" if caches else "last_hidden_state", ["batch", "states", SOURCES.hidden])
+    for layer in range(SOURCES.layers if caches else 0):
+        for part in ("key", "value"):
+            shaped = w.product("hidden_states", f"{layer}.cross.{part}", SOURCES.hidden, SOURCES.hidden)
+            shaped = w.add("Reshape", shaped, w.constant("apart", [0, -1, SOURCES.heads, SOURCES.size]))
+            made = w.add("Transpose", shaped, perm=[0, 2, 1, 3])
+            w.output(made, f"present_{part}_cross_{layer}", ["batch", SOURCES.heads, "states", SOURCES.size])
+    return w.finished()
+
+
+def _genai_decoder() -> onnx.ModelProto:
+    lang = SOURCES
+    w = _Writer("whisper_genai_decoder", lang, "fp32")
+    ids = w.input("input_ids", ["batch", "length"], TensorProto.INT64)
+    x = w.add("Gather", w.constant("table", w.weight("table", (lang.vocabulary, lang.hidden), 1.0)), ids)
+    for layer in range(lang.layers):
+        for kind in ("self", "cross"):
+            name = f"{layer}.{kind}"
+            normed = w.layer_norm(x, f"{name}.norm", lang.hidden, 1e-6)
+            length = "past" if kind == "self" else "states"
+            shape: list[int | str] = ["batch", lang.heads, length, lang.size]
+            pasts = [w.input(f"past_{part}_{kind}_{layer}", shape) for part in ("key", "value")]
+            q = w.product(normed, f"{name}.q", lang.hidden, lang.hidden)
+            if kind == "self":
+                both = [w.product(normed, f"{name}.{p}", lang.hidden, lang.hidden) for p in "kv"]
+                operands, settings = [q, *both, "", "", "", *pasts], {"outputs": 3, "unidirectional": 1}
+            else:
+                operands, settings = [q, *pasts], {"outputs": 1}
+            y, *presents = w.contrib("MultiHeadAttention", *operands, num_heads=lang.heads, **settings)
+            for part, value in zip(("key", "value"), presents, strict=False):
+                w.output(value, f"present_{part}_self_{layer}", ["batch", lang.heads, "keys", lang.size])
+            x = w.add("Add", x, w.product(y, f"{name}.out", lang.hidden, lang.hidden))
+        normed = w.layer_norm(x, f"{layer}.norm", lang.hidden, 1e-6)
+        inside = w.add("Relu", w.product(normed, f"{layer}.up", lang.hidden, lang.wide))
+        x = w.add("Add", x, w.product(inside, f"{layer}.down", lang.wide, lang.hidden))
+    logits = w.product(w.layer_norm(x, "norm", lang.hidden, 1e-6), "head", lang.hidden, lang.vocabulary)
+    w.output(logits, "logits", ["batch", "length", lang.vocabulary])
     return w.finished()
 
 

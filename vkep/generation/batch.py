@@ -102,6 +102,8 @@ class Batch:
         source = None
         if isinstance(self._decoder, EncoderDecoder):
             given, source = start or self._decoder.folder.start_tokens, given
+            if not len(given):
+                raise InvalidInputError("no file of the folder has the tokens that an answer begins with: pass start")
         elif len(start):
             raise InvalidInputError("start belongs to models with an encoder: the prompt is where an answer begins")
         tokens = self._checked(given)

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onnx import TensorProto, ValueInfoProto, helper
+from onnx import ValueInfoProto, helper
 
 from vkep.device.tensor import DeviceTensor
+from vkep.dtypes import DTYPES
 from vkep.session import InferenceSession
 
 #: a cache's capacity grows by doubling, starts with this many tokens and is a multiple of it
 ROOM = 64
-_FLOATS = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class CacheSpec:
     @property
     def bytes_of_token(self) -> int:
         """Bytes of one token's keys, or values, in one layer."""
-        return self.heads * self.size * (2 if self.dtype == "float16" else 4)
+        return self.heads * self.size * DTYPES[self.dtype].itemsize
 
 
 class RowCaches:
@@ -134,7 +134,7 @@ def _copy_model(dtype: str, longer: bool) -> Any:
     """A model whose ``y`` is ``x``, followed along the third axis by ``rest`` if ``longer``."""
 
     def info(name: str) -> ValueInfoProto:
-        return helper.make_tensor_value_info(name, _FLOATS[dtype], [f"{name}{k}" for k in range(4)])
+        return helper.make_tensor_value_info(name, DTYPES[dtype].onnx, [f"{name}{k}" for k in range(4)])
 
     if longer:
         nodes, inputs = [helper.make_node("Concat", ["x", "rest"], ["y"], axis=2)], [info("x"), info("rest")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,8 @@ Array = np.ndarray[Any, Any]
 
 #: operators whose past may be in a buffer with capacity for more, where each sequence has its own length
 _ROW_OPERATORS = {"GroupQueryAttention"}
+#: types of the elements of quantized caches
+_QUANTIZED = (TensorProto.INT8, TensorProto.UINT8, TensorProto.FLOAT8E4M3FN)
 #: a mask's length is rounded up to a multiple of this, so that few shapes occur
 _WINDOW = 64
 
@@ -84,12 +86,14 @@ class Decoder:
                 f"{folder.decoder}: cache {past.name!r} has shape {shape}, expected 4 dimensions"
             )
         heads = shape[1] if isinstance(shape[1], int) else folder.heads
-        size = shape[3] if isinstance(shape[3], int) else folder.head_size
+        halves = 2 if past.elem_type == TensorProto.UINT8 else 1  # two numbers of 4 bits in an element
+        size = shape[3] if isinstance(shape[3], int) else folder.head_size // halves
         if not heads or not size:
             raise InvalidModelError(
                 f"{folder.decoder}: cache {past.name!r} has shape {shape}, and no file says its sizes"
             )
-        return CacheSpec(past.name, present, heads, size, str(dtypes.from_onnx(element_of(past))))
+        element = element_of(past, _QUANTIZED)
+        return CacheSpec(past.name, present, heads, size, str(dtypes.from_onnx(element)))
 
     def caches(self) -> RowCaches:
         """New caches for several sequences."""
@@ -207,10 +211,12 @@ def _present(past: str, outputs: Mapping[str, Any]) -> str:
     return ""
 
 
-def element_of(value: ValueInfo) -> int:
-    """The ONNX type of a tensor of floats."""
-    if value.elem_type not in (TensorProto.FLOAT, TensorProto.FLOAT16):
-        raise UnsupportedModelError(f"{value.name!r} is {dtypes.onnx_name(value.elem_type)}; expected float or float16")
+def element_of(value: ValueInfo, others: Collection[int] = ()) -> int:
+    """The ONNX type of a tensor of floats, or of one of ``others``. Raises `UnsupportedModelError`."""
+    allowed = (TensorProto.FLOAT, TensorProto.FLOAT16, *others)
+    if value.elem_type not in allowed:
+        names = ", ".join(dtypes.onnx_name(t) for t in allowed)
+        raise UnsupportedModelError(f"{value.name!r} is {dtypes.onnx_name(value.elem_type)}; expected one of {names}")
     return value.elem_type
 
 

@@ -27,8 +27,9 @@ _STATES, _MASK, _LOGITS = "encoder_hidden_states", "encoder_attention_mask", "lo
 
 
 class EncoderDecoder:
-    """The sessions of an encoder and of a decoder. The decoder's first run reads the encoder's states, later ones read
-    the caches of the first.
+    """The sessions of an encoder and of a decoder. In optimum's form the decoder's first run reads the encoder's states,
+    later ones the caches of the first. In onnxruntime-genai's form the encoder writes the caches of the source, and one
+    decoder reads them.
 
     Raises as `InferenceSession`, ``FileNotFoundError``, and `UnsupportedModelError` for inputs that generation does not
     know.
@@ -37,7 +38,9 @@ class EncoderDecoder:
     def __init__(self, folder: ModelFolder, options: Mapping[str, Any]) -> None:
         assert folder.encoder is not None
         self.folder = folder
-        first, later = (for_generation(model, _LOGITS) for model in _decoders(folder.decoder.parent))
+        models = [load_model(folder.decoder, max_nodes=SessionOptions.max_nodes)] if folder.cross else None
+        made = [for_generation(model, _LOGITS) for model in models or _decoders(folder.decoder.parent)]
+        first, later = made[0], made[-1]
         logits = next((o for o in first.graph.outputs if o.name == _LOGITS), None)
         if logits is None or not logits.shape or not isinstance(logits.shape[-1], int):
             raise InvalidModelError(f"{folder.decoder}: no output named logits with the vocabulary as its last size")
@@ -47,12 +50,15 @@ class EncoderDecoder:
         try:
             self._read_encoder()
             context = self.encoder.context
-            for model in (first, later):
+            for model in made:
                 wanted = {k: v for k, v in options.items() if k not in _OF_CONTEXT}
                 self._opened.append(InferenceSession(model, context=context, **wanted))
-            _, self.first, self.session = self._opened
+            self.first, self.session = self._opened[1], self._opened[-1]
+            #: outputs of all sessions that the decoder reads later, by name
+            self.becomes = self._pairs()
+            self.empty = self._empty(later.graph)
             for session in self._opened[1:]:
-                known = {_STATES, _MASK, "input_ids", *self._pasts(session)}
+                known = {_STATES, _MASK, "input_ids", *self.becomes.values()}
                 unknown = [i.name for i in session.get_inputs() if i.name not in known]
                 if unknown:
                     raise UnsupportedModelError(
@@ -64,15 +70,29 @@ class EncoderDecoder:
 
     def _read_encoder(self) -> None:
         inputs = {i.name: i for i in self.encoder.get_inputs()}
-        self._audio = "input_features" in inputs
-        if not set(inputs) <= {"input_features", "input_ids", "attention_mask"}:
+        self._audio = self.folder.audio if self.folder.audio in inputs else ""
+        if not set(inputs) <= {self.folder.audio, "input_ids", "attention_mask"}:
             raise UnsupportedModelError(
-                f"{self.folder.encoder} has inputs {list(inputs)}; generation knows input_ids and input_features"
+                f"{self.folder.encoder} has inputs {list(inputs)}; generation knows input_ids and {self.folder.audio}"
             )
 
-    @staticmethod
-    def _pasts(session: InferenceSession) -> list[str]:
-        return [i.name for i in session.get_inputs() if i.name.startswith("past_key_values.")]
+    def _pairs(self) -> dict[str, str]:
+        if self.folder.cross:
+            own = {present: past for past, present in self.folder.caches.items()}
+            return {**self.folder.cross, **own}
+        outputs = [o.name for session in self._opened[1:] for o in session.get_outputs()]
+        return {n: n.replace("present.", "past_key_values.") for n in outputs if n.startswith("present.")}
+
+    def _empty(self, graph: Graph) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shapes and types of the caches that the decoder's first run reads, empty, by its inputs' names."""
+        if not self.folder.cross:
+            return {}
+        sizes = (self.folder.heads, 0, self.folder.head_size)
+        known = {v.name: v for v in graph.inputs}
+        missing = sorted({*self.folder.caches, *self.folder.cross.values()} - set(known))
+        if missing or 0 in (self.folder.heads, self.folder.head_size):
+            raise InvalidModelError(f"{self.folder.decoder}: caches {missing} or their sizes {sizes} are missing")
+        return {n: ((1, *sizes), str(dtypes.from_onnx(element_of(known[n])))) for n in self.folder.caches}
 
     def source(self, given: Any) -> dict[str, Array]:
         """The encoder's inputs, from token ids, or for audio from samples at 16 kHz float32 [count] or features [mels,
@@ -93,10 +113,8 @@ class EncoderDecoder:
             raise InvalidInputError(
                 f"the source is {features.dtype} {features.shape}; expected float32 samples at 16 kHz, or [mels, frames]"
             )
-        dtype = dtypes.from_onnx(
-            element_of(next(v for v in self.encoder.model.graph.inputs if v.name == "input_features"))
-        )
-        return {"input_features": features[None].astype(dtype.numpy if dtype else np.float32)}
+        dtype = dtypes.from_onnx(element_of(next(v for v in self.encoder.model.graph.inputs if v.name == self._audio)))
+        return {self._audio: features[None].astype(dtype.numpy if dtype else np.float32)}
 
     @property
     def sessions(self) -> list[InferenceSession]:
@@ -172,15 +190,21 @@ class SourceRows(Rows):
 
     def _feed(self, row: int, ids: Array, tokens: Sequence[int]) -> Made:
         model, state = self._model, self._states[row]
-        if state.states is None:
+        if state.states is None and state.caches is None:
             binding = model.encoder.io_binding()
             for name, array in state.source.items():
                 binding.bind_cpu_input(name, array)
-            binding.bind_output(model.encoder.get_outputs()[0].name)
+            names = [o.name for o in model.encoder.get_outputs()]
+            names = [n for n in names if n in model.becomes or (n == names[0] and not model.folder.cross)]
+            for name in names:
+                binding.bind_output(name)
             model.encoder.run_with_iobinding(binding)
-            [states] = binding.results
-            assert isinstance(states, DeviceTensor)
-            state.states = states
+            states: dict[str, Any] = dict(zip(names, binding.results, strict=True))
+            if model.folder.cross:
+                empty = {n: model.session.empty_device_tensor(*of) for n, of in model.empty.items()}
+                state.caches = {**{model.becomes[n]: t for n, t in states.items()}, **empty}
+            else:
+                state.states = states[names[0]]
         session = model.first if state.caches is None else model.session
         binding = session.io_binding()
         for argument in session.get_inputs():
@@ -193,13 +217,11 @@ class SourceRows(Rows):
                 binding.bind_cpu_input(name, state.source["attention_mask"])
             else:
                 binding.bind_input(name, (state.caches or {})[name])
-        outputs = [o.name for o in session.get_outputs() if o.name == _LOGITS or o.name.startswith("present.")]
+        outputs = [o.name for o in session.get_outputs() if o.name == _LOGITS or o.name in model.becomes]
         for name in outputs:
             binding.bind_output(name)
         session.run_with_iobinding(binding)
-        made: dict[str, Any] = {
-            n.replace("present.", "past_key_values."): t for n, t in zip(outputs, binding.results, strict=True)
-        }
+        made: dict[str, Any] = {model.becomes.get(n, n): t for n, t in zip(outputs, binding.results, strict=True)}
         logits: DeviceTensor = made.pop(_LOGITS)
         old = state.caches or {}
         state.caches, state.held = {**old, **made}, state.held + len(tokens)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from vkep.errors import InvalidModelError, UnsupportedModelError
+from vkep.errors import InvalidModelError
 from vkep.generation.sampling import Sampling
 
 GENAI, CONFIG = "genai_config.json", "config.json"
@@ -24,6 +24,8 @@ _CONTEXT = (
     "max_sequence_length",
     "seq_length",
 )
+#: what Whisper's answers begin with: English, transcribed, without times
+_START = ("<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>")
 #: the placeholders in the name patterns of genai_config.json
 _PAST = {f"past_{part}_names": f"present_{part}_names" for part in ("key", "value")}
 
@@ -47,6 +49,8 @@ class ModelFolder:
     start_tokens: tuple[int, ...] = ()  #: the first tokens of its answers
     never: tuple[int, ...] = ()  #: tokens that are never chosen
     never_first: tuple[int, ...] = ()  #: tokens that are never the first of an answer
+    audio: str = "input_features"  #: the encoder's input of features, where it reads audio
+    cross: Mapping[str, str] = field(default_factory=dict)  #: encoder's outputs that are the decoder's inputs, by name
 
 
 def read_folder(path: str | Path) -> ModelFolder:
@@ -82,10 +86,6 @@ def _genai(folder: Path, config: Mapping[str, Any]) -> ModelFolder:
     try:
         model, search = config["model"], config.get("search", {})
         decoder = model["decoder"]
-        if "encoder" in model:
-            raise UnsupportedModelError(
-                f"{folder}: onnxruntime-genai's form of an encoder and a decoder; optimum's is read: export it with optimum"
-            )
         inputs, outputs = decoder.get("inputs", {}), decoder.get("outputs", {})
         file = folder / decoder["filename"]
         layers = int(decoder["num_hidden_layers"])
@@ -99,7 +99,44 @@ def _genai(folder: Path, config: Mapping[str, Any]) -> ModelFolder:
     caches = {past % k: present % k for k in range(layers) for past, present in pairs}
     names = {name: what for what, name in inputs.items() if isinstance(name, str) and "%" not in name}
     sampling = _defaults(search, folder / GENAI)
-    return ModelFolder(folder, _file(file, GENAI), kind, context, _ids(end), sampling, caches, names, *sizes)
+    made = ModelFolder(folder, _file(file, GENAI), kind, context, _ids(end), sampling, caches, names, *sizes)
+    return _genai_encoder(made, model) if "encoder" in model else made
+
+
+def _genai_encoder(made: ModelFolder, model: Mapping[str, Any]) -> ModelFolder:
+    """Add the encoder, whose outputs are the keys and values that the decoder's cross-attention reads."""
+    try:
+        encoder, inputs = model["encoder"], model["decoder"]["inputs"]
+        file, written = made.path / encoder["filename"], encoder["outputs"]
+        pairs = [
+            (written[f"cross_present_{part}_names"], inputs[f"cross_past_{part}_names"]) for part in ("key", "value")
+        ]
+        layers, audio = int(encoder.get("num_hidden_layers", 0)), encoder["inputs"]["audio_features"]
+        layers = int(model["decoder"].get("num_hidden_layers", layers))
+        cross = {present % k: past % k for k in range(layers) for present, past in pairs}
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise InvalidModelError(f"{made.path / GENAI}: {type(error).__name__}: {error}") from None
+    settings = made.path / "generation_config.json"
+    generation = read_json(settings) if settings.is_file() else {}
+    return replace(
+        made,
+        encoder=_file(file, GENAI),
+        audio=str(audio),
+        cross=cross,
+        start_tokens=_named_tokens(made.path, model),
+        never=tuple(generation.get("suppress_tokens") or ()),
+        never_first=tuple(generation.get("begin_suppress_tokens") or ()),
+    )
+
+
+def _named_tokens(folder: Path, model: Mapping[str, Any]) -> tuple[int, ...]:
+    """The ids of `_START` in the folder's tokenizer, else the configuration's start token; none where no file has them."""
+    file = folder / "tokenizer.json"
+    added = read_json(file).get("added_tokens", []) if file.is_file() else []
+    ids: dict[Any, Any] = {token.get("content"): token.get("id") for token in added if isinstance(token, dict)}
+    found = tuple(int(ids[name]) for name in _START if isinstance(ids.get(name), int))
+    start = model.get("decoder_start_token_id")
+    return found if found or start is None else (int(start),)
 
 
 def _optimum(folder: Path, config: Mapping[str, Any]) -> ModelFolder:
