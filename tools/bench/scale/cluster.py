@@ -25,6 +25,8 @@ def cluster(slots: int, threads: int, gpus: int | None = None, *, haproxy: bool 
     os.environ.update(environment(threads))
     if haproxy:
         os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"
+        for drained in ("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S"):
+            os.environ[drained] = "0.5"  # no request is under way where a measurement ends; 30 s is the default
     import ray
 
     ray.init(
