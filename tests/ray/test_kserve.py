@@ -75,7 +75,7 @@ def test_binary_data_both_ways() -> None:
     assert parse_infer(*body_of(request, X.tobytes()), MODEL).outputs == {"y": True, "z": True}
 
 
-@pytest.mark.parametrize("name", DATATYPES)
+@pytest.mark.parametrize("name", [name for name in DATATYPES if name != "BYTES"])
 def test_every_datatype(name: str) -> None:
     model = ModelSpec("m", "1", {"x": TensorSpec("x", name, (2,))}, {"y": TensorSpec("y", name, (2,))})
     array = np.array([0, 1]).astype(DATATYPES[name])
@@ -96,6 +96,65 @@ def test_every_datatype(name: str) -> None:
     np.testing.assert_array_equal(parsed.feeds["x"], array)
     answer = messages.infer_response(model, parsed, {"y": array})
     assert answer.raw_output_contents[0] == array.tobytes() and answer.outputs[0].datatype == name
+
+
+TEXTS = ModelSpec("t", "1", {"s": TensorSpec("s", "BYTES", (None,))}, {"u": TensorSpec("u", "BYTES", (None,))})
+WORDS = ["", "Grüße", "a\0", "数"]
+
+
+def words_of(*texts: bytes) -> bytes:
+    return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+
+
+def words_request(count: int, size: int) -> dict[str, Any]:
+    return {"inputs": [{"name": "s", "datatype": "BYTES", "shape": [count], "parameters": {"binary_data_size": size}}]}
+
+
+def test_strings_both_ways() -> None:
+    binary = words_of(*(word.encode() for word in WORDS))
+    plain = {"inputs": [{"name": "s", "datatype": "BYTES", "shape": [4], "data": WORDS}]}
+    for body, size in (body_of(words_request(4, len(binary)), binary), (body_of(plain)[0], None)):
+        request = parse_infer(body, size, TEXTS)
+        assert request.feeds["s"].dtype == object and request.feeds["s"].tolist() == WORDS
+    wanted = InferRequest({}, {"u": True})
+    for given_words in (np.array(WORDS, object), np.array(WORDS[:2]), np.array([w.encode() for w in WORDS], object)):
+        answer = infer_response(TEXTS, wanted, {"u": given_words})
+        got = [w.encode() if isinstance(w, str) else w for w in given_words.tolist()]
+        assert b"".join(map(bytes, answer.pieces[1:])) == words_of(*got)
+    answer = infer_response(TEXTS, InferRequest({}, {"u": False}), {"u": np.array(WORDS, object)})
+    assert json.loads(b"".join(answer.pieces))["outputs"] == [
+        {"name": "u", "datatype": "BYTES", "shape": [4], "data": WORDS}
+    ]
+    assert TEXTS.config()["input"][0]["data_type"] == "TYPE_STRING"
+    contents = messages.message("InferTensorContents", bytes_contents=[word.encode() for word in WORDS])
+    message = messages.message("ModelInferRequest")
+    message.inputs.add(name="s", datatype="BYTES", shape=[4], contents=contents)
+    assert messages.parse_infer(message, TEXTS).feeds["s"].tolist() == WORDS
+    assert messages.infer_response(TEXTS, wanted, {"u": np.array(WORDS, object)}).raw_output_contents == [binary]
+    assert messages.config_response(TEXTS).config.input[0].data_type == 13  # TYPE_STRING
+
+
+@pytest.mark.parametrize(
+    ("count", "binary", "says"),
+    [
+        (1, b"\x05\0\0\0abc", "string 0 ends after the 7 bytes"),
+        (2, words_of(b"a", b"b") + b"\x01\0", "string 2 ends"),
+        (2, words_of(b"a"), r"got 1 strings for shape \[2\]"),
+        (1, b"\xff\xff\xff\xffa", "string 0 ends"),
+        (1, words_of(b"\xff"), "not UTF-8"),
+    ],
+)
+def test_strings_that_are_refused(count: int, binary: bytes, says: str) -> None:
+    with pytest.raises(ProtocolError, match=says):
+        parse_infer(*body_of(words_request(count, len(binary)), binary), TEXTS)
+
+
+@pytest.mark.parametrize("data", [[1], ["a", 1], [["a"], ["b", "c"]], "a", [None]])
+def test_values_that_are_no_strings(data: Any) -> None:
+    request = {"inputs": [{"name": "s", "datatype": "BYTES", "shape": [len(data)], "data": data}]}
+    with pytest.raises(ProtocolError) as raised:
+        parse_infer(body_of(request)[0], None, TEXTS)
+    assert raised.value.status == 400
 
 
 def test_a_byte_that_is_neither_0_nor_1_is_true() -> None:

@@ -18,6 +18,7 @@ from vkep.ray.loaded import MOST_QUEUES, LoadedModel, Models
 
 SQUARE = model("g (float[n,s] x) => (float[n,s] y) { y = Mul(x, x) }")
 PICK = model("g (float[n,3] x, int64[n,1] i) => (float[n,1] y) { y = GatherElements <axis = 1> (x, i) }")
+UPPER = model("""g (string[n] s) => (string[n] u) { u = StringNormalizer <case_change_action = "UPPER"> (s) }""")
 FIXED = model("g (float[2,3] x) => (float[2,3] y) { y = Mul(x, x) }")
 
 
@@ -90,6 +91,13 @@ def test_requests_of_one_shape_share_a_run(opened: Opened) -> None:
     assert sorted(opened.runs) == [(6, 4)] * 3
 
 
+def test_strings_share_a_run(opened: Opened) -> None:
+    one = opened(UPPER)
+    words = [np.array(["a", "bc"], object), np.array(["d"], object)]
+    found = ask(one, *({"s": word} for word in words))
+    assert [result["u"].tolist() for result in found] == [["A", "BC"], ["D"]] and opened.runs == [(3, 2)]
+
+
 def test_a_request_of_many_rows_runs_alone(opened: Opened) -> None:
     one = opened(SQUARE)
     assert ask(one, x_of(20, 3, 2))[0]["y"].shape == (20, 3)
@@ -149,4 +157,4 @@ def test_versions(opened: Opened) -> None:
 
 def test_types_that_the_protocol_cannot_send_are_an_error_of_loading(opened: Opened) -> None:
     with pytest.raises(ValueError, match="no type that can be sent"):
-        opened(model("g (string[n] x) => (string[n] y) { y = Identity(x) }"))
+        opened(model("g (complex64[n] x) => (complex64[n] y) { y = Identity(x) }"))

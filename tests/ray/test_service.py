@@ -6,6 +6,7 @@ import gzip
 import http.client
 import json
 import os
+import queue
 import signal
 import socket
 import threading
@@ -29,6 +30,9 @@ NEGATIVE = model("g (float[n,s] x) => (float[n,s] y) { y = Neg(x) }").SerializeT
 PICK = model(
     "g (float[n,3] x, int64[n,1] i) => (float[n,1] y) { y = GatherElements <axis = 1> (x, i) }"
 ).SerializeToString()
+UPPER = model(
+    'g (string[n] s) => (string[n] u) { u = StringNormalizer <case_change_action = "UPPER"> (s) }'
+).SerializeToString()
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 INFER = "/v2/models/square/infer"
 
@@ -41,7 +45,7 @@ def request_of(x: np.ndarray[Any, Any] = X) -> dict[str, Any]:
 def service(serving: Ports) -> Iterator[Ports]:
     from ray import serve
 
-    models = {"square": {"1": NEGATIVE, "2": SQUARE}, "pick": PICK, "shipped": vkep.ray.ship(SQUARE)}
+    models = {"square": {"1": NEGATIVE, "2": SQUARE}, "pick": PICK, "upper": UPPER, "shipped": vkep.ray.ship(SQUARE)}
     options = {"rows": 8, "max_body": 1 << 20, "body_s": 3, "retry_after_s": 2}
     serve.run(vkep.ray.deployment(models, options=options, ray_actor_options={"num_cpus": 0.5}), name="vkep")
     yield serving
@@ -92,7 +96,7 @@ def test_tritonclient_works_unchanged(triton: tuple[Any, Any]) -> None:
     ) or "2" in str(metadata)
     assert "TYPE_FP32" in str(client.get_model_config("square"))
     index = client.get_model_repository_index()
-    assert len(index if isinstance(index, list) else index.models) == 4 and "READY" in str(index)
+    assert len(index if isinstance(index, list) else index.models) == 5 and "READY" in str(index)
     np.testing.assert_array_equal(client.infer("square", [tensor(module, "x", X)]).as_numpy("y"), X * X)
     np.testing.assert_array_equal(client.infer("shipped", [tensor(module, "x", X)]).as_numpy("y"), X * X)
     asked = [module.InferRequestedOutput("y")]
@@ -142,6 +146,32 @@ def test_tritonclients_other_ways_of_sending(service: Ports) -> None:
     answers = [client.async_infer("square", [tensor(module, "x", X)]) for _ in range(20)]
     assert all(np.array_equal(answer.get_result().as_numpy("y"), X * X) for answer in answers)
     client.close()
+
+
+def test_tritonclients_streams(service: Ports) -> None:
+    module = pytest.importorskip("tritonclient.grpc")
+    heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with module.InferenceServerClient(f"127.0.0.1:{service.grpc}") as client:
+        client.start_stream(lambda result, error: heard.put((result, error)))
+        for at in range(12):
+            client.async_stream_infer(
+                "nothing" if at == 5 else "square", [tensor(module, "x", X + at)], request_id=str(at)
+            )
+        found = [heard.get(timeout=60) for _ in range(12)]
+        client.stop_stream()
+    for at, (result, error) in enumerate(found):
+        if at == 5:
+            assert result is None and "there is no model 'nothing'" in str(error)
+        else:
+            assert error is None and result.get_response().id == str(at)
+            np.testing.assert_array_equal(result.as_numpy("y"), (X + at) ** 2)
+
+
+def test_tritonclients_strings(triton: tuple[Any, Any]) -> None:
+    module, client = triton
+    given = module.InferInput("s", [2], "BYTES")
+    given.set_data_from_numpy(np.array(["a", "grün"], object))
+    assert client.infer("upper", [given]).as_numpy("u").tolist() == [b"A", "GRÜN".encode()]
 
 
 def test_metrics_are_at_rays_endpoint(service: Ports) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from gpu_shared.errors import PicklableError
 
 Array = np.ndarray[Any, Any]
 
+#: the protocol's name of strings: arrays of Python's, sent in UTF-8
+STRINGS = "BYTES"
 #: numpy's types by the protocol's names; elements are little-endian
 DATATYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
@@ -28,6 +31,7 @@ DATATYPES: dict[str, np.dtype[Any]] = {
     "FP32": np.dtype(np.float32),
     "FP64": np.dtype(np.float64),
     "BF16": np.dtype(ml_dtypes.bfloat16),
+    STRINGS: np.dtype(object),
 }
 _NAMES = {dtype: name for name, dtype in DATATYPES.items()}
 #: kinds of JSON numbers, as numpy reads them, that are valid for a kind of type
@@ -52,6 +56,8 @@ CONFIG_TYPES = (
     ),
     *("STRING", "BF16"),
 )
+#: types that a configuration names otherwise
+CONFIG_NAMES = {STRINGS: "STRING"}
 HEADER_LENGTH = "inference-header-content-length"
 
 
@@ -101,7 +107,11 @@ class ModelSpec:
 
         def described(specs: Iterable[TensorSpec]) -> list[dict[str, Any]]:
             return [
-                {"name": spec.name, "data_type": f"TYPE_{spec.datatype}", "dims": spec.metadata()["shape"]}
+                {
+                    "name": spec.name,
+                    "data_type": f"TYPE_{CONFIG_NAMES.get(spec.datatype, spec.datatype)}",
+                    "dims": spec.metadata()["shape"],
+                }
                 for spec in specs
             ]
 
@@ -136,7 +146,7 @@ class InferResponse:
 def datatype(dtype: np.dtype[Any]) -> str:
     """The protocol's name of a type. Raises ``ValueError`` for a type without one."""
     try:
-        return _NAMES[np.dtype(dtype)]
+        return STRINGS if dtype.kind in "US" else _NAMES[np.dtype(dtype)]
     except KeyError:
         raise ValueError(f"the Open Inference protocol has no datatype for {dtype}; it has {list(DATATYPES)}") from None
 
@@ -198,11 +208,13 @@ def infer_response(model: ModelSpec, request: InferRequest, results: Mapping[str
             "shape": list(np.shape(results[name])),
         }
         if binary:
-            output["parameters"] = {"binary_data_size": array.nbytes}
-            pieces.append(array.reshape(-1).view(np.uint8).data)
+            piece = to_bytes(array)
+            output["parameters"] = {"binary_data_size": len(piece)}
+            pieces.append(piece)
         else:
             exact = array.astype(np.float32) if array.dtype.kind == "V" else array  # Python has no bfloat16 numbers
-            output["data"] = exact.reshape(-1).tolist()
+            flat = exact.reshape(-1).tolist()
+            output["data"] = list(map(_text, flat)) if output["datatype"] == STRINGS else flat
         outputs.append(output)
     head: dict[str, Any] = {"model_name": model.name, "model_version": model.version, "outputs": outputs}
     if request.id:
@@ -256,7 +268,9 @@ def checked_tensor(
 
 
 def from_bytes(spec: TensorSpec, shape: tuple[int, ...], data: bytes | memoryview) -> Array:
-    """A tensor of binary data, in place. Raises `ProtocolError`."""
+    """A tensor of binary data, in place (strings are read). Raises `ProtocolError`."""
+    if spec.datatype == STRINGS:
+        return strings(spec, shape, _split(spec, data))
     dtype = DATATYPES[spec.datatype]
     expected = math.prod(shape) * dtype.itemsize
     if len(data) != expected:
@@ -270,6 +284,43 @@ def from_bytes(spec: TensorSpec, shape: tuple[int, ...], data: bytes | memoryvie
         array != 0 if dtype.kind == "b" else np.frombuffer(array.tobytes() if _odd(array, dtype) else array.data, dtype)
     )
     return whole.reshape(shape)
+
+
+def to_bytes(array: Array) -> bytes | memoryview:
+    """A tensor's elements as binary data has them: those of `from_bytes`."""
+    if datatype(array.dtype) != STRINGS:
+        return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    texts = [_text(value).encode() for value in array.reshape(-1).tolist()]
+    return b"".join(piece for text in texts for piece in (struct.pack("<I", len(text)), text))
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _split(spec: TensorSpec, data: bytes | memoryview) -> list[bytes]:
+    """The strings of binary data: each is its size in bytes (4 bytes, little-endian) and as many bytes."""
+    found, at = [], 0
+    while at < len(data):
+        start = at + 4
+        size = int.from_bytes(data[at:start], "little")
+        at = start + size
+        if at > len(data):
+            raise ProtocolError(400, f"input {spec.name!r}: string {len(found)} ends after the {len(data)} bytes given")
+        found.append(bytes(data[start:at]))
+    return found
+
+
+def strings(spec: TensorSpec, shape: tuple[int, ...], texts: Sequence[bytes]) -> Array:
+    """A tensor of strings. Raises `ProtocolError` for another number of them than the shape has, or other than UTF-8."""
+    if len(texts) != math.prod(shape):
+        raise ProtocolError(400, f"input {spec.name!r}: got {len(texts)} strings for shape {list(shape)}")
+    array = np.empty(len(texts), object)
+    try:
+        array[:] = [text.decode() for text in texts]
+    except UnicodeDecodeError as error:
+        raise ProtocolError(400, f"input {spec.name!r}: its strings are not UTF-8: {error}") from None
+    return array.reshape(shape)
 
 
 def check_all_there(model: ModelSpec, feeds: Mapping[str, Any]) -> None:
@@ -294,6 +345,11 @@ def _from_json(spec: TensorSpec, shape: tuple[int, ...], data: Any) -> Array:
     if not isinstance(data, list):
         raise ProtocolError(400, f"input {spec.name!r} has neither data (a list) nor binary_data_size")
     try:
+        if spec.datatype == STRINGS:
+            given = np.array(data, object).reshape(-1).tolist()
+            if not all(isinstance(value, str) for value in given):
+                raise ValueError("got values that are no strings")
+            return strings(spec, shape, [value.encode() for value in given])
         array = np.asarray(data)
         if array.size and array.dtype.kind not in _JSON_KINDS.get(dtype.kind, "iuf"):
             raise ValueError(f"got values of {array.dtype}")

@@ -14,11 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from onnx import TensorProto
 
 from vkep.dtypes import from_onnx
 from vkep.errors import InvalidInputError
 from vkep.ray.batches import rows_axis
-from vkep.ray.kserve import Array, ModelSpec, ProtocolError, TensorSpec, datatype
+from vkep.ray.kserve import STRINGS, Array, ModelSpec, ProtocolError, TensorSpec, datatype
 from vkep.ray.models import local, open_session, zeros
 from vkep.session.replicas import RenewedSession
 
@@ -80,9 +81,11 @@ class LoadedModel:
             raise
 
     def _shapes(self, rows: int) -> dict[str, list[int]] | None:
-        """Shapes for a number of rows; None where other axes are symbolic."""
+        """Shapes for a number of rows; None where other axes are symbolic, or an input has strings."""
         specs = self.spec.inputs.values()
-        if any(size is None for spec in specs for size in spec.shape[self._rows > 1 :]):
+        if any(spec.datatype == STRINGS for spec in specs) or any(
+            size is None for spec in specs for size in spec.shape[self._rows > 1 :]
+        ):
             return None
         return {spec.name: [rows if size is None else size for size in spec.shape] for spec in specs}
 
@@ -206,11 +209,11 @@ def row_count(feeds: Feeds) -> int:
 def tensor_spec(info: ValueInfo) -> TensorSpec:
     """An input or output in the protocol's form. Raises ``ValueError``."""
     dtype = from_onnx(info.elem_type)
-    if dtype is None or info.shape is None:
+    text = info.elem_type == TensorProto.STRING
+    if (dtype is None and not text) or info.shape is None:
         raise ValueError(f"{info.name!r} has no type that can be sent, or no rank")
-    return TensorSpec(
-        info.name, datatype(dtype.numpy), tuple(dim if isinstance(dim, int) else None for dim in info.shape)
-    )
+    kind = datatype(dtype.numpy) if dtype is not None else STRINGS
+    return TensorSpec(info.name, kind, tuple(dim if isinstance(dim, int) else None for dim in info.shape))
 
 
 def _age(version: str) -> tuple[int, str]:

@@ -18,6 +18,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from vkep.ray.kserve import (
     CONFIG_TYPES,
     DATATYPES,
+    STRINGS,
     Array,
     InferRequest,
     ModelSpec,
@@ -28,6 +29,8 @@ from vkep.ray.kserve import (
     checked_tensor,
     datatype,
     from_bytes,
+    strings,
+    to_bytes,
 )
 
 SERVICE = "inference.GRPCInferenceService"
@@ -44,6 +47,8 @@ METHODS = (
     "ModelConfig",
     "RepositoryIndex",
 )
+#: the method whose requests and answers are streams (an extension of Triton's); its requests are ModelInfer's
+STREAM = "ModelStreamInfer"
 
 _TENSOR = (
     "name=1 string, datatype=2 string, shape=3 int64*, parameters=4 {InferParameter}, contents=5 InferTensorContents"
@@ -83,6 +88,7 @@ _MESSAGES = {
     "inputs=5 InferInputTensor*, outputs=6 InferRequestedOutputTensor*, raw_input_contents=7 bytes*",
     "ModelInferResponse": "model_name=1 string, model_version=2 string, id=3 string, parameters=4 {InferParameter}, "
     "outputs=5 InferOutputTensor*, raw_output_contents=6 bytes*",
+    "ModelStreamInferResponse": "error_message=1 string, infer_response=2 ModelInferResponse",
 }
 #: the contents' field of a datatype that is not sent raw
 _CONTENTS = {
@@ -93,6 +99,7 @@ _CONTENTS = {
     "UINT64": "uint64_contents",
     "FP32": "fp32_contents",
     "FP64": "fp64_contents",
+    STRINGS: "bytes_contents",
 }
 
 
@@ -155,6 +162,7 @@ def add_to_server(servicer: Any, server: Any) -> None:
     import grpc
 
     handlers = {name: grpc.unary_unary_rpc_method_handler(getattr(servicer, name, None)) for name in METHODS}
+    handlers[STREAM] = grpc.stream_stream_rpc_method_handler(getattr(servicer, STREAM, None))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
 
@@ -191,7 +199,7 @@ def infer_response(model: ModelSpec, request: InferRequest, results: Mapping[str
     for name in request.outputs:
         array = results[name]
         response.outputs.add(name=name, datatype=datatype(array.dtype), shape=array.shape)
-        response.raw_output_contents.append(array.tobytes())
+        response.raw_output_contents.append(bytes(to_bytes(array)))
     return response
 
 
@@ -202,6 +210,8 @@ def _from_contents(spec: TensorSpec, shape: tuple[int, ...], contents: Any) -> A
     values = getattr(contents, name)
     if len(values) != math.prod(shape):
         raise ProtocolError(400, f"input {spec.name!r}: got {len(values)} values in {name} for shape {list(shape)}")
+    if spec.datatype == STRINGS:
+        return strings(spec, shape, values)
     dtype = DATATYPES[spec.datatype]
     wide = np.asarray(values, np.int64 if dtype.kind == "i" else np.uint64 if dtype.kind == "u" else dtype)
     narrow = wide.astype(dtype)

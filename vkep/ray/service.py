@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from vkep.ray import kserve, messages
 from vkep.ray.http import answer_of, read_body, retry_after
 from vkep.ray.kserve import HEADER_LENGTH, ProtocolError
 from vkep.ray.loaded import LoadedModel, Models
+from vkep.ray.streams import in_order
 
 if TYPE_CHECKING:
     from vkep.ray.models import Source
@@ -131,11 +132,8 @@ def grpc_method(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, 
 
     @functools.wraps(method)
     async def call(self: Service, request: bytes, grpc_context: Any) -> Any:
-        most = self.options.max_body
         try:
-            if len(request) > most:
-                raise ProtocolError(413, f"the request has {len(request)} bytes, and {most} are allowed")
-            answer = await method(self, messages.read(f"{name}Request", request))
+            answer = await method(self, self._read(f"{name}Request", request))
             return messages.message(f"{name}Response", **answer) if isinstance(answer, dict) else answer
         except Exception as error:
             status, text = answer_of(error)
@@ -307,10 +305,41 @@ class Service:
 
     @grpc_method
     async def ModelInfer(self, given: Any) -> Any:
+        return await self._infer_message(given)
+
+    def _read(self, name: str, request: bytes) -> Any:
+        """A message within the limit of bytes. Raises `ProtocolError`."""
+        most = self.options.max_body
+        if len(request) > most:
+            raise ProtocolError(413, f"the request has {len(request)} bytes, and {most} are allowed")
+        return messages.read(name, request)
+
+    async def _infer_message(self, given: Any) -> Any:
+        """The ModelInferResponse to a ModelInferRequest."""
         model = self.models.find(given.model_name, given.model_version)
         with Counted(self._requests, model):
             request = messages.parse_infer(given, model.spec)
             return messages.infer_response(model.spec, request, await model.infer(request.feeds))
+
+    async def ModelStreamInfer(self, request_stream: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        """Answers in the order of the requests, as many under way as a run has rows. A request that fails has an error's text for
+        an answer, and the stream goes on.
+        """
+        async for answer in in_order(request_stream, self._answer_in_stream, self.options.rows):
+            yield answer
+
+    async def _answer_in_stream(self, request: bytes) -> Any:
+        identity = ""
+        try:
+            given = self._read("ModelInferRequest", request)
+            identity = given.id
+            found = await self._infer_message(given)
+            return messages.message("ModelStreamInferResponse", infer_response=found)
+        except Exception as error:
+            failed = messages.message("ModelInferResponse", id=identity)
+            return messages.message(
+                "ModelStreamInferResponse", error_message=answer_of(error)[1], infer_response=failed
+            )
 
     # ---- both
 

@@ -84,7 +84,8 @@ def measure(path: Path, arguments: argparse.Namespace) -> Rates:
     nbytes = sum(row.nbytes for row in (*rows.values(), *map(row_of, graph.output)))
     resources = {"num_gpus": 1} if arguments.gpus else {"num_cpus": 1}
     gpus = workers if arguments.gpus else None
-    with cluster(max(4, workers + 2), arguments.threads, gpus, haproxy=arguments.haproxy):
+    slots = max(4, workers + 2, arguments.replicas + 2)
+    with cluster(slots, arguments.threads, gpus, haproxy=arguments.haproxy):
         data, start = job(path, rows, batch, workers, int(alone * seconds), arguments.transport, resources)
         with serving() as port:
             service = serve_one(str(path), rows, batch, arguments.replicas, port, arguments, resources)
@@ -233,7 +234,12 @@ def service(arguments: argparse.Namespace) -> int:
         print("| rows of a run | replicas | bare loop, rows/s | service, rows/s | quotient | p50 ms | p99 ms |")
         print("|---|---|---|---|---|---|---|", flush=True)
         with (
-            cluster(4, arguments.threads, 1 if arguments.gpus else None, haproxy=arguments.haproxy),
+            cluster(
+                max(4, *(count + 2 for count in arguments.replicas)),
+                arguments.threads,
+                1 if arguments.gpus else None,
+                haproxy=arguments.haproxy,
+            ),
             serving() as port,
         ):
             for batch in arguments.batches:

@@ -1,0 +1,45 @@
+"""Streams of requests: several are answered at once, and the answers keep the requests' order. asyncio alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
+_END: Any = object()
+
+
+async def in_order(
+    requests: AsyncIterator[Request], answer: Callable[[Request], Awaitable[Answer]], most: int
+) -> AsyncIterator[Answer]:
+    """The answer to each of ``requests``, in their order. At most ``most`` are under way: while the first of so many is not
+    done, or nobody takes its answer, no further request is read. What is under way is cancelled where the caller leaves.
+
+    Raises as ``requests`` and ``answer``.
+    """
+
+    async def following() -> Request:
+        return await anext(requests, _END)
+
+    under_way: deque[asyncio.Future[Answer]] = deque()
+    reading: asyncio.Future[Request] | None = asyncio.ensure_future(following())
+    try:
+        while reading is not None or under_way:
+            waits: set[asyncio.Future[Any]] = {under_way[0]} if under_way else set()
+            if reading is not None and len(under_way) < most:
+                waits.add(reading)
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if under_way and under_way[0].done():
+                yield under_way.popleft().result()
+            elif reading is not None and reading.done():
+                request = reading.result()
+                ended = request is _END
+                reading = None if ended else asyncio.ensure_future(following())
+                if not ended:
+                    under_way.append(asyncio.ensure_future(answer(request)))
+    finally:
+        for one in (*under_way, *([reading] if reading is not None else [])):
+            one.cancel()
