@@ -170,8 +170,8 @@ def test_tritonclients_streams(service: Ports) -> None:
 def test_tritonclients_strings(triton: tuple[Any, Any]) -> None:
     module, client = triton
     given = module.InferInput("s", [2], "BYTES")
-    given.set_data_from_numpy(np.array(["a", "grün"], object))
-    assert client.infer("upper", [given]).as_numpy("u").tolist() == [b"A", "GRÜN".encode()]
+    given.set_data_from_numpy(np.array(["a", "bc"], object))
+    assert client.infer("upper", [given]).as_numpy("u").tolist() == [b"A", b"BC"]
 
 
 def test_metrics_are_at_rays_endpoint(service: Ports) -> None:

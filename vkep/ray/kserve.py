@@ -300,7 +300,8 @@ def _text(value: str | bytes) -> str:
 
 def _split(spec: TensorSpec, data: bytes | memoryview) -> list[bytes]:
     """The strings of binary data: each is its size in bytes (4 bytes, little-endian) and as many bytes."""
-    found, at = [], 0
+    found: list[bytes] = []
+    at = 0
     while at < len(data):
         start = at + 4
         size = int.from_bytes(data[at:start], "little")

@@ -15,6 +15,7 @@ import numpy as np
 from vkep.cache import code_folder, write_atomically
 from vkep.dtypes import from_onnx
 from vkep.ray.devices import assigned_device
+from vkep.ray.folders import hold, prune
 from vkep.session import InferenceSession
 
 if TYPE_CHECKING:
@@ -38,16 +39,22 @@ class Shipped:
 
     def path(self) -> Path:
         """The model as a file on this machine, written below vkep's cache folder when the first of its processes needs
-        it (``models``). A file keeps plans between processes, and weights are read from it as they are uploaded. Raises
-        ``OSError``.
+        it (``models``). A file keeps plans between processes, and weights are read from it as they are uploaded. The
+        files stay until this process ends. Writing a model removes others that no process uses, those not used for
+        longest first, until the models have at most `vkep.ray.folders.LIMIT` bytes. Raises ``OSError``.
         """
         folder = code_folder("models", self.digest)
+        hold(folder)
         names = list(self.files)
+        written = False
         for name in (*names[1:], names[0]):  # the model is written last: where it exists, all files exist
             path, content = folder / name, self.files[name]
             if not path.is_file() or path.stat().st_size != content.nbytes:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(path, [content.data])
+                written = True
+        if written:
+            prune(folder.parent)
         return folder / names[0]
 
 

@@ -41,5 +41,7 @@ async def in_order(
                 if not ended:
                     under_way.append(asyncio.ensure_future(answer(request)))
     finally:
-        for one in (*under_way, *([reading] if reading is not None else [])):
+        for one in under_way:
             one.cancel()
+        if reading is not None:
+            reading.cancel()
