@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +16,7 @@ from onnx import numpy_helper
 
 from gpu_shared.errors import DeviceNotFoundError
 from tests.session.models import model
-from vkep.cuda import CudaError
-from vkep.ray.devices import device_of
+from vkep.ray.devices import Nvidia, UnknownOrder, device_of
 from vkep.ray.models import local, packed
 
 A, B, C = ("a" * 32, "b" * 32, "c" * 32)
@@ -30,34 +30,92 @@ def device(index: int, uuid: str, kind: str = "discrete", problems: tuple[str, .
 DEVICES = [device(0, C, "cpu"), device(1, B), device(2, A)]
 
 
-def no_cuda() -> list[str]:
-    raise CudaError("no CUDA driver")
+DASHED = "-".join([B[:8], B[8:12], B[12:16], B[16:20], B[20:]])
 
 
-def test_cuda_says_which_it_is_whatever_the_order() -> None:
-    assert device_of(["0"], lambda: [A], DEVICES) == A
-    assert device_of(["1"], lambda: [B], DEVICES) == B
-    assert device_of(["GPU-" + "-".join([B[:8], B[8:12], B[12:16], B[16:20], B[20:]])], no_cuda, DEVICES) == B
+class Fake(Nvidia):
+    """A driver with CUDA's devices, and the machine's; without them no driver or no nvidia-smi."""
 
+    def __init__(
+        self, cuda: list[str] | None = None, machine: list[str] | None = None, visible: str | None = None
+    ) -> None:
+        super().__init__(visible)
+        object.__setattr__(self, "_orders", (cuda, machine))
 
-def test_without_cuda_the_index_counts_gpus() -> None:
-    assert device_of(["0"], no_cuda, DEVICES) == B
-    assert device_of(["1"], no_cuda, DEVICES) == A
+    def cuda(self) -> Sequence[str]:
+        return self._order(0)
+
+    def all(self) -> Sequence[str]:
+        return self._order(1)
+
+    def _order(self, which: int) -> list[str]:
+        order: list[str] | None = self._orders[which]  # type: ignore[attr-defined]
+        if order is None:
+            raise UnknownOrder
+        return order
 
 
 @pytest.mark.parametrize(
-    ("ids", "cuda", "says"),
+    ("given", "nvidia", "found"),
     [
-        (["0", "1"], [A], "ask for one"),
-        (["0"], [A, B], "CUDA_VISIBLE_DEVICES must be left"),
-        (["0"], ["d" * 32], "no usable device of Vulkan here; there are: 0: gpu 0"),
-        (["2"], None, "Vulkan has 2 GPUs that can be used"),
-        (["MIG-x"], None, "name the device"),
+        ("0", Fake([A]), A),  # as Ray does it: CUDA sees the assigned device alone
+        ("1", Fake([B], visible="1"), B),
+        ("1", Fake([A, B]), B),  # RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES: CUDA sees all
+        ("3", Fake([A, B], visible="2, 3"), B),
+        ("GPU-" + DASHED, Fake(), B),
+        ("GPU-" + DASHED.upper()[:13], Fake(), B),
+        ("0", Fake(machine=[A, B]), A),  # no CUDA: the driver's own count
+        ("1", Fake(machine=[A, B], visible="1"), B),
+        ("0", Fake(), B),  # no driver of NVIDIA's: Vulkan's GPUs in Vulkan's order
+        ("1", Fake(), A),
     ],
 )
-def test_what_cannot_be_found_is_said(ids: list[str], cuda: list[str] | None, says: str) -> None:
+def test_the_assigned_device(given: str, nvidia: Nvidia, found: str) -> None:
+    assert device_of([given], DEVICES, nvidia) == found
+
+
+@pytest.mark.parametrize(
+    ("ids", "nvidia", "says"),
+    [
+        (["0", "1"], Fake([A]), "ask for one"),
+        (["0"], Fake(["d" * 32]), "no usable device of Vulkan here; there are: 0: gpu 0"),
+        (["GPU-" + "d" * 8], Fake(), "no usable device of Vulkan here"),
+        (["2"], Fake([A, B]), "CUDA_VISIBLE_DEVICES is None, and NVIDIA's driver has 2 devices"),
+        (["0"], Fake([A, B], visible="4,5"), "CUDA_VISIBLE_DEVICES is '4,5'"),
+        (["7"], Fake(machine=[A, B]), "NVIDIA's driver has 2 devices"),
+        (["2"], Fake(), "GPU 2 of 2 that can be used"),
+        (["MIG-" + DASHED], Fake([A]), "a part of a GPU"),
+        (["x"], Fake(), "name the device"),
+    ],
+)
+def test_what_cannot_be_found_is_said(ids: list[str], nvidia: Nvidia, says: str) -> None:
     with pytest.raises(DeviceNotFoundError, match=says):
-        device_of(ids, no_cuda if cuda is None else lambda: cuda, DEVICES)
+        device_of(ids, DEVICES, nvidia)
+
+
+def test_a_uuid_that_two_devices_begin_with_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [device(0, "ab" * 16), device(1, "abcd" * 8)]
+    with pytest.raises(DeviceNotFoundError):
+        device_of(["GPU-ab"], both, Fake())
+    assert device_of(["GPU-abcd"], both, Fake()) == "abcd" * 8
+
+
+def test_the_machines_devices_are_nvidia_smis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnknownOrder, match="nvidia-smi -L"):
+        Nvidia(None).all()
+    tool = tmp_path / "nvidia-smi"
+    listed = [
+        f"GPU 0: NVIDIA H200 (UUID: GPU-{DASHED})",
+        f"  MIG 1g.18gb     Device  0: (UUID: MIG-{DASHED})",
+        f"GPU 1: NVIDIA (UUID: GPU-{A})",
+    ]
+    tool.write_text("\n".join(["#!/bin/sh", *(f"echo '{line}'" for line in listed), ""]))
+    tool.chmod(0o755)
+    assert Nvidia(None).all() == [B, A]
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    with pytest.raises(UnknownOrder):
+        Nvidia(None).all()
 
 
 def test_a_model_is_packed_with_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
