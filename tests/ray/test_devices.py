@@ -49,7 +49,7 @@ class Fake(Nvidia):
         return self._order(1)
 
     def _order(self, which: int) -> list[str]:
-        order: list[str] | None = self._orders[which]  # type: ignore[attr-defined]
+        order: list[str] | None = self._orders[which]
         if order is None:
             raise UnknownOrder
         return order

@@ -26,7 +26,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def release(held: dict[Path, object]) -> None:
     while held:
-        held.popitem()[1].close()  # type: ignore[attr-defined]
+        held.popitem()[1].close()
 
 
 def made(root: Path, name: str, age: int, nbytes: int = 100) -> Path:

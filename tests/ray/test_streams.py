@@ -48,7 +48,7 @@ async def taken(count: int, answers: Answers, most: int, leave: int = -1) -> tup
             if len(found) == leave:
                 break
     finally:
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
         await asyncio.sleep(0)
     return found, read
 
