@@ -240,8 +240,8 @@ def progress_bars(show: bool) -> Iterator[Progress | None]:
                 bars.update(tasks[STEP], description=what)
                 return
             if phase not in tasks:
-                tasks[phase] = bars.add_task(names.get(phase, phase), total=total, what="")
-            bars.update(tasks[phase], completed=done, total=total, what=what)
+                tasks[phase] = bars.add_task(names.get(phase, phase), total=total or None, what="")
+            bars.update(tasks[phase], completed=done, total=total or None, what=what)  # 0: not known yet
 
         yield advance
 

@@ -32,7 +32,7 @@ def tune_command(
 
     The choices apply to devices of the same model with the same driver, and every later session uses them.
     """
-    with common.command(json_output, verbose):
+    with common.command(json_output, verbose), common.progress_bars(show=not json_output) as progress:
         from vkep.cli.inputs import make_inputs, read_sources
         from vkep.device.tuning import save_choices, tuning_path
         from vkep.session.options import SessionOptions
@@ -50,20 +50,20 @@ def tune_command(
         for model in models:
             if not model.is_file():
                 raise common.UsageError(f"no such file: {model}")
-            with common.progress_bars(show=not json_output) as progress:
-                # the progress of tuning, not that of each session
-                told = None if progress is None else lambda done, total, what: progress("candidates", done, total, what)
-                results[str(model)] = tune(model, feeds, SessionOptions(device=device), runs, told)
+            common.say(progress, f"tuning {model.name}")
+            # the progress of tuning, not that of each session
+            told = None if progress is None else lambda done, total, what: progress("candidates", done, total, what)
+            results[str(model)] = tune(model, feeds, SessionOptions(device=device), runs, told)
             if not dry_run:
                 save_choices(caps, {one.problem: one.choice for one in results[str(model)]})
-        kept = None if dry_run else str(tuning_path(caps))
-        if json_output:
-            plain = {model: [one.to_dict() for one in found] for model, found in results.items()}
-            common.print_json({"device": caps.name, "kept_in": kept, "models": plain})
-        else:
-            for name, found in results.items():
-                print_tuned(name, found)
-            typer.echo(f"on {caps.name}; " + (f"kept in {kept}" if kept else "nothing kept (--dry-run)"))
+    kept = None if dry_run else str(tuning_path(caps))
+    if json_output:
+        plain = {model: [one.to_dict() for one in found] for model, found in results.items()}
+        common.print_json({"device": caps.name, "kept_in": kept, "models": plain})
+    else:
+        for name, found in results.items():
+            print_tuned(name, found)
+        typer.echo(f"on {caps.name}; " + (f"kept in {kept}" if kept else "nothing kept (--dry-run)"))
 
 
 def print_tuned(model: str, found: Sequence[Tuned]) -> None:

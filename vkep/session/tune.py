@@ -54,6 +54,8 @@ def tune(
     Raises what `InferenceSession` and its runs raise.
     """
     asking = Trial()
+    if progress is not None:
+        progress(0, 0, "the default tilings")
     with _session(model, options, asking) as session:
         default = _Times(session, feeds(session))
         default.measure(runs)
@@ -61,20 +63,22 @@ def tune(
     rounds = max((len(q.candidates) for q in questions.values()), default=0)
     best: dict[str, tuple[float, Choice]] = {}
     for number in range(rounds):
+        if progress is not None:
+            progress(number, rounds + 1, f"{len(questions)} problems")
         trial = {key: q.candidates[number] for key, q in questions.items() if number < len(q.candidates)}
         with _session(model, options, trial) as session:
             times = _Times(session, feeds(session))
             times.measure(runs)
         for key, choice in trial.items():
             best[key] = min(best.get(key, (float("inf"), choice)), (times.of(questions[key].labels), choice))
-        if progress is not None:
-            progress(number + 1, rounds + 1, f"{len(trial)} problems")
     wanted = {key: choice for key, (time, choice) in best.items() if time < _WORTH * default.of(questions[key].labels)}
     after = default
     if wanted:
+        if progress is not None:
+            progress(rounds, rounds + 1, "the faster ones again")
         default, after = _in_turn(model, feeds, options, wanted, runs)
     if progress is not None:
-        progress(rounds + 1, rounds + 1, "measured again")
+        progress(rounds + 1, rounds + 1, "done")
     found = []
     for key, question in questions.items():
         before = default.of(question.labels)
