@@ -102,7 +102,9 @@ def test_tuning_finds_the_faster_choice(model: onnx.ModelProto, monkeypatch: pyt
         expected = (100.0, 100.0) if one.problem == again else (100.0, 50.0)
         assert (one.default_ns, one.chosen_ns) == expected
         assert one.candidates == len(asked.asked[one.problem].candidates)
-    assert steps[-1][0] == steps[-1][1] == len(steps)
+    last = steps[-1][1]
+    assert [done for done, _ in steps] == [0, *range(last + 1)]
+    assert {total for _, total in steps} == {0, last}  # 0: before the candidates are known
     assert all(session._parts.closed for session in sessions)
 
 
