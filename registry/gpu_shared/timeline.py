@@ -122,6 +122,10 @@ class Timeline(Handle):
         self._state.raise_lost()
         return self._state.refresh()
 
+    def has_passed(self, value: int) -> bool:
+        """Whether ``value`` is known to have been reached, without a call of the driver."""
+        return value <= self._state.completed
+
     @property
     def lost(self) -> bool:
         """Whether the device is lost."""

@@ -192,3 +192,26 @@ def test_few_plans_serve_all_lengths(folder: Path) -> None:
 def test_what_cannot_be_asked(generator: Generator, asked: Sequence[int], settings: dict[str, Any], match: str) -> None:
     with pytest.raises(InvalidInputError, match=match):
         generator.generate(asked, **settings)
+
+
+def test_a_step_that_was_submitted_ahead_is_left_where_answers_change(generator: Generator, theirs: Reference) -> None:
+    """Answers join, are cancelled and end while the next step is on the device already; a second batch runs in between."""
+    batch, other = generator.batch(4), generator.batch(1)
+    settings = Sampling(max_tokens=12, ignore_end=True)
+    answers = [batch.add(prompt(5, 5), settings)]
+    beside = other.add(prompt(6, 6), settings)
+    for step in range(16):
+        batch.step()
+        if step in (3, 7):
+            answers.append(batch.add(prompt(4 + step, step), settings))
+        if step == 5:
+            batch.cancel(batch.add(prompt(3), settings))
+        if step % 3 != 1 and not beside.ended:
+            other.step()
+    while batch.under_way or other.under_way:
+        batch.step()
+        other.step()
+    for answer in (*answers, beside):
+        assert answer.tokens == theirs.greedy(answer.prompt, 12)
+    batch.close()
+    other.close()

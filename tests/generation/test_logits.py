@@ -34,7 +34,7 @@ def ours(folder: Path, prompt: list[int], answer: list[int]) -> Array:
         caches.grow(1, len(prompt) + len(answer))
         done = 0
         for part in (prompt, *([token] for token in answer[:-1])):
-            made = decoder.on_rows(np.array([part], np.int64), [done], caches, 0, greedy=False)
+            made = decoder.on_rows(np.array([part], np.int64), [done], caches, 0)
             found.append(made.logits.numpy()[0, -1].astype(np.float32))
             done += len(part)
         caches.close()

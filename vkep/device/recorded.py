@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from gpu_shared.errors import ClosedError
 from gpu_shared.pipeline import ComputePipeline
 from gpu_shared.steady import check_wanted, steady
 from gpu_shared.timeline import PreparedSubmit
-from vkep.device.arguments import ArgumentTable, Places, RunNumbers
+from vkep.device.arguments import NOTHING, ArgumentTable, Places, RunNumbers
 from vkep.device.faults import FAULT_BYTES, FaultWord, RunCheck
 from vkep.device.host_ports import HostPorts, Spans
 from vkep.device.slab import Slab
@@ -35,6 +35,15 @@ Array = np.ndarray[Any, Any]
 
 #: number of command buffers around a plan's own that are kept, for runs of different sizes
 _SIDES = 24
+
+
+class Buffers(NamedTuple):
+    """Which command buffers a run consists of, around the plan's own."""
+
+    table: str = NOTHING  #: what of the argument table the device is to be sent
+    up: bool = False  #: inputs are copied from staging memory
+    down: bool = False  #: outputs are copied to staging memory
+    visible: bool = False  #: what the plan itself wrote is made visible to the host
 
 
 class RecordedPlan:
@@ -58,7 +67,7 @@ class RecordedPlan:
         self._outputs = [i for i, p in enumerate(self._ports) if not p.is_input]
         self._which = (self._inputs, self._outputs)
         self._held: list[Any] = []
-        self._submits: dict[tuple[str, bool, bool, Spans, Spans], PreparedSubmit] = {}
+        self._submits: dict[tuple[Buffers, Spans, Spans], PreparedSubmit] = {}
         self._main: CommandBuffer | None = None
         self._sides: dict[tuple[str, Spans], CommandBuffer] = {}
         self._host: list[HostPorts | None] = [None, None]  # of the inputs and outputs that a run bound to the host
@@ -176,7 +185,7 @@ class RecordedPlan:
             commands = self._delegate.allocate_commands(f"plan {name}")
             self._held.append(commands)
             commands.begin()
-            if name == "fault":  # where no download follows, whose barrier covers everything that was written
+            if name == "visible":  # where no download follows, whose barrier covers everything that was written
                 commands.barrier_to_host()
             elif name == "download":
                 commands.barrier_before_transfer()
@@ -256,9 +265,7 @@ class RecordedPlan:
         self.submitted(value, outputs)
         return value
 
-    def stage(
-        self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None]
-    ) -> tuple[str, bool, bool]:
+    def stage(self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None]) -> Buffers:
         """Prepare a run; returns the key of its command buffers (`buffers`). `submitted` must follow. Raises
         `InvalidInputError` where an input comes from a run that failed."""
         refuse_failed(inputs, outputs)
@@ -285,9 +292,11 @@ class RecordedPlan:
             for k in down:
                 addresses[self._outputs[k]] = ports.addresses[k]
         what, self._staged = self._table.bind(addresses), addresses
-        staged = not self._delegate.unified
         self._unsure = True
-        return (what, bool(up) and staged, bool(down) and staged)
+        if self._delegate.unified:
+            return Buffers(what)
+        read = self._fault is not None or any(isinstance(t, DeviceTensor) and t.in_host_memory for t in outputs)
+        return Buffers(what, bool(up), bool(down), read and not down)
 
     def _wait(self) -> None:
         """Wait until the recording and its memory are free: a run with bound outputs returns before it ends."""
@@ -305,7 +314,8 @@ class RecordedPlan:
         until the run ends. Returns the run's check where it needs one, since there are no tensors to store it with.
         Raises `DeviceLostError`, `GpuError`."""
         self._wait()
-        prepared = self._submit_for((self._table.bind(addresses), False, False))
+        visible = self._fault is not None and not self._delegate.unified
+        prepared = self._submit_for(Buffers(self._table.bind(addresses), visible=visible))
         self._unsure = True
         self._last = self._delegate.lease.submit(prepared)
         self._table.sent(addresses)
@@ -346,30 +356,32 @@ class RecordedPlan:
                 results.append(target)
         return results
 
-    def buffers(self, key: tuple[str, bool, bool]) -> list[CommandBuffer]:
-        """The command buffers of a staged run, in order."""
-        what, up, down = key
+    def buffers(self, run: Buffers) -> list[CommandBuffer]:
+        """The command buffers of a run that was staged, in order."""
         assert self._main is not None
-        told = self._fault is not None and not (down or self._delegate.unified)
-        before, after = ((what, what), ("upload", up)), (("download", down), ("fault", told))
-        with self._delegate.lock if what or up or down or told else contextlib.nullcontext():
+        before, after = ((run.table, run.table), ("upload", run.up)), (("download", run.down), ("visible", run.visible))
+        with self._delegate.lock if any(run) else contextlib.nullcontext():
             first, last = ([self._side(name) for name, wanted in sides if wanted] for sides in (before, after))
         return [*first, self._main, *last]
 
-    def _submit_for(self, key: tuple[str, bool, bool]) -> PreparedSubmit:
-        what, up, down = key
-        full = (what, up, down, self._spans("upload") if up else (), self._spans("download") if down else ())
-        return self._submits.get(full) or self._make_submit(full)
+    def _submit_for(self, run: Buffers) -> PreparedSubmit:
+        key = (run, self._spans("upload") if run.up else (), self._spans("download") if run.down else ())
+        return self._submits.get(key) or self._make_submit(key)
 
     @steady
-    def _make_submit(self, key: tuple[str, bool, bool, Spans, Spans]) -> PreparedSubmit:
+    def _make_submit(self, key: tuple[Buffers, Spans, Spans]) -> PreparedSubmit:
         with self._making:
             self._check_wanted()
             if key not in self._submits:
                 if len(self._sides) >= _SIDES:
                     self._drop_sides()
-                self._submits[key] = self._delegate.lease.prepare(self.buffers(key[:3]))
+                self._submits[key] = self._delegate.lease.prepare(self.buffers(key[0]))
             return self._submits[key]
+
+    @property
+    def ended(self) -> bool:
+        """Whether the device is known to have finished the latest run; the driver is not asked."""
+        return not self._unsure and self._delegate.context.timeline.has_passed(self._last)
 
     def _check_wanted(self) -> None:
         """Raise where the recording has a new owner: checked under the lock, since the run that made it may have been

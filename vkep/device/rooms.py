@@ -30,6 +30,11 @@ class Room:
         self.recorded: dict[int, RecordedPlan] = {}
         self.slab: Slab | None = None
 
+    @property
+    def busy(self) -> bool:
+        """Whether the device may still execute a run that was submitted in this room."""
+        return any(not recorded.ended for recorded in list(self.recorded.values()))
+
     def slab_of(self, nbytes: int, delegate: VulkanDelegate) -> Slab:
         """Return a slab of at least this many bytes. Where it grows, the recordings are closed: they contain the
         address of the old one."""
@@ -59,11 +64,12 @@ class Room:
 
 class Rooms:
     """As many rooms as runs may overlap. ``most_bytes``: of device memory that a plan and one run of it may take (None: all that
-    the device has).
+    the device has). ``run_ahead``: a run takes a room whose last run the device has finished, where there is one.
     """
 
-    def __init__(self, count: int, most_bytes: int | None = None) -> None:
+    def __init__(self, count: int, most_bytes: int | None = None, *, run_ahead: bool = False) -> None:
         self.most_bytes = most_bytes
+        self._run_ahead = run_ahead
         self._rooms = [Room() for _ in range(count)]
         self._turns = itertools.count()
 
@@ -73,7 +79,7 @@ class Rooms:
     def free(self) -> Room:
         """Return a room without a run; where all are occupied, the next one in turn, whose lock the caller waits
         for."""
-        for room in self._rooms:
-            if not room.lock.locked():
-                return room
+        free = [room for room in self._rooms if not room.lock.locked()]
+        if free:
+            return next((room for room in free if not room.busy), free[0]) if self._run_ahead else free[0]
         return self._rooms[next(self._turns) % len(self._rooms)]

@@ -13,6 +13,7 @@ from gpu_shared.errors import ClosedError, ForkedProcessError
 from gpu_shared.steady import on_end, run_steady, settle, steady
 from vkep.dtypes import DType, from_numpy
 from vkep.memory.device_arena import DeviceArena, DeviceBlock, shared_device_arena
+from vkep.memory.staging_ring import StagingArena, shared_staging_arena
 from vkep.plan.memory import align
 
 if TYPE_CHECKING:
@@ -58,17 +59,23 @@ class DeviceTensor:
     room: tuple[int, ...] = ()  #: of a view that `leading` made: the whole tensor's shape
     _whole: DeviceTensor | None = None  # the whole tensor
 
-    def __init__(self, delegate: VulkanDelegate, dtype: DType, shape: Sequence[int]) -> None:
+    def __init__(
+        self, delegate: VulkanDelegate, dtype: DType, shape: Sequence[int], *, host_visible: bool = False
+    ) -> None:
+        """``host_visible``: in memory that the host maps, on any device (`host_view`); on a discrete GPU the host's own."""
         self.dtype = dtype
         self.shape = tuple(int(d) for d in shape)
         self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * dtype.itemsize
         self._delegate = delegate
+        #: whether runs that write the tensor must make that visible to the host
+        self.in_host_memory = host_visible and not delegate.unified
         self._take_memory(delegate.context)
 
     @steady
     def _take_memory(self, context: SharedGpuContext) -> None:
         settle()  # tensors that were deleted may free memory
-        arena = shared_device_arena(context)
+        arena: SharedResource[DeviceArena] | SharedResource[StagingArena]
+        arena = shared_staging_arena(context, "download") if self.in_host_memory else shared_device_arena(context)
         try:
             block = arena.value.alloc(align(max(self.nbytes, 1)))
         except BaseException:
@@ -222,6 +229,7 @@ class DeviceTensor:
             raise BufferError(f"{self!r}: the host does not see this device's memory; numpy() makes a copy")
         if self.nbytes:
             self._delegate.lease.wait(self.written_at)
+            self._open_block().buffer.invalidate()
         self.check()
         address, sizes = np.frombuffer(mapped, np.uint8).ctypes.data, self.room or self.shape
         nbytes = int(np.prod(sizes, dtype=np.int64)) * self.dtype.itemsize
@@ -346,7 +354,9 @@ def _nothing() -> None:
     """The finalizer of a view does nothing: its memory belongs to another tensor."""
 
 
-def _give_back(timeline: Timeline, block: DeviceBlock, arena: SharedResource[DeviceArena]) -> None:
+def _give_back(
+    timeline: Timeline, block: DeviceBlock, arena: SharedResource[DeviceArena] | SharedResource[StagingArena]
+) -> None:
     try:
         timeline.check_usable()
     except ForkedProcessError:  # the memory belongs to the parent

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,16 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class _Ahead:
+    """A step of all ``answers``, in ``rows``, that was submitted before the host had read the ``tokens`` that it runs."""
+
+    answers: Sequence[Answer]
+    tokens: list[int]
+    rows: range
+    made: Made
+
+
+@dataclass(frozen=True)
 class Event:
     """The result of a step for one answer: a token (None: an end without one), the new text, and the reason if it
     ended."""
@@ -78,8 +88,11 @@ class Batch:
         self._rows = _rows_of(decoder, limit)
         self._chooser = Chooser(decoder)
         self._under_way: list[Answer] = []
+        self.runs_ahead = True  #: whether a greedy step is submitted before the host has read the tokens of the one before
+        self._ahead: _Ahead | None = None
         # the tokens chosen last, on the device and on the host
         self._known: tuple[DeviceTensor, list[int]] | None = None
+        self._known_from: Made | None = None  # the run that chose them, if it was the decoder's
 
     @property
     def under_way(self) -> list[Answer]:
@@ -156,7 +169,7 @@ class Batch:
         """Process a part of a prompt; with the last part, choose the first token."""
         rest = self._rest(answer)
         choice = self._choice([answer])
-        made = self._rows.feed(answer._row, rest[:CHUNK], choice.greedy)
+        made = self._rows.feed(answer._row, rest[:CHUNK])
         if len(rest) > CHUNK:
             return []
         [token] = self._choose([answer], made, choice)
@@ -169,10 +182,37 @@ class Batch:
             return events
         by_row = {a._row: a for a in ready}
         choice = self._choice(ready)
-        for rows, made in self._rows.step({a._row: a.tokens[-1] for a in ready}, self._known, choice.greedy):
+        for rows, made in self._steps(ready, choice):
+            ahead = self._go_ahead(ready, rows, made) if choice.greedy else None
             chosen = dict(zip(rows, self._choose([by_row.get(row) for row in rows], made, choice), strict=True))
+            if ahead is not None:
+                self._ahead = _Ahead(ready, [chosen[row] for row in rows], rows, ahead)
             events += [self._took(by_row[row], chosen[row]) for row in rows if row in by_row]
         return events
+
+    def _steps(self, ready: Sequence[Answer], choice: Choice) -> Iterable[tuple[range, Made]]:
+        """The runs of the next token of some answers: the one that was submitted ahead, where it is the same."""
+        ahead, self._ahead = self._ahead, None
+        last = {a._row: a.tokens[-1] for a in ready}
+        same = ahead is not None and ahead.answers == ready and ahead.tokens == [last[row] for row in ahead.rows]
+        if choice.greedy and ahead is not None and same and self._keeps(ahead.made):
+            self._rows.append(last)
+            return [(ahead.rows, ahead.made)]
+        return self._rows.step(last, self._known if self._keeps(self._known_from) else None)
+
+    def _keeps(self, made: Made | None) -> bool:
+        return made is None or (isinstance(self._decoder, Decoder) and self._decoder.keeps(made))
+
+    def _go_ahead(self, ready: Sequence[Answer], rows: range, made: Made) -> Made | None:
+        """Submit the step after ``made``, whose tokens the host has not read, where all answers go on but for an end token."""
+        if not self.runs_ahead or made.tokens is None or len(rows) != len(ready) or len(ready) != len(self._under_way):
+            return None
+        context = self._decoder.folder.context
+        for answer in ready:
+            count, most = len(answer.tokens) + 1, answer.sampling.max_tokens
+            if (most is not None and count >= most) or (context and len(answer.prompt) + count >= context):
+                return None
+        return self._rows.ahead(rows, made.tokens)
 
     def _without_memory(self, answer: Answer) -> Event | None:
         """End an answer whose caches cannot grow."""
@@ -190,10 +230,10 @@ class Batch:
         return Choice.of([a.sampling for a in answers], never)
 
     def _choose(self, answers: Sequence[Answer | None], made: Made, choice: Choice) -> list[int]:
-        self._known = None  # their rows are overwritten
-        if choice.greedy and made.tokens is not None and made.on_host is not None:
-            self._known = made.tokens, made.on_host
-            return made.on_host
+        self._known = self._known_from = None  # their rows are overwritten
+        if choice.greedy and made.tokens is not None:
+            self._known, self._known_from = (made.tokens, made.on_host()), made
+            return self._known[1]
         each = [a.sampling if a is not None else _GREEDY for a in answers]
         chances = [a._chances.at(len(a.tokens)) if a is not None and a.sampling.temperature else 0.0 for a in answers]
         seen = [

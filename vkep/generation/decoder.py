@@ -26,16 +26,24 @@ _ROW_OPERATORS = {"GroupQueryAttention"}
 _QUANTIZED = (TensorProto.INT8, TensorProto.UINT8, TensorProto.FLOAT8E4M3FN)
 #: a mask's length is rounded up to a multiple of this, so that few shapes occur
 _WINDOW = 64
+#: runs that write their tokens to different memory: one that reads a run's tokens, and one more, may follow it
+_PLACES = 3
 
 
 class Made(NamedTuple):
     """The results of a run: ``logits`` [rows, n, vocabulary], of which the last of the second axis is for the next
-    token, and where requested the most probable ``tokens`` int64 [rows, 1], also on the host. Later runs overwrite the
-    same tensors."""
+    token, and of a `Decoder` the most probable ``tokens`` int64 [rows, 1], and the same where the host reads them, int32
+    [rows]. The next run overwrites the logits; the tokens stay for some runs (`Decoder.keeps`)."""
 
     logits: DeviceTensor
     tokens: DeviceTensor | None = None
-    on_host: list[int] | None = None
+    chosen: DeviceTensor | None = None
+    number: int = 0  #: of the decoder's runs
+
+    def on_host(self) -> list[int]:
+        """The most probable tokens; waits for the run. Raises `InvalidInputError` as `DeviceTensor.check`."""
+        assert self.chosen is not None
+        return [int(token) for token in self.chosen.host_view()]
 
 
 class Decoder:
@@ -48,10 +56,13 @@ class Decoder:
         self.folder = folder
         model = load_model(folder.decoder, max_nodes=SessionOptions.max_nodes)
         self._read(model.graph)
+        # a step is submitted before the host has read the tokens of the one before
+        options = {"run_ahead": True, **options}
         self.session = InferenceSession(for_generation(model, self.logits, choose=True), **options)
+        self._runs = 0
         self._results: dict[tuple[str, int], DeviceTensor] = {}
-        # by rows, the place of the tokens and whether they are copied to the host: the bound caches, and the binding
-        self._bound: dict[tuple[int, str, bool], tuple[Mapping[str, DeviceTensor], IOBinding]] = {}
+        # by rows and the place of the tokens: the bound caches, and the binding
+        self._bound: dict[tuple[int, str], tuple[Mapping[str, DeviceTensor], IOBinding]] = {}
         self._shape = next(o.shape for o in self.session.get_outputs() if o.name == self.logits)
         self._dtype = str(dtypes.from_onnx(self.element))
 
@@ -99,21 +110,19 @@ class Decoder:
         """New caches for several sequences."""
         return RowCaches(self.session, self.specs)
 
-    def on_rows(
-        self, ids: Array | DeviceTensor, lengths: Sequence[int], caches: RowCaches, first: int, greedy: bool
-    ) -> Made:
+    def on_rows(self, ids: Array | DeviceTensor, lengths: Sequence[int], caches: RowCaches, first: int) -> Made:
         """Run tokens ``ids`` int64 [rows, count] that follow ``lengths`` tokens in the rows from ``first``; the caches
-        of these rows grow by them. With ``greedy`` the most probable next tokens are copied to the host. Raises as
+        of these rows grow by them. Raises as
         `InferenceSession.run`."""
         count = ids.shape[1]
         most = max(lengths) + count
         # a prompt's mask ends with the prompt: GroupQueryAttention recognizes a prompt by this
         window = most if count > 1 else min(-(-most // _WINDOW) * _WINDOW, caches.room)
-        return self._run(ids, lengths, window, *caches.bound(first, len(lengths)), greedy)
+        return self._run(ids, lengths, window, *caches.bound(first, len(lengths)))
 
-    def on_leading(self, ids: Array | DeviceTensor, length: int, caches: RowCaches, row: int, greedy: bool) -> Made:
+    def on_leading(self, ids: Array | DeviceTensor, length: int, caches: RowCaches, row: int) -> Made:
         """As `on_rows`, where the model is not `by_rows`: tokens ``ids`` int64 [1, count] follow ``length`` tokens in a row."""
-        return self._run(ids, [length], length + ids.shape[1], *caches.leading(row, length), greedy)
+        return self._run(ids, [length], length + ids.shape[1], *caches.leading(row, length))
 
     def _run(
         self,
@@ -122,15 +131,14 @@ class Decoder:
         window: int,
         past: Mapping[str, DeviceTensor],
         present: Mapping[str, DeviceTensor],
-        greedy: bool,
     ) -> Made:
         rows = len(lengths)
-        # must not be the memory that the run reads its tokens from
-        place = next(n for n in ("tokens", "others") if self._results.get((n, rows)) is not ids)
-        before, binding = self._bound.get((rows, place, greedy), (None, None))
+        self._runs += 1
+        place = f"tokens {self._runs % _PLACES}"
+        before, binding = self._bound.get((rows, place), (None, None))
         if binding is None or before is not past:
-            binding = self._binding(rows, past, present, place, greedy)
-            self._bound[rows, place, greedy] = past, binding
+            binding = self._binding(rows, past, present, place)
+            self._bound[rows, place] = past, binding
         for name, what in self._kinds.items():
             value = ids if what == "input_ids" else _FEEDS[what](np.array(lengths, np.int64), ids.shape[1], window)
             if isinstance(value, DeviceTensor):
@@ -140,11 +148,13 @@ class Decoder:
         self.session.run_with_iobinding(binding)
         logits, tokens, chosen, *_ = binding.results
         assert isinstance(logits, DeviceTensor)
-        if not greedy:
-            return Made(logits)
         assert isinstance(tokens, DeviceTensor)
-        assert isinstance(chosen, np.ndarray)
-        return Made(logits, tokens, [int(token) for token in chosen])
+        assert isinstance(chosen, DeviceTensor)
+        return Made(logits, tokens, chosen, self._runs)
+
+    def keeps(self, made: Made) -> bool:
+        """Whether no later run has overwritten the tokens of a run, and the next one may read them."""
+        return self._runs - made.number < _PLACES - 1
 
     def _binding(
         self,
@@ -152,7 +162,6 @@ class Decoder:
         past: Mapping[str, DeviceTensor],
         present: Mapping[str, DeviceTensor],
         place: str,
-        greedy: bool,
     ) -> IOBinding:
         """A binding of the caches and the results."""
         binding = self.session.io_binding()
@@ -162,17 +171,16 @@ class Decoder:
         kept = self._kept("logits", (rows, 1, self.vocabulary), self._dtype) if last else None
         binding.bind_output(self.logits, kept)
         binding.bind_output(TOKENS, self._kept(place, (rows, 1), "int64"))
-        chosen = None if greedy else self._kept("chosen", (rows,), "int32")
-        binding.bind_output(CHOSEN, chosen, device="cpu" if greedy else "gpu")
+        binding.bind_output(CHOSEN, self._kept(f"{place} read", (rows,), "int32", host_visible=True))
         for name, target in present.items():
             binding.bind_output(name, target)
         return binding
 
-    def _kept(self, name: str, shape: tuple[int, ...], dtype: str) -> DeviceTensor:
+    def _kept(self, name: str, shape: tuple[int, ...], dtype: str, *, host_visible: bool = False) -> DeviceTensor:
         """The memory of a result: the same in each run with as many rows."""
         key = (name, shape[0])
         if key not in self._results:
-            self._results[key] = self.session.empty_device_tensor(shape, dtype)
+            self._results[key] = self.session.empty_device_tensor(shape, dtype, host_visible=host_visible)
         return self._results[key]
 
     @property

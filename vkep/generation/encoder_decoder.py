@@ -179,11 +179,11 @@ class SourceRows(Rows):
         if row == len(self._states):
             self._states.append(_State({}))
 
-    def feed(self, row: int, tokens: Sequence[int], greedy: bool) -> Made:
+    def feed(self, row: int, tokens: Sequence[int]) -> Made:
         return self._feed(row, np.array([tokens], np.int64), tokens)
 
     def step(
-        self, tokens: Mapping[int, int], known: tuple[DeviceTensor, list[int]] | None, greedy: bool
+        self, tokens: Mapping[int, int], known: tuple[DeviceTensor, list[int]] | None
     ) -> Iterator[tuple[range, Made]]:
         for row, token in tokens.items():
             yield range(row, row + 1), self._feed(row, np.array([[token]], np.int64), [token])

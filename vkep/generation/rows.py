@@ -66,15 +66,25 @@ class Rows(ABC):
         """Ensure capacity for this many tokens in a row, which may be a new one. Raises `ArenaOutOfMemory`."""
 
     @abstractmethod
-    def feed(self, row: int, tokens: Sequence[int], greedy: bool) -> Made:
+    def feed(self, row: int, tokens: Sequence[int]) -> Made:
         """Run `Decoder.on_rows` on tokens that follow those in the row; returns its result."""
 
     @abstractmethod
     def step(
-        self, tokens: Mapping[int, int], known: tuple[DeviceTensor, list[int]] | None, greedy: bool
+        self, tokens: Mapping[int, int], known: tuple[DeviceTensor, list[int]] | None
     ) -> Iterator[tuple[range, Made]]:
         """Run `Decoder.on_rows` on the next token of some rows; yields each result with its rows. ``known`` are tokens
         on the device, and the same on the host: used where they are the tokens to run."""
+
+    def ahead(self, rows: range, tokens: DeviceTensor) -> Made | None:
+        """Run `Decoder.on_rows` on the next tokens of all ``rows`` before the host knows them: ``tokens`` int64 [rows, 1].
+        `append` follows once it does; a `step` in its place repeats the run. None where it cannot be done."""
+        return None
+
+    def append(self, tokens: Mapping[int, int]) -> None:
+        """Count the tokens of some rows as held."""
+        for row, token in tokens.items():
+            self.held[row] = [*self.held[row], token]
 
     @abstractmethod
     def close(self) -> None:
@@ -104,15 +114,15 @@ class BufferRows(Rows):
             room = max(min(room, -(-most // ROOM) * ROOM), tokens) if most else room
         caches.grow(rows, room)
 
-    def feed(self, row: int, tokens: Sequence[int], greedy: bool) -> Made:
+    def feed(self, row: int, tokens: Sequence[int]) -> Made:
         held = self.held[row]
         self.reserve(row, len(held) + len(tokens))
-        made = self._decoder.on_rows(np.array([tokens], np.int64), [len(held)], self._caches, row, greedy)
+        made = self._decoder.on_rows(np.array([tokens], np.int64), [len(held)], self._caches, row)
         self.held[row] = [*held, *tokens]
         return made
 
     def step(
-        self, tokens: Mapping[int, int], known: tuple[DeviceTensor, list[int]] | None, greedy: bool
+        self, tokens: Mapping[int, int], known: tuple[DeviceTensor, list[int]] | None
     ) -> Iterator[tuple[range, Made]]:
         rows = range(min(tokens), max(tokens) + 1)
         self.reserve(rows[-1], max(len(self.held[row]) for row in tokens) + 1)
@@ -123,10 +133,15 @@ class BufferRows(Rows):
         wanted = [tokens.get(row, on_host[k] if k < len(on_host) else 0) for k, row in enumerate(rows)]
         same = on_device is not None and on_host == wanted
         ids = on_device if same and on_device is not None else np.array(wanted, np.int64)[:, None]
-        made = self._decoder.on_rows(ids, [len(self.held[row]) for row in rows], self._caches, rows[0], greedy)
-        for row, token in tokens.items():
-            self.held[row] = [*self.held[row], token]
+        made = self._decoder.on_rows(ids, [len(self.held[row]) for row in rows], self._caches, rows[0])
+        self.append(tokens)
         yield rows, made
+
+    def ahead(self, rows: range, tokens: DeviceTensor) -> Made | None:
+        lengths = [len(self.held[row]) for row in rows]
+        if max(lengths) >= self._caches.room:
+            return None
+        return self._decoder.on_rows(tokens, lengths, self._caches, rows[0])
 
     def close(self) -> None:
         self._caches.close()
@@ -139,21 +154,27 @@ class GrownRows(BufferRows):
     def reserve(self, row: int, tokens: int) -> None:
         super().reserve(row, tokens + 1)  # a cache that fills its memory lies densely: plans for less do not serve it
 
-    def feed(self, row: int, tokens: Sequence[int], greedy: bool) -> Made:
-        return self._feed(row, np.array([tokens], np.int64), tokens, greedy)
+    def feed(self, row: int, tokens: Sequence[int]) -> Made:
+        return self._feed(row, np.array([tokens], np.int64), tokens)
 
-    def _feed(self, row: int, ids: np.ndarray[Any, Any] | DeviceTensor, tokens: Sequence[int], greedy: bool) -> Made:
+    def _feed(self, row: int, ids: np.ndarray[Any, Any] | DeviceTensor, tokens: Sequence[int]) -> Made:
         held = self.held[row]
         self.reserve(row, len(held) + len(tokens))
-        made = self._decoder.on_leading(ids, len(held), self._caches, row, greedy)
+        made = self._decoder.on_leading(ids, len(held), self._caches, row)
         self.held[row] = [*held, *tokens]
         return made
 
     def step(
-        self, tokens: Mapping[int, int], known: tuple[DeviceTensor, list[int]] | None, greedy: bool
+        self, tokens: Mapping[int, int], known: tuple[DeviceTensor, list[int]] | None
     ) -> Iterator[tuple[range, Made]]:
         for row, token in tokens.items():
             # the tokens on the device are those of one run: the next row's run overwrites them
             same = known is not None and known[1] == [token] and len(tokens) == 1
             ids = known[0] if same and known is not None else np.array([[token]], np.int64)
-            yield range(row, row + 1), self._feed(row, ids, [token], greedy)
+            yield range(row, row + 1), self._feed(row, ids, [token])
+
+    def ahead(self, rows: range, tokens: DeviceTensor) -> Made | None:
+        length = len(self.held[rows[0]])
+        if len(rows) > 1 or length + 1 >= self._caches.room:
+            return None
+        return self._decoder.on_leading(tokens, length, self._caches, rows[0])

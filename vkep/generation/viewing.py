@@ -56,6 +56,7 @@ def _made(batch: Callable[[], Batch], add: Callable[[Batch], Answer], tracer: Tr
     """Generate the answer; returns its steps: text, begin and end."""
     steps: list[dict[str, Any]] = []
     own = batch()
+    own.runs_ahead = False  # a step's dispatches are shown within it
     try:
         answer = add(own)
 

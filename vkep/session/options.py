@@ -27,6 +27,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "arena": (Mapping, "a dict of settings"),
     "cache_dir": ((str, os.PathLike, NoneType), "a path or None"),
     "save_plans": (bool, "True or False"),
+    "run_ahead": (bool, "True or False"),
     "check_data": (bool, "True or False"),
     "tuned": ((Mapping, NoneType), "a dict from problems to tilings, or None"),
     "base_dir": ((str, os.PathLike, NoneType), "a path or None"),
@@ -57,7 +58,9 @@ class SessionOptions(OrtSessionOptions):
         cache_dir: folder for compiled shaders and plans instead of the user's cache folder. save_plans: save the plans
         of a model file to disk, so that the next process need not plan (`vkep.session.saved`). plan_cache_size: how
         many plans are kept: this many for one signature each, and as many for many sizes (dynamic shapes). concurrency:
-        runs of one session that may hold memory at the same time. tuned: tilings of problems instead of those that
+        runs of one session that may hold memory at the same time. run_ahead: a run whose outputs are all bound to device
+        tensors does not wait for the one before where ``concurrency`` allows another; it takes temporary memory of its
+        own. tuned: tilings of problems instead of those that
         ``vkep tune`` measured on the device (`vkep.device.tuning`); with ``{}`` the kernels' own estimates decide.
     base_dir: folder of the external data, for a model given as bytes. validation: enable Vulkan's validation layers
     when this session creates the context. check_data: raise `InvalidInputError` where an index, a length or an integer
@@ -91,6 +94,7 @@ class SessionOptions(OrtSessionOptions):
     save_plans: bool = True
     plan_cache_size: int = 16
     concurrency: int = 2
+    run_ahead: bool = False
     tuned: Mapping[str, tuple[int, ...]] | None = None
     base_dir: str | os.PathLike[str] | None = None
     validation: bool | None = None

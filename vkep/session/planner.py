@@ -50,10 +50,14 @@ class Planner:
         """``graphs`` is the VGF delegate, where ``policy`` uses it."""
         self._delegate, self._options, self._graphs = delegate, options, graphs
         self._opsets = model.opsets
-        self._rooms = Rooms(options.concurrency, options.max_run_bytes)
+        self._rooms = self._new_rooms()
         self._saved = SavedPlans(plans_folder(options)) if options.save_plans else None
         self._stored: set[bool] = set()  # of plans with sizes, and of those without, the first one is saved
         self.policy = replace(policy or Policy(check_data=options.check_data), tuned=delegate.tuned)
+
+    def _new_rooms(self) -> Rooms:
+        options = self._options
+        return Rooms(options.concurrency, options.max_run_bytes, run_ahead=options.run_ahead)
 
     def plan_model(
         self,
@@ -148,7 +152,7 @@ class Planner:
     def _step(self, step: Step, mixed: bool) -> StepExecutor:
         if isinstance(step, IslandStep):
             # regions that are submitted together need their rooms at once
-            rooms = Rooms(self._options.concurrency, self._options.max_run_bytes) if mixed else self._rooms
+            rooms = self._new_rooms() if mixed else self._rooms
             progress = self._options.progress
             runner = PlanRunner(
                 self._delegate, step.plan, step.weights, sizes=step.sizes, rooms=rooms, progress=progress

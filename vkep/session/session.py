@@ -235,15 +235,19 @@ class InferenceSession:
         self._check_open()
         return DeviceTensor.from_numpy(self._delegate, np.asarray(array))
 
-    def empty_device_tensor(self, shape: Sequence[int], dtype: str = "float32") -> DeviceTensor:
-        """Allocate uninitialized device memory for an output; ``dtype`` is numpy's name."""
+    def empty_device_tensor(
+        self, shape: Sequence[int], dtype: str = "float32", *, host_visible: bool = False
+    ) -> DeviceTensor:
+        """Allocate uninitialized device memory for an output; ``dtype`` is numpy's name. ``host_visible``: for small results
+        that the host reads by `DeviceTensor.host_view`, which waits for the run that wrote them and for no later one.
+        """
         from vkep.device.tensor import DeviceTensor, checked_shape
         from vkep.dtypes import DTYPES
 
         self._check_open()
         if dtype not in DTYPES:
             raise TypeError(f"dtype is {dtype!r}, expected one of {sorted(DTYPES)}")
-        return DeviceTensor(self._delegate, DTYPES[dtype], checked_shape(shape))
+        return DeviceTensor(self._delegate, DTYPES[dtype], checked_shape(shape), host_visible=host_visible)
 
     def import_memory(
         self,
