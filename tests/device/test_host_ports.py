@@ -79,3 +79,17 @@ def test_the_host_memory_of_a_size_that_grows(session: vkep.InferenceSession) ->
         np.testing.assert_allclose(doubled, small + large.sum(), rtol=1e-5)
         there = session.device_tensor(large)
         np.testing.assert_allclose(bound(session, there, small), small + large.sum(), rtol=1e-5)
+
+
+def test_a_result_in_memory_of_the_host_is_read_without_a_copy(session: vkep.InferenceSession) -> None:
+    large, small = np.ones(1 << 10, np.float32), np.arange(4, dtype=np.float32)
+    binding = session.io_binding()
+    binding.bind_input("large", session.device_tensor(large))
+    binding.bind_input("small", session.device_tensor(small))
+    binding.bind_output("moved", session.empty_device_tensor(large.shape, "float32"))
+    read = session.empty_device_tensor((4,), "float32", host_visible=True)
+    binding.bind_output("doubled", read)
+    for _ in range(3):
+        session.run_with_iobinding(binding)
+        np.testing.assert_array_equal(read.host_view(), small + (1 << 10))
+    assert read.in_host_memory and max(copied(session)) == 0
