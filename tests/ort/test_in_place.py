@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
 from tests.ort.conftest import OpenSession
 from tests.session.test_decode import KV_HEADS, LAYERS, SIZE, decoder, on_cpu, steps
@@ -15,12 +16,15 @@ from vkep.plan.records import Plan
 from vkep.session import planner
 
 
-def test_a_decoder_keeps_its_caches(session: OpenSession, registered: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("total", ["mask", "input"])
+def test_a_decoder_keeps_its_caches(
+    session: OpenSession, registered: Any, monkeypatch: pytest.MonkeyPatch, total: str
+) -> None:
     planned: list[Plan] = []
     monkeypatch.setattr(
         planner, "PlanRunner", lambda d, plan, *a, **k: planned.append(plan) or PlanRunner(d, plan, *a, **k)
     )
-    model, room = decoder("mask"), 32
+    model, room = decoder(total), 32
     theirs = on_cpu(model)
     names = [o.name for o in theirs.get_outputs()]
     past = [n.replace("n", "p") for n in names[1:]]
@@ -28,7 +32,8 @@ def test_a_decoder_keeps_its_caches(session: OpenSession, registered: Any, monke
     opened = session(model.SerializeToString())
     caches = [registered.to_device(k) for k in kept]
     for feed in steps(5, 6, room):
-        feed["mask"] = np.ones((1, int(feed.pop("total")[0])), np.int64)
+        if total == "mask":
+            feed["mask"] = np.ones((1, int(feed.pop("total")[0])), np.int64)
         binding = opened.io_binding()
         for name, value in feed.items():
             binding.bind_cpu_input(name, value)
@@ -44,6 +49,40 @@ def test_a_decoder_keeps_its_caches(session: OpenSession, registered: Any, monke
     assert any(dict(key.spec)["OVER"] for key in keys)
     for ours, cache in zip(caches, kept, strict=True):
         np.testing.assert_allclose(ours.numpy()[:, :, :11], cache[:, :, :11], rtol=1e-4, atol=1e-4)
+
+
+def test_a_cache_of_a_declared_shape_is_written_in_place(
+    session: OpenSession, registered: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All shapes are static: the plan that is made ahead writes elsewhere, and a run may have another one."""
+    planned: list[Plan] = []
+    monkeypatch.setattr(
+        planner, "PlanRunner", lambda d, plan, *a, **k: planned.append(plan) or PlanRunner(d, plan, *a, **k)
+    )
+    rng, room = np.random.default_rng(4), 9
+    node = helper.make_node("TensorScatter", ["past", "new", "at"], ["present"], axis=2)
+    kinds = {"past": (2, 3, room, 4), "new": (2, 3, 1, 4)}
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in kinds.items()]
+    infos.append(helper.make_tensor_value_info("at", TensorProto.INT64, [2]))
+    result = helper.make_tensor_value_info("present", TensorProto.FLOAT, kinds["past"])
+    graph = helper.make_graph([node], "cache", infos, [result])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=10)
+    opened = session(model.SerializeToString())
+    expected = rng.normal(0, 1, kinds["past"]).astype(np.float32)
+    cache = registered.to_device(expected)
+    for step in range(3):
+        new, at = rng.normal(0, 1, kinds["new"]).astype(np.float32), np.array([step, 5 + step])
+        binding = opened.io_binding()
+        binding.bind_ortvalue_input("past", cache)
+        binding.bind_cpu_input("new", new)
+        binding.bind_cpu_input("at", at)
+        binding.bind_ortvalue_output("present", cache)
+        opened.run_with_iobinding(binding)
+        for b, place in enumerate(at):
+            expected[b, :, place] = new[b, :, 0]
+        np.testing.assert_array_equal(cache.numpy(), expected)
+    assert len(planned) == 2
+    assert len(planned[1].dispatches) < len(planned[0].dispatches)  # without the copy of the past
 
 
 @pytest.mark.parametrize("what", [name for name in GENERAL if name not in ("on the host", "itself", "given too")])

@@ -26,7 +26,7 @@ from vkep.ort.options import session_options
 from vkep.ort.tensors import address, byte_count, host_array, host_bytes
 from vkep.plan.records import Port
 from vkep.session.executor import Executable, IslandExecutor, Targets
-from vkep.session.planned_graph import allowed, overwritten
+from vkep.session.planned_graph import DeferredExecutor, PlannedGraph, Use, allowed, overwritten
 from vkep.session.planner import Planner
 from vkep.session.vgf_executor import GraphRefused, VgfExecutor
 
@@ -151,16 +151,18 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         self._domain = ffi.new("VkepDomain *", (runtime.domain.number, NUMBER_SHIFT, ALIGNMENT))
         declared = {v.name: v for v in graph.inputs}
         later = True
+        rewrites = _rewrites_an_input(graph)
         # ONNX Runtime declares a tensor of unknown rank as a scalar: a plan that fails because of it is made in a run
         with contextlib.suppress(InvalidInputError):
-            later = self._planned_ahead(declared, program, shapes_hold)
+            later = self._planned_ahead(declared, program, shapes_hold and not rewrites)
         for weight in graph.weights.values():
             if isinstance(weight, OrtWeight):
                 weight.detach(keep=later)
         super().__init__()  # last: from here on ONNX Runtime holds it
 
     def _planned_ahead(self, declared: Mapping[str, ValueInfo], program: Program | None, shapes_hold: bool) -> bool:
-        """Plan for the declared shapes, where all are static; returns whether a run may still need another plan.
+        """Plan for the declared shapes, where all are static; returns whether a run may still need another plan: unless
+        ``shapes_hold``.
 
         Raises `InvalidInputError` where a node does not allow these shapes.
         """
@@ -253,6 +255,46 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         values: dict[str, Any] = {}
         for index, name in enumerate(self._names):
             values[name] = self._input(name, tensors[index], *details.layout[index])
+        graph = self.planned
+        place: Hashable = (key, details.over)
+        with contextlib.ExitStack() as held:
+            waits = executable.sole_step
+            if isinstance(waits, DeferredExecutor):  # values of inputs decide its plan, and the shapes of its outputs
+                graph, values = waits.graph, waits.inputs_of(values)
+                place = graph.signature(values)
+                executable, details = self._used(held, graph.use(values, place), ())
+            targets, waiting = self._targets(context, details)
+            over = overwritten(values, targets)
+            if over != details.over and not graph.sealed:
+                if graph is self.planned:
+                    self._over, place = over, (key, over)
+                    used = graph.use_key(place, lambda: self._make(key, over=over))
+                else:
+                    place = (place, over)
+                    used = graph.use(values, place, over)
+                executable, details = self._used(held, used, over)
+            kept = allowed(targets, over, executable)
+            for index, name in enumerate(self.outputs):
+                if name in targets and name not in kept:
+                    waiting[name] = self._output(context, index, details.ports[name].shape)
+            self._send(executable, graph, place, values, kept, waiting)
+        for index, name in enumerate(self.outputs):
+            if name and name not in details.ports:  # folded, or computed in a part that was planned during the run
+                result = on_host(values[name])
+                self._write(self._output(context, index, result.shape), result)
+
+    def _used(self, held: contextlib.ExitStack, used: Use, over: Over) -> tuple[Executable, _Details]:
+        """An executable that is in use until ``held`` ends, and its details. ``over``: what it writes to an input's memory."""
+        held.enter_context(used.hold)
+        executable = used.executable
+        if executable.caller is None:
+            executable.caller = _Details(executable, (), self._names, self.outputs, over)
+        return executable, executable.caller
+
+    def _targets(self, context: Any, details: _Details) -> tuple[dict[str, Any], dict[str, Any]]:
+        """ONNX Runtime's memory for the outputs whose shapes are known: those that a run writes itself, and those that are
+        written after it.
+        """
         targets: dict[str, Any] = {}
         waiting: dict[str, Any] = {}
         for index, name in enumerate(self.outputs):
@@ -268,26 +310,12 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
             else:
                 waiting[name] = made
                 targets[name] = host_array(made.data, dtype, port.shape, port.nbytes)
-        over = overwritten(values, targets)
-        with contextlib.ExitStack() as held:
-            if over != details.over and not self.planned.sealed:
-                self._over = over
-                used = self.planned.use_key((key, over), lambda: self._make(key, over=over))
-                held.enter_context(used.hold)
-                executable = used.executable
-            kept = allowed(targets, over, executable)
-            for index, name in enumerate(self.outputs):
-                if name in targets and name not in kept:
-                    waiting[name] = self._output(context, index, details.ports[name].shape)
-            self._send(executable, (key, executable.caller.over), values, kept, waiting)
-        for index, name in enumerate(self.outputs):
-            if name and name not in details.ports:  # folded, or computed in a part that was planned during the run
-                result = on_host(values[name])
-                self._write(self._output(context, index, result.shape), result)
+        return targets, waiting
 
     def _send(
         self,
         executable: Executable,
+        graph: PlannedGraph,
         key: Hashable,
         values: dict[str, Any],
         targets: Targets,
@@ -299,7 +327,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         captures = self.runtime.captures
         if captures.recording:
             self._check_capturable(values, executable.caller, waiting)
-            captures.add(self.planned, key, values, targets)
+            captures.add(graph, key, values, targets)
         if self.runtime.profilers:
             for profiler in self.runtime.profilers:
                 profiler.measure(self.name, executable, values)
@@ -403,6 +431,20 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
             assert known is not None, "it has a rank"
             specs[name] = known
         return specs
+
+
+def _rewrites_an_input(graph: Graph) -> bool:
+    """Whether a node makes an output of the type and shape of an input that it reads: a cache, which may be written in place."""
+    inputs = {v.name: (v.elem_type, v.shape) for v in graph.inputs if v.name not in graph.weights}
+    outputs = {v.name: (v.elem_type, v.shape) for v in graph.outputs}
+    return any(
+        outputs[made] == inputs[read]
+        for node in graph.nodes
+        for made in node.outputs
+        if made in outputs
+        for read in node.reads
+        if read in inputs
+    )
 
 
 def _layout(spec: Known) -> tuple[Any, tuple[int, ...], int]:

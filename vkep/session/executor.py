@@ -88,6 +88,12 @@ class Executable:
         step = self.steps[0] if len(self.steps) == 1 else None
         return step if isinstance(step, IslandExecutor) and self._shared is None and not self.constants else None
 
+    @property
+    def sole_step(self) -> StepExecutor | None:
+        """The only step, if the results are its outputs; else None."""
+        alone = len(self.steps) == 1 and self._shared is None and not self.constants and not self.program.lists
+        return self.steps[0] if alone else None
+
     def run(self, values: Values, targets: Targets, watch: Watch | None = None) -> None:
         """Run the steps; results are added to ``values``. ``targets`` are the outputs' destinations. A ``watch`` runs
         each step itself, to time it.

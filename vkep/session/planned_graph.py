@@ -281,13 +281,18 @@ class DeferredExecutor:
 
     def run(self, values: Values, targets: Targets, watch: Watch | None = None) -> None:
         """Run on the step's inputs in ``values``; results are added there. ``watch``: see `Executable.run`."""
-        asked = self.step.values
-        here: Values = {n: on_host(values[n]) if n in asked else values[n] for n in self.step.inputs}
-        spread(here)
+        here = self.inputs_of(values)
         self.graph.run(here, targets, watch=watch)
         # not only the step's outputs: profiling runs the islands inside again, on the values of this run
         for name, value in here.items():
             values.setdefault(name, value)
+
+    def inputs_of(self, values: Values) -> Values:
+        """The step's inputs, as its graph takes them."""
+        asked = self.step.values
+        here: Values = {n: on_host(values[n]) if n in asked else values[n] for n in self.step.inputs}
+        spread(here)
+        return here
 
     @property
     def latest(self) -> Executable | None:
