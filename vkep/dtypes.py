@@ -28,7 +28,7 @@ class DType:
 
     @property
     def bits(self) -> int:
-        """Bits of one element's value: what it takes in a model file."""
+        """Bits of one element's value in a model file."""
         return self.sub_byte_bits or self.itemsize * 8
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """Command pools, command buffers and timestamp queries.
 
-Recording is kept fast: each call is one raw call with structures that are built once. A pool, and what is allocated
-from it, is used by one thread at a time (Vulkan's rule); each delegate has its own.
+Recording is kept fast: each call is one raw call with structures that are built once. Only one thread at a time may use
+a pool and its command buffers (Vulkan's rule); each delegate has a separate pool.
 """
 
 from __future__ import annotations

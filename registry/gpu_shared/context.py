@@ -46,14 +46,14 @@ def as_spec(spec: SpecLike) -> SharedGpuCompileSpec:
 
 
 class SharedGpuContext:
-    """What delegates share: made by `create`, or by `from_handles` around an application's own Vulkan objects.
+    """The Vulkan objects that delegates share: made by `create`, or by `from_handles` around an application's own
+    Vulkan objects.
 
-    Delegates hold it strongly (through `lease`), the registry weakly. When its last holder lets go, it is torn down
-    in order: the GPU is waited for, then whatever it owns is destroyed: instance, device and timeline semaphore by a
-    flag each.
+    Delegates hold it strongly (through `lease`), the registry weakly. When its last reference ends, it waits for the
+    GPU and destroys the objects that it owns: instance, device and timeline semaphore have a flag each.
 
-    `close` says that no new user may come. While leases or shared resources live it is deferred: the context is invalid
-    at once (the registry forgets it, `lease` refuses), and is torn down when the last of them ends.
+    `close` refuses new users. While leases or shared resources exist the destruction is deferred: the context is
+    invalid at once (the registry forgets it, `lease` raises), and is destroyed when the last of them ends.
 
     Thread-safe. In a forked child every use raises `ForkedProcessError`.
     """
@@ -186,7 +186,7 @@ class SharedGpuContext:
         context._owns_timeline = timeline_semaphore is None or owns_timeline_semaphore
         return context
 
-    # ---- what it is ----
+    # ---- properties ----
 
     @property
     def key(self) -> tuple[str, int]:

@@ -237,7 +237,7 @@ class Device(Handle):
         return self.reaper.collect()
 
     def wait_idle(self) -> None:
-        """Wait for the queue, then destroy what is due. Raises `DeviceLostError`."""
+        """Wait for the queue, then destroy the objects that are due. Raises `DeviceLostError`."""
         self.check_usable()
         try:
             with self.queue_lock:

@@ -107,7 +107,7 @@ class MemorySource:
 
 
 class ImportedBuffer(Buffer):
-    """A buffer over memory of another owner; ``size`` is rounded down to what the driver aligns buffers to.
+    """A buffer over memory of another owner; ``size`` is rounded down to the driver's alignment of buffers.
 
     Closing it releases the memory; the exporter's own reference is not touched. Imported host memory must stay valid
     until the buffer is closed and the GPU has finished.

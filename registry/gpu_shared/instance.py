@@ -223,8 +223,8 @@ def select_device(
     """Choose by index, UUID (32 hexadecimal digits, dashes allowed) or part of the name (any case).
 
     None takes the environment variable VKEP_DEVICE, else the first usable one in the order discrete, integrated,
-    virtual, CPU. Where several match a name, that order decides too. Raises `DeviceNotFoundError` listing what is
-    there.
+    virtual, CPU. Where several match a name, that order decides too. Raises `DeviceNotFoundError` that lists the
+    available devices.
     """
     source = "the device"
     if isinstance(selector, (DeviceInfo, DeviceCapabilities)):

@@ -44,9 +44,9 @@ class BfcArena:
     """An arena over ``source``; all methods may be called from any thread.
 
     Args:
-        source: gives and takes regions. It is called with the arena's lock held.
+        source: allocates and frees regions. It is called with the arena's lock held.
         config: the ``arena.*`` settings.
-        name: stands in messages and dumps.
+        name: used in messages and dumps.
         alignment: of addresses and sizes, bytes: a power of two, 256 or more.
         is_passed: proof that device work is done, consulted before the arena grows (see ``IsPassed``).
 
@@ -174,11 +174,11 @@ class BfcArena:
             return self._end_assignments(self._by_stream.get(stream, set()), up_to)
 
     def shrink(self) -> int:
-        """Give wholly free regions back to the source, and let growth start again at
-        ``initial_growth_chunk_size_bytes``. Reserved blocks and chunks assigned to streams stay.
+        """Return wholly free regions to the source, and restart the growth at ``initial_growth_chunk_size_bytes``.
+        Reserved blocks and chunks assigned to streams stay.
 
         Returns:
-            Bytes given back.
+            Bytes returned.
         """
         with self._lock:
             self._check_open("shrink")

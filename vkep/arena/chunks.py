@@ -17,7 +17,7 @@ MIN_BACKOFF_BYTES = 8 * 1024  #: backing off stops below this
 
 
 class RegionKind(Enum):
-    """What a region is for."""
+    """The use of a region."""
 
     CHUNKS = "chunks"  #: split and coalesced
     RESERVED = "reserved"  #: one block of ``reserve``

@@ -19,14 +19,14 @@ GIB = 1 << 30
 
 
 class ExtendStrategy(Enum):
-    """How large a new region is, when no free chunk fits."""
+    """The size of a new region, when no free chunk fits."""
 
     NEXT_POWER_OF_TWO = "kNextPowerOfTwo"  #: the growth size, doubled until the request fits and after each extension
     SAME_AS_REQUESTED = "kSameAsRequested"  #: exactly the (rounded) request
 
 
 class ArenaMode(Enum):
-    """What the arena does with a request."""
+    """How the arena serves a request."""
 
     BFC = "bfc"  #: best fit with coalescing, over regions
     SEPARATE = "separate"  #: every block is a separate region: slow, but other tools see each block's bounds

@@ -41,7 +41,7 @@ class Block:
 
 
 class SourceRegion(NamedTuple):
-    """A region from a source: its id (given back to ``free_region``) and the address of its first byte."""
+    """A region from a source: its id (the argument of ``free_region``) and the address of its first byte."""
 
     id: int
     address: int
@@ -111,7 +111,7 @@ class ArenaStats:
     num_allocs: int = 0  #: blocks given out, reserved ones included
     num_reserves: int = 0  #: blocks given out by ``reserve``
     num_arena_extensions: int = 0  #: regions taken for chunks (not for reserved or separate blocks)
-    num_arena_shrinkages: int = 0  #: regions given back before the end
+    num_arena_shrinkages: int = 0  #: regions returned to the source before the end
     bytes_in_use: int = 0  #: size of all live blocks, rounded as given out
     max_bytes_in_use: int = 0  #: the highest ``bytes_in_use``
     total_allocated_bytes: int = 0  #: size of all regions held

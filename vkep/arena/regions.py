@@ -10,7 +10,7 @@ from vkep.arena.records import Block, RegionOutOfMemory, RegionSource
 
 
 class RegionTable:
-    """Regions by address, taken from a source and given back to it."""
+    """Regions by address, allocated from a source and returned to it."""
 
     def __init__(self, source: RegionSource, arena_name: str, alignment: int) -> None:
         self._source = source

@@ -55,5 +55,5 @@ def _options(
 
 
 def main() -> None:
-    """What the console script ``vkep`` calls."""
+    """The entry point of the console script ``vkep``."""
     app(prog_name="vkep")

@@ -137,8 +137,8 @@ class Comparison:
 def compare(
     outputs: Mapping[str, Any], reference: Mapping[str, Any], against: str, tolerance: float | None = None
 ) -> list[Comparison]:
-    """Compare each output that the reference has. ``tolerance`` replaces the defaults of `TOLERANCES`. NaN and infinities
-    must lie at the same places. Raises `UsageError` where the two have no name in common.
+    """Compare each output that the reference has. ``tolerance`` replaces the defaults of `TOLERANCES`. NaN and
+    infinities must be at the same positions. Raises `UsageError` where the two have no name in common.
     """
     names = [n for n in outputs if n in reference]
     if not names:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """What a run does besides running: files to read and write."""
+    """The files that a run reads and writes."""
 
     runs: int = 1
     check: Path | None = None

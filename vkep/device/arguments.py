@@ -46,8 +46,8 @@ class RunNumbers:
 
 
 class Places:
-    """Where the plan's argument blocks and grids lie in the table, and what sizes change in them. All recordings of a
-    plan share it."""
+    """The offsets of the plan's argument blocks and grids in the table, and the changes for other sizes. All recordings
+    of a plan share it."""
 
     def __init__(self, plan: Plan, sizes: PlanSizes | None) -> None:
         self.plan, self.sizes = plan, sizes
@@ -115,9 +115,8 @@ class ArgumentTable:
         layout: Layout | None,
         staging: StagingArena | None,
     ) -> None:
-        """``constants`` and ``fault`` are addresses; ``layout`` says where the buffers of a plan with sizes lie;
-        ``staging`` is for devices whose memory the host does not see.
-        """
+        """``constants`` and ``fault`` are addresses; ``layout`` has the offsets of the buffers of a plan with sizes;
+        ``staging`` is for devices whose memory the host cannot map."""
         self._plan, self._places, self._layout = places.plan, places, layout
         self._constants, self._slab, self._fault = constants, slab, fault
         self._unified = staging is None
@@ -169,7 +168,7 @@ class ArgumentTable:
         return self._patched(k) if at is None else struct.pack("<Q", self.block.address + at)
 
     def dispatch(self, commands: CommandBuffer, k: int) -> None:
-        """Record a dispatch with its grid, or where its grid lies."""
+        """Record a dispatch with its grid, or with the place of its grid in memory."""
         at = self._places.grids.get(k)
         if at is None:
             commands.dispatch(*self._plan.dispatches[k].grid)

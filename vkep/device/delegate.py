@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class VulkanDelegate:
-    """What one session holds of a context. Close it after the runners made on it.
+    """One session's use of a context. Close it after the runners made on it.
 
     ``lock`` guards the lease's command pool: hold it while recording.
     """

@@ -58,7 +58,7 @@ class RecordedPlan:
         slab: Slab,
         layout: Layout | None = None,
     ) -> None:
-        """``constants`` are addresses; ``layout`` says where the buffers of a plan with sizes lie."""
+        """``constants`` are addresses; ``layout`` has the offsets of the buffers of a plan with sizes."""
         self.plan, self.layout = places.plan, layout
         self._places, self._delegate = places, delegate
         self._pipelines, self._constants = pipelines, constants
@@ -310,7 +310,7 @@ class RecordedPlan:
         self._unsure = False
 
     def run_at(self, addresses: list[int]) -> RunCheck | None:
-        """Submit a run whose ports all lie on the device, at ``addresses`` in port order; the memory must stay valid
+        """Submit a run whose ports are all on the device, at ``addresses`` in port order; the memory must stay valid
         until the run ends. Returns the run's check where it needs one, since there are no tensors to store it with.
         Raises `DeviceLostError`, `GpuError`."""
         self._wait()

@@ -181,7 +181,7 @@ class PlanRunner:
         check_bytes(most, weights, temporary, sum(port.nbytes for port in ports))
 
     def _layout_for(self, numbers: RunNumbers) -> Layout:
-        """Where the buffers lie: unchanged, unless these sizes need more memory."""
+        """The offsets of the buffers: unchanged, unless these sizes need more memory."""
         sizes, layout = self._places.sizes, self._layout
         assert sizes is not None
         needed = [numbers.values[b.nbytes] for b in sizes.buffers]

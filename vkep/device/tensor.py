@@ -153,7 +153,7 @@ class DeviceTensor:
 
     @property
     def context_key(self) -> object:
-        """Identifies the context whose device the tensor lies on; None once closed."""
+        """Identifies the context of the tensor's device; None once closed."""
         return self._context
 
     @property
@@ -205,7 +205,7 @@ class DeviceTensor:
 
     @property
     def _among_all(self) -> tuple[slice, ...]:
-        """Where leading elements lie in the tensor that they are of."""
+        """The positions of leading elements in the tensor that they belong to."""
         return tuple(map(slice, self.shape))
 
     def _downloaded(self, block: DeviceBlock | ExternalBlock) -> np.ndarray[Any, Any]:

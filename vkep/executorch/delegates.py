@@ -40,8 +40,8 @@ class Runner(Protocol):
     """A delegate of a method, for one run at a time."""
 
     def run(self, inputs: Sequence[Any], keep: Sequence[bool]) -> list[Array | DeviceTensor]:
-        """Inputs are arrays, numbers or device tensors of this context; outputs are device tensors where ``keep`` says so,
-        else arrays, which belong to the caller.
+        """Inputs are arrays, numbers or device tensors of this context; outputs in ``keep`` are device tensors, others
+        arrays, which belong to the caller.
         """
 
     @property
@@ -59,7 +59,7 @@ class Runner(Protocol):
         """The plans, for the report."""
 
     def close(self) -> None:
-        """Free what the delegate holds."""
+        """Free the delegate's resources."""
 
 
 class VulkanRunner:

@@ -65,11 +65,12 @@ class MethodMeta:
         return len(self._decoded.outputs)
 
     def input_tensor_meta(self, index: int) -> TensorInfo:
-        """The tensor input ``index``. Raises `InvalidInputError` where there is no such input or it is no tensor."""
+        """The tensor input ``index``. Raises `InvalidInputError` where there is no such input or it is not a tensor."""
         return self._tensor(self._decoded.inputs, index, "input")
 
     def output_tensor_meta(self, index: int) -> TensorInfo:
-        """The tensor output ``index``. Raises `InvalidInputError` where there is no such output or it is no tensor."""
+        """The tensor output ``index``. Raises `InvalidInputError` where there is no such output or it is not a
+        tensor."""
         return self._tensor(self._decoded.outputs, index, "output")
 
     def uses_backend(self, name: str) -> bool:
@@ -85,7 +86,7 @@ class MethodMeta:
         return TensorInfo(value)
 
     def describe(self, outputs: bool = False) -> list[str]:
-        """A text for each input (or output): its type, or its kind where it is no tensor."""
+        """A text for each input (or output): its type, or its kind where it is not a tensor."""
         indices = self._decoded.outputs if outputs else self._decoded.inputs
         values = [self._decoded.values[i] for i in indices]
         return [str(v) if isinstance(v, TensorValue) else type(v).__name__ for v in values]

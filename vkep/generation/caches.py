@@ -83,7 +83,7 @@ class RowCaches:
         return found
 
     def leading(self, row: int, length: int) -> tuple[Mapping[str, DeviceTensor], Mapping[str, DeviceTensor]]:
-        """What a run on the first ``length`` tokens of one row is bound to: inputs and outputs, which lie in the same memory."""
+        """The bindings of a run on the first ``length`` tokens of one row: inputs and outputs in the same memory."""
         inputs, outputs = self.bound(row, 1)
         views = [tensor.leading((*tensor.shape[:2], length, tensor.shape[3])) for tensor in inputs.values()]
         return dict(zip(inputs, views, strict=True)), dict(zip(outputs, views, strict=True))

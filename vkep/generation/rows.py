@@ -152,7 +152,7 @@ class GrownRows(BufferRows):
     """Rows of a model that knows no lengths: its caches grow by Concat, one row in a run."""
 
     def reserve(self, row: int, tokens: int) -> None:
-        super().reserve(row, tokens + 1)  # a cache that fills its memory lies densely: plans for less do not serve it
+        super().reserve(row, tokens + 1)  # a cache that fills its memory is dense: plans for other strides do not apply
 
     def feed(self, row: int, tokens: Sequence[int]) -> Made:
         return self._feed(row, np.array([tokens], np.int64), tokens)

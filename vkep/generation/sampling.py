@@ -1,4 +1,4 @@
-"""How the next token is chosen: the settings, and the graph that chooses on the device."""
+"""The choice of the next token: the settings, and the graph that chooses on the device."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def padded(seen: Sequence[Sequence[int]]) -> Array:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a batch's settings require of the graph that chooses."""
+    """The options of the choosing graph that a batch's settings need."""
 
     sample: bool
     penalty: bool
@@ -102,7 +102,7 @@ class Choice:
 
     @classmethod
     def of(cls, each: Sequence[Sampling], never: tuple[int, ...] = ()) -> Choice:
-        """What the settings of a batch require together; ``never`` are tokens that are not chosen."""
+        """The options that the settings of a batch need together; ``never`` are tokens that are not chosen."""
         return cls(any(s.temperature for s in each), any(s.repetition_penalty != 1 for s in each), never)
 
     @property

@@ -145,7 +145,7 @@ def resolve_transposed_window(
         if wanted is not None:  # the padding follows from the size (ONNX ConvTranspose)
             total = max(0, full - wanted)
             large, small = total - total // 2, total // 2
-            # the odd element goes to the end with SAME_UPPER, else to the beginning
+            # the odd element is added at the end with SAME_UPPER, else at the beginning
             amounts[axis], amounts[rank + axis] = (small, large) if auto_pad == "SAME_UPPER" else (large, small)
             out.append(wanted)
         else:

@@ -37,8 +37,9 @@ class Builder:
         self.caps, self.check_data = caps, check_data
         self.ops: list[Op] = []
         self.node: Node | None = None
-        self.place: Place | None = None  #: where the node's result is wanted
-        self._ranges: dict[tuple[Tensor, int, int], Pointwise] = {}  #: by what they check: layers share lengths
+        self.place: Place | None = None  #: the memory in which the node's result should be stored
+        #: by the condition that they check: layers share lengths
+        self._ranges: dict[tuple[Tensor, int, int], Pointwise] = {}
 
     # ---- declining
 
@@ -264,7 +265,7 @@ class Builder:
         array = tensor.array
         if array is None:
             return self.copy(tensor)
-        if array.dtype == object:  # sizes, as the numbers that they are at hand
+        if array.dtype == object:  # symbolic sizes as their current values
             array = np.array([int(value) for value in array.reshape(-1)], tensor.dtype.numpy).reshape(array.shape)
         return self.constant(array)
 

@@ -1,4 +1,4 @@
-"""Where a result may lie that begins with what an input's memory holds: a cache with its new rows."""
+"""The memory of a result that begins with the content of an input: a cache with its new rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Place:
 
 
 def is_at(tensor: Tensor, place: Tensor) -> bool:
-    """Whether the elements of a tensor lie at a place, or it has none."""
+    """Whether the elements of a tensor are at a place, or it has none."""
     if not tensor.size:
         return True
     if tensor.storage is not place.storage or (tensor.shape, tensor.offset) != (place.shape, place.offset):

@@ -98,7 +98,7 @@ class IslandStep:
     plan: Plan
     weights: Mapping[str, Weight]
     nodes: tuple[Node, ...]
-    sizes: PlanSizes | None = None  #: what sizes other than those at hand change in the plan
+    sizes: PlanSizes | None = None  #: the changes of the plan for sizes other than the current ones
     over: Over = ()  #: the outputs that it writes to an input's memory
 
 

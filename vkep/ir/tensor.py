@@ -68,7 +68,7 @@ class Tensor:
 
     @property
     def is_contiguous(self) -> bool:
-        """Elements lie densely in row-major order (from any offset)."""
+        """Whether elements are dense in row-major order (from any offset)."""
         return not self.size or _is_dense(self.shape, self.strides)
 
     @property

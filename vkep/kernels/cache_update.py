@@ -175,7 +175,7 @@ class CacheUpdateProblem(Problem):
         return self.cache not in ("", "bfloat16")
 
     def width(self, size: int) -> int:
-        """Elements of a cache's row of so many numbers."""
+        """Elements of a cache's row that holds this many numbers."""
         return ceil_div(size, CODES[self.cache][0]) if self.cache else size
 
     @property

@@ -16,7 +16,7 @@ from vkep.kernels.tiles import STORAGE
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "penalty", "chance")
 _BINS = 1024
 _LANES, _LANES_CPU = 1024, 32
-#: sums of so many numbers below 2**13 fit 32 bits
+#: number of values below 2**13 whose sum fits 32 bits
 _LARGEST_VOCABULARY = 1 << 19
 
 

@@ -1,4 +1,4 @@
-"""How caches of keys and values hold numbers where their elements are no floats of the kernels: ``shaders/kv_codes.glsl``."""
+"""The encoding of caches of keys and values whose elements are not floats of the kernels: ``shaders/kv_codes.glsl``."""
 
 from __future__ import annotations
 

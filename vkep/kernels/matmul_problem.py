@@ -162,8 +162,8 @@ def unaddressable(problem: MatMulProblem, caps: DeviceCapabilities) -> str:
 
 
 def product_reach(call: KernelCall, operand: str, rows: int, columns: int, splits: int = 1) -> int:
-    """Elements of ``"a"``, ``"b"`` or ``"y"`` that a kernel with `PRODUCT_STRIDES` may touch: so many rows and columns of each
-    matrix. Workgroup z is (batch, split).
+    """Elements of ``"a"``, ``"b"`` or ``"y"`` that a kernel with `PRODUCT_STRIDES` may access, for this many rows and
+    columns of each matrix. Workgroup z is (batch, split).
     """
     inner = call["batch1"]
     strides = [call[f"{operand}_{axis}"] for axis in _AXES]

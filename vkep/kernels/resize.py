@@ -283,7 +283,7 @@ class ResizeProblem(Problem):
     def sampled(self, axis: int) -> tuple[np.ndarray, np.ndarray]:
         """For a changed axis: float64 source coordinates, and the outputs that take the extrapolation value instead of
         an element."""
-        if self.is_free(axis):  # for more outputs than there are at hand
+        if self.is_free(axis):  # for more outputs than the current size has
             count = room_for(self.out_shape[axis])
             at = source_coordinates(count, count, self.scales[axis], self.mode.coordinates)
             return at, np.zeros(count, bool)

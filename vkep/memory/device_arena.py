@@ -107,7 +107,7 @@ class BufferSource:
 class DeviceBlock:
     """A live block of a `BufferArena`; usable in ``with``, which frees it.
 
-    ``address`` is the device address, ``size`` the usable bytes, ``requested`` the bytes asked for; the block lies in
+    ``address`` is the device address, ``size`` the usable bytes, ``requested`` the requested bytes; the block is in
     ``buffer`` at byte ``offset``.
     """
 

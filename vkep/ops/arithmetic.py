@@ -108,7 +108,8 @@ def _power(b: Builder, x: Tensor, y: Tensor) -> Tensor:
         return b.store(real, x.dtype, shape=shape)
     kind = x.dtype.glsl_compute
     exact = _integer_power(b, x, b.expr("cast", y, ctype=kind))
-    if y.dtype.kind == "float":  # cut towards 0, but for what the power's error leaves beside a whole number
+    # truncated towards 0, unless the power's error is all that separates it from an integer
+    if y.dtype.kind == "float":
         near = b.expr("(abs(round({0}) - {0}) < 1e-5 * abs({0}) ? round({0}) : trunc({0}))", real)
         exact = b.expr("(floor({0}) == {0} ? {1} : {2})", power, exact, b.expr("cast", near, ctype=kind), ctype=kind)
     return b.store(exact, x.dtype, shape=shape)

@@ -17,7 +17,7 @@ from vkep.kernels.matmul_generic import GenericProductProblem
 from vkep.kernels.problem import Problem
 from vkep.ops.registry import FLOATS, operator
 
-#: layers repeat, and so do plans for other sizes: what was checked and derived before is kept
+#: layers recur, and so do plans for other sizes: checked and derived values are cached
 _problem = functools.lru_cache(1024)(MatMulProblem)
 #: element types of a product (ONNX MatMul and Gemm)
 PRODUCT_TYPES = (*FLOATS, "bfloat16", "float64", "int32", "int64", "uint32", "uint64")

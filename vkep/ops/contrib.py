@@ -34,7 +34,7 @@ def wants_output(b: Builder, index: int) -> bool:
 
 
 def outputs(b: Builder, *made: Tensor | None) -> list[Tensor]:
-    """The results in order up to the last that the node names; one that is None stands for an output it must not name."""
+    """The results in order up to the last that the node names; None means an output that the node must not name."""
     count = len(b.node.outputs) if b.node is not None else len(made)
     result = []
     for index, tensor in enumerate(made[:count]):
@@ -242,7 +242,7 @@ def fused_matmul(
 
 
 def _oriented(x: Tensor, swap: int, batch: int) -> Tensor:
-    if batch and x.rank > 2:  # the first axis goes behind the batch axes
+    if batch and x.rank > 2:  # move the first axis behind the batch axes
         x = x.transpose((*range(1, x.rank - 1), 0, x.rank - 1))
     if swap and x.rank >= 2:
         x = x.transpose((*range(x.rank - 2), x.rank - 1, x.rank - 2))
@@ -312,7 +312,7 @@ def channels_last(x: Tensor) -> Tensor:
 
 
 def unpacked_codes(b: Builder, packed: Tensor, bits: int) -> Tensor:
-    """uint8 codes [..., n * 8 / bits] from bytes [..., n]; the first lies in the lowest bits."""
+    """uint8 codes [..., n * 8 / bits] from bytes [..., n]; the first code is in the lowest bits."""
     each = 8 // bits
     if each == 1:
         return packed

@@ -110,7 +110,7 @@ def multi_head_attention(
     past = past_key.shape[2] if past_key is not None else 0
     if past_sequence_length is None:
         k, v = present_key, present_value = joined(b, past_key, k), joined(b, past_value, v)
-    else:  # the past's buffers have room for what is new
+    else:  # the past's buffers have capacity for the new rows
         if past_key is None or past_value is None:
             b.invalid("past_sequence_length without a past")
         room, past = past, whole(b.number(past_sequence_length, "past_sequence_length"))
@@ -171,9 +171,9 @@ def decoder_masked_multi_head_attention(
     past_present_share_buffer: int = 0,
     scale: float = 0.0,
 ) -> list[Tensor]:
-    """One new token of each sequence. The buffers of keys and values have room for more, and lie as ONNX Runtime's CPU provider
-    has them: [batch, heads, room, size]. With beams, ``cache_indirection`` says which one's buffer holds each position.
-    """
+    """One new token of each sequence. The buffers of keys and values have capacity for more, in the layout of ONNX
+    Runtime's CPU provider: [batch, heads, room, size]. With beams, ``cache_indirection`` has the beam whose buffer
+    holds each position."""
     if query.rank != 3 or query.shape[1] != 1 or key is None or value is None:
         b.decline(f"queries of shape {list(query.shape)}; the kernels take one token, apart from its key and value")
     parts = _parts(b, query, key, value, bias, num_heads)
@@ -199,9 +199,8 @@ def one_token(
     scale: float,
     scores_stage: int | None = None,
 ) -> tuple[Attended, Tensor | None, Tensor | None]:
-    """What a query [batch, heads, 1, size] attends to, and the buffers of keys and values with the new ones. Without buffers the
-    keys are all there are.
-    """
+    """Attention of a query [batch, heads, 1, size], and the buffers of keys and values with the new ones added. Without
+    buffers the given keys are all."""
     q, k, v = parts
     present_key = present_value = reach = None
     if caches is not None:
@@ -295,10 +294,9 @@ def _parts(
 
 
 def add_padding(b: Builder, mask: Mask, heads: Heads, padding: Tensor, filter_value: float) -> None:
-    """What a padding mask adds to scores. It says which keys count: [batch, keys], [batch, queries, keys] or
-    [batch, 1, most, most] by 1 and 0, the last for queries that are the last of the keys; [batch] by lengths; [2 * batch]
-    by ends, then starts; [3 * batch + 2] by lengths first. [batch or 1, 1] says nothing.
-    """
+    """The bias of a padding mask, which is added to scores. The mask is one of: [batch, keys], [batch, queries, keys]
+    or [batch, 1, most, most] of 1 and 0 (the last for queries that are the last of the keys); [batch] lengths; [2 *
+    batch] ends, then starts; [3 * batch + 2] that begins with lengths. [batch or 1, 1] has no effect."""
     batch, queries, keys = heads.batch, heads.queries, heads.keys
     if padding.rank == 2 and padding.shape[1] == 1 and padding.shape[0] in (1, batch) and keys != 1:
         return

@@ -152,7 +152,7 @@ def varlen_causal_conv_with_state(
     dilation: int = 1,
     state_update_capacity: int = 0,
 ) -> list[Tensor]:
-    """The same for sequences that lie one after the other, without padding: [tokens, channels]."""
+    """The same for concatenated sequences without padding: [tokens, channels]."""
     if activation not in ("none", "silu", "swish"):
         b.invalid(f"activation is {activation!r}, expected 'none', 'silu' or 'swish'")
     if x.rank != 2 or weight.rank != 3 or dilation < 1 or not x.shape[0]:

@@ -30,7 +30,7 @@ _ACTIVATIONS = ("relu", "gelu", "silu", "identity", "relu2", "swiglu", "geglu")
 
 @dataclass(frozen=True, kw_only=True)
 class MoEAttributes:
-    """What MoE and QMoE share."""
+    """The attributes that MoE and QMoE share."""
 
     activation_alpha: float = 1.0
     activation_beta: float = 0.0
@@ -61,7 +61,8 @@ class Matrices:
         return 8 // self.bits if self.bits else 1
 
     def laid(self, b: Builder, experts: int, n: int, k: int) -> Matrices:
-        """Those of [experts, n, k] whose shape says [experts, k, n], though they lie as the others do: ONNX Runtime had it so."""
+        """The matrices for a shape of [experts, k, n] whose elements have the layout of [experts, n, k], as in earlier
+        versions of ONNX Runtime."""
         shape = (experts, n, k // self.pack)
         if self.weights.shape in (shape, (experts, k, n // self.pack)):
             return replace(self, weights=b.reshape(self.weights, shape))

@@ -51,7 +51,7 @@ def bias_split_gelu(b: Builder, x: Tensor, bias: Tensor) -> Tensor:
 
 @operator("BiasSoftmax", domain=MICROSOFT, types={"data bias": FLOATS})
 def bias_softmax(b: Builder, data: Tensor, bias: Tensor, *, axis: int = 1, is_inner_broadcast: int) -> Tensor:
-    """Rows are the axes from ``axis`` on; a row of the bias is for neighbours, or for every so many-th one."""
+    """Rows are the axes from ``axis`` on; a row of the bias applies to adjacent rows, or to every n-th one."""
     first = b.axis(axis, data.rank)
     rows, width = math.prod(data.shape[:first]), math.prod(data.shape[first:])
     some = bias.size // max(width, 1)

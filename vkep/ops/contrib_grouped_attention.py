@@ -257,7 +257,7 @@ def _read(
 
 
 def _numbers(b: Builder, past: Tensor, lengths: Tensor, used: int) -> Tensor:
-    """A past as attention reads it: 0 for what is no finite number behind a sequence's end."""
+    """The past's values with those beyond a sequence's end that are not finite replaced by 0."""
     if past.dtype.kind != "float":
         return past
     place = b.reshape(positions(b, past.shape[2]), (1, 1, past.shape[2], 1))
@@ -271,7 +271,7 @@ def _numbers(b: Builder, past: Tensor, lengths: Tensor, used: int) -> Tensor:
 
 
 def _turned(b: Builder, q: Tensor, first: Tensor, rotary: Rotary) -> Tensor:
-    """Queries alone, turned by the angles of their positions."""
+    """The queries, rotated by the angles of their positions."""
     batch, length, places = q.shape[0], q.shape[2], rotary.positions
     if places is None:
         steps = positions(b, length).view((1, length), (0, 1))
@@ -314,9 +314,8 @@ def _scales(
 def _coding(
     b: Builder, held: DType, wide: DType, bits: int, scales: _Scales | None, sizes: tuple[int, int], empty: bool
 ) -> Coding | None:
-    """How a cache of type ``held`` holds numbers; None for one of the type that kernels compute with. ``empty``: there is none
-    yet, and ``held`` is the queries' type.
-    """
+    """The encoding of a cache of type ``held``; None for the type that kernels compute with. ``empty``: there is no
+    cache yet, and ``held`` is the queries' type."""
     if scales is not None:
         if bits not in _QUANTIZED:
             b.invalid(f"kv_cache_bit_width is {bits} for a quantized cache, expected {sorted(_QUANTIZED)}")

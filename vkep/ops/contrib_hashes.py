@@ -25,7 +25,7 @@ _IDS = {"ids multipliers vocab_sizes past_ids head_offsets eos": INDICES, "segme
 
 @dataclass(frozen=True, kw_only=True)
 class HashAttributes:
-    """Of both operators: n-grams of 2 to ``max_ngram_size`` tokens, so many hashes of each."""
+    """Attributes of both operators: n-grams of 2 to ``max_ngram_size`` tokens, and the number of hashes of each."""
 
     max_ngram_size: int
     n_head_per_ngram: int
@@ -136,7 +136,7 @@ def _missing(b: Builder, a: HashAttributes, ids: Tensor, eos: Tensor | None, bat
 
 @dataclass(frozen=True, kw_only=True)
 class VarlenHashAttributes(HashAttributes):
-    """With the states after each sequence's first tokens, of so many."""
+    """The attributes, and the number of a sequence's first tokens whose states are returned."""
 
     state_update_capacity: int = 0
 
@@ -195,7 +195,7 @@ def varlen_ngram_hash_mapping(
 
 
 def _shifted(b: Builder, a: HashAttributes, packed: Packed, rows: Tensor, past: Tensor) -> tuple[list[Tensor], Tensor]:
-    """What lies 0, 1, ... tokens before each, and the table of tokens and history."""
+    """The tokens 0, 1, ... positions before each, and the table of tokens and history."""
     table = with_history(b, rows, past)
     shape = (packed.tokens,)
     shifts = [
@@ -208,7 +208,8 @@ def _shifted(b: Builder, a: HashAttributes, packed: Packed, rows: Tensor, past: 
 def _captured(
     b: Builder, a: VarlenHashAttributes, packed: Packed, table: Tensor, capture_count: Tensor | None
 ) -> Tensor:
-    """The last ids after each of a sequence's first tokens, [batch, capacity, earlier]; ``pad_id`` where none is asked for."""
+    """The last ids after each of a sequence's first tokens, [batch, capacity, earlier]; ``pad_id`` where none is
+    requested."""
     if capture_count is None or a.state_update_capacity < 1:
         b.invalid(f"state_update with state_update_capacity {a.state_update_capacity}, or without capture_count")
     b.expect("capture_count", capture_count, (packed.batch,))

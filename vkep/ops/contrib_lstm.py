@@ -130,7 +130,8 @@ def attn_lstm(
     a: RecurrentAttributes,
     input_forget: int = 0,
 ) -> list[Tensor]:
-    """An LSTM whose input in each step has what the last state attended to in a memory [batch, places, depth] beside it."""
+    """An LSTM. The input of each step is joined with the attention of the last state to a memory [batch, places,
+    depth]."""
     if query_weights is None or memory_weights is None or v is None or memory is None or w.rank != 3:
         b.invalid("the attention's weights or its memory are missing")
     if any(t.rank != n for t, n in ((query_weights, 3), (memory_weights, 3), (v, 2), (memory, 3))):

@@ -171,7 +171,7 @@ def qembed_layer_normalization(
 # ---- small floats
 
 _FP4 = (0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4)
-#: what the codes 0 to 15 stand for, by ``quant_type``
+#: the values of the codes 0 to 15, by ``quant_type``
 _FOUR_BITS = (
     (*_FP4, *(-v for v in _FP4)),
     (

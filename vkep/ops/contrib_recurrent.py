@@ -171,7 +171,7 @@ def gated_delta_net(
     if packed is None:
         steps = tokens // batch
         padded = [b.reshape(t, (batch, steps, t.shape[1])) for t in given]
-    else:  # what is behind a sequence's end changes nothing
+    else:  # tokens beyond a sequence's end change nothing
         steps = tokens
         padded = [_padded(b, packed, t) for t in given]
     kinds = [NONE, NONE]
@@ -235,7 +235,7 @@ def _decay(
     heads: int,
     size: int,
 ) -> Tensor:
-    """Logarithms of what is kept, [tokens, heads] or [tokens, heads, size]."""
+    """Logarithms of the decay, [tokens, heads] or [tokens, heads, size]."""
     b.expect("decay", decay, (*lead, heads), (*lead, heads, size))
     shape = (math.prod(lead), *decay.shape[len(lead) :])
     raw = b.cast(b.reshape(decay, shape), _FLOAT32)

@@ -194,9 +194,8 @@ def decoder_masked_self_attention(
     past_present_share_buffer: int = 0,
     scale: float = 0.0,
 ) -> list[Tensor]:
-    """One new token of each sequence. The buffer of keys lies as ONNX Runtime's CUDA provider has it: [batch, heads, size / n,
-    room, n] for n elements of 16 bytes.
-    """
+    """One new token of each sequence. The buffer of keys has the layout of ONNX Runtime's CUDA provider: [batch, heads,
+    size / n, room, n] for n elements of 16 bytes."""
     if do_rotary or not past_present_share_buffer:
         b.decline("rotary embedding, or buffers of no room")
     if x.rank != 3 or x.shape[1] != 1 or past.rank != 5 or past.shape[0] != 2:
@@ -252,9 +251,8 @@ def decoder_attention(
     mask_filter_value: float = -10000.0,
     num_heads: int,
 ) -> list[Tensor]:
-    """Of the query itself, or of a key (``static_kv``), and of a cache (``use_past`` and ``has_layer_state``); sequences lie
-    [length, batch, features].
-    """
+    """Attention with keys of the query itself or of a key (``static_kv``), and of a cache (``use_past`` and
+    ``has_layer_state``); the layout of sequences is [length, batch, features]."""
     crossed, masked = (
         bool(b.number(static_kv, "static_kv")),
         bool(b.number(has_key_padding_mask, "has_key_padding_mask")),
@@ -415,7 +413,8 @@ def restore_padding(b: Builder, x: Tensor, token_offset: Tensor) -> Tensor:
 
 @operator("RemovePadding", domain=MICROSOFT, types={"x": FLOATS, "counts": ("int32",)})
 def remove_padding(b: Builder, x: Tensor, counts: Tensor) -> list[Tensor]:
-    """How many tokens there are is the counts' content, so computed ones are planned for when they are there."""
+    """The number of tokens depends on the counts' content: where those are computed, the node is planned once they are
+    known."""
     if x.rank != 3:
         b.invalid(f"the input has shape {list(x.shape)}, expected [batch, length, width]")
     batch, length = x.shape[:2]

@@ -161,7 +161,7 @@ def longformer_attention(
     padding = b.reshape(mask, (batch, 1, 1, 1, length))
     near = b.expr(f"(abs({{0}} - {{1}}) <= {window})", heads.query_index(b), heads.key_index(b), ctype="bool")
     seen = b.expr("({0} || {1})", near, is_global, ctype="bool")
-    # what is masked counts nothing for others, and its own row is 0
+    # a masked token has no effect on others, and its own row is 0
     kept = b.expr("({0} >= 0.0)", padding, ctype="bool")
     own = b.expr("({0} >= 0.0)", b.reshape(mask, (batch, 1, 1, length, 1)), ctype="bool")
     local = Mask(conditions=[seen, kept, own], may_hide_rows=True)

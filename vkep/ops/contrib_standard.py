@@ -154,7 +154,7 @@ def qlinear_softmax(
     opset: int,
     axis: int = -1,
 ) -> Tensor:
-    """``opset`` says which Softmax it is: before version 13, all axes from ``axis`` on together."""
+    """``opset`` is the version of Softmax: before version 13, all axes from ``axis`` on together."""
     first = b.axis(axis, x.rank)
     axes = range(first, x.rank if opset < 13 else first + 1)
     dense, sizes = middle(b, b.store(real(b, x, x_scale, x_zero_point), _FLOAT32, shape=x.shape), list(axes))
@@ -176,7 +176,7 @@ def _in_floats(
     function: Callable[[Tensor], Tensor],
     nhwc: int,
 ) -> Tensor:
-    """A function of images, of what quantized ones stand for."""
+    """Apply a function of images to the dequantized values of quantized ones."""
     wide = b.store(real(b, x, scale, zero_point), _FLOAT32, shape=x.shape)
     return channels_last(function(channels_first(wide))) if nhwc else function(wide)
 

@@ -88,7 +88,7 @@ def conv_(
     return with_bias(b, convolution(b, x, w, a), bias)
 
 
-# Layers repeat, and so do plans for other sizes: what was checked and derived before is kept.
+# Layers recur, and so do plans for other sizes: checked and derived values are cached.
 
 
 @functools.lru_cache(1024)
@@ -142,7 +142,7 @@ def transposed_convolution(
 
 
 def sum_of_windows(b: Builder, columns: Tensor, lead: tuple[int, int], counts: Sequence[int], window: Window) -> Tensor:
-    """Add up windows, [*lead, taps, windows], where they lie in ``lead + window.out`` (ONNX Col2Im)."""
+    """Add up windows, [*lead, taps, windows], at their positions in ``lead + window.out`` (ONNX Col2Im)."""
     begins = window.pads[: len(window.out)]
     problem = Col2ImProblem(
         lead, window.out, tuple(counts), window.kernel, window.strides, window.dilations, begins, columns.dtype.name

@@ -73,7 +73,7 @@ def log1p(b: Builder, x: Expr) -> Expr:
 
 
 def _sign_of(b: Builder, x: Expr, size: Expr) -> Expr:
-    """``size`` with the sign of ``x``, and what is no number of ``x``."""
+    """``size`` with the sign of ``x``; NaN where ``x`` is."""
     return b.expr("(isnan({0}) ? {0} : {0} < 0.0lf ? -{1} : {1})", x, size)
 
 
@@ -99,7 +99,8 @@ def sigmoid(b: Builder, x: Expr) -> Expr:
 
 
 def _quarter(b: Builder, x: Expr) -> tuple[Expr, Expr, Expr]:
-    """Sine and cosine of what is left of an angle after whole quarters of a turn, and how many those are, modulo 4."""
+    """Sine and cosine of the remainder of an angle after whole quarters of a turn, and the number of quarters, modulo
+    4."""
     count = b.expr("roundEven({0} * 0.6366197723675814lf)", x)
     # a quarter in parts of 33 bits, whose products with the count are exact
     rest = b.expr(
@@ -135,7 +136,7 @@ def tan(b: Builder, x: Expr) -> Expr:
 
 
 def atan(b: Builder, x: Expr) -> Expr:
-    """The angle halved twice, and the series of what is left."""
+    """The angle halved twice, and the series of the rest."""
     size = b.expr("abs({0})", x)
     part = b.expr("({0} > 1.0lf ? 1.0lf / {0} : {0})", size)
     for _ in range(2):
@@ -189,7 +190,8 @@ def erf(b: Builder, x: Expr) -> Expr:
 
 
 def power(b: Builder, x: Expr, y: Expr) -> Expr:
-    """``x ** y`` with C's rules for what is 0, below 0, infinite or no number; whole powers up to 63 by squaring."""
+    """``x ** y`` with C's rules for bases and exponents that are 0, negative, infinite or NaN; integer powers up to 63
+    by squaring."""
     size = b.expr("abs({0})", x)
     grown = exp(b, b.expr("({0} * {1})", y, log(b, size)))
     count = b.expr("int(min(abs({0}), 63.0lf))", y, ctype="int")

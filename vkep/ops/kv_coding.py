@@ -15,8 +15,8 @@ from vkep.kernels.kv_codes import CODES
 
 @dataclass(frozen=True)
 class Coding:
-    """How a cache holds numbers where its elements have another type than the new keys and values (`vkep.kernels.kv_codes`): as
-    rows of ``size`` and ``value_size``.
+    """The encoding of a cache whose elements have another type than the new keys and values (`vkep.kernels.kv_codes`):
+    as rows of ``size`` and ``value_size``.
 
     Scales are float32 [1], or [kv heads * size] for each feature; None for bfloat16.
     """

@@ -1,4 +1,4 @@
-"""Sequences that lie one after the other in one tensor, without padding: where each of a batch's tokens belongs."""
+"""Concatenated sequences in one tensor, without padding: the position of each of a batch's tokens."""
 
 from __future__ import annotations
 

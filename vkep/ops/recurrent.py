@@ -166,7 +166,7 @@ def lstm_step(
     c: Tensor,
     input_forget: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The states after step ``t`` of direction ``d``, from what is added to its gates [batch, 4 * hidden]."""
+    """The states after step ``t`` of direction ``d``, from the addends of its gates [batch, 4 * hidden]."""
     b, hidden = layer.b, layer.hidden
     f, g, h_of = functions
 

@@ -205,8 +205,8 @@ def joined(b: Builder, past: Tensor | None, new: Tensor) -> Tensor:
 
 
 def expect_joins(b: Builder, past: Tensor, new: Tensor, packs: int = 1) -> None:
-    """Raise `InvalidNode` where past and new keys or values [batch, heads, length, size] differ in more than length. An element
-    of the past holds so many numbers.
+    """Raise `InvalidNode` where past and new keys or values [batch, heads, length, size] differ in more than length.
+    ``packs`` is the number of values in an element of the past.
     """
     if past.rank != 4 or past.shape[:2] != new.shape[:2] or past.shape[3] != -(-new.shape[3] // packs):
         b.invalid(f"past of shape {list(past.shape)} and new of shape {list(new.shape)} do not join")

@@ -1,4 +1,5 @@
-"""Where Python meets ONNX Runtime's C interface: the callbacks, and the one place that turns exceptions into OrtStatus.
+"""The boundary between Python and ONNX Runtime's C interface: the callbacks, and the only place that converts
+exceptions to OrtStatus.
 
 A class that implements one of ONNX Runtime's structures derives from `CStruct` and writes each member as a method of
 the member's name, decorated with `status` (its result is an OrtStatus) or `value` (its result is another type, so that

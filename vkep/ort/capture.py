@@ -1,7 +1,7 @@
 """Graph capture: a run whose inputs and outputs are all bound to device memory is recorded and submitted again.
 
 ONNX Runtime requests it by an annotation id (run option ``gpu_graph_id``, 0 by default, -1: not this run). A replay
-skips ONNX Runtime's executor; the recorded command buffers of the plans are what is submitted.
+skips ONNX Runtime's executor; it submits the recorded command buffers of the plans.
 """
 
 from __future__ import annotations

@@ -155,8 +155,8 @@ def _judge_by_conditions(
 
 
 def known_values(view: OrtGraphView, size: Callable[[Dim], int]) -> dict[str, Known]:
-    """What planning knows at the start; ``size`` chooses the dimensions that the model leaves open. Values of unknown
-    rank are left out: nodes that read them are planned in a run.
+    """The values that planning knows at the start; ``size`` chooses the dimensions that the model leaves open. Values
+    of unknown rank are left out: nodes that read them are planned in a run.
     """
     known: dict[str, Known] = dict(view.graph.weights)
     declared = {info.name: declared_value(info, size) for info in view.graph.inputs}

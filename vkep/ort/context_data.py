@@ -37,7 +37,7 @@ class Fit(Enum):
     UNSUPPORTED = 3
 
 
-# ---- what it was made for
+# ---- the device it was made for
 
 
 def compatibility(device: DeviceCapabilities) -> str:

@@ -40,8 +40,8 @@ _MAX_NUMBERS = 18  # size of one input in a signature: type, rank, and at most 1
 
 
 class _Details:
-    """What a run needs of an executable: dtype (None: not a tensor of numbers), shape and bytes of each input, and the
-    outputs that islands compute."""
+    """The properties of an executable that a run needs: dtype (None: not a tensor of numbers), shape and bytes of each
+    input, and the outputs that islands compute."""
 
     def __init__(
         self,

@@ -236,8 +236,8 @@ def _as_epilogue(op: Pointwise, kernel: KernelOp) -> ex.Expr | None:
 
 
 def epilogue_strides(view: Tensor, row_axis: int) -> tuple[str, int, int] | None:
-    """How an epilogue indexes a view of its output's shape: ("o", 0, 0) is the flat index, ("rc", r, c) is
-    ``row * r + col * c``, None is neither.
+    """An epilogue's index into a view of its output's shape: ("o", 0, 0) is the flat index, ("rc", r, c) is ``row * r +
+    col * c``, None is neither.
     """
     if view.is_contiguous and view.size == _prod(view.shape):
         return ("o", 0, 0)

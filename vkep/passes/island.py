@@ -98,7 +98,7 @@ class Island:
         return IslandStep(planned.plan, planned.weights, tuple(self.nodes), planned.sizes, tuple(written))
 
     def _place(self, source: str, made: Tensor) -> Tensor | None:
-        """Where a value may lie in the memory of an input; None where it is another type's or shape's. Raises `InvalidNode`."""
+        """The place of a value in the memory of an input; None where type or shape do not fit. Raises `InvalidNode`."""
         if source not in {port.name for port in self.ports}:
             return None
         past, room = self.tensors[source], self.rooms.get(source, ())

@@ -31,7 +31,7 @@ class SizedNumbers:
         return self._values.setdefault(number, len(self._values))
 
     def call(self, k: int, call: KernelCall) -> tuple[int, int, int]:
-        """The arguments and the grid of dispatch ``k``; its grid for the sizes at hand."""
+        """The arguments and the grid of dispatch ``k``; returns its grid for the current sizes."""
         base = ADDRESS_BYTES * len(call.operands)
         self._arguments += [(k, base + 4 * place, code, self._value(number)) for place, code, number in call.sized]
         self._grids += [(k, axis, self._value(n)) for axis, n in enumerate(call.grid) if is_size(n)]

@@ -35,7 +35,8 @@ _MADE = {"HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix"}
 _COSTLY = {"Attention", "DeformConv", "LinearAttention", "MaxRoiPool", "NonMaxSuppression", "RoiAlign"}
 #: Larger results are not folded: a model's size must not explode by folding.
 MAX_FOLDED_BYTES = 1 << 30
-#: After results of so many bytes in total, plus so many times the bytes of the model's weights, no further nodes are folded.
+#: Beyond this many bytes of results in total, plus this many times the bytes of the model's weights, no further nodes
+#: are folded.
 MAX_TOTAL_BYTES, MAX_TOTAL_OF_WEIGHTS = 4 << 30, 8
 #: Nodes of more work (about two seconds) are not folded: elements for numpy's loops and for Python loops of the reference
 #: implementation, multiplications for matrix products.
@@ -94,7 +95,7 @@ def fold_weights(
 
 
 def total_limit(known: Iterable[object]) -> int:
-    """The most bytes that folding may add to what is known."""
+    """The largest number of bytes that folding may add to the known values."""
     return MAX_TOTAL_BYTES + MAX_TOTAL_OF_WEIGHTS * sum(value.nbytes for value in known if isinstance(value, Weight))
 
 
@@ -195,7 +196,7 @@ def _check_cost(node: Node, inputs: Sequence[np.ndarray | None], opsets: Mapping
         kind = "plain" if node.op_type in _TOLD else "slow"
         if node.op_type in ("MatMul", "Gemm"):  # along one of A's two last dimensions
             kind, work = "product", count * max(arrays[0].shape[-2:], default=1)
-        elif node.op_type == "Einsum":  # numpy goes through all combinations of its labels
+        elif node.op_type == "Einsum":  # numpy iterates over all combinations of its labels
             kind, work = "product", math.prod(array.size for array in arrays)
     if count * 4 > MAX_FOLDED_BYTES and count > given:
         raise FoldError(f"{node.title}: would be {count} elements")

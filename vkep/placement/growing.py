@@ -1,4 +1,4 @@
-"""Where a Concat puts its result that a run writes to the memory of its past (`ValueSpec.room`)."""
+"""The destination of a Concat's result that a run writes to the memory of its past (`ValueSpec.room`)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ class _Part(NamedTuple):
 
 
 class Growing:
-    """The outputs that a run writes to an input's memory. Of memory that has room for more: where they lie, and what they are
-    joined of (the layers' caches, where a model has one for all).
-    """
+    """The outputs that a run writes to an input's memory. For memory with capacity for more: their places, and the
+    inputs that they are joined from (the layers' caches, where a model has one input for all)."""
 
     def __init__(self, nodes: Sequence[Node], over: Over, known: Mapping[str, Known]) -> None:
         """``known``: of all values, as far as they are lowered when `place` asks."""
@@ -44,7 +43,7 @@ class Growing:
                 self._parts |= {name: _Part(made[output], k) for k, name in found}
 
     def place(self, node: Node, tensor: Callable[[str], Tensor]) -> Place | None:
-        """Where the result of a node may lie; None: anywhere. ``tensor`` gives that of an input."""
+        """The place of a node's result; None: anywhere. ``tensor`` returns the tensor of an input."""
         output, part = node.outputs[0], self._parts.get(node.outputs[0])
         if part is not None:
             output = part.joined.outputs[0]
@@ -66,9 +65,9 @@ class Growing:
         return Place(past.view(room, past.strides, start * past.strides[axis]), tuple(rest))
 
     def over(self, wanted: set[str], read: set[str]) -> dict[str, str]:
-        """The outputs that an island may write to an input's memory, by them: it alone reads that input (it is not ``wanted``),
-        which has no other output. Where the output lies with room for more, none of the steps that ``read`` values takes it.
-        """
+        """Maps outputs to the inputs whose memory an island may write them to: the island alone reads that input (it is
+        not ``wanted``), which has no other output. Where the output has capacity for more, none of the steps that
+        ``read`` values uses it."""
         outputs = Counter([output for output, _ in self._over])
         return {
             output: source

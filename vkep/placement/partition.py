@@ -69,7 +69,7 @@ def lower(
     trace: Trace | None = None,
     over: Over = (),
 ) -> Program:
-    """Place and plan ``nodes`` given what is known of the values they start from (weights, typed inputs).
+    """Place and plan ``nodes``, given the known values (weights, typed inputs).
 
     Without a ``policy`` the Vulkan delegate is the only one. Partitions that the policy finds too small are dissolved,
     their nodes offered to the other delegate, until all may stay: the same model gives the same partitions.

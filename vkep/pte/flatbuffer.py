@@ -1,6 +1,6 @@
-"""Reading flatbuffers that nobody has checked: tables are declared once as dataclasses, readers are made from the hints.
+"""Reads unverified flatbuffers: tables are declared once as dataclasses, and readers are generated from the type hints.
 
-A table is a frozen dataclass, by its base class, whose fields stand in the order of their ids::
+A table is a frozen dataclass, by its base class, whose fields are in the order of their ids::
 
     class Node(Table):
         kind: UInt32                                # absent: 0

@@ -1,6 +1,6 @@
 """The tables of a .pte and of a .ptd file, as ExecuTorch's schemas declare them (program.fbs, flat_tensor.fbs, 1.x).
 
-Fields stand in the order of their ids; see `vkep.pte.flatbuffer`.
+Fields are in the order of their ids; see `vkep.pte.flatbuffer`.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class UnknownOrder(Exception):
 
 @dataclass(frozen=True)
 class Nvidia:
-    """What NVIDIA's driver says of a machine's GPUs. UUIDs are as `vkep.DeviceCapabilities.uuid`."""
+    """The UUIDs of a machine's GPUs from NVIDIA's driver, in the form of `vkep.DeviceCapabilities.uuid`."""
 
     visible: str | None  #: ``CUDA_VISIBLE_DEVICES`` of this process, None where it is not set
 
@@ -113,7 +113,8 @@ def _by_index(given: str, nvidia: Nvidia) -> str:
         order = nvidia.cuda()
         if len(order) == 1:  # Ray hides the others
             return order[0]
-        # Ray was told to leave the variable alone: its indices are the variable's, or CUDA's where it is not set
+        # Ray was configured not to set the variable: its indices are those of the variable, or CUDA's where it is not
+        # set
         index = int(given) if listed is None else listed.index(given) if given in listed else len(order)
     except UnknownOrder:
         order, index = nvidia.all(), int(given)

@@ -43,7 +43,7 @@ _GRPC_STATUS = {
 
 @dataclass(frozen=True)
 class ServiceOptions:
-    """How a replica serves.
+    """Options of a replica.
 
     rows: the most rows of one run. wait_ms: how long the first request of a run waits for others (the latency budget).
     runs: runs under way at once. max_body: bytes of a request, also once it is decompressed. body_s: seconds within which a
@@ -322,9 +322,8 @@ class Service:
             return messages.infer_response(model.spec, request, await model.infer(request.feeds))
 
     async def ModelStreamInfer(self, request_stream: AsyncIterator[bytes]) -> AsyncIterator[Any]:
-        """Answers in the order of the requests, as many under way as a run has rows. A request that fails has an error's text for
-        an answer, and the stream goes on.
-        """
+        """Answers in the order of the requests, with as many in progress as a run has rows. A request that fails gets
+        an error text as its answer, and the stream continues."""
         async for answer in in_order(request_stream, self._answer_in_stream, self.options.rows):
             yield answer
 

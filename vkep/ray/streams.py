@@ -15,8 +15,9 @@ _END: Any = object()
 async def in_order(
     requests: AsyncIterator[Request], answer: Callable[[Request], Awaitable[Answer]], most: int
 ) -> AsyncIterator[Answer]:
-    """The answer to each of ``requests``, in their order. At most ``most`` are under way: while the first of so many is not
-    done, or nobody takes its answer, no further request is read. What is under way is cancelled where the caller leaves.
+    """The answer to each of ``requests``, in order. At most ``most`` are in progress: while the first of them is not
+    done, or its answer is not taken, no further request is read. Requests in progress are cancelled when the caller
+    leaves.
 
     Raises as ``requests`` and ``answer``.
     """

@@ -41,7 +41,7 @@ class StepExecutor(Protocol):
         destinations."""
 
     def close(self) -> None:
-        """Free what the step holds."""
+        """Free the step's resources."""
 
 
 #: runs a step in place of `StepExecutor.run`

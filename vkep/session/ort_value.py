@@ -64,7 +64,7 @@ class OrtValue:
             return cls(result, device_id=0)
         return cls(result) if isinstance(result, np.ndarray) and result.dtype.kind not in "OUS" else result
 
-    # ---- what it is
+    # ---- properties
 
     def shape(self) -> list[int]:
         """The sizes."""

@@ -96,8 +96,8 @@ class PlannedGraph:
     def use(self, values: Mapping[str, Any], key: Hashable = None, over: Over = ()) -> Use:
         """The executable for inputs like ``values``, planned where their signature is new; in use for as long as its ``hold`` is.
 
-        ``key`` stands for the signature where the caller knows it; ``over``: the outputs that a run writes to an input's
-        memory. Raises `ClosedError`, what ``check`` raises, and what planning raises.
+        ``key`` identifies the signature where the caller knows it; ``over``: the outputs that a run writes to an
+        input's memory. Raises `ClosedError`, and the errors of ``check`` and of planning.
         """
         if key is None:
             key = self.signature(values)
@@ -122,8 +122,8 @@ class PlannedGraph:
         return tuple([value.tobytes() for value in found if isinstance(value, np.ndarray)])
 
     def plan(self, inputs: Mapping[str, Known], over: Over = ()) -> Executable:
-        """A new executable for what is known of the inputs; ``over`` as for `use`. Raises `InvalidInputError` for a sealed
-        graph.
+        """A new executable for inputs with these known properties; ``over`` as for `use`. Raises `InvalidInputError`
+        for a sealed graph.
         """
         if self._sealed or self._plans is None:
             raise InvalidInputError(f"{self._name}: got shapes other than those that the model declares")
@@ -334,7 +334,7 @@ def allowed(targets: Targets, over: Over, executable: Executable) -> Targets:
 
 
 def known_value(value: Any, name: str, asked: bool = False) -> Known:
-    """What planning knows of a run's value: dtype, shape and room, or its content where that is ``asked`` for."""
+    """The known properties of a run's value: dtype, shape and room, or its content where that is ``asked`` for."""
     if isinstance(value, DeviceTensor):
         return ValueSpec(value.dtype, value.shape, value.room)
     if isinstance(value, list):

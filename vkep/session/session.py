@@ -107,7 +107,7 @@ class InferenceSession:
             self.close()
             raise
 
-    # ---- what the model takes and gives
+    # ---- the model's inputs and outputs
 
     @property
     def model(self) -> Model:

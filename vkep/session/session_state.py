@@ -289,7 +289,7 @@ class SessionState:
 
 
 def _same(tensor: DeviceTensor, target: DeviceTensor | None) -> bool:
-    """Whether an output may take an input's memory: elements lie at the same places in both."""
+    """Whether an output may use an input's memory: the offsets of all elements must be equal."""
     return tensor is target or (target is not None and bool(tensor.room) and tensor.room == target.room)
 
 

@@ -35,8 +35,8 @@ _ELSEWHERE = ("cpu", "deferred")
 
 
 class MakePlan(Protocol):
-    """Makes the executable from what is known of every value: constants, and a specification of each input, whose shapes
-    may hold sizes of ``trace``. ``over``: the outputs that runs write to an input's memory.
+    """Makes the executable from the known properties of every value: constants, and a specification of each input,
+    whose shapes may hold sizes of ``trace``. ``over``: the outputs that runs write to an input's memory.
     """
 
     def __call__(self, known: Mapping[str, Known], *, trace: Trace | None = None, over: Over = ()) -> Executable: ...

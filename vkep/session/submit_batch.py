@@ -1,6 +1,6 @@
-"""Regions that follow one another on the device, sent as one submit.
+"""Consecutive regions on the device in one submit.
 
-Every recording begins and ends with a barrier for whatever lies around it, so that the regions of one submit need no
+Every recording begins and ends with a barrier against its surroundings, so that the regions of one submit need no
 semaphore between them; the timeline orders the submit after those of other delegates and sessions. The sync mode
 ``queue_wait_idle`` waits on the host at each boundary: each region is then submitted separately.
 """
@@ -56,7 +56,7 @@ class Region(Protocol):
         end. Results on the device are in ``values`` on return, the rest after ``collect``."""
 
     def close(self) -> None:
-        """Free what the region holds."""
+        """Free the region's resources."""
 
 
 class SubmitBatch:

@@ -1,4 +1,4 @@
-"""Measuring which tilings are fastest on the device at hand, for the problems of a model.
+"""Measures which tilings are fastest on a device, for the problems of a model.
 
 Every candidate of every problem is planned and profiled in the model itself, with its fused epilogues and the usual
 state of caches. Problems are measured together, so there are as many sessions as the problem with the most candidates

@@ -138,10 +138,10 @@ class ShaderLibrary:
         return future.result()
 
     def fitted(self, shader: CompiledShader, features: frozenset[str]) -> bytes:
-        """The module for a device with these features (`gpu_shared.capabilities.FEATURE_NAMES`): as it is, or computing with
-        words where the device lacks its types (`vkep.shaders.words`).
+        """The module for a device with these features (`gpu_shared.capabilities.FEATURE_NAMES`): unchanged, or
+        computing with words where the device lacks its types (`vkep.shaders.words`).
 
-        Raises `InvalidSpirvError` for what the device cannot run, and the errors of `spirv`.
+        Raises `InvalidSpirvError` for a module that the device cannot run, and the errors of `spirv`.
         """
         from vkep.shaders import words
 

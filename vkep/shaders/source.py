@@ -170,7 +170,7 @@ def with_defines(text: str, defines: Mapping[str, str], file: str) -> str:
     lines = text.split("\n")
     version = _version_line(lines)
     inserted = [_define(name, value) for name, value in sorted(defines.items())]
-    # Without this extension, #line takes no file name.
+    # Without this extension, #line accepts no file name.
     head = ["#extension GL_GOOGLE_cpp_style_line_directive : enable", f'#line 1 "{DEFINES_FILE}"', *inserted]
     resume = f'#line {version + 1} "{quoted_path(file)}"'
     return "\n".join([*lines[:version], *head, resume, *lines[version:]])

@@ -117,9 +117,9 @@ def build(
     progress: Callable[[int, int, ShaderVariant], None] | None = None,
     run_validator: bool = False,
 ) -> list[VariantResult]:
-    """Compile variants in parallel and check each against its declaration, and with spirv-val where asked.
+    """Compile variants in parallel and check each against its declaration, and, if requested, with spirv-val.
 
-    A failure is a result, so that one run shows all of them. Raises `ValueError` if ``run_validator`` is asked for on a
+    A failure is a result, so that one call shows all of them. Raises `ValueError` if ``run_validator`` is set on a
     machine without spirv-val, and `CompilerNotFoundError` if no variant could be built for want of a compiler.
     """
     validator = find_validator() if run_validator else None

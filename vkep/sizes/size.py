@@ -374,10 +374,9 @@ def wholes(values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def divides(divisor: int, value: Any) -> bool:
-    """Whether a number divides another, for what is faster then and right anyway: of a size that it does not divide in the case
-    at hand the answer is False whatever the size is, and in a trace that is `Trace.general` also of one that it divides there
-    alone.
-    """
+    """Whether a number divides another, for choices that are only faster in that case. A size whose current value is
+    not divisible returns False without a condition, and in a trace with `Trace.general` also a size whose divisibility
+    is specific to its current value."""
     if value.__class__ is not Size:
         return bool(value % divisor == 0)
     if value.hint % divisor:
@@ -387,7 +386,8 @@ def divides(divisor: int, value: Any) -> bool:
 
 
 def matches(value: Any, other: int) -> bool:
-    """Whether two numbers are equal, for what is simpler then and right anyway. Sizes are decided on as by `divides`."""
+    """Whether two numbers are equal, for choices that are only simpler in that case. Symbolic sizes are handled as in
+    `divides`."""
     rest = value - other
     if rest.__class__ is not Size:
         return bool(rest == 0)

@@ -73,7 +73,7 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class TosaTensor:
-    """What an operator function handles: a logical tensor (ONNX's axes) over a value whose axes may be permuted.
+    """The tensor type of operator functions: a logical tensor (ONNX's axes) over a value whose axes may be permuted.
 
     Logical axis ``i`` is axis ``perm[i]`` of the value. ``scalar``: of rank 0 in ONNX, over a value of shape (1,).
     ``stored`` is set where TOSA 1.0 lacks the type, and names what the value stores instead: "int32" (an int64 tensor whose

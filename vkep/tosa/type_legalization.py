@@ -98,7 +98,7 @@ def narrowed(b: TosaBuilder, array: Array) -> TosaTensor:
 def index_of(b: TosaBuilder, tensor: TosaTensor, size: int) -> TosaTensor:
     """Indices along an axis of ``size`` elements as int32 from 0 on: negative ones count from the end.
 
-    What the graph computes with is kept inside the axis, as no one can be told of an index outside it.
+    The graph clamps indices to the axis, since it cannot report one outside of it.
     """
     array = tensor.array
     if array is not None:

@@ -37,7 +37,7 @@ class PartitionReport:
 
 @dataclass(frozen=True)
 class ExportReport:
-    """How one method's graph was divided; ``str`` formats it."""
+    """The report of how one method's graph was divided; ``str`` formats it."""
 
     prefer: str
     min_partition_size: int
