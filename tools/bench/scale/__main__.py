@@ -4,9 +4,11 @@
     python -m tools.bench.scale measure --model mobilenetv2 --threads 1 --workers 2 --out rates.json     # lavapipe, a core each
     python -m tools.bench.scale plan rates.json --gpus 100 10000
     python -m tools.bench.scale generate /models/llama-3-8b-int4 --gpus --clients 64
+    python -m tools.bench.scale service --model resnet50 --float16 --gpus --haproxy --batches 32 --replicas 8 16 --clients 256
+    python -m tools.bench.scale pad --rows 256 --most 128
     python -m tools.bench.scale kill --seconds 300 --every 10 --clients 1000
 
-``measure``, ``generate`` and ``kill`` need Ray; ``plan`` needs nothing but the file of rates.
+``measure``, ``service``, ``generate`` and ``kill`` need Ray; ``pad`` and ``plan`` do not.
 """
 
 from __future__ import annotations
@@ -53,6 +55,11 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--tokens", type=int, default=64, help="tokens of an answer")
     one.add_argument("--threads", type=int, default=0, help="processors of each lavapipe worker; 0: all")
     one.add_argument("--gpus", action="store_true")
+    one = commands.add_parser("pad", help="a job's rates with rows of different lengths, padded and not")
+    one.add_argument("--rows", type=int, default=256)
+    one.add_argument("--most", type=int, default=128, help="the longest length")
+    one.add_argument("--batch", type=int, default=64, help="rows of a batch of the job")
+    one.add_argument("--float16", action="store_true")
     one = commands.add_parser("kill", help="kill replicas while clients ask")
     one.add_argument("--seconds", type=float, default=300)
     one.add_argument("--every", type=float, default=10, help="seconds between kills")
@@ -93,6 +100,10 @@ def main(argv: list[str] | None = None) -> int:
         from tools.bench.scale import measure
 
         return (measure.main if arguments.command == "measure" else measure.service)(arguments)
+    if arguments.command == "pad":
+        from tools.bench.scale import pad
+
+        return pad.main(arguments)
     if arguments.command == "generate":
         from tools.bench.scale import generate
 

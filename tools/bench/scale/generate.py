@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tools.bench.scale.cluster import cluster, serving
+from tools.bench.scale.cluster import QUIET, cluster, serving
 
 
 async def stream(session: Any, url: str, prompt: list[int], tokens: int) -> tuple[int, float, float]:
@@ -63,7 +63,11 @@ def main(arguments: argparse.Namespace) -> int:
     with cluster(4, arguments.threads, 1 if arguments.gpus else None), serving() as port:
         serve.run(
             vkep.ray.generation(
-                arguments.folder, num_gpus=int(arguments.gpus), max_sequences=arguments.clients, **resources
+                arguments.folder,
+                num_gpus=int(arguments.gpus),
+                max_sequences=arguments.clients,
+                logging_config=QUIET,
+                **resources,
             )
         )
         url = f"http://127.0.0.1:{port}/v1/completions"

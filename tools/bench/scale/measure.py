@@ -18,7 +18,7 @@ import numpy as np
 
 from tools.bench.scale.capacity import Rates
 from tools.bench.scale.clients import Array, Heard, ask_from
-from tools.bench.scale.cluster import cluster, environment, serving
+from tools.bench.scale.cluster import QUIET, cluster, environment, serving
 from tools.models.catalog import Options, build_model
 
 TINY = '<ir_version: 9, opset_import: ["": 18]> g (float[n,4] x) => (float[n,4] y) { y = Mul(x, x) }'
@@ -85,10 +85,21 @@ def measure(path: Path, arguments: argparse.Namespace) -> Rates:
     resources = {"num_gpus": 1} if arguments.gpus else {"num_cpus": 1}
     gpus = workers if arguments.gpus else None
     slots = max(4, workers + 2, arguments.replicas + 2)
+    print(f"a session alone: {alone:.1f} rows/s", flush=True)
     with cluster(slots, arguments.threads, gpus, haproxy=arguments.haproxy):
         data, start = job(path, rows, batch, workers, int(alone * seconds), arguments.transport, resources)
+        print(
+            f"a job: {data:.1f} rows/s a worker ({data / alone:.3f} of it), first answers after {start:.1f} s",
+            flush=True,
+        )
         with serving() as port:
             service = serve_one(str(path), rows, batch, arguments.replicas, port, arguments, resources)
+            print(
+                f"a service of {arguments.replicas} replicas: {service.rows / seconds:.1f} rows/s "
+                f"({service.rows / seconds / alone:.3f}), p50 {service.percentile_ms(50):.1f} ms, "
+                f"p99 {service.percentile_ms(99):.1f} ms",
+                flush=True,
+            )
             proto = onnx.parser.parse_model(TINY).SerializeToString()
             row = {"x": np.zeros(4, np.float32)}
             tiny = serve_one(proto, row, batch, 1, port, arguments, {"num_cpus": 0.1})
@@ -210,6 +221,7 @@ def serve_one(
         ray_actor_options={name: amount / replicas for name, amount in resources.items()},
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=2,
+        logging_config=QUIET,
     )
     serve.run(application, name="rate")
     feeds = {name: one[None] for name, one in row.items()}

@@ -1,0 +1,74 @@
+"""What padding brings: a batch job's rows of different lengths, each length in runs of its own or padded to common ones."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import numpy as np
+
+from tools.models.catalog import Options, build_model
+from vkep.ray.batches import Array, Columns
+from vkep.ray.predictor import Predictor
+
+#: sizes that lengths are padded to, by the choice's name
+CHOICES: dict[str, tuple[int, ...]] = {
+    "rows of equal length share runs": (),
+    "padded to 32, 64, 96, ...": tuple(range(32, 513, 32)),
+    "padded to powers of two": (16, 32, 64, 128, 256, 512),
+    "padded to the longest": (512,),
+}
+#: the input and the output of ``bert_enc`` [batch, sequence, width]
+INPUT = "x"
+
+
+def lengths(rows: int, most: int) -> list[int]:
+    """Lengths of texts, drawn: half of them are below a quarter of ``most``."""
+    drawn = np.random.default_rng(0).lognormal(np.log(most / 4), 0.7, rows)
+    return [int(length) for length in np.clip(drawn, 1, most)]
+
+
+class Counted(Predictor):
+    """A predictor that counts its runs and the elements of their input."""
+
+    runs = elements = 0
+
+    def _run(self, feeds: Columns) -> list[Array]:
+        self.runs += 1
+        self.elements += feeds[INPUT].size
+        return super()._run(feeds)
+
+
+def job(predictor: Predictor, column: Array, batch: int) -> float:
+    """Seconds of a job."""
+    started = time.perf_counter()
+    for at in range(0, len(column), batch):
+        predictor({INPUT: column[at : at + batch]})
+    return time.perf_counter() - started
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Print each choice's rates."""
+    proto = build_model("bert_enc", Options(dynamic=True, float16=arguments.float16))
+    width = proto.graph.input[0].type.tensor_type.shape.dim[2].dim_value
+    sizes = lengths(arguments.rows, arguments.most)
+    column = np.empty(len(sizes), object)
+    column[:] = [np.zeros((size, width), np.float16 if arguments.float16 else np.float32) for size in sizes]
+    print(f"{len(sizes)} rows of {len(set(sizes))} lengths up to {max(sizes)}, batches of {arguments.batch}\n")
+    print("| choice | runs | padding | first job, rows/s | later, rows/s |")
+    print("|---|---|---|---|---|")
+    for choice, all_steps in CHOICES.items():
+        steps = tuple(sorted({min(step, arguments.most) for step in all_steps}))
+        options: dict[str, Any] = {"pad": {INPUT: 0}, "steps": steps} if steps else {}
+        predictor = Counted(proto, **options)
+        first = job(predictor, column, arguments.batch)
+        runs, elements = predictor.runs, predictor.elements
+        later = min(job(predictor, column, arguments.batch) for _ in range(3))
+        predictor.close()
+        print(
+            f"| {choice} | {runs} | {1 - sum(sizes) * width / elements:.0%} | {len(sizes) / first:.1f} | "
+            f"{len(sizes) / later:.1f} |",
+            flush=True,
+        )
+    return 0
