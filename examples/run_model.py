@@ -1,4 +1,4 @@
-"""Run a model on Vulkan and say what ran where.
+"""Run a model on Vulkan and print where its nodes ran.
 
     python examples/run_model.py MODEL.onnx
 

@@ -16,8 +16,8 @@ import vkep
 
 
 def main(model: str) -> None:
-    # The application's own Vulkan objects. Here gpu_shared makes them; any handles will do (integers, ctypes, cffi),
-    # if the device was created for Vulkan 1.3 with the features that `from_handles` is told.
+    # The application's own Vulkan objects. Here gpu_shared creates them; any handles work (integers, ctypes, cffi), if
+    # the device was created for Vulkan 1.3 with the features that are passed to `from_handles`.
     instance = gpu_shared.Instance("an application")
     device = gpu_shared.Device(instance)
 
@@ -27,7 +27,7 @@ def main(model: str) -> None:
         device=device.raw,
         queue=device.queue,
         queue_family_index=device.queue_family,
-        extensions=device.extensions,  # what was enabled at vkCreateDevice
+        extensions=device.extensions,  # those enabled in vkCreateDevice
         features=device.features,
         token="an application",
     )

@@ -1,7 +1,7 @@
-// Keys and values of new tokens join those of the past in a cache [batch, kv heads, room, size], the keys and the queries turned by
-// the angles of the tokens' positions. Rows after the new ones stay as they are in the past; in those that are used, what is no
-// number becomes 0, since attention reads them. With OVER the cache is the past's own memory: only the new rows are written, and
-// what is no number in those after them that are used (0: none is).
+// Appends keys and values of new tokens to those of the past in a cache [batch, kv heads, room, size], and rotates the
+// keys and the queries by the angles of the tokens' positions. Rows after the new ones are the past's; in rows that
+// attention reads, NaN and infinity become 0. With OVER the cache is the past's own memory: only the new rows are
+// written, and what is no number in those after them that are used (0: none is).
 //
 // z of the grid 0: keys, and the queries of the heads that share them, as rows after those of the cache; 1: values. y: a head of
 // keys of a sequence. A lane moves UNIT elements of the cache's row (16 bytes, or one where addresses are not aligned).

@@ -40,7 +40,7 @@ float logit(uint i) {
 }
 float setting(uint i) { return Floats(operand(args.settings, 1)).v[row * 6 + i]; }
 float z_of(uint i) { return (logit(i) - top) / heat; }
-// NONE where it is out of range, or no number.
+// NONE where it is out of range, or NaN.
 uint key_of(float z) { return z >= -RANGE ? min(uint(-z * (float(KEYS) / RANGE)), KEYS - 1) : NONE; }
 
 // The probability, relative to the greatest one's, of keys by their upper bits: by the mean and the spread of their lower bits.

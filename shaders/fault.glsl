@@ -1,5 +1,6 @@
-// Included after vkep.glsl by kernels whose data (indices, lengths, divisors) may break the operator's specification. The
-// operand `fault` is the run's fault word, or absent (a zero address: nobody asks); `fault_code` says which node and why.
+// Included after vkep.glsl by kernels whose data (indices, lengths, divisors) may break the operator's specification.
+// The operand `fault` is the run's fault word, or absent (a zero address: faults are not checked); `fault_code`
+// identifies the node and the reason.
 //     note_fault(operand(args.fault, 3), args.fault_code);
 // The first fault of a run stays: what later kernels meet may follow from it. A kernel goes on after a fault, and so bounds
 // what it met.

@@ -1,5 +1,6 @@
-// Dynamic time warping of x [rows, columns]: from which neighbour the cheapest path comes to each cell (0: both before, 1: the row
-// before, 2: the column before). One workgroup goes along the anti-diagonals; three of them are in shared memory.
+// Dynamic time warping of x [rows, columns]: the neighbour from which the cheapest path reaches each cell (0: both
+// before, 1: the row before, 2: the column before). One workgroup goes along the anti-diagonals; three of them are in
+// shared memory.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"

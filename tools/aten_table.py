@@ -1,8 +1,9 @@
-"""Writes the section "Coverage" of docs/executorch.md: the operators of ExecuTorch's Vulkan backend, and what they become.
+"""Writes the section "Coverage" of docs/executorch.md: the operators of ExecuTorch's Vulkan backend, and the ONNX
+operators that they are converted to.
 
     python -m tools.aten_table
 
-The rows come from importing the cases of tests/aten: what a test does not show is not in the table.
+The rows come from importing the cases of tests/aten: an operator without a test is not in the table.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def main() -> None:
 
 
 def with_section(text: str) -> str:
-    """The document with its section made anew; at its end where it has none."""
+    """The document with its section replaced, or appended where it has none."""
     head, begin, rest = text.partition(BEGIN)
     if not begin:
         return f"{text.rstrip()}\n\n## Coverage\n\n{_section()}\n"

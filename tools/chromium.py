@@ -126,7 +126,7 @@ class Chromium:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=touch)
 
     def run(self, script: str) -> Any:
-        """The value of an expression in the page. Raises ``RuntimeError`` with what it throws."""
+        """The value of an expression in the page. Raises ``RuntimeError`` with the exception's text."""
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             details = answer["exceptionDetails"]
@@ -153,7 +153,7 @@ class Chromium:
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def picture(self, path: Path) -> None:
-        """Write what is seen, as WebP or PNG by the file's suffix."""
+        """Write a screenshot, as WebP or PNG by the file's suffix."""
         kind = {"format": "webp", "quality": 82} if path.suffix == ".webp" else {"format": "png"}
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", **kind)["data"]))
 

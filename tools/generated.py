@@ -1,4 +1,4 @@
-"""Checks that every generated file is what its generator writes today.
+"""Checks that every generated file equals its generator's present output.
 
     python -m tools.generated            # those that take seconds; exit status 1 where a file differs
     python -m tools.generated --all      # also those that plan or run whole test suites (minutes)

@@ -1,4 +1,4 @@
-"""Sessions of ONNX Runtime on vkep's provider, many and long: nothing may grow, nothing may stay behind.
+"""Sessions of ONNX Runtime on vkep's provider, many and long: memory must not grow, and no object may be left.
 
 python -m tools.ort_soak                                   # 1000 sessions, 100,000 runs, eight threads
 python -m tools.ort_soak --sessions 50 --runs 2000         # shorter
@@ -52,7 +52,7 @@ _STAY = {"OrtEpFactory"}  # a session that outlives its registration still calls
 
 @dataclass
 class Phase:
-    """What one phase showed: seconds, resident megabytes, and growth as the module's text defines it."""
+    """The results of one phase: seconds, resident megabytes, and growth as the module's docstring defines it."""
 
     name: str
     count: int
@@ -91,7 +91,7 @@ class Soak:
         self.wrong = 0
 
     def close(self) -> None:
-        """Unregister the library; ONNX Runtime then gives back what it shared between sessions."""
+        """Unregister the library; ONNX Runtime then frees the objects that sessions shared."""
         import vkep.ort
 
         gc.collect()
@@ -154,7 +154,8 @@ class Soak:
 
 
 def _share(count: int, threads: int, work: Callable[[int], None], sample: Callable[[], None]) -> None:
-    """Do ``work`` for each number in so many threads, and ``sample`` at `SAMPLES` points, when no thread is at work."""
+    """Call ``work`` for each number in this many threads, and ``sample`` at `SAMPLES` points, when no thread is
+    working."""
     edges = [count * n // SAMPLES for n in range(SAMPLES + 1)]
     for low, high in itertools.pairwise(edges):
         numbers = iter(range(low, high))

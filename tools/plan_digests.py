@@ -1,4 +1,5 @@
-"""Digests of the plans of the model catalog, for three imagined devices: whether a change of the code changes a plan.
+"""Digests of the plans of the model catalog, for three imaginary devices: they show whether a change of the code
+changes a plan.
 
 python -m tools.plan_digests            # says which plans differ from those kept
 python -m tools.plan_digests --write    # keeps today's; the commit says what changed and why
@@ -63,7 +64,7 @@ def _options(spec: Spec) -> Iterator[Options]:
 
 
 def digests(model: str, options: Options) -> dict[str, str]:
-    """By device, a digest of what the model becomes there."""
+    """By device, a digest of the model's program."""
     loaded = load_model(build_model(model, options).SerializeToString())
     known: dict[str, Known] = dict(loaded.graph.weights)
     for info in loaded.graph.inputs:

@@ -1,4 +1,4 @@
-"""What a plan with sizes was decided on: the conditions under which it holds, and where lowering asked for each.
+"""Prints the conditions under which a plan with sizes is valid, and the place in the lowering that needed each.
 
 python -m tools.size_conditions bert --size sequence=37    # a model of the catalog, or an .onnx file
 python -m tools.size_conditions --cases                    # ONNX's node cases with all input dimensions as sizes
@@ -33,7 +33,7 @@ from vkep.session.planned_graph import known_value
 from vkep.session.sized_plans import numbers_of, with_sizes
 from vkep.sizes import Trace
 
-#: frames of vkep that a condition is told with, the innermost first
+#: frames of vkep that are printed for a condition, the innermost first
 _FRAMES = 3
 _VKEP = str(Path(dtypes.__file__).parent)
 _SIZES = str(Path(_VKEP, "sizes"))
@@ -62,7 +62,7 @@ class LocatedTrace(Trace):
 
 @dataclass(frozen=True)
 class Case:
-    """A model, its inputs for the sizes at hand, and which of the inputs' numbers (`numbers_of`) are sizes, by name."""
+    """A model, its inputs for the current sizes, and which of the inputs' numbers (`numbers_of`) are sizes, by name."""
 
     model: Model
     inputs: Mapping[str, Known]
@@ -71,7 +71,7 @@ class Case:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes at hand."""
+        """The current sizes."""
         values = numbers_of(self.inputs).values
         return {name: values[places[0]] for name, places in self.places.items()}
 
@@ -92,7 +92,7 @@ class Case:
 
 
 def declared(model: Model, sizes: Mapping[str, int]) -> Case:
-    """A model with its symbolic dimensions as sizes: `_USUAL` where ``sizes`` does not say."""
+    """A model with its symbolic dimensions as sizes: `_USUAL` where ``sizes`` has none."""
     inputs: dict[str, Known] = {}
     names: list[str | None] = []
     for info in model.graph.inputs:
@@ -163,7 +163,8 @@ ONE, SOME, NONE, REFUSED = "one plan", "some sizes fixed", "every size fixed", "
 
 
 def outcome(case: Case, caps: DeviceCapabilities) -> tuple[str, LocatedTrace]:
-    """How a plan with sizes serves a model whose nodes run on the device: for any size, or where some of them are as at hand."""
+    """How well a plan with sizes serves a model whose nodes run on the device: for any size, or only with some of them
+    at their current value."""
     trace = LocatedTrace()
     try:
         program = case.with_trace(trace, caps)

@@ -14,7 +14,7 @@ from vkep.cli.view import measured
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 _SLOWEST = "V.doc.dispatches.reduce((best, d, k, all) => (d.ns > all[best].ns ? k : best), 0)"
 _PRODUCT = "V.doc.nodes.findIndex((n) => n.op === 'MatMul' || n.op === 'Conv')"
-#: picture: dark, the view, and what is selected there
+#: picture: dark, the view, and the selection in it
 PICTURES = {
     "view-timeline": (False, "timeline", f"V.select({{ dispatch: {_SLOWEST} }})"),
     "view-graph": (True, "graph", f"V.graph.choose({_PRODUCT})"),

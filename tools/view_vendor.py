@@ -1,5 +1,5 @@
-"""The libraries inside the pages of `vkep view`: ``python -m tools.view_vendor`` checks their digests, ``--fetch`` gets them
-anew with npm, in the versions below.
+"""The libraries inside the pages of `vkep view`: ``python -m tools.view_vendor`` checks their digests, ``--fetch``
+downloads them again with npm, in the versions below.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def digest(data: bytes) -> str:
 
 
 def problems() -> list[str]:
-    """What of vendor/ is not as the table says."""
+    """The files of vendor/ that differ from the table."""
     found = []
     for package, files in PACKAGES.items():
         for file in files:

@@ -1,4 +1,4 @@
-"""What the machine's Vulkan loader sees: needs nothing but the standard library.
+"""The devices of the machine's Vulkan loader. Needs only the standard library.
 
 `tools/setup.sh` asks it before and after installing packages; a person can run it to see why no device is found:
 
@@ -94,7 +94,7 @@ class Device:
 
 @dataclass
 class Probe:
-    """What was found; `error` says why there is no device, when there is none."""
+    """The result of a probe; `error` is the reason where there is no device."""
 
     loader: bool = False
     validation: bool = False

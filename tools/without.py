@@ -50,7 +50,7 @@ def combinations(features: Sequence[str]) -> list[frozenset[str]]:
         chosen: dict[str, bool] = {}
         a, b, a_off, b_off = min(missing)
         chosen |= {a: a_off, b: b_off}
-        for name in features:  # each the way that covers more of what is missing
+        for name in features:  # each step covers the most of the missing combinations
             if name not in chosen:
                 chosen[name] = _covered(missing, chosen, name, True) >= _covered(missing, chosen, name, False)
         missing = {m for m in missing if (chosen[m[0]], chosen[m[1]]) != m[2:]}

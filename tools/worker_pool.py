@@ -111,5 +111,5 @@ def _serve(pipe: Connection, theirs: Connection, run: Callable[[Any], Any]) -> N
         result = run(task)
         try:
             pipe.send(result)
-        except OSError:  # nobody waits for it any more
+        except OSError:  # no caller waits for it any more
             return

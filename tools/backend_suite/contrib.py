@@ -1,4 +1,5 @@
-"""The operators of com.microsoft that ONNX Runtime has kernels for, and what vkep has of each: a section of docs/operators.md.
+"""The operators of com.microsoft that ONNX Runtime has kernels for, and vkep's support of each: a section of
+docs/operators.md.
 
 python -m tools.backend_suite.contrib                  # the section
 python -m tools.backend_suite.contrib --write          # into docs/operators.md
@@ -60,7 +61,7 @@ REASONS = {
 
 
 def read(folder: Path) -> dict[str, list[str]]:
-    """The providers that have a kernel, by operator: what the tables of ``folder`` and the installed onnxruntime have."""
+    """The providers that have a kernel, by operator, from the tables of ``folder`` and the installed onnxruntime."""
     import onnxruntime.capi.onnxruntime_pybind11_state as state
 
     schemas = {s.name for s in state.get_all_operator_schema() if s.domain == DOMAIN}

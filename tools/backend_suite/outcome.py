@@ -1,4 +1,4 @@
-"""What came of a case."""
+"""The result of a case."""
 
 from __future__ import annotations
 

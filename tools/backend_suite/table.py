@@ -1,4 +1,4 @@
-"""``docs/operators.md``: for every operator, what the suite shows."""
+"""``docs/operators.md``: the suite's results for every operator."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ _SOURCE = re.compile(r"/\S+\.(cc|h|cpp):\d+ .*?\)( const)? (?=[A-Z])")
 def run_case(case: Case, kernels: str = "compile") -> Outcome:
     """Run one case in this process on the default Vulkan device; ``kernels`` as the provider's option.
 
-    What ONNX Runtime alone refuses, or answers otherwise than the case expects with no node on Vulkan, is declined;
-    whatever else goes wrong is a failure of the provider's.
+    A case that ONNX Runtime alone refuses, or whose result differs from the expected one with no node on Vulkan, counts
+    as declined; any other error is a failure of the provider.
     """
     from gpu_shared.instance import validation_log
 
@@ -78,7 +78,7 @@ def run_case(case: Case, kernels: str = "compile") -> Outcome:
 
 
 class _Log(logging.Handler):
-    """What the provider says of nodes that Vulkan does not run."""
+    """The provider's log messages about nodes that Vulkan does not run."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -154,7 +154,7 @@ def _refusal(model: onnx.ModelProto) -> str:
 
 
 def _wrong_alone(case: Case, model: onnx.ModelProto, inputs: Sequence[Any], expected: list[Any]) -> str:
-    """How ONNX Runtime's CPU provider alone goes wrong; empty where it does not."""
+    """The error of ONNX Runtime's CPU provider alone; empty where it has none."""
     try:
         check_outputs(case, expected, run_session(open_session(model, None), inputs))
     except Exception as error:

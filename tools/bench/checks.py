@@ -1,4 +1,4 @@
-"""``python -m tools.bench.checks``: what it costs a run to check its data (`vkep.SessionOptions.check_data`).
+"""``python -m tools.bench.checks``: the cost of checking a run's data (`vkep.SessionOptions.check_data`).
 
 Each model is open twice, with the checks and without, and both sessions run in turns. Printed are medians. A model without
 operators that check anything shows the noise. The first one is a table of 30,000 rows of 768 floats read at 512 indices, which is
@@ -42,7 +42,7 @@ def table_reader() -> tuple[onnx.ModelProto, Feeds]:
 
 
 def model_file(path: Path) -> tuple[onnx.ModelProto | Path, Feeds]:
-    """A model with the inputs that lie beside it (keys ``in_NAME`` of its .npz)."""
+    """A model with the inputs in the .npz beside it (keys ``in_NAME``)."""
     arrays = np.load(path.with_suffix(".npz"))
     return path, {name.removeprefix("in_"): arrays[name] for name in arrays.files if name.startswith("in_")}
 
@@ -75,7 +75,7 @@ def measure(model: onnx.ModelProto | Path, feeds: Feeds, rounds: int) -> Cost:
 
 
 def _turn(session: vkep.InferenceSession, feeds: Feeds, runs: int) -> tuple[float, float]:
-    """Milliseconds of a run, by the clock and of the processor: the mean of so many."""
+    """Milliseconds of a run, by the clock and of the processor: the mean of several runs."""
     began, worked = time.perf_counter(), time.process_time()
     for _ in range(runs):
         session.run(None, feeds)

@@ -37,7 +37,7 @@ SHAPES = ((8192, 2048), (2048, 8192), (3072, 2048), (14336, 4096), (4096, 14336)
 
 @dataclass(frozen=True)
 class Product:
-    """One product: what it computes, and its problem."""
+    """One matrix product: its description, and its problem."""
 
     name: str
     problem: Problem

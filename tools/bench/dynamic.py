@@ -1,4 +1,4 @@
-"""``python -m tools.bench.dynamic``: what sizes cost that a session has never seen.
+"""``python -m tools.bench.dynamic``: the cost of sizes that are new to a session.
 
 Each case feeds one session with a dynamic model sizes that it meets for the first time. Beside it, in turns, runs a session whose
 model has these sizes as constants. Printed are, over the sizes:
@@ -41,7 +41,7 @@ class Case:
     name: str
     model: str
     dims: Callable[[int], Mapping[str, int]]  #: the model's named dimensions for a size
-    sizes: Callable[[int, np.random.Generator], Sequence[int]]  #: so many sizes, each once
+    sizes: Callable[[int, np.random.Generator], Sequence[int]]  #: number of sizes, each used once
 
 
 def _lengths(count: int, rng: np.random.Generator) -> Sequence[int]:
@@ -103,7 +103,7 @@ def fixed_session(case: Case, size: int, options: Options) -> vkep.InferenceSess
 
 
 def measure(case: Case, count: int, options: Options) -> tuple[Times, str]:
-    """Times over new sizes, and what the session holds at the end."""
+    """Times over new sizes, and the session's memory at the end."""
     rng = np.random.default_rng(0)
     times = Times()
     with vkep.InferenceSession(build_model(case.model, options)) as session:

@@ -27,7 +27,7 @@ __all__ = ["RESNET50_CONVS", "Case", "Measured", "conv_case", "import_torch", "m
 
 @dataclass
 class Measured:
-    """One operator's times. ``failed`` says why there are none."""
+    """One operator's times. ``failed`` is the reason where there are none."""
 
     name: str
     vkep_ms: float = math.nan
@@ -112,9 +112,9 @@ def measure_kernels(
 ) -> tuple[DeviceLimits, list[Measured]]:
     """Measure the limits, then every operator whose name contains one of ``only`` (none: all).
 
-    ``sizes`` default to what suits the kind of device; ``elements`` replaces their size of memory-bound operators. ``tell``
-    gets a line for each result. Raises `DriverNotFoundError`, `DeviceNotFoundError`; an operator that fails says so in its
-    result.
+    ``sizes`` default to those for the kind of device; ``elements`` replaces their size of memory-bound operators.
+    ``tell`` gets a line for each result. Raises `DriverNotFoundError`, `DeviceNotFoundError`; an operator that fails
+    says so in its result.
     """
     timer = KernelTimer()
     try:
@@ -138,7 +138,7 @@ def measure_kernels(
 
 
 def add_arguments(parser: argparse._ActionsContainer) -> None:
-    """The options that say which kernels are measured, and how large."""
+    """The options that select the measured kernels and their sizes."""
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="NAME", help="kernels whose name contains one of these"
     )
@@ -175,7 +175,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def plain(result: Measured) -> dict[str, Any]:
-    """For JSON: null for what is not a number."""
+    """For JSON: null for NaN and infinities."""
     return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(result).items()}
 
 

@@ -61,18 +61,18 @@ MIN_ELEMENTS = 1 << 18
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the operators are: elements of memory-bound ones, sides of square products, batch sizes, element types."""
+    """The sizes of operators: elements of memory-bound ones, sides of square products, batch sizes, element types."""
 
     elements: int
     products: tuple[int, ...]
     batches: tuple[int, ...]
     dtypes: tuple[str, ...] = ("float32", "float16")
-    convolutions: int | None = None  #: only the first so many of each network
+    convolutions: int | None = None  #: maximum number of layers of each network, from the first
     attention: tuple[tuple[int, int, int], ...] = ()  #: heads, length, size: in one dispatch, and with scores in memory
 
     @classmethod
     def of(cls, device_type: str) -> Sizes:
-        """What keeps a large GPU busy, or a CPU not too long."""
+        """Sizes that keep a large GPU busy, or that take a CPU not too long."""
         if device_type == "cpu":
             return cls(1 << 22, (256, 512, 1024), (1,), ("float32",))
         return cls(
@@ -81,13 +81,13 @@ class Sizes:
 
     @classmethod
     def smallest(cls) -> Sizes:
-        """What shows that everything runs."""
+        """Small sizes, which only show that everything runs."""
         return cls(MIN_ELEMENTS, (64,), (1,), ("float32",), convolutions=1)
 
 
 @dataclass
 class Case:
-    """One operator: how vkep computes it, what it must move or compute, and the same in torch."""
+    """One operator: vkep's computation, the bytes or operations that it needs, and the same in torch."""
 
     name: str
     make: Callable[[KernelTimer], tuple[list[KernelCall], list[Operand]]]

@@ -1,4 +1,4 @@
-"""Interleaved rounds over the peers of one model, and what is made of the times."""
+"""Interleaved rounds over the peers of one model, and the statistics of their times."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ class Result:
         return self.limit_ms / self.median_ms
 
     def percentile_ms(self, percent: float) -> float:
-        """Latency below which `percent` of the runs lie (nearest rank), NaN without samples."""
+        """Latency below which `percent` of the runs are (nearest rank), NaN without samples."""
         if not self.samples_ms:
             return math.nan
         ordered = sorted(self.samples_ms)
         return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
 
     def as_json(self) -> dict[str, Any]:
-        """All fields, the median and its share of the limit, with null for what is not a number."""
+        """All fields, the median and its share of the limit, with null for NaN and infinities."""
         fields = asdict(self) | {"median_ms": self.median_ms, "of_limit": self.of_limit}
         return {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -85,7 +85,7 @@ class Result:
 
 
 def runs_a_turn(estimate_ms: float) -> int:
-    """How many runs make a turn: one for a slow model, more for a fast one."""
+    """The number of runs in a turn: one for a slow model, more for a fast one."""
     return min(MOST_RUNS_A_TURN, max(1, math.ceil(TURN_MS / max(estimate_ms, 1e-3))))
 
 
@@ -135,7 +135,7 @@ def measure_model(
                 except (PeerUnavailable, WorkerFailed) as why:
                     _give_up(results[peer], why)
                     del ready[peer]
-    # The work is the model's, whoever does it; an engine that counts it says how much it is.
+    # The work is the model's, whichever engine runs it; an engine that counts it reports it.
     known = [result.limit_ms for result in results.values() if not math.isnan(result.limit_ms)]
     for result in results.values():
         result.limit_ms = min(known, default=math.nan)

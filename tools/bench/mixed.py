@@ -1,4 +1,4 @@
-"""``python -m tools.bench.mixed``: what a mixed model costs outside its delegates' GPU work.
+"""``python -m tools.bench.mixed``: the cost of a mixed model outside its delegates' GPU work.
 
 The RFC's example (examples/mixed_delegates.py) and larger forms of it, split VGF -> Vulkan -> VGF. For each the time of a run,
 and two measures of what is no GPU work: the difference to the time inside the regions by the GPU's timestamps (in runs of their

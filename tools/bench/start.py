@@ -1,9 +1,9 @@
 """``python -m tools.bench.start``: where the time from a new process to its first answer goes.
 
-The first row is what a user waits for: a new process that imports numpy and vkep, opens the model and runs it. There much of
-the work lies side by side (the driver opens the device while Python imports). For the other rows a process does one step after
-the other, and runs the model twice. Printed are medians over processes, wall time and the processor's (of all threads:
-pipelines are made beside the upload).
+The first row is what a user waits for: a new process that imports numpy and vkep, opens the model and runs it. There
+much of the work overlaps (the driver opens the device while Python imports). For the other rows a process does one step
+after the other, and runs the model twice. Printed are medians over processes, wall time and the processor's (of all
+threads: pipelines are made beside the upload).
 
     python -m tools.bench.start models/resnet50.onnx --processes 9
     python -m tools.bench.start models/resnet50.onnx --cold        # every process with empty caches

@@ -48,7 +48,7 @@ def rows(results: Sequence[Result], base: str) -> Iterable[tuple[str, ...]]:
 
 
 def number(value: float) -> str:
-    """Three significant digits without an exponent; "-" for what is not a number."""
+    """Three significant digits without an exponent; "-" for NaN and infinities."""
     if math.isnan(value):
         return "-"
     if value == 0 or not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""What the project promises of its ONNX Runtime provider, read from one table: `python -m tools.bench --check`."""
+"""The targets of the ONNX Runtime provider, read from one table: `python -m tools.bench --check`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _close(model: str, peers: dict[str, Result]) -> Verdict:
         return Verdict(model, promise, None, missing)
     plain, ours = peers[PLAIN], peers[PROVIDER]
     allowed = max(SHARE * plain.median_ms, MILLISECONDS)
-    # of the turns of a round, which lie side by side: a machine that slows down between rounds slows both
+    # of the turns of a round, which are close in time: a machine that slows down between rounds slows both
     more = statistics.median(b - a for a, b in zip(plain.turns_ms, ours.turns_ms, strict=True))
     text = f"{ours.median_ms:.3f} ms; turn by turn {more:+.3f}, at most {allowed:+.3f}"
     return Verdict(model, promise, more <= allowed, text)

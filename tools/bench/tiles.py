@@ -1,4 +1,5 @@
-"""Every tiling of single products, convolutions and attentions: what the costs of the tables of tiles are fitted to.
+"""Every tiling of single products, convolutions and attentions: the measurements that the costs in the tables of tiles
+are fitted to.
 
     python -m tools.bench.tiles [--only NAME ...] [--smallest] [--json FILE]
 

@@ -47,7 +47,7 @@ def open_model(name: str, model: Path) -> tuple[Peer, dict[str, Any]]:
 
 
 def run_model(peer: Peer, warm_s: float, count: int) -> list[float]:
-    """Milliseconds of `count` runs, after runs for so many seconds, one at least, that are not timed."""
+    """Milliseconds of `count` runs, after at least one run, for this many seconds, that is not timed."""
     warm = time.perf_counter() + warm_s
     peer.repeat()
     while time.perf_counter() < warm:

@@ -1,1 +1,1 @@
-"""Plans for devices that nobody here has, checked against what their drivers report."""
+"""Plans for devices that are not available here, checked against the reports of their drivers."""

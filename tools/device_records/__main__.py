@@ -38,7 +38,7 @@ BEGIN, END = "<!-- tables: python -m tools.device_records --write -->", "<!-- en
 
 @dataclass
 class Found:
-    """Of one record: nodes by where they run, what is declined, and what leaves the record."""
+    """The results for one record: nodes by place, the declined nodes, and the plans that exceed the record."""
 
     placed: Counter[str] = field(default_factory=Counter)
     declined: Counter[tuple[str, str]] = field(default_factory=Counter)  #: by case and node
@@ -69,7 +69,7 @@ def planned(model: onnx.ModelProto, caps: DeviceCapabilities) -> Program | None:
 
 
 def survey(every: int = 1, records: Mapping[str, DeviceCapabilities] = RECORDS) -> dict[str, Found]:
-    """What each record makes of every model."""
+    """Plan every model for each record."""
     found = {name: Found() for name in records}
     library = ShaderLibrary()
     checkers = {name: Checker(caps, library) for name, caps in records.items()}
@@ -89,7 +89,7 @@ def survey(every: int = 1, records: Mapping[str, DeviceCapabilities] = RECORDS) 
 
 
 def tables(found: Mapping[str, Found]) -> str:
-    """What docs/devices.md shows."""
+    """The tables of docs/devices.md."""
     first = next(iter(found))
     optional = sorted(RECORDS[first].features | {"float16"})
     lines = ["| record | subgroup | lanes a workgroup | shared memory | lacks | nodes declined | beyond the first |"]

@@ -1,4 +1,4 @@
-"""Devices as their drivers report them: what vkep is planned for without having them.
+"""Devices as their drivers report them: plans are made for them without the hardware.
 
 Each record names its source. lavapipe and SwiftShader were asked (``vkep devices --json``), the H200 too when it was at hand.
 "Report" is one of vulkan.gpuinfo.org that github.com/KhronosGroup/Vulkan-Profiles keeps (``profiles/LunarG/``, file
@@ -48,7 +48,7 @@ def _half_products(sizes: tuple[int, ...]) -> tuple[CooperativeMatrixShape, ...]
     )
 
 
-#: the one with all features comes first: what the others decline beyond it, they decline for what they are
+#: the record with all features comes first: the others' further declines are due to their missing features
 RECORDS: Mapping[str, DeviceCapabilities] = {
     record.name: record
     for record in (

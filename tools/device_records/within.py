@@ -15,7 +15,7 @@ _LOCAL = ("LOCAL_X", "LOCAL_Y", "LOCAL_Z")
 
 
 class Checker:
-    """Says what in plans a device could not run. Compiles each shader once; keeps what it found."""
+    """Reports the parts of plans that a device could not run. Compiles each shader once, and caches its findings."""
 
     def __init__(self, caps: DeviceCapabilities, library: ShaderLibrary) -> None:
         self.caps, self.library = caps, library
@@ -23,7 +23,7 @@ class Checker:
         self._seen: set[PipelineKey] = set()
 
     def beyond(self, plan: Plan) -> Iterator[str]:
-        """What is beyond the record. Pipelines that an earlier plan had are not said again."""
+        """The parts of a plan that exceed the record. Pipelines of earlier plans are not reported again."""
         caps = self.caps
         largest = min(caps.max_buffer_size, caps.max_allocation_size)
         for what, nbytes in (("activations", plan.activation_bytes), *((c.label, c.nbytes) for c in plan.constants)):

@@ -1,4 +1,4 @@
-"""Which programs there are: a net, its inputs, and what is special about its export."""
+"""The programs: a net, its inputs, and the special options of its export."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class Numbers(nn.Module):
 
 
 class Last(nn.Module):
-    """Tensors whose channels lie last."""
+    """Tensors with channels last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ def specials() -> dict[str, Special]:
 
 
 def write(name: str, special: Special, folder: Path) -> None:
-    """Export one, and what eager torch makes of its calls."""
+    """Export one program, and write eager torch's results of its calls."""
     programs = {
         method: export(module.eval(), inputs, dynamic_shapes=special.dynamic, strict=True)
         for method, (module, inputs) in special.methods.items()

@@ -1,4 +1,4 @@
-"""The nets whose programs the tests run: small, seeded, written out (no model zoo is needed)."""
+"""The nets whose programs the tests run: small, seeded, defined here (no model zoo is needed)."""
 
 from __future__ import annotations
 

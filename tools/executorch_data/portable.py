@@ -1,4 +1,4 @@
-"""What torch makes of the portable kernels' test calls: ``python -m tools.executorch_data.portable --out FILE.npz``.
+"""torch's results of the portable kernels' test calls: ``python -m tools.executorch_data.portable --out FILE.npz``.
 
 The calls are in ``tests/executorch/portable_cases.py``. Needs torch.
 """

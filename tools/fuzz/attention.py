@@ -50,7 +50,7 @@ def _unpacked(case: Case) -> list[Array]:
 
 
 def _reference(case: Case) -> list[Array] | None:
-    """What others compute of a call where ONNX Runtime does not; None where nobody does."""
+    """The result of other engines for a call that ONNX Runtime does not support; None where none does."""
     if case.op == "GroupQueryAttention":
         return attention_reference.grouped(case)
     if case.op == "MultiHeadAttention" and any(t is not None and t.ndim == 5 for t in case.inputs.values()):
@@ -67,9 +67,8 @@ def on_vulkan(case: Case, context: Any) -> list[Array]:
 
 
 def verdict(case: Case, context: Any) -> tuple[str, str]:
-    """How the two agree: ``equal``, ``differs``, ``declined``, ``refused`` (by vkep alone), ``accepted`` (by vkep alone) or
-    ``both refuse``, and why.
-    """
+    """Compare two results: ``equal``, ``differs``, ``declined``, ``refused`` (by vkep alone), ``accepted`` (by vkep
+    alone) or ``both refuse``, with the reason."""
     from vkep.errors import UnsupportedModelError, VkepError
 
     theirs: list[Array] | None = None
@@ -137,7 +136,7 @@ def draw(seed: int, index: int, only: Sequence[str] = ()) -> Case:
 
 
 def main() -> int:
-    """Compare, and print what is not equal."""
+    """Compare, and print the cases that are not equal."""
     from gpu_shared import SharedGpuContext
 
     parser = argparse.ArgumentParser(description=__doc__)

@@ -66,7 +66,7 @@ class Case:
         return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
     def feeds(self, wide: bool = False) -> dict[str, Array]:
-        """What a run is given."""
+        """The inputs of a run."""
         return {n: v for n, v in self.values(wide).items() if n not in self.constants}
 
 

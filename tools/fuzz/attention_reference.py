@@ -56,7 +56,7 @@ def _normed(x: Array, weight: Array, epsilon: float) -> Array:
 
 
 def grouped(case: Case) -> list[Array]:
-    """GroupQueryAttention of a case, in float64; what is not defined is 0."""
+    """GroupQueryAttention of a case, in float64; undefined values are 0."""
     given: dict[str, Any] = dict(case.inputs)
     at = case.attributes
     wide: dict[str, Any] = {

@@ -93,7 +93,7 @@ def _call(model: onnx.ModelProto, feeds: dict[str, Any]) -> Call | None:
 
 
 def _record(path: Path) -> None:
-    """Run the tests in ``tests/ops`` up to where each opens a session and runs it, and keep what it would run."""
+    """Run the tests in ``tests/ops`` up to the point where each runs a session, and record the models and inputs."""
     import pytest
 
     from vkep import InferenceSession

@@ -163,7 +163,7 @@ class Cases:
         self._before: dict[str, int] = {}
 
     def one(self, at: int, which: int) -> tuple[str, str]:
-        """What failed ("": the case is beyond the calls or results), and what is wrong."""
+        """The call that failed ("": there are no more calls or results), and the error that was found."""
         injector = self._injector
         injector.quiet = True
         if self._bystanders is None:

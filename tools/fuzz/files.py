@@ -63,7 +63,7 @@ class Outcome:
 
 
 def by_bytes(data: bytes, rng: random.Random) -> bytes:
-    """One to four changes: bits, bytes, words, what is cut, doubled or put in."""
+    """One to four changes: bits, bytes, words; ranges that are cut, doubled or inserted."""
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         kind = rng.choice(("bit", "byte", "word", "word", "long", "cut", "insert", "double", "zero"))
@@ -177,7 +177,7 @@ def _change_list(items: Any, field: Any, rng: random.Random) -> None:
         items[at] = _value(field, items[at], rng)
 
 
-# ---- what is damaged, opened and run
+# ---- damaged files, opened and run
 
 
 @functools.cache
@@ -268,7 +268,8 @@ def _program(source: Any, data: Sequence[Any] = ()) -> None:
 def _programs() -> list[bytes]:
     files = sorted((DATA / "executorch" / "data").glob("*/*.pte"), key=lambda p: (p.stat().st_size, p.name))
     read = [path.read_bytes() for path in files if path.stat().st_size < 200_000]
-    return [data for data in read if b"VgfBackend" not in data]  # its SPIR-V goes to the driver or the layers as it is
+    # its SPIR-V is passed to the driver or the layers unchanged
+    return [data for data in read if b"VgfBackend" not in data]
 
 
 def pte(rng: random.Random, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every tensor of a plan in memory of its own, its end at pages that nobody may touch (software drivers only).
+"""Puts every tensor of a plan into separate memory that ends at inaccessible pages (software drivers only).
 
 Where shaders run on the host's processor, a buffer's device address is a host address, and so is any other: tensors can lie in
 memory that the driver knows nothing of. A kernel that touches the pages around one ends the process with SIGSEGV; the bytes that
@@ -24,9 +24,9 @@ from vkep.passes import emit
 from vkep.plan.memory import Lifetime, align
 from vkep.plan.records import Dispatch, Port, Space
 
-#: bytes on each side of a tensor that nobody may touch
+#: inaccessible bytes on each side of a tensor
 GUARD = 1 << 26
-#: fills what belongs to no tensor, and tensors before they are written: -4.1e8 as float32, -60 as float16
+#: fills memory outside tensors, and tensors before they are written: -4.1e8 as float32, -60 as float16
 PATTERN = 0xCD
 #: addresses of tensors are multiples of this, as kernels may ask for
 ALIGNMENT = 16

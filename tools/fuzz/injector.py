@@ -1,4 +1,4 @@
-"""Vulkan and loader calls that fail as told, for `tools.fuzz.faults`."""
+"""Vulkan and loader calls that fail on request, for `tools.fuzz.faults`."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ RESULTS: dict[str, tuple[int, ...]] = {
 #: the most results that one of them has
 MOST_RESULTS = max(map(len, RESULTS.values()))
 
-#: what is submitted shortly before a fault begins after so much work
+#: number of submits shortly before a fault that begin late
 _SHORTLY = 8  #: calls
 _HELD_BYTES, _HELD_TIMES = 4 << 20, 256
-#: calls that nobody may make on a queue while another thread is in one of them
+#: calls that only one thread at a time may make on a queue
 _OF_THE_QUEUE = ("vkQueueSubmit", "vkQueueWaitIdle", "vkDeviceWaitIdle")
 
 _fetch = vk.Functions.__getattr__
 
 
 class DeviceUnderTest:
-    """A device whose calls fail as told: the driver's own functions, which never do."""
+    """A device whose calls fail on request, in place of the driver's own functions."""
 
     def __init__(self, raw: Any) -> None:
         self._raw, self._fn = raw, vk.device_functions(raw)
@@ -73,7 +73,7 @@ class DeviceUnderTest:
         return out[0]
 
     def lose(self) -> None:
-        """Say that it is lost. From then on it runs nothing, as a lost device: what was submitted may be destroyed."""
+        """Mark the device as lost. From then on it runs nothing: submitted objects may be destroyed."""
         with self.lock:
             self.lost = True
             if not self._idle:
@@ -81,7 +81,7 @@ class DeviceUnderTest:
                 self._idle = True
 
     def hold(self, queue: Any) -> None:
-        """Have what is submitted to the queue next begin late: it still runs where a wait for it fails. The lock is held."""
+        """Make the next submit to the queue begin late: it still runs when a wait for it fails. The lock is held."""
         if self._work is None:
             self._work = self._fills()
         vk.check(
@@ -140,7 +140,7 @@ class Injector:
         self._fails_at, self._which, self._sticky = fails_at, which, sticky
 
     def _result(self, name: str) -> int | None:
-        """How the call fails that comes now; None: not."""
+        """The failure of the present call; None: it does not fail."""
         with self._lock:
             codes = (LOST,) if self._sticky else RESULTS.get(name, _MEMORY)
             if self.quiet or (self._sticky and LOST not in RESULTS.get(name, ())):
@@ -189,7 +189,7 @@ class Injector:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Contexts that are made within it fail as told."""
+        """Context in which created contexts fail on request."""
         loader = vk.load().lib
 
         def fetch(functions: vk.Functions, name: str) -> Any:

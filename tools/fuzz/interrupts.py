@@ -33,7 +33,7 @@ _HANGS = 60
 
 
 class Interrupt(KeyboardInterrupt):
-    """What the handler raises."""
+    """The exception that the handler raises."""
 
 
 def model(text: str) -> onnx.ModelProto:
@@ -52,7 +52,7 @@ RIGHT = np.maximum(X + B, 0)
 
 
 class Moments:
-    """Raises in the main thread, or in ``thread``, at random moments after `arm`; counts what it raised."""
+    """Raises in the main thread, or in ``thread``, at random moments after `arm`; counts the exceptions."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -161,7 +161,7 @@ class Campaign:
 
 
 def no_object_left(what: str, but: dict[str, int] | None = None) -> None:
-    """Raise unless what was dropped or closed goes soon."""
+    """Raise unless dropped or closed objects are freed soon."""
     ends = time.monotonic() + 20
     while True:
         gc.collect()

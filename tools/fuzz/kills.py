@@ -1,4 +1,5 @@
-"""Processes are killed at random moments while they write one cache folder: what they leave changes no later answer.
+"""Processes are killed at random moments while they write one cache folder: later results must not depend on the files
+that they leave.
 
     python -m tools.fuzz.kills --count 1000 --seed 1 --jobs 4
 

@@ -28,7 +28,7 @@ _TEXTS = (
     "LINEAR",
     "BSNH",
 )
-#: attributes that are 1 or 0: what other numbers mean is nobody's to say
+#: attributes that are 1 or 0: other values have no defined meaning
 _FLAGS = frozenset({
     "align_corners", "allowzero", "antialias", "ceil_mode", "count_include_pad", "do_rotary", "exclude_outside", "exclusive",
     "input_forget", "interleaved", "inverse", "is_causal", "keepdims", "largest", "layout", "linear_before_reset", "no_norm",
@@ -39,13 +39,13 @@ _FLAGS = frozenset({
 
 @dataclass
 class Case:
-    """A node, its values, and what was done to the call that it comes from."""
+    """A node, its values, and the changes to the call that it comes from."""
 
     node: onnx.NodeProto
     opsets: dict[str, int]
     values: dict[str, Array]
     constants: set[str]
-    unranked: bool = False  #: the model does not say its inputs' ranks
+    unranked: bool = False  #: the model does not declare its inputs' ranks
     changes: list[str] = field(default_factory=list)
 
     @property
@@ -57,7 +57,7 @@ class Case:
         return {n: v for n, v in self.values.items() if n not in self.constants}
 
     def model(self) -> onnx.ModelProto:
-        """The node alone. No size of an input is known, so that all that disagrees is met in a run."""
+        """The node alone. No size of an input is known, so that all contradictions are found in a run."""
         inputs = []
         for name, value in self.feeds.items():
             dims = None if self.unranked else [f"{name}_{axis}" for axis in range(value.ndim)]
@@ -239,7 +239,7 @@ def _new_attribute(case: Case, rng: random.Random) -> str:
     default = known[name]
     if isinstance(default, onnx.AttributeProto):
         default = helper.get_attribute_value(default) if default.type else None
-    elif default is None:  # nothing says of what type it is
+    elif default is None:  # nothing determines its type
         return ""
     new = _other(default if isinstance(default, (int, float, bytes, str)) else rng.choice((1, [1, 1])), rng)
     if name in _FLAGS:

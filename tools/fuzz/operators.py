@@ -1,9 +1,10 @@
-"""Draw calls that break their operators' specification, and hold vkep to what ONNX Runtime's CPU provider says of them.
+"""Draws calls that break their operators' specification, and compares vkep with ONNX Runtime's CPU provider.
 
     python -m tools.fuzz.operators --cases 5000 --seed 1 [--only Conv] [--case 1234]
 
-What ONNX Runtime refuses must be refused (any of vkep's documented errors); what it accepts must give the same result, or be
-declined. No kernel may touch what is beside its operands (`tools.fuzz.guard`), no process may end, none may hang.
+A call that ONNX Runtime refuses must be refused (any of vkep's documented errors); what it accepts must give the same
+result, or be declined. No kernel may touch what is beside its operands (`tools.fuzz.guard`), no process may end, none
+may hang.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from tools.fuzz.worker import Outcome, serve
 
 #: seconds that a case may take
 LIMIT = 60
-#: where vkep and ONNX Runtime part, and vkep is right: (operator, verdict, what the outcome's text or the case has, why)
+#: cases in which vkep differs from ONNX Runtime and is right: (operator, verdict, a part of the outcome's text or the
+#: case, why)
 KNOWN: tuple[tuple[str, str, str, str], ...] = (
     (".*Dropout", "differs", "", "what is dropped is drawn"),
     ("Squeeze", "differs", r"axes: int64\[0\]", "no axes are none; ONNX Runtime takes them for all"),

@@ -1,4 +1,4 @@
-"""One case: what ONNX Runtime's CPU provider makes of it, and what vkep makes of it between guard pages."""
+"""One case: the result of ONNX Runtime's CPU provider, and vkep's between guard pages."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _MOST_MEMORY = 6 << 30
 
 @dataclass(frozen=True)
 class Answer:
-    """What an engine says: ``kind`` is "result", "refused" (the input is bad), "declined" (the engine does not do it, or has
-    not the memory) or "broken" (an exception that no user should see).
+    """An engine's result: ``kind`` is "result", "refused" (the input is bad), "declined" (the engine does not do it, or
+    has not the memory) or "broken" (an exception that no user should see).
     """
 
     kind: str
@@ -106,7 +106,7 @@ def by_vkep(case: Case, context: Any) -> tuple[Answer, list[str]]:
 
 
 def judge(case: Case, ours: Answer, theirs: Answer, broken: list[str]) -> tuple[str, str]:
-    """What is wrong with vkep's answer ("" where nothing is), and the details."""
+    """The error in vkep's result ("" where there is none), and the details."""
     if broken:
         return "written beside", "; ".join(broken)
     if ours.kind == "broken":

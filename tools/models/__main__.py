@@ -16,7 +16,7 @@ from tools.models.catalog import BENCHMARKS, CATALOG, MICRO, Options, write_mode
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the named models (default: all benchmark models) and print what was made."""
+    """Write the named models (default: all benchmark models) and print their files."""
     parser = argparse.ArgumentParser(prog="python -m tools.models", description="Write the benchmark models.")
     parser.add_argument("names", nargs="*", metavar="name", help=f"one of: {', '.join(CATALOG)}")
     parser.add_argument("--out", type=Path, default=Path("models"), help="folder to write to (default: models)")

@@ -21,7 +21,7 @@ MASK_FROM = 100  # the last tokens of the reference input are padding
 
 @dataclass(frozen=True)
 class Options:
-    """How a model is to be built.
+    """Options for building a model.
 
     Attributes:
         batch: batch size of the shapes (of the reference input, where dimensions are symbolic).
@@ -45,7 +45,7 @@ Build = Callable[[GraphBuilder, Options], None]
 
 @dataclass(frozen=True)
 class Spec:
-    """A model of the catalog; `has_batch` and `can_be_dynamic` say which options it knows."""
+    """A model of the catalog; `has_batch` and `can_be_dynamic` are the options that it supports."""
 
     build: Build
     has_batch: bool = False
@@ -151,7 +151,7 @@ def reference_outputs(
     options: Options = Options(),
 ) -> dict[str, Array]:
     """Outputs of the reference run, by name. A float16 model's are computed in float32 from the same rounded weights,
-    and given as float32: they are what the model means, not what one engine's float16 makes of it."""
+    and returned as float32: they are the model's exact results, not those of one engine's float16."""
     if not options.float16:
         return evaluate(model, inputs)
     twin = _build(name, options, rounded=True)

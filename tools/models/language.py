@@ -223,7 +223,7 @@ def _products(w: _Writer, x: str, name: str) -> str:
 
 
 def _lengths(w: _Writer, mask: str) -> list[str]:
-    """What GroupQueryAttention takes of the mask, and its tables of angles."""
+    """GroupQueryAttention's inputs from the mask, and its tables of angles."""
     lang, one = w.language, w.constant("one", [1])
     last = w.add("Sub", w.add("ReduceSum", mask, one, keepdims=0), one)
     total = w.add("Gather", w.add("Shape", mask), w.constant("one_index", np.asarray(1)))
@@ -281,7 +281,8 @@ def _grouped_attention(w: _Writer, x: str, layer: int, shared: list[str]) -> str
 
 
 def _positions(w: _Writer, ids: str, mask: str) -> list[str]:
-    """Angles of the new tokens [batch, 1, length, size / 2] and what the mask adds to scores [batch, 1, length, total]."""
+    """Angles of the new tokens [batch, 1, length, size / 2] and the mask's addend to scores [batch, 1, length,
+    total]."""
     lang = w.language
     place = w.add("Sub", w.add("CumSum", mask, w.constant("axis_1", np.asarray(1))), w.constant("one", [1]))
     length = w.add("Shape", ids, start=1, end=2)
@@ -341,7 +342,7 @@ def _torch_attention(w: _Writer, x: str, layer: int, shared: list[str]) -> str:
 
 
 def genai_config(language: Language) -> dict[str, Any]:
-    """What onnxruntime-genai reads."""
+    """The configuration for onnxruntime-genai."""
     caches = {f"past_{part}_names": f"past_key_values.%d.{part}" for part in ("key", "value")}
     results = {f"present_{part}_names": f"present.%d.{part}" for part in ("key", "value")}
     decoder = {
@@ -368,7 +369,7 @@ def genai_config(language: Language) -> dict[str, Any]:
 
 
 def optimum_config(language: Language) -> dict[str, Any]:
-    """What transformers reads."""
+    """The configuration for transformers."""
     return {
         "model_type": language.kind,
         "vocab_size": language.vocabulary,

@@ -104,7 +104,7 @@ def _bert_embeddings(graph: GraphBuilder, ids: str, batch: Dim, sequence: Dim) -
 
 
 def _bert_mask(graph: GraphBuilder, mask: str, batch: Dim, sequence: Dim) -> str:
-    """What is added to the attention scores, [batch, 1, sequence, sequence]: 0, or MASKED where the mask is 0."""
+    """The addend to the attention scores, [batch, 1, sequence, sequence]: 0, or MASKED where the mask is 0."""
     keep = graph.add("Cast", mask, stem="keep", to=TensorProto.BOOL)
     if isinstance(batch, int) and isinstance(sequence, int):
         # As exported: the mask is read at constant (batch, key) indices for every query.

@@ -165,7 +165,8 @@ def _print_table(verdicts: Iterable[Verdict]) -> None:
 
 
 def compare(verdicts: Iterable[Verdict], path: Path) -> int:
-    """Print what is worse than, and how much is better than in the baseline; 1 where something is worse."""
+    """Print the cases that are worse than in the baseline, and the number of better ones; returns 1 where any is
+    worse."""
     before: dict[str, str] = {v["name"]: v["verdict"] for v in json.loads(path.read_text())}
     rank: dict[str, Any] = {VULKAN: 0, REFUSED: 0, CPU: 1}
     order = {k: rank.get(k, 2 + VERDICTS.index(k)) for k in VERDICTS}

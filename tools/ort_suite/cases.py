@@ -68,9 +68,8 @@ class Case:
         return f"opset {self.record['opset']} ({', '.join(parts)}) {' '.join(attributes)}".strip()
 
     def model(self) -> onnx.ModelProto:
-        """The node alone, with what the test declares of its inputs and outputs. Raises `ValueError` where ONNX has no such
-        attribute value.
-        """
+        """The node alone, with the test's declarations of its inputs and outputs. Raises `ValueError` where ONNX has no
+        such attribute value."""
         record = self.record
         node = helper.make_node(
             record["op"],
@@ -114,7 +113,8 @@ class Case:
         return {f"out{k}": self._array(v) for k, v in enumerate(self.record["outputs"]) if v["kind"] != "absent"}
 
     def difference(self, got: dict[str, Any], expected: dict[str, np.ndarray] | None = None) -> str:
-        """How the outputs differ from those that the test expects (or from ``expected``); empty where they do not."""
+        """The difference between the outputs and those that the test expects (or ``expected``); empty where they
+        agree."""
         wanted = self.expected() if expected is None else expected
         for name, want in wanted.items():
             entry = self.record["outputs"][int(name.removeprefix("out"))]

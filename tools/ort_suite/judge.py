@@ -1,4 +1,4 @@
-"""What comes of a case on ONNX Runtime's CPU provider and on vkep."""
+"""The results of a case on ONNX Runtime's CPU provider and on vkep."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class Verdict:
 
 
 def on_cpu_provider(case: Case) -> Verdict:
-    """Whether ONNX Runtime's CPU provider gives what the case says: only then is it a case for others."""
+    """Whether ONNX Runtime's CPU provider returns the expected result: only then is the case valid for other
+    providers."""
 
     def verdict(kind: str, reason: str = "") -> Verdict:
         return Verdict(case.name, case.operator, kind, reason, case.text, case.must_fail)

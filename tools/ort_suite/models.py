@@ -62,8 +62,8 @@ def _provider(path: Path, reference: Any, feeds: Sequence[np.ndarray]) -> tuple[
 
 
 def _compared(path: Path, run: _Run) -> Verdict:
-    """What ``run`` makes of one file. Values of inputs are drawn by their declared types and shapes; a file that ONNX
-    Runtime's CPU provider does not run with them is skipped.
+    """The result of ``run`` for one file. Values of inputs are drawn by their declared types and shapes; a file that
+    ONNX Runtime's CPU provider does not run with them is skipped.
     """
     from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelError
 
@@ -108,7 +108,8 @@ def _session(path: Path, seed: int) -> Any:
 
 
 def _draw(info: Any, rng: np.random.Generator) -> np.ndarray:
-    """Values for an input that ONNX Runtime describes. Raises `ValueError` for what is no tensor of numbers."""
+    """Values for an input that ONNX Runtime describes. Raises `ValueError` for an input that is not a tensor of
+    numbers."""
     kind = info.type.removeprefix("tensor(").removesuffix(")")
     dtype = next((d for d in dtypes.DTYPES.values() if d.onnx_name == kind), None)
     if dtype is None:

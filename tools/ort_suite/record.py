@@ -27,7 +27,8 @@ _ROUNDS = 12
 
 @dataclass(frozen=True)
 class Recorded:
-    """What one test file gave: its records, the names of tests that ended early, and how many tests were left out."""
+    """The results of one test file: its records, the names of tests that ended early, and the number of tests that were
+    left out."""
 
     file: str
     records: tuple[dict[str, Any], ...]  #: arrays are not made yet: each record has its bytes under ``data``
@@ -46,7 +47,7 @@ def prepare(cache: Path) -> None:
 
 
 def record(path: Path, folder: Path, cache: Path) -> Recorded:
-    """Compile and run one test file; what it gave is kept in ``cache``, by the file's content."""
+    """Compile and run one test file; the result is stored in ``cache``, by the file's content."""
     root = root_of_tests(folder)
     text = flatten(path, root)
     key = hashlib.sha256(f"{_digest_of_header()}{text}".encode()).hexdigest()[:24]

@@ -23,7 +23,7 @@ _TOKEN = re.compile(
 )
 #: what comes before a declaration
 _BLANK = re.compile(r"(?:\s+|//[^\n]*|/\*(?:.|\n)*?\*/|(?<![^\n])[ \t]*#(?:\\\n|[^\n])*)*")
-#: after a closing brace: the declaration goes on to a semicolon
+#: after a closing brace: the declaration continues to a semicolon
 _GOES_ON = re.compile(r"\s*[;,=\[(]|\s*[A-Za-z_]\w*\s*(;|=[^=]|\[|\{)")
 _TEST = re.compile(r"(TYPED_TEST|TEST|TEST_F|TEST_P)\s*\(")
 

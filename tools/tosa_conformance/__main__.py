@@ -67,14 +67,14 @@ class Bench:
             runner = VgfRunner(self.delegate, vgf)
             try:
                 arrays = [
-                    # the tests' files are signed whatever RESCALE makes of the bits, the VGF file says which
+                    # the tests' files are signed, whatever type RESCALE's bits have; the VGF file has the type
                     a.reshape(vgf.resources[s.resource].shape).view(DTYPES[vgf.resources[s.resource].dtype].numpy)
                     for a, s in zip(inputs, vgf.inputs, strict=True)
                 ]
                 results = runner.run(arrays)
             finally:
                 runner.close()
-        except Exception as error:  # the converter's, the driver's or vkep's refusal: told with its kind
+        except Exception as error:  # refused by the converter, the driver or vkep: reported with its kind
             return "refused", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         try:
             exact, bounds = self._expected(folder, description)

@@ -56,7 +56,7 @@ _BEGIN = "<!-- TOSA operators: written by python -m tools.tosa_coverage -->\n"
 _END = "<!-- TOSA operators: end -->\n"
 _QUANTIZED = """g (float[1,4,6,6] x) => (float[n] y) {{
   q = QuantizeLinear(x, s, z) a = DequantizeLinear(q, s, z) {body} p = QuantizeLinear(r, s, z) y = DequantizeLinear(p, s, z) }}"""
-#: what the node tests have not
+#: operators that the node tests lack
 _PLAIN = ("g (float[1,2,4,4,4] x, float[3,2,2,2,2] k) => (float[n] y) { y = Conv(x, k) }",)
 _BODIES = (
     "r = Sigmoid(a)", "r = Add(a, a)", "r = MaxPool<kernel_shape=[2,2]>(a)", "r = AveragePool<kernel_shape=[2,2]>(a)",
@@ -65,7 +65,7 @@ _BODIES = (
 
 
 def _models() -> Iterator[tuple[onnx.ModelProto, dict[str, Any]]]:
-    """Models, with what is known of their inputs' content."""
+    """Models, with the known content of their inputs."""
     for name, case in load_cases().items():
         if name.startswith("node/"):
             model = case.model()

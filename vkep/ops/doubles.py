@@ -78,22 +78,26 @@ def _sign_of(b: Builder, x: Expr, size: Expr) -> Expr:
 
 
 def tanh(b: Builder, x: Expr) -> Expr:
+    """``m / (m + 2)`` with ``m = expm1(2 abs(x))``, and the sign of x."""
     grown = expm1(b, b.expr("(abs({0}) > 20.0lf ? 40.0lf : 2.0lf * abs({0}))", x))
     return _sign_of(b, x, b.expr("({0} / ({0} + 2.0lf))", grown))
 
 
 def sinh(b: Builder, x: Expr) -> Expr:
+    """From ``expm1(abs(x))``; for large x from ``exp(abs(x) / 2)`` squared, which overflows no earlier than the result."""
     grown, half = expm1(b, b.expr("abs({0})", x)), exp(b, b.expr("(0.5lf * abs({0}))", x))
     size = b.expr("(abs({0}) > 22.0lf ? 0.5lf * {2} * {2} : 0.5lf * ({1} + {1} / ({1} + 1.0lf)))", x, grown, half)
     return _sign_of(b, x, size)
 
 
 def cosh(b: Builder, x: Expr) -> Expr:
+    """From ``exp(abs(x) / 2)`` squared, which overflows no earlier than the result."""
     half = exp(b, b.expr("(0.5lf * abs({0}))", x))
     return b.expr("(isnan({0}) ? {0} : 0.5lf * {1} * {1} + 0.5lf / ({1} * {1}))", x, half)
 
 
 def sigmoid(b: Builder, x: Expr) -> Expr:
+    """From ``exp(-abs(x))``, which does not overflow."""
     shrunk = exp(b, b.expr("(-abs({0}))", x))
     return b.expr("(isnan({0}) ? {0} : ({0} < 0.0lf ? {1} : 1.0lf) / (1.0lf + {1}))", x, shrunk)
 
@@ -123,14 +127,17 @@ def _turned(b: Builder, quarter: tuple[Expr, Expr, Expr], shift: int) -> Expr:
 
 
 def sin(b: Builder, x: Expr) -> Expr:
+    """Sine, after reduction of the angle to a quarter of a turn."""
     return _turned(b, _quarter(b, x), 0)
 
 
 def cos(b: Builder, x: Expr) -> Expr:
+    """Cosine, after reduction of the angle to a quarter of a turn."""
     return _turned(b, _quarter(b, x), 1)
 
 
 def tan(b: Builder, x: Expr) -> Expr:
+    """The quotient of sine and cosine."""
     quarter = _quarter(b, x)
     return b.expr("({0} / {1})", _turned(b, quarter, 0), _turned(b, quarter, 1))
 
@@ -147,14 +154,17 @@ def atan(b: Builder, x: Expr) -> Expr:
 
 
 def asin(b: Builder, x: Expr) -> Expr:
+    """``atan(x / sqrt((1 - x)(1 + x)))``."""
     return atan(b, b.expr("({0} / sqrt((1.0lf - {0}) * (1.0lf + {0})))", x))
 
 
 def acos(b: Builder, x: Expr) -> Expr:
+    """``2 atan(sqrt((1 - x) / (1 + x)))``."""
     return b.expr("(2.0lf * {0})", atan(b, b.expr("sqrt((1.0lf - {0}) / (1.0lf + {0}))", x)))
 
 
 def asinh(b: Builder, x: Expr) -> Expr:
+    """By ``log1p``; for large x by the logarithm of ``2 abs(x)``."""
     size = b.expr("abs({0})", x)
     near = log1p(b, b.expr("({0} + {0} * {0} / (1.0lf + sqrt({0} * {0} + 1.0lf)))", size))
     far = b.expr("({0} + 0.6931471805599453lf)", log(b, size))
@@ -162,6 +172,7 @@ def asinh(b: Builder, x: Expr) -> Expr:
 
 
 def acosh(b: Builder, x: Expr) -> Expr:
+    """By ``log1p``; for large x by the logarithm of ``2 x``."""
     above = b.expr("({0} - 1.0lf)", x)
     near = log1p(b, b.expr("({0} + sqrt({0} * ({0} + 2.0lf)))", above))
     far = b.expr("({0} + 0.6931471805599453lf)", log(b, x))
@@ -169,6 +180,7 @@ def acosh(b: Builder, x: Expr) -> Expr:
 
 
 def atanh(b: Builder, x: Expr) -> Expr:
+    """Half of ``log1p(2 abs(x) / (1 - abs(x)))``, with the sign of x."""
     half = b.expr("(0.5lf * {0})", log1p(b, b.expr("(2.0lf * abs({0}) / (1.0lf - abs({0})))", x)))
     return _sign_of(b, x, half)
 
@@ -214,10 +226,12 @@ def power(b: Builder, x: Expr, y: Expr) -> Expr:
 
 
 def hard_swish(b: Builder, x: Expr) -> Expr:
+    """``x * clamp(x / 6 + 1 / 2, 0, 1)`` (ONNX HardSwish)."""
     return b.expr("({0} * clamp({0} / 6.0lf + 0.5lf, 0.0lf, 1.0lf))", x)
 
 
 def softplus(b: Builder, x: Expr) -> Expr:
+    """``max(x, 0) + log1p(exp(-abs(x)))``, which does not overflow."""
     small = log1p(b, exp(b, b.expr("(-abs({0}))", x)))
     return b.expr("(isnan({0}) ? {0} : ({0} > 0.0lf ? {0} : 0.0lf) + {1})", x, small)
 

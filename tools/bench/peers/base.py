@@ -1,4 +1,4 @@
-"""What every peer is: something that opens a model and runs it on numpy arrays."""
+"""The interface of a peer: it opens a model and runs it on numpy arrays."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Peer(ABC):
         """Run once, from numpy inputs to numpy outputs by name."""
 
     def repeat(self) -> None:
-        """What is timed: a whole run, unless a peer measures a part of it (and says so in `placement`)."""
+        """The call that is timed: a whole run, unless a peer measures a part of it (`placement` then says so)."""
         self.run()
 
     def work(self) -> list[tuple[int, int, bool]]:

@@ -73,7 +73,7 @@ class IreePeer(Peer):
 
 
 def _aligned(array: Array) -> Array:
-    """A copy at a page's start and of whole pages: what the runtime imports without another copy."""
+    """A copy that begins at a page and consists of whole pages: the runtime imports it without another copy."""
     size = -(-array.nbytes // _PAGE) * _PAGE
     room = np.zeros(size + _PAGE, np.uint8)
     start = -room.ctypes.data % _PAGE

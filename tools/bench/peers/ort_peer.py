@@ -1,4 +1,4 @@
-"""What the peers that are sessions of ONNX Runtime share."""
+"""Shared by the peers that are sessions of ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class OrtPeer(Peer):
 
 
 class OrtPluginPeer(OrtPeer):
-    """A session with a plugin's provider; who ran what is ONNX Runtime's own word."""
+    """A session with a plugin's provider; the placement of nodes is reported by ONNX Runtime."""
 
-    engine: str  #: what the provider runs on
+    engine: str  #: the device that the provider runs on
 
     @staticmethod
     def _options() -> onnxruntime.SessionOptions:

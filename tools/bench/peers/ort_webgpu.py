@@ -15,7 +15,7 @@ from tools.models.builder import Array
 
 
 class OrtWebGpuPeer(OrtPluginPeer):
-    """The plugin registered by hand; nodes that it leaves to the CPU are told by `placement`."""
+    """The plugin registered by hand; `placement` reports nodes that it leaves to the CPU."""
 
     packages = ("onnxruntime-ep-webgpu", "onnxruntime")
     engine = "WebGPU"

@@ -68,7 +68,7 @@ class TorchGraphPeer(TorchEagerPeer):
 
 
 class TorchDevicePeer(TorchGraphPeer):
-    """The replay alone, data staying on the device: the limit for what the kernels take."""
+    """The replay alone, with data on the device: the lower limit by the kernels' time."""
 
     how = "CUDA graph, data on the device"
 

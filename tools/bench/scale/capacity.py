@@ -73,7 +73,7 @@ class Plan:
     data_limit: str
     service_rows: float
     service_limit: str
-    rows_per_request: int  #: at least so many, lest the proxies be the limit
+    rows_per_request: int  #: at least this many, so that the proxies are not the limit
     node_gbit: float  #: network that a node's GPUs need at their full rate
     failures_a_day: float
     lost_rows_a_day: float  #: runs that are done again, and rows that restarting GPUs do not do
@@ -111,7 +111,7 @@ def plan(rates: Rates, gpus: int, site: Site = Site()) -> Plan:
 
 
 def least(*limits: tuple[float, str]) -> tuple[float, str]:
-    """The smallest rate, and what it is of."""
+    """The smallest rate, with its configuration."""
     return min(limits, key=lambda limit: limit[0])
 
 

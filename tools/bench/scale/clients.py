@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class Heard:
-    """What clients were answered: seconds of each answer, statuses, and answers that were wrong."""
+    """The clients' answers: seconds of each, statuses, and the number of wrong answers."""
 
     seconds: list[float] = field(default_factory=list)
     statuses: dict[int, int] = field(default_factory=dict)

@@ -48,7 +48,8 @@ def cluster(slots: int, threads: int, gpus: int | None = None, *, haproxy: bool 
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Variables of processes that import this repository, and whose lavapipe uses so many processors (0: all)."""
+    """Environment variables of processes that import this repository, and whose lavapipe uses this many processors (0:
+    all)."""
     there = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     paths = dict.fromkeys([str(ROOT), str(ROOT / "registry"), *filter(None, there)])
     return {"PYTHONPATH": os.pathsep.join(paths), **({"LP_NUM_THREADS": str(threads)} if threads else {})}

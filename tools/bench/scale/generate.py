@@ -72,7 +72,7 @@ def main(arguments: argparse.Namespace) -> int:
         )
         url = f"http://127.0.0.1:{port}/v1/completions"
         shape = (arguments.prompt, arguments.tokens)
-        asyncio.run(ask(url, arguments.clients, 1, *shape))  # shaders, and caches for so many sequences
+        asyncio.run(ask(url, arguments.clients, 1, *shape))  # shaders, and caches for that many sequences
         asyncio.run(ask(url, 1, 1, *shape))
         one, first_of_one = asyncio.run(ask(url, 1, 3, *shape))
         many, first_of_many = asyncio.run(ask(url, arguments.clients, 3, *shape))

@@ -52,7 +52,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def model_file(arguments: argparse.Namespace) -> Iterator[Path]:
-    """The file that ``--model`` names, or that its name in the catalog stands for."""
+    """The file of ``--model``, which is a path or a name in the catalog."""
     if arguments.model.endswith(".onnx"):
         yield Path(arguments.model)
         return
@@ -208,7 +208,7 @@ def serve_one(
     arguments: argparse.Namespace,
     resources: dict[str, Any],
 ) -> Heard:
-    """What clients hear of replicas that share the resources of one worker, with requests of one row."""
+    """The latency and throughput of replicas that share the resources of one worker, with requests of one row."""
     from ray import serve
 
     import vkep.ray
