@@ -1,4 +1,4 @@
-"""The destination of a Concat's result that a run writes to the memory of its past (`ValueSpec.room`)."""
+"""Decides where a Concat writes its result, if a run writes that result to the memory of an input (`ValueSpec.room`)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from vkep.graph.model import Node
+from vkep.graph.weights import Weight
 from vkep.ir.infer import Known
 from vkep.ir.place import Place
 from vkep.ir.program import Over, ValueSpec
@@ -14,15 +15,16 @@ from vkep.ir.tensor import Tensor
 
 
 class _Part(NamedTuple):
-    """A value that a Concat joins to others."""
+    """A Concat's result that another Concat joins to others."""
 
-    joined: Node
-    position: int  #: among that Concat's inputs
+    joined: Node  #: the other Concat
+    position: int  #: among its inputs
 
 
 class Growing:
-    """The outputs that a run writes to an input's memory. For memory with capacity for more: their places, and the
-    inputs that they are joined from (the layers' caches, where a model has one input for all)."""
+    """The outputs that a run writes to an input's memory. If that memory has room for more, also the places of these outputs, and
+    of the results that they are joined of: the layers' caches of a model with one cache for all, or stacked keys and values.
+    """
 
     def __init__(self, nodes: Sequence[Node], over: Over, known: Mapping[str, Known]) -> None:
         """``known``: of all values, as far as they are lowered when `place` asks."""
@@ -33,36 +35,62 @@ class Growing:
             if isinstance(value := known.get(source), ValueSpec) and value.room
         }
         self._parts: dict[str, _Part] = {}
-        made = {name: n for n in nodes for name in n.outputs} if self._past else {}
+        self._made = {name: n for n in nodes for name in n.outputs} if self._past else {}
         for output, source in list(self._past.items()):
-            while output in made and made[output].op_type == "Identity":
-                output = made[output].inputs[0]
+            while (node := self._made.get(output)) is not None and node.op_type == "Identity":
+                output = node.inputs[0]
                 self._past[output] = source
-            if output in made and _joins(made[output]):
-                found = [(k, name) for k, name in enumerate(made[output].inputs) if name in made and _joins(made[name])]
-                self._parts |= {name: _Part(made[output], k) for k, name in found}
+            if node is not None and _joins(node):
+                for position, name in enumerate(node.inputs):
+                    self._parts[self._unstacked(name)[0]] = _Part(node, position)
+
+    def _unstacked(self, name: str) -> tuple[str, int | None]:
+        """The value that an Unsqueeze gives one more axis, and that axis; the value itself, and None."""
+        node = self._made.get(name)
+        if node is None or node.op_type != "Unsqueeze":
+            return name, None
+        given = self._known.get(node.inputs[1]) if len(node.inputs) > 1 else None
+        axes = given.array().tolist() if isinstance(given, Weight) else node.attributes.get("axes")
+        return (node.inputs[0], int(axes[0])) if axes is not None and len(axes) == 1 else (name, None)
 
     def place(self, node: Node, tensor: Callable[[str], Tensor]) -> Place | None:
-        """The place of a node's result; None: anywhere. ``tensor`` returns the tensor of an input."""
+        """The place for the result of a node; None: any. ``tensor`` returns the tensor of an input."""
+        if not _joins(node):
+            return None
         output, part = node.outputs[0], self._parts.get(node.outputs[0])
-        if part is not None:
-            output = part.joined.outputs[0]
-        if output not in self._past or not _joins(node):
+        source = self._past.get(output if part is None else part.joined.outputs[0])
+        if source is None:
             return None
-        past = tensor(self._past[output])
-        spec = self._known[self._past[output]]
+        past, spec = tensor(source), self._known[source]
         assert isinstance(spec, ValueSpec)
-        if part is None:
-            return Place(past.view(spec.room, past.strides), past.shape)
-        axis = int(part.joined.attributes["axis"]) % past.rank
-        before = [self._known.get(name) for name in part.joined.inputs[: part.position]]
-        sizes = [value.shape[axis] for value in before if isinstance(value, ValueSpec)]
-        start = sum(sizes)
-        if len(sizes) != len(before) or start >= past.shape[axis]:
+        place = Place(past.view(spec.room, past.strides), past.shape)
+        return place if part is None else self._within(place, part)
+
+    def _within(self, place: Place, part: _Part) -> Place | None:
+        """The place of a part; None where it is not known yet."""
+        rank = len(place.past)
+        axis = int(part.joined.attributes["axis"]) % rank
+        start = 0
+        for name in part.joined.inputs[: part.position]:
+            stacked = self._unstacked(name)[1]
+            value = self._known.get(name)
+            if stacked is not None and stacked % rank == axis:
+                start += 1
+            elif isinstance(value, ValueSpec):
+                start += value.shape[axis]
+            else:
+                return None
+        if start >= place.past[axis]:
             return None
-        room, rest = list(spec.room), list(past.shape)
-        room[axis], rest[axis] = room[axis] - start, rest[axis] - start
-        return Place(past.view(room, past.strides, start * past.strides[axis]), tuple(rest))
+        memory = place.memory
+        room, past, strides = list(memory.shape), list(place.past), list(memory.strides)
+        first = start * strides[axis]
+        room[axis], past[axis] = room[axis] - start, past[axis] - start
+        stacked = self._unstacked(part.joined.inputs[part.position])[1]
+        if stacked is not None:
+            for sizes in (room, past, strides):
+                del sizes[stacked % rank]
+        return Place(memory.view(room, strides, memory.offset + first), tuple(past))
 
     def over(self, wanted: set[str], read: set[str]) -> dict[str, str]:
         """Maps outputs to the inputs whose memory an island may write them to: the island alone reads that input (it is
