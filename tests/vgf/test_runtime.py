@@ -156,6 +156,8 @@ def test_wrong_tensors_are_refused(bench: Bench, tan: Vgf) -> None:
         runner.submit([x], [x])
     with pytest.raises(ValueError, match="1 inputs and 0 outputs"):
         runner.submit([x], [])
+    with pytest.raises(ValueError, match="do not lie densely"):
+        runner.submit([x.leading(x.shape)], [small])
     with pytest.raises(ValueError, match=r"got float64 \(1, 4, 4, 3\), the file has float32"):
         runner.run([some(0).astype(np.float64)])
     runner.close()

@@ -119,6 +119,9 @@ class VgfRunner:
         """Prepare a run, for a submit of ``commands``; `RecordedVgf.submitted` is called inside the context. Raises as
         `submit`."""
         tensors = (*inputs, *outputs)
+        for tensor in tensors:
+            if isinstance(tensor, DeviceTensor) and tensor.room:
+                raise ValueError(f"{tensor!r}: its elements do not lie densely, as a data graph needs them")
         key = (tuple([t.address for t in tensors]), tuple([t.nbytes for t in tensors]))
         with self._lock:
             recorded = self._recordings.get(key)
