@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from tools.models.language import BEGIN
 from tools.models.language_sources import write_genai_sources, write_sources
 from vkep.errors import InvalidInputError
-from vkep.generation import Generator
+from vkep.generation import Generator, encoder_decoder
 from vkep.generation.audio import log_mel, mel_bands
 from vkep.generation.folder import read_folder
 
@@ -71,7 +71,8 @@ def merged(folder: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["t5", "whisper"])
-def test_the_same_tokens(kind: str, tmp_path: Path) -> None:
+def test_the_same_tokens(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder_decoder, "ROOM", 4)  # caches move to larger memory
     write_sources(tmp_path, kind)
     rng = np.random.default_rng(3)
     sources: list[Any]
@@ -89,6 +90,8 @@ def test_the_same_tokens(kind: str, tmp_path: Path) -> None:
         answers = generator.generate(sources, max_tokens=8, ignore_end=True)
         assert [a.tokens for a in answers] == tokens
         assert answers[0].prompt == [BEGIN]
+        latest = generator.decoder.sessions[-1]._parts.graph.latest
+        assert latest is not None and latest.program.in_place  # no token copies its caches
         more = generator.generate(sources[1], start=[BEGIN, tokens[1][0]], max_tokens=7, ignore_end=True)
         assert more.tokens == tokens[1][1:]
         with pytest.raises(InvalidInputError, match="the source is"):

@@ -13,6 +13,7 @@ from vkep import dtypes
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelError
 from vkep.generation.audio import log_mel
+from vkep.generation.caches import ROOM
 from vkep.generation.decoder import Made, element_of
 from vkep.generation.folder import ModelFolder
 from vkep.generation.rewrite import for_generation
@@ -94,6 +95,10 @@ class EncoderDecoder:
             raise InvalidModelError(f"{self.folder.decoder}: caches {missing} or their sizes {sizes} are missing")
         return {n: ((1, *sizes), str(dtypes.from_onnx(element_of(known[n])))) for n in self.folder.caches}
 
+    def grows(self, past: str) -> bool:
+        """Whether a cache grows by Concat: in optimum's form those of the tokens, not those of the source."""
+        return not self.folder.cross and ".encoder." not in past
+
     def source(self, given: Any) -> dict[str, Array]:
         """The encoder's inputs, from token ids, or for audio from samples at 16 kHz float32 [count] or features [mels,
         frames].
@@ -146,6 +151,18 @@ class _State:
         self.caches, self.held = None, 0
         for tensor in old:
             tensor.close()
+
+
+def _with_room(session: InferenceSession, cache: DeviceTensor, count: int) -> DeviceTensor:
+    """The cache [1, heads, length, size] in memory that has room for more than ``count`` further tokens."""
+    batch, heads, length, size = cache.shape
+    if cache.room and cache.room[2] > length + count:
+        return cache
+    room = ROOM * -(-2 * (length + count) // ROOM)
+    moved = session.empty_device_tensor((batch, heads, room, size), cache.dtype.name).leading(cache.shape)
+    moved.write(cache.numpy())
+    cache.close()
+    return moved
 
 
 class SourceRows(Rows):
@@ -206,6 +223,11 @@ class SourceRows(Rows):
             else:
                 state.states = states[names[0]]
         session = model.first if state.caches is None else model.session
+        outputs = [o.name for o in session.get_outputs() if o.name == _LOGITS or o.name in model.becomes]
+        caches = state.caches if state.caches is not None else {}
+        for past in [model.becomes[name] for name in outputs if name != _LOGITS]:
+            if past in caches and model.grows(past):
+                caches[past] = _with_room(session, caches[past], len(tokens))
         binding = session.io_binding()
         for argument in session.get_inputs():
             name = argument.name
@@ -216,17 +238,16 @@ class SourceRows(Rows):
             elif name == _MASK:
                 binding.bind_cpu_input(name, state.source["attention_mask"])
             else:
-                binding.bind_input(name, (state.caches or {})[name])
-        outputs = [o.name for o in session.get_outputs() if o.name == _LOGITS or o.name in model.becomes]
+                binding.bind_input(name, caches[name])
         for name in outputs:
-            binding.bind_output(name)
+            place = caches.get(model.becomes.get(name, ""))
+            binding.bind_output(name, place if place is not None and place.room else None)
         session.run_with_iobinding(binding)
         made: dict[str, Any] = {model.becomes.get(n, n): t for n, t in zip(outputs, binding.results, strict=True)}
         logits: DeviceTensor = made.pop(_LOGITS)
-        old = state.caches or {}
-        state.caches, state.held = {**old, **made}, state.held + len(tokens)
-        for name in made.keys() & old.keys():
-            old[name].close()
+        state.caches, state.held = {**caches, **made}, state.held + len(tokens)
+        for name in made.keys() & caches.keys():
+            caches[name].close()
         self.held[row] = [*self.held[row], *tokens]
         return Made(logits)
 
