@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
-import itertools
-import statistics
 from collections.abc import Callable
 from pathlib import Path
+
+from tools.soak import slope
 
 
 def resident() -> float:
@@ -25,5 +25,4 @@ def growth(work: Callable[[], object], rounds: int = 8) -> float:
         work()
         gc.collect()
         seen.append(resident())
-    pairs = itertools.combinations(enumerate(seen), 2)
-    return statistics.median((later - earlier) / (k - n) for (n, earlier), (k, later) in pairs)
+    return slope(seen)

@@ -141,10 +141,24 @@ def test_what_onnx_runtime_refuses_is_refused() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_processes_that_are_killed_leave_a_folder_that_others_use() -> None:
-    """A short form of ``python -m tools.fuzz.kills``."""
+@pytest.mark.parametrize(
+    ("arguments", "ends"),
+    [
+        (["tools.fuzz.kills", "--count", "4"], ", 0 with something wrong"),
+        (
+            ["tools.fuzz.folders", "--count", "1", "--jobs", "2", "--what", "crowd", "full", "clock"],
+            " cases, 0 with something wrong",
+        ),
+        (
+            ["tools.soak", "--seconds", "2", "--rounds", "6", "--threads", "3", "--allow", "64"],
+            ", 0 wrong; left behind: nothing",
+        ),
+    ],
+    ids=lambda value: value[0].split(".")[-1] if isinstance(value, list) else "",
+)
+def test_a_short_form_finds_nothing(arguments: list[str], ends: str) -> None:
     path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "registry"), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "tools.fuzz.kills", "--count", "4"]
     environment = {**os.environ, "PYTHONPATH": path, "VKEP_VALIDATION": "0"}
+    command = [sys.executable, "-m", *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and ", 0 with something wrong" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and ends in done.stdout, done.stdout + done.stderr

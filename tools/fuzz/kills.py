@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +44,8 @@ class _Listener(logging.Handler):
         self.said.append(record)
 
 
-def _model() -> onnx.ModelProto:
+def model_bytes() -> bytes:
+    """A model with weights, whose plan, shaders and pipelines are kept in the cache folder."""
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "w"], ["t"]), helper.make_node("Relu", ["t"], ["y"])],
         "kills",
@@ -52,11 +53,13 @@ def _model() -> onnx.ModelProto:
         [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [3, 64])],
         [numpy_helper.from_array(_WEIGHTS, "w")],
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(made.SerializeToString())
 
 
-def _start(model: bytes) -> int:
-    """Fork a process that opens a session and runs it; its id. It ends with 0 where the answer is right and nothing is logged."""
+def start(model: bytes, condition: Callable[[], None] | None = None, silent: bool = True) -> int:
+    """Fork a process that opens a session and runs it, under a condition that it sets first; returns its id. It ends with 0 where
+    the answer is right and, if ``silent``, nothing is logged."""
     child = os.fork()
     if child:
         return child
@@ -64,11 +67,13 @@ def _start(model: bytes) -> int:
     for name in ("vkep", "gpu_shared"):
         logging.getLogger(name).addHandler(listener)
     try:
+        if condition is not None:
+            condition()
         with vkep.InferenceSession(model) as session:
             right = np.allclose(session.run(None, {"x": _X})[0], _RIGHT, rtol=1e-4, atol=1e-4)
         for record in listener.said:
             print(record.getMessage(), file=sys.stderr, flush=True)
-        os._exit(0 if right and not listener.said else 1)
+        os._exit(0 if right and not (silent and listener.said) else 1)
     except BaseException:
         traceback.print_exc()
     os._exit(2)
@@ -81,19 +86,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=4, help="processes at once")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args(arguments)
-    draw, model = random.Random(given.seed), _model().SerializeToString()
+    draw, model = random.Random(given.seed), model_bytes()
     killed = ended = bad = rounds = 0
     with tempfile.TemporaryDirectory(prefix="vkep-kills-") as folder:
         os.environ["VKEP_CACHE_DIR"] = str(Path(folder) / "cache")
         began = time.monotonic()
-        bad += os.waitpid(_start(model), 0)[1] != 0
+        bad += os.waitpid(start(model), 0)[1] != 0
         longest = time.monotonic() - began
         while killed < given.count:
             if rounds % _ROUNDS == 0:
                 shutil.rmtree(Path(folder) / "cache", ignore_errors=True)
             rounds += 1
             began = time.monotonic()
-            children = [(draw.uniform(0, longest), _start(model)) for _ in range(given.jobs)]
+            children = [(draw.uniform(0, longest), start(model)) for _ in range(given.jobs)]
             for after, child in sorted(children):
                 time.sleep(max(0.0, began + after - time.monotonic()))
                 os.kill(child, signal.SIGKILL)
@@ -103,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 else:
                     ended += 1
                     bad += status != 0
-            status = os.waitpid(_start(model), 0)[1]
+            status = os.waitpid(start(model), 0)[1]
             if status:
                 bad += 1
                 print(f"round {rounds}: a process that followed ended with status {status}", flush=True)

@@ -1,0 +1,246 @@
+"""Sessions that come and go for a long time: memory, live objects, threads and file descriptors must not grow.
+
+    python -m tools.soak --seconds 86400             # a day
+    python -m tools.soak --seconds 20 --rounds 10    # the shortest that tells something
+
+In each round, threads open sessions of vkep and of ONNX Runtime (where it is installed), run them at sizes drawn by the seed,
+with host arrays, device tensors and bindings, feed wrong inputs, and close or drop them; one session lives through all rounds.
+Vulkan calls fail at random (``tools.fuzz.injector``), the device is lost now and then. Every answer is checked.
+
+After each round the four numbers are read. Growth is the slope over the rounds (the median of the slopes between any two, Theil
+and Sen) times their number, after the first third, which fills caches. Exit code 1 where memory grew by more than ``--allow``
+MB, live objects by more than a plan has, another number by one or more, an answer was wrong, an exception was not expected, or
+an object is left at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import itertools
+import logging
+import random
+import statistics
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+import vkep
+from tools.fuzz.faults import of_onnxruntime
+from tools.fuzz.injector import MOST_RESULTS, Injector
+
+_MODEL = onnx.parser.parse_model(
+    '<ir_version: 9, opset_import: ["" : 18]> soak (float[n,m] x) => (float[n,m] y) <float b = {2}>'
+    " { a = Add(x, b) r = Relu(a) s = Mul(r, x) y = Sub(s, b) }"
+)
+#: what the C library may keep of a thread's heap, and the interpreter of its objects
+ALLOW_MB = 8.0
+_READ_TRIES = 3
+#: what one more plan in the cache of the session that lives on is in objects, and another of other sizes
+PLAN_OBJECTS = 10
+
+
+def slope(values: Sequence[float]) -> float:
+    """What a value grows by from one place in the list to the next: the median of the slopes between any two (Theil and Sen)."""
+    pairs = itertools.combinations(enumerate(values), 2)
+    return statistics.median((later - earlier) / (k - n) for (n, earlier), (k, later) in pairs)
+
+
+def resident_mb() -> float:
+    """The process's resident memory in MB, without what the C library keeps for later."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmRSS"))
+    return int(line.split()[1]) * 1024 / 1e6
+
+
+def numbers() -> dict[str, float]:
+    """Memory, live objects, threads and file descriptors of this process."""
+    gc.collect()
+    return {
+        "resident MB": resident_mb(),
+        "live objects": sum(vkep.live_counts().values()),
+        "threads": sum(1 for _ in Path("/proc/self/task").iterdir()),
+        "file descriptors": sum(1 for _ in Path("/proc/self/fd").iterdir()),
+    }
+
+
+class Soak:
+    """The work of all threads. ``count`` has what they did, by name; ``wrong`` what was not expected."""
+
+    def __init__(self, seed: int, faults: bool) -> None:
+        self._seed, self._faults = seed, faults
+        self._model = _MODEL.SerializeToString()
+        self._lock = threading.Lock()
+        self.injector = Injector()
+        self.injector.arm(-1, 0, False)
+        self.count: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self._work: list[Callable[[random.Random], None]] = [self.plain, self.bound, self.refused, self.kept]
+        self._kept: vkep.InferenceSession | None = None
+        try:
+            import onnxruntime
+
+            import vkep.ort
+
+            vkep.ort.register()
+            self._ort: Any = onnxruntime
+            self._work.append(self.onnxruntime)
+        except ImportError:
+            self._ort = None
+
+    def _array(self, draw: random.Random) -> np.ndarray[Any, Any]:
+        shape = (draw.choice((1, 2, 3, 16, 100)), draw.choice((1, 4, 17, 64, 256)))
+        return np.full(shape, draw.randrange(-3, 9), np.float32)
+
+    def _check(self, found: Any, x: np.ndarray[Any, Any]) -> None:
+        if not np.array_equal(found, np.maximum(x + 2, 0) * x - 2):
+            self.wrong.append(f"a wrong answer for {x.shape} of {x.flat[0]}")
+
+    def plain(self, draw: random.Random) -> None:
+        token = draw.choice(("soak", "soak", "other"))
+        with vkep.InferenceSession(self._model, token=token, save_plans=False) as session:
+            for _ in range(draw.randrange(1, 6)):
+                x = self._array(draw)
+                self._check(session.run(None, {"x": x})[0], x)
+
+    def bound(self, draw: random.Random) -> None:
+        session = vkep.InferenceSession(self._model, token="soak", save_plans=False)  # dropped, not closed
+        x = self._array(draw)
+        binding = session.io_binding()
+        with session.device_tensor(x) as tensor:
+            binding.bind_input("x", tensor)
+            binding.bind_output("y", *draw.choice(((), ("gpu",))))
+            session.run_with_iobinding(binding)
+            self._check(binding.copy_outputs_to_cpu()[0], x)
+            binding.clear()
+
+    def refused(self, draw: random.Random) -> None:
+        with vkep.InferenceSession(self._model, token="soak", save_plans=False) as session:
+            try:
+                session.run(None, {"x": np.ones(draw.randrange(1, 9), np.float32)})
+                self.wrong.append("an input of the wrong rank was not refused")
+            except vkep.InvalidInputError:
+                pass
+
+    def kept(self, draw: random.Random) -> None:
+        with self._lock:
+            if self._kept is None:
+                self._kept = vkep.InferenceSession(self._model, token="kept", save_plans=False, plan_cache_size=4)
+            session = self._kept
+        x = self._array(draw)
+        try:
+            self._check(session.run(None, {"x": x})[0], x)
+        except vkep.DeviceLostError:
+            with self._lock:
+                if self._kept is session:
+                    self._kept = None
+            session.close()
+            raise
+
+    def onnxruntime(self, draw: random.Random) -> None:
+        options = self._ort.SessionOptions()
+        options.log_severity_level = 4
+        made = self._ort.InferenceSession(
+            self._model, options, providers=[("VulkanExecutionProvider", {"token": "soak"})], enable_fallback=0
+        )
+        made.disable_fallback()
+        for _ in range(draw.randrange(1, 4)):
+            x = self._array(draw)
+            self._check(made.run(None, {"x": x})[0], x)
+
+    def _expected(self, error: Exception) -> bool:
+        of_ours = isinstance(error, (vkep.GpuError, vkep.ArenaOutOfMemory, vkep.ClosedError))
+        return self._faults and (of_ours or of_onnxruntime(error))
+
+    def _repeat(self, until: float, draw: random.Random) -> None:
+        while time.monotonic() < until and len(self.wrong) < 20:
+            work = draw.choice(self._work)
+            if self._faults and draw.random() < 0.05:
+                self.injector.arm(draw.randrange(100), draw.randrange(MOST_RESULTS), False)
+            try:
+                work(draw)
+                self.count[work.__name__] += 1
+            except Exception as error:
+                error.__traceback__ = None
+                if self._expected(error):
+                    self.count[type(error).__name__] += 1
+                else:
+                    self.wrong.append(f"{work.__name__}: {error!r}")
+
+    def round(self, number: int, seconds: float, threads: int) -> dict[str, float]:
+        """Work in threads for so long, and the numbers after it."""
+        until = time.monotonic() + seconds
+        started = [
+            threading.Thread(target=self._repeat, args=(until, random.Random(f"{self._seed}/{number}/{k}")))
+            for k in range(threads)
+        ]
+        for thread in started:
+            thread.start()
+        for thread in started:
+            thread.join()
+        self.injector.arm(-1, 0, False)
+        found = numbers()
+        for _ in range(_READ_TRIES):  # what a finaliser's thread still clears away
+            time.sleep(0.05)
+            again = numbers()
+            found = {name: min(value, again[name]) for name, value in found.items()}
+        return found
+
+    def close(self) -> dict[str, int]:
+        """Close what lived through all rounds; the objects that are left."""
+        if self._kept is not None:
+            self._kept.close()
+        gc.collect()
+        if self._ort is not None:
+            vkep.ort.unregister()
+        ends = time.monotonic() + 20
+        while vkep.live_counts() and time.monotonic() < ends:
+            gc.collect()
+            time.sleep(0.05)
+        return vkep.live_counts()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 where nothing grew, was wrong or was left."""
+    parser = argparse.ArgumentParser(prog="python -m tools.soak", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--threads", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--allow", type=float, default=ALLOW_MB, metavar="MB", help="growth of memory that is noise")
+    parser.add_argument("--no-faults", action="store_true", help="inject none")
+    given = parser.parse_args(arguments)
+    for name in ("vkep", "gpu_shared"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    soak = Soak(given.seed, not given.no_faults)
+    with soak.injector.installed():
+        found = [soak.round(k, given.seconds / given.rounds, given.threads) for k in range(given.rounds)]
+        left = soak.close()
+    bad = bool(left or soak.wrong)
+    for name in found[0]:
+        values = [one[name] for one in found]
+        later = values[len(values) // 3 :]
+        grown = slope(later) * len(later)
+        bad |= grown > {"resident MB": given.allow, "live objects": PLAN_OBJECTS}.get(name, 0.99)
+        print(
+            f"{name}: {values[0]:.0f}, {later[0]:.0f} after a third, {values[-1]:.0f} at the end; growth {grown:+.2f}"
+        )
+    for wrong in soak.wrong[:20]:
+        print(wrong)
+    print(", ".join(f"{n} {name}" for name, n in soak.count.most_common()))
+    print(f"{sum(soak.count.values())} pieces of work, {len(soak.wrong)} wrong; left behind: {left or 'nothing'}")
+    return int(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
