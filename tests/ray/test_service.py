@@ -225,6 +225,27 @@ def test_hostile_requests_are_answered_with_4xx(service: Ports) -> None:
     assert Answer(service, INFER, request_of()).status == 200
 
 
+def test_hostile_messages_are_refused_and_a_stream_goes_on(service: Ports) -> None:
+    import grpc
+
+    from vkep.ray import messages
+
+    good = messages.message("ModelInferRequest", model_name="square", id="7", raw_input_contents=[X.tobytes()])
+    good.inputs.add(name="x", datatype="FP32", shape=X.shape)
+    whole = good.SerializeToString()
+    bad = [b"\xff" * 20, whole[:-9], bytes(2 << 20)]  # no message, half of one, more bytes than are allowed
+    with grpc.insecure_channel(f"127.0.0.1:{service.grpc}") as channel:
+        infer = channel.unary_unary(f"/{messages.SERVICE}/ModelInfer")
+        for request in bad:
+            with pytest.raises(grpc.RpcError) as raised:
+                infer(request, timeout=60)
+            assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        stream = channel.stream_stream(f"/{messages.SERVICE}/{messages.STREAM}")(iter([*bad, whole]), timeout=60)
+        *failed, last = [messages.read("ModelStreamInferResponse", answer) for answer in stream]
+    assert len(failed) == 3 and all(answer.error_message for answer in failed)
+    assert last.infer_response.id == "7" and last.infer_response.raw_output_contents[0] == (X * X).tobytes()
+
+
 def test_half_a_body_and_slow_senders_hold_nothing_up(service: Ports) -> None:
     head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n".encode()
     with socket.create_connection(("127.0.0.1", service.http)) as gone:
