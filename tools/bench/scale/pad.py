@@ -56,19 +56,23 @@ def main(arguments: argparse.Namespace) -> int:
     column = np.empty(len(sizes), object)
     column[:] = [np.zeros((size, width), np.float16 if arguments.float16 else np.float32) for size in sizes]
     print(f"{len(sizes)} rows of {len(set(sizes))} lengths up to {max(sizes)}, batches of {arguments.batch}\n")
-    print("| choice | runs | padding | first job, rows/s | later, rows/s |")
-    print("|---|---|---|---|---|")
+    predictors: dict[str, Counted] = {}
+    first: dict[str, float] = {}
     for choice, all_steps in CHOICES.items():
         steps = tuple(sorted({min(step, arguments.most) for step in all_steps}))
         options: dict[str, Any] = {"pad": {INPUT: 0}, "steps": steps} if steps else {}
-        predictor = Counted(proto, **options)
-        first = job(predictor, column, arguments.batch)
-        runs, elements = predictor.runs, predictor.elements
-        later = min(job(predictor, column, arguments.batch) for _ in range(3))
-        predictor.close()
+        predictors[choice] = Counted(proto, **options)
+        first[choice] = job(predictors[choice], column, arguments.batch)
+    counts = {choice: (one.runs, one.elements) for choice, one in predictors.items()}
+    # the choices take turns: the machine may be busier at one time than at another
+    turns = [{choice: job(one, column, arguments.batch) for choice, one in predictors.items()} for _ in range(5)]
+    print("| choice | runs | padding | first job, rows/s | later, rows/s |")
+    print("|---|---|---|---|---|")
+    for choice, (runs, elements) in counts.items():
+        later = min(turn[choice] for turn in turns)
         print(
-            f"| {choice} | {runs} | {1 - sum(sizes) * width / elements:.0%} | {len(sizes) / first:.1f} | "
-            f"{len(sizes) / later:.1f} |",
-            flush=True,
+            f"| {choice} | {runs} | {1 - sum(sizes) * width / elements:.0%} | {len(sizes) / first[choice]:.1f} | "
+            f"{len(sizes) / later:.1f} |"
         )
+        predictors[choice].close()
     return 0
