@@ -91,7 +91,7 @@ def _keep_others_out(path: Path) -> None:
 @functools.cache
 def _private_folder(instead_of: Path) -> Path:
     _log.warning(
-        "%s belongs to another user: code is not loaded from it, but compiled anew in each process", instead_of
+        "%s belongs to another user: code is not loaded from it, but compiled again in each process", instead_of
     )
     folder = Path(tempfile.mkdtemp(prefix="vkep-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -48,7 +48,7 @@ def check_data_graphs(device: Device) -> None:
             device.label,
             extensions=missing,
             queue_flags=flags,
-            hint="no driver feature and no emulation layer: whoever creates the context decides; let the session "
+            hint="no driver feature and no emulation layer: the creator of the context decides; let the session "
             "that wants data graphs create it, or use another token or group",
         )
 

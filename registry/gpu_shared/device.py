@@ -296,7 +296,7 @@ def _finish(
     try:
         until_done(wait_idle)
     except GpuError:  # objects in use cannot be destroyed: they stay until the process ends
-        logger.exception("the device is not closed: nobody knows whether it is idle")
+        logger.exception("the device is not closed: it is not known to be idle")
         return
     reaper.finished = True
     reaper.collect()

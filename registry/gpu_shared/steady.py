@@ -283,7 +283,7 @@ def on_end(owner: object, work: Callable[..., None], *arguments: Any, at_exit: b
         try:
             _thread.start_new_thread(_end_what_is_due, (_bell,))
         except RuntimeError:  # no more threads, or the interpreter exits: the caller of `settle` does the work
-            logger.debug("no thread to end what nobody refers to any more")
+            logger.debug("no thread to finalize unreferenced objects")
     return end
 
 
@@ -308,7 +308,7 @@ def settle() -> None:
             try:
                 end()
             except Exception:
-                logger.exception("ending what nobody refers to any more")
+                logger.exception("finalizing unreferenced objects")
 
 
 # ---- the interpreter's exit, and forks

@@ -180,7 +180,7 @@ def check(result: int, call: str, label: str = "", hint: str = "") -> int:
         return result
     name = result_name(result)
     if result == -4:
-        raise DeviceLostError(call, name, label, hint or "the device stopped; close everything on it and open it anew")
+        raise DeviceLostError(call, name, label, hint or "the device stopped; close everything on it and open it again")
     if result == -2:
         raise OutOfDeviceMemoryError(call, name, label, hint)
     if result == -1:

@@ -38,7 +38,7 @@ def test_answers_join_and_leave_a_batch(generator: Generator, theirs: Reference)
     for _ in range(2):
         batch.step()
     third = batch.add(prompt(17, 3), GREEDY)
-    with pytest.raises(InvalidInputError, match="3 sequences are under way"):
+    with pytest.raises(InvalidInputError, match="3 sequences are in progress"):
         batch.add(prompt(2), GREEDY)
     batch.cancel(second)
     events = [event for _ in range(12) for event in batch.step()]

@@ -180,4 +180,4 @@ def test_an_error_at_an_end_is_said_and_stops_no_other(caplog: pytest.LogCapture
     on_end(two, done.append, "two")
     del one, two
     settle()
-    assert done == ["two"] and "ending what nobody refers to" in caplog.text
+    assert done == ["two"] and "finalizing unreferenced objects" in caplog.text

@@ -110,7 +110,7 @@ class Batch:
         begins with the tokens ``start`` (none: as the folder says).
 
         Raises `InvalidInputError` for a prompt that is empty, too long for the model, or has tokens that it does not know, and
-        where ``max_sequences`` answers are under way; `ArenaOutOfMemory` where no memory is left for one more.
+        where ``max_sequences`` answers are in progress; `ArenaOutOfMemory` where no memory is left for one more.
         """
         sampling = sampling or self._decoder.folder.defaults
         given = self._encode(prompt) if isinstance(prompt, str) else prompt

@@ -34,7 +34,7 @@ class Rows(ABC):
             row = next((r for r in free if not self.held[r]), len(self.held))
         if row >= self.limit:
             raise InvalidInputError(
-                f"{self.limit} sequences are under way, as many as max_sequences allows; step until one ends, or cancel one"
+                f"{self.limit} sequences are in progress, as many as max_sequences allows; step until one ends, or cancel one"
             )
         self.reserve(row, len(prompt) + 1)
         if row == len(self.held):

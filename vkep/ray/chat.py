@@ -81,7 +81,7 @@ class ChatService:
         self._model, self._limits = model, limits
         self._requests = metrics.Counter("vkep_generation_requests", "Requests by status.", ("status",))
         self._tokens = metrics.Counter("vkep_generation_tokens", "Tokens of answers.")
-        self._answers = metrics.Gauge("vkep_generation_answers", "Answers under way.")
+        self._answers = metrics.Gauge("vkep_generation_answers", "Answers in progress.")
         steps = [0.001 * 2**k for k in range(14)]
         self._steps = metrics.Histogram("vkep_generation_step_seconds", "Seconds of a step.", steps)
         self._first = metrics.Histogram(

@@ -46,7 +46,7 @@ class ServiceOptions:
     """Options of a replica.
 
     rows: the most rows of one run. wait_ms: how long the first request of a run waits for others (the latency budget).
-    runs: runs under way at once. max_body: bytes of a request, also once it is decompressed. body_s: seconds within which a
+    runs: runs in progress at once. max_body: bytes of a request, also once it is decompressed. body_s: seconds within which a
     request's body must be there. retry_after_s: sent to clients while the service is overloaded.
     session: as `vkep.SessionOptions`.
     """
