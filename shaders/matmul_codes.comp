@@ -6,14 +6,21 @@
 // need no conversion: four are taken out of a word at once, and dot products are exact. K_LANES neighbouring lanes
 // share COLUMNS columns, each taking every K_LANES-th unit of 32 weights. While the workgroup multiplies a slab of
 // K_LANES units, the next one of a and of the weights is on its way in registers. Lanes add up by shuffles, then
-// through shared memory.
+// through shared memory. NORMED (one row): the product of a's RMS norm, a * gain / sqrt(mean of a's squares + epsilon).
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_integer_dot_product : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 a; uvec2 b; uvec2 scales; uvec2 zeros; uvec2 y; EXTRA_OPERANDS \
-    uint m; uint n; uint k; uint units; uint blocks; uint zero_bytes; EXTRA_PARAMS }
+#ifdef NORMED
+#define NORM_OPERANDS uvec2 gain;
+#define NORM_PARAMS float epsilon;
+#else
+#define NORM_OPERANDS
+#define NORM_PARAMS
+#endif
+#define ARGS_BODY { uvec2 a; uvec2 b; uvec2 scales; uvec2 zeros; uvec2 y; NORM_OPERANDS EXTRA_OPERANDS \
+    uint m; uint n; uint k; uint units; uint blocks; uint zero_bytes; NORM_PARAMS EXTRA_PARAMS }
 #include "args.glsl"
 #include "workgroup.glsl"
 #include "epilogue.glsl"
@@ -59,6 +66,12 @@ vec4 next_a[TURNS];
 uint words[2 * COLUMNS * WORDS];  // of this unit and the next
 float loaded_scale[2 * COLUMNS], loaded_zero[2 * COLUMNS];
 float acc[VALUES];
+#ifdef NORMED
+Floats gain;
+vec4 next_gain[TURNS];
+float squares = 0.0;
+shared float squares_of[gl_WorkGroupSize.x / WITHIN];
+#endif
 
 void load_unit(uint turn, uint u) {
     uint at = min(u, args.units - 1), block = at * 32 / BLOCK;
@@ -95,6 +108,9 @@ void load_slab(uint unit0, uint row0) {
         [[unroll]] for (uint j = 0; j < 4; j++) {
             uint at = k + j * PARTS_OF_WORD;
             next_a[i][j] = at < args.k ? float(a.v[row_at + at]) : 0.0;
+#ifdef NORMED
+            next_gain[i][j] = at < args.k ? float(gain.v[at]) : 0.0;
+#endif
         }
     }
 }
@@ -102,7 +118,12 @@ void load_slab(uint unit0, uint row0) {
 void store_slab(uint buffer0) {
     [[unroll]] for (uint i = 0; i < TURNS; i++) {
         uint e = gl_LocalInvocationIndex + i * gl_WorkGroupSize.x, group = e % 8;
-        vec4 v = next_a[i], size = abs(v);
+        vec4 v = next_a[i];
+#ifdef NORMED
+        if (e < SHARED_GROUPS) squares += dot(v, v);
+        v *= next_gain[i];
+#endif
+        vec4 size = abs(v);
         float most = max(max(size.x, size.y), max(size.z, size.w)), check = dot(v - v, vec4(1.0));  // NaN for what is not finite
         [[unroll]] for (uint mask = 4; mask > 0; mask /= 2) {
             most = max(most, subgroupShuffleXor(most, mask));
@@ -163,6 +184,9 @@ void main() {
     b_quads = Quads(operand(args.b, 1));
     scales = Floats(operand(args.scales, 2));
     zeros = Bytes(operand(args.zeros, 3));
+#ifdef NORMED
+    gain = Floats(operand(args.gain, 5));
+#endif
     // Rows and columns past the edge repeat the last one: their results are not stored.
     [[unroll]] for (uint c = 0; c < COLUMNS; c++) column_at[c] = min(column0 + c, args.n - 1);
     [[unroll]] for (uint v = 0; v < VALUES; v++) acc[v] = 0.0;
@@ -196,13 +220,24 @@ void main() {
     for (uint mask = WITHIN / 2; mask > 0; mask /= 2)
         [[unroll]] for (uint v = 0; v < VALUES; v++) acc[v] += subgroupShuffleXor(acc[v], mask);
     if (id % WITHIN == 0) [[unroll]] for (uint v = 0; v < VALUES; v++) parts[id / WITHIN * VALUES + v] = acc[v];
+#ifdef NORMED
+    for (uint mask = WITHIN / 2; mask > 0; mask /= 2) squares += subgroupShuffleXor(squares, mask);
+    if (id % WITHIN == 0) squares_of[id / WITHIN] = squares;
+#endif
     barrier();
+#ifdef NORMED
+    float total = 0.0;
+    for (uint p = 0; p < gl_WorkGroupSize.x / WITHIN; p++) total += squares_of[p];
+    float inv_rms = 1.0 / sqrt(total / float(args.k) + args.epsilon);
+#else
+    const float inv_rms = 1.0;
+#endif
     for (uint v = lane; v < VALUES; v += K_LANES) {
         uint row = row0 + v / COLUMNS, column = column0 + v % COLUMNS;
         if (row < args.m && column < args.n) {
             float sum = 0.0;
             [[unroll]] for (uint p = 0; p < PARTS; p++) sum += parts[(group * PARTS + p) * VALUES + v];
-            Elements(operand(args.y, 4)).v[row * args.n + column] = T(epilogue(sum, row * args.n + column, row, column));
+            Elements(operand(args.y, 4)).v[row * args.n + column] = T(epilogue(sum * inv_rms, row * args.n + column, row, column));
         }
     }
 }

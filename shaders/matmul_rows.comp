@@ -3,13 +3,21 @@
 //
 // A workgroup computes ROWS rows by COLUMN_LANES * WIDTH columns; the lanes of a column share its sum, each taking every
 // SLICES-th step of k, UNROLL of them a turn, and loading a turn while it multiplies the one before. They add up by shuffles (SUBGROUP_LANES; 1: none), then through shared memory.
+// NORMED (one row): the product of a's RMS norm, a * gain / sqrt(mean of a's squares + epsilon).
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 a; uvec2 b; uvec2 y; EXTRA_OPERANDS \
+#ifdef NORMED
+#define NORM_OPERANDS uvec2 gain;
+#define NORM_PARAMS float epsilon;
+#else
+#define NORM_OPERANDS
+#define NORM_PARAMS
+#endif
+#define ARGS_BODY { uvec2 a; uvec2 b; uvec2 y; NORM_OPERANDS EXTRA_OPERANDS \
     uint m; uint n; uint k; uint batch1; uint a_row; uint a_col; uint b_row; uint b_col; \
     uint y_row; uint y_col; uint a_batch0; uint a_batch1; uint b_batch0; uint b_batch1; uint y_batch0; uint y_batch1; \
-    float alpha; EXTRA_PARAMS }
+    float alpha; NORM_PARAMS EXTRA_PARAMS }
 #include "args.glsl"
 #include "workgroup.glsl"
 #include "epilogue.glsl"
@@ -44,6 +52,12 @@ uint words[2 * UNROLL * LOADED];
 float x[2 * UNROLL * ROWS];
 uint b0, a_at[ROWS];  // where the lane's columns and the rows begin
 float acc[VALUES];
+#ifdef NORMED
+Elements gain;
+float factor[2 * UNROLL];  // gains of two turns
+float squares = 0.0;
+shared float squares_of[PARTS];
+#endif
 
 void load_step(uint s, uint at) {
     if (WORDS == 4) {
@@ -67,12 +81,19 @@ void load_turn(uint turn, uint k) {
         uint s = turn * UNROLL + i, step = min(k + i * SLICES, args.k - 1);
         load_step(s, b0 + step * args.b_row);
         [[unroll]] for (uint r = 0; r < ROWS; r++) x[s * ROWS + r] = float(a.v[a_at[r] + step * args.a_col]);
+#ifdef NORMED
+        factor[s] = float(gain.v[step]);
+#endif
     }
 }
 
 void multiply_turn(uint turn, uint k) {
     [[unroll]] for (uint i = 0; i < UNROLL; i++) {
         uint s = turn * UNROLL + i;
+#ifdef NORMED
+        squares += k + i * SLICES < args.k ? x[s] * x[s] : 0.0;
+        x[s] *= factor[s];
+#endif
         if (k + i * SLICES < args.k)
             [[unroll]] for (uint c = 0; c < WIDTH; c++)
                 [[unroll]] for (uint r = 0; r < ROWS; r++)
@@ -88,6 +109,9 @@ void main() {
     b = Elements(operand(args.b, 1));
     b_pairs = Pairs(operand(args.b, 1));
     b_quads = Quads(operand(args.b, 1));
+#ifdef NORMED
+    gain = Elements(operand(args.gain, 3));
+#endif
     // Rows and columns past the edge repeat the last one: their results are not stored.
     b0 = batch0 * args.b_batch0 + batch1 * args.b_batch1 + min(column0 + lane * WIDTH, args.n - WIDTH) * args.b_col;
     [[unroll]] for (uint r = 0; r < ROWS; r++)
@@ -108,9 +132,22 @@ void main() {
     for (uint mask = WITHIN / 2; mask >= COLUMN_LANES; mask /= 2)
         [[unroll]] for (uint v = 0; v < VALUES; v++) acc[v] += subgroupShuffleXor(acc[v], mask);
 #endif
+#if defined(NORMED) && defined(SUBGROUP_SHUFFLE)
+    for (uint mask = WITHIN / 2; mask >= COLUMN_LANES; mask /= 2) squares += subgroupShuffleXor(squares, mask);
+#endif
+#ifdef NORMED
+    if (id % WITHIN == 0) squares_of[id / WITHIN] = squares;  // lanes of the other columns have the same sums
+#endif
     if (id % WITHIN < COLUMN_LANES)
         [[unroll]] for (uint v = 0; v < VALUES; v++) parts[(id / WITHIN * COLUMN_LANES + lane) * VALUES + v] = acc[v];
     barrier();
+#ifdef NORMED
+    float total = 0.0;
+    for (uint p = 0; p < PARTS; p++) total += squares_of[p];
+    float factor_of_row = args.alpha / sqrt(total / float(args.k) + args.epsilon);
+#else
+    float factor_of_row = args.alpha;
+#endif
     uint y0 = batch0 * args.y_batch0 + batch1 * args.y_batch1, o0 = group_id().z * args.m * args.n;
     for (uint e = id; e < COLUMN_LANES * VALUES; e += gl_WorkGroupSize.x) {
         uint row = row0 + e % VALUES / WIDTH, column = column0 + e / VALUES * WIDTH + e % WIDTH;
@@ -118,7 +155,7 @@ void main() {
             float sum = 0.0;
             for (uint p = 0; p < PARTS; p++) sum += parts[p * COLUMN_LANES * VALUES + e];
             Elements(operand(args.y, 2)).v[y0 + row * args.y_row + column * args.y_col] =
-                T(epilogue(args.alpha * sum, o0 + row * args.n + column, row, column));
+                T(epilogue(factor_of_row * sum, o0 + row * args.n + column, row, column));
         }
     }
 }

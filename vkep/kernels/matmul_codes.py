@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.epilogue import call_arguments
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import ceil_div, ceil_power_of_two, floor_power_of_two, grid, is_cpu, shuffle_sizes
-from vkep.kernels.matmul_along_k import MAX_ROWS, row_tile
+from vkep.kernels.matmul_along_k import MAX_ROWS, NORMED, row_tile
 from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
 from vkep.kernels.select import Emission
 from vkep.kernels.tiles import STORAGE
@@ -23,6 +23,7 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
     scales = n * call["blocks"] * size
     return {
         "a": m * call["k"] * size,
+        "gain": call["k"] * size,
         "b": n * call["blocks"] * call["BLOCK"] * call["BITS"] // 8,
         "scales": scales,
         "zeros": {0: 0, 1: n * call["zero_bytes"], 2: scales}[call["ZEROS"]],
@@ -30,9 +31,10 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
     }
 
 
+_OPERANDS = (Operand("a"), Operand("b"), Operand("scales"), Operand("zeros"), Operand("y", writes=True))
 MATMUL_CODES = Kernel(
     "matmul_codes.comp",
-    operands=(Operand("a"), Operand("b"), Operand("scales"), Operand("zeros"), Operand("y", writes=True)),
+    operands=_OPERANDS,
     params=uints("m", "n", "k", "units", "blocks", "zero_bytes"),
     spec={
         "BITS": 4,
@@ -46,6 +48,13 @@ MATMUL_CODES = Kernel(
     },
     variants=tuple({"T": t} for t in STORAGE.values()),
     reach=_reach,
+)
+#: the product of the RMS norm of its only row
+MATMUL_CODES_NORMED = replace(
+    MATMUL_CODES,
+    operands=(*_OPERANDS, Operand("gain")),
+    params=(*MATMUL_CODES.params, ("epsilon", "float")),
+    variants=tuple({**v, **NORMED} for v in MATMUL_CODES.variants),
 )
 #: weights of a unit, and the maximum groups of four elements of a that a lane loads for a slab
 _UNIT, _MOST_TURNS = 32, 2
@@ -119,18 +128,20 @@ def no_codes(problem: MatMulNBitsProblem, caps: DeviceCapabilities) -> str:
     return "" if share(problem, caps, estimated) else "too few lanes, or too little shared memory"
 
 
-def matmul_codes(problem: MatMulNBitsProblem, e: Emission) -> list[KernelCall]:
-    """The dispatch of a product of few rows."""
+def matmul_codes(problem: MatMulNBitsProblem, e: Emission, epsilon: float | None = None) -> list[KernelCall]:
+    """The dispatch of a product of few rows; with ``epsilon`` of one row's RMS norm, times the operand ``gain``."""
+    normed = epsilon is not None
+    kernel = MATMUL_CODES_NORMED if normed else MATMUL_CODES
     shared = share(problem, e.caps, e.target.tuned)
     assert shared is not None, "asked by no_codes"
     shuffle, required = shuffle_sizes(e.caps, shared.local)
     rows = row_tile(problem.m)
     return [
-        MATMUL_CODES.call(
+        kernel.call(
             grid=grid(
                 ceil_div(problem.n, shared.columns * (shared.local // shared.k_lanes)), ceil_div(problem.m, rows)
             ),
-            operands={name: e.get(name) for name in ("a", "b", "scales", "zeros", "y")},
+            operands={operand.name: e.get(operand.name) for operand in kernel.operands},
             params={
                 "m": problem.m,
                 "n": problem.n,
@@ -138,6 +149,7 @@ def matmul_codes(problem: MatMulNBitsProblem, e: Emission) -> list[KernelCall]:
                 "units": ceil_div(problem.k, _UNIT),
                 "blocks": problem.blocks,
                 "zero_bytes": problem.zero_bytes,
+                **({} if epsilon is None else {"epsilon": epsilon}),
             },
             spec={
                 "BITS": problem.bits,
@@ -152,6 +164,6 @@ def matmul_codes(problem: MatMulNBitsProblem, e: Emission) -> list[KernelCall]:
             local_size=(shared.local, 1, 1),
             subgroup_size=required,
             flops=problem.flops,
-            **call_arguments(e.epilogue, {"T": STORAGE[problem.dtype]}),
+            **call_arguments(e.epilogue, {"T": STORAGE[problem.dtype], **(NORMED if normed else {})}),
         )
     ]

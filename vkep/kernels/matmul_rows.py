@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.epilogue import call_arguments
@@ -15,7 +15,7 @@ from vkep.kernels.launch import (
     shuffle_sizes,
     with_shuffles,
 )
-from vkep.kernels.matmul_along_k import MAX_ROWS, row_tile
+from vkep.kernels.matmul_along_k import MAX_ROWS, NORMED, row_tile
 from vkep.kernels.matmul_problem import PRODUCT_PARAMS, MatMulProblem, product_reach, unaddressable
 from vkep.kernels.select import Emission
 from vkep.kernels.tiles import STORAGE
@@ -29,6 +29,7 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
         "a": product_reach(call, "a", m, k) * size,
         "b": product_reach(call, "b", k, largest(n, call["WIDTH"])) * size,
         "y": product_reach(call, "y", m, n) * size,
+        "gain": k * size,
     }
 
 
@@ -39,6 +40,13 @@ MATMUL_ROWS = Kernel(
     spec={"ROWS": 1, "COLUMN_LANES": 8, "WIDTH": 1, "UNROLL": 4, "T_BYTES": 4, "SUBGROUP_LANES": 1},
     variants=with_shuffles(*({"T": t} for t in STORAGE.values())),
     reach=_reach,
+)
+#: the product of the RMS norm of its only row
+MATMUL_ROWS_NORMED = replace(
+    MATMUL_ROWS,
+    operands=(*MATMUL_ROWS.operands, Operand("gain")),
+    params=(*MATMUL_ROWS.params, ("epsilon", "float")),
+    variants=tuple({**v, **NORMED} for v in MATMUL_ROWS.variants),
 )
 #: maximum results of a lane, and minimum lanes of a workgroup
 _MOST_VALUES, _LEAST_LANES = 32, 64
@@ -107,8 +115,9 @@ def share(problem: MatMulProblem, width: int, rows: int, caps: DeviceCapabilitie
     return Share(lanes, 4 if rows > 1 else 8, local)
 
 
-def matmul_rows(problem: MatMulProblem, e: Emission) -> list[KernelCall]:
-    """The dispatch of a product of few rows."""
+def matmul_rows(problem: MatMulProblem, e: Emission, epsilon: float | None = None) -> list[KernelCall]:
+    """The dispatch of a product of few rows; with ``epsilon`` of one row's RMS norm, times the operand ``gain``."""
+    kernel = MATMUL_ROWS if epsilon is None else MATMUL_ROWS_NORMED
     rows = row_tile(problem.m)
     group = 4 if problem.dtype == "float32" else 8
     widths = [w for w in (group, 4) if w * rows <= _MOST_VALUES and problem.in_groups("b", 3, w)]
@@ -116,10 +125,10 @@ def matmul_rows(problem: MatMulProblem, e: Emission) -> list[KernelCall]:
     shared = share(problem, width, rows, e.caps, e.target.tuned)
     shuffle, required = shuffle_sizes(e.caps, shared.local)
     return [
-        MATMUL_ROWS.call(
+        kernel.call(
             grid=(ceil_div(problem.n, shared.column_lanes * width), ceil_div(problem.m, rows), problem.products),
             operands=e.operands,
-            params=problem.params,
+            params=problem.params if epsilon is None else {**problem.params, "epsilon": epsilon},
             spec={
                 "ROWS": rows,
                 "COLUMN_LANES": shared.column_lanes,
@@ -131,6 +140,9 @@ def matmul_rows(problem: MatMulProblem, e: Emission) -> list[KernelCall]:
             local_size=(shared.local, 1, 1),
             subgroup_size=required,
             flops=problem.flops,
-            **call_arguments(e.epilogue, {"T": STORAGE[problem.dtype], **(SHUFFLE if shuffle else {})}),
+            **call_arguments(
+                e.epilogue,
+                {"T": STORAGE[problem.dtype], **(SHUFFLE if shuffle else {}), **({} if epsilon is None else NORMED)},
+            ),
         )
     ]

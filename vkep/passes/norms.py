@@ -1,0 +1,74 @@
+"""Folding RMS norms into the products that read them (`vkep.kernels.normed_product`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.errors import Decline
+from vkep.ir.ops import KernelOp, Op
+from vkep.ir.tensor import Tensor
+from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
+from vkep.kernels.matmul_problem import MatMulProblem
+from vkep.kernels.norm import LayerNormProblem
+from vkep.kernels.normed_product import NormedProductProblem, not_one_row
+from vkep.kernels.select import bind, choose
+from vkep.passes.fuse import Uses
+
+
+def fold_norms(ops: Sequence[Op], results: Iterable[Tensor], caps: DeviceCapabilities) -> list[Op]:
+    """The operations without the norms of one row that only products read, where the device has kernels for these.
+    ``results`` are the tensors that must exist at the end."""
+    norms = [op for op in ops if isinstance(op, KernelOp) and _is_rms(op)]
+    if not norms:
+        return list(ops)
+    kept, uses = {t.storage for t in results}, Uses(ops)
+    made: dict[int, Op | None] = {}
+    for norm in norms:
+        products = uses.readers[norm.outputs[0].storage]
+        folded = [_folded(norm, product, caps) for product in products]
+        if products and None not in folded and norm.outputs[0].storage not in kept:
+            made[id(norm)] = None
+            made |= {id(old): new for old, new in zip(products, folded, strict=True)}
+    return [op for old in ops if (op := made.get(id(old), old)) is not None]
+
+
+def _is_rms(op: KernelOp) -> bool:
+    problem = op.problem
+    return (
+        isinstance(problem, LayerNormProblem)
+        and problem.rms
+        and problem.scale
+        and not (problem.bias or problem.mean or problem.inv_std)
+        and op.epilogue is None
+    )
+
+
+def _folded(norm: KernelOp, reader: Op, caps: DeviceCapabilities) -> KernelOp | None:
+    """The product of a norm; None where ``reader`` is no product that a kernel computes so."""
+    of, row = norm.problem, norm.outputs[0]
+    assert isinstance(of, LayerNormProblem)
+    if not isinstance(reader, KernelOp) or not isinstance(reader.problem, (MatMulNBitsProblem, MatMulProblem)):
+        return None
+    product = reader.problem
+    others = [t for t in reader.all_inputs[1:] if t.storage is row.storage]
+    whole = reader.inputs[0].storage is row.storage and reader.inputs[0].offset == row.offset
+    if others or not whole or not reader.outputs[0].is_contiguous:
+        return None
+    if not_one_row(product) or of.rows != 1 or of.axis != product.k or of.dtype != product.dtype:
+        return None
+    problem = NormedProductProblem(product, of.epsilon)
+    inputs = [*norm.inputs, *reader.inputs[1:]]
+    try:
+        choose(problem.placed(bind(problem, inputs, reader.outputs)), caps)
+    except Decline:
+        return None
+    return KernelOp(
+        problem,
+        inputs,
+        reader.outputs,
+        [*norm.labels, *reader.labels],
+        reader.node,
+        reader.epilogue,
+        reader.epilogue_of,
+    )
