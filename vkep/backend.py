@@ -58,8 +58,8 @@ class VulkanBackendRep(BackendRep):
 
 @functools.cache
 def _usable_devices() -> frozenset[int]:
-    """Return the indices of the usable devices. Cached, since ONNX's test runner asks for each of its thousands of
-    cases."""
+    """Return the indices of the usable devices. Cached, since ONNX's test runner calls this for each of its thousands
+    of cases."""
     return frozenset(d.index for d in list_devices() if not d.problems)
 
 

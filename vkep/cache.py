@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 _SEAL_BYTES = 32
 #: a seal is computed from digests of pieces of this many bytes, which threads compute in parallel
 _PIECE = 8 << 20
-# suffix of a file that is being written, and the age in seconds after which its writer is taken for dead
+# suffix of a file that is being written, and the age in seconds after which its writer counts as dead
 _TEMPORARY, _ABANDONED_S = ".writing-", 3600
 #: permission bits that let other users write
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -177,7 +177,7 @@ def _seal(name: str, digests: list[bytes]) -> bytes:
 @functools.cache
 def _secret(root: Path) -> bytes:
     """Return the secret of this user's cache folder; it is created where it is missing. Where it cannot be stored, the
-    process uses one of its own."""
+    process uses a temporary one."""
     path, made = root / "secret", secrets.token_bytes(_SEAL_BYTES)
     for _ in range(2):  # another process may create it at the same time
         with contextlib.suppress(OSError):

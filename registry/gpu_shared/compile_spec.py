@@ -41,7 +41,7 @@ MAX_INT = 2**63 - 1
 class ContextMode(str, Enum):
     """How a delegate obtains its context. Members compare equal to their text."""
 
-    DISABLED = "disabled"  #: a private context, the registry is not asked
+    DISABLED = "disabled"  #: a private context: the registry is not used
     LOOKUP_ONLY = "lookup_only"  #: use a registered context; its absence is an error
     LOOKUP_OR_CREATE = "lookup_or_create"  #: the first delegate creates, later ones reuse
     CREATE_ONLY = "create_only"  #: create and register; an existing one is an error

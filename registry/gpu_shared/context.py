@@ -344,12 +344,12 @@ class SharedGpuContext:
 
     @steady
     def shared_resource(self, key: Hashable, factory: Callable[[], T]) -> SharedResource[T]:
-        """The context's one object under ``key``, made by ``factory`` for the first user; each user gets its own
+        """The context's only object under ``key``, created by ``factory`` for the first user; each user gets a separate
         reference.
 
-        Different keys are made in parallel. When ``factory`` fails nothing stays, and all who waited get its error.
-        When the last reference is released the object's ``close()``, where it has one, is called. The object must not
-        refer to the context itself (to its device it may), or only the cycle collector could end both.
+        Different keys are created in parallel. When ``factory`` fails nothing is stored, and all waiting threads get
+        its error. When the last reference is released the object's ``close()``, where it has one, is called. The object
+        must not refer to the context itself (to its device it may), or only the cycle collector could end both.
         """
         self._check_open()
         entry = self._resources.acquire(key, factory)

@@ -34,7 +34,7 @@ class Block:
 
     address: int  #: device (or host) address of the first byte, aligned
     size: int  #: usable bytes: the request rounded up, and any rest too small to be split off
-    requested: int  #: bytes asked for
+    requested: int  #: requested bytes
     region: int  #: id of the region, as the source named it
     offset: int  #: byte offset in the region
     allocation_id: int  #: never reused by one arena: it distinguishes a stale block from a new one at the same address
@@ -110,7 +110,7 @@ class ArenaStats:
 
     num_allocs: int = 0  #: blocks given out, reserved ones included
     num_reserves: int = 0  #: blocks given out by ``reserve``
-    num_arena_extensions: int = 0  #: regions taken for chunks (not for reserved or separate blocks)
+    num_arena_extensions: int = 0  #: regions allocated for chunks (not for reserved or separate blocks)
     num_arena_shrinkages: int = 0  #: regions returned to the source before the end
     bytes_in_use: int = 0  #: size of all live blocks, rounded as given out
     max_bytes_in_use: int = 0  #: the highest ``bytes_in_use``

@@ -42,7 +42,7 @@ class Outcome:
     latency: Latency | None  #: of the runs except the first
     comparisons: list[Comparison]
     spans: Spans
-    document: dict[str, Any] | None  #: of the traced runs (`vkep.view.document`), where a profile was asked for
+    document: dict[str, Any] | None  #: of the traced runs (`vkep.view.document`), where a profile was requested
 
     @property
     def ok(self) -> bool:

@@ -380,7 +380,7 @@ class RecordedPlan:
 
     @property
     def ended(self) -> bool:
-        """Whether the device is known to have finished the latest run; the driver is not asked."""
+        """Whether the device is known to have finished the latest run, without a call of the driver."""
         return not self._unsure and self._delegate.context.timeline.has_passed(self._last)
 
     def _check_wanted(self) -> None:

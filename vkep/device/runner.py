@@ -53,8 +53,8 @@ class PlanRunner:
         rooms: Rooms | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """``sizes``: what a run's sizes change in the plan (`at`). ``rooms``: those of the session (None: two of its
-        own)."""
+        """``sizes``: the numbers of the plan that depend on a run's sizes (`at`). ``rooms``: those of the session
+        (None: two separate ones)."""
         self.plan = plan
         self._delegate = delegate
         self._places = Places(plan, sizes)

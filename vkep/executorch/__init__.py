@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vkep.executorch.program import Program
     from vkep.executorch.runtime import BackendRegistry, OperatorRegistry, Runtime
 
-#: public names and the module that each is loaded from when it is first asked for
+#: public names and the module that each is imported from on first use
 _LAZY = {
     "BackendRegistry": "vkep.executorch.runtime",
     "InvalidPteError": "vkep.errors",

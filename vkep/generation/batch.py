@@ -206,7 +206,8 @@ class Batch:
         return made is None or (isinstance(self._decoder, Decoder) and self._decoder.keeps(made))
 
     def _go_ahead(self, ready: Sequence[Answer], rows: range, made: Made) -> Made | None:
-        """Submit the step after ``made``, whose tokens the host has not read, where all answers go on but for an end token."""
+        """Submit the step after ``made``, whose tokens the host has not read, if all answers continue unless an end
+        token was chosen."""
         if not self.runs_ahead or made.tokens is None or len(rows) != len(ready) or len(ready) != len(self._under_way):
             return None
         context = self._decoder.folder.context

@@ -116,7 +116,7 @@ class FilePart:
 
 @dataclass(frozen=True)
 class ClosedFilePart:
-    """Part of a file that is opened for each read: a model may have thousands of weights in files of their own."""
+    """Part of a file that is opened for each read: a model may have thousands of weights in separate files."""
 
     path: Path
     known: LastWrite

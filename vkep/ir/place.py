@@ -11,7 +11,8 @@ from vkep.ir.tensor import Tensor
 
 @dataclass(frozen=True)
 class Place:
-    """The memory of an input, from some of its elements on. The input's own elements stay as they are for all that read them."""
+    """A range of an input's memory, from some of its elements on. The input's own elements are not changed for
+    operations that read them."""
 
     memory: Tensor  #: as far as it goes
     past: tuple[int, ...]  #: how many elements along each axis are the input's

@@ -148,7 +148,7 @@ def _value_lanes(problem: AttentionProblem, unit: int, lanes: int) -> int:
 
 
 def _unit(problem: AttentionProblem) -> int:
-    """Elements that are read at once: 16 bytes, or 8 in codes, whose bytes fill no more registers than 8 numbers do."""
+    """Elements that are read at once: 16 bytes, or 8 as codes, which need no more registers than 8 numbers."""
     return 8 if problem.coding else 16 // element_type(problem.dtype).itemsize
 
 

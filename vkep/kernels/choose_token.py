@@ -90,7 +90,7 @@ def _when(problem: ChooseTokenProblem, caps: DeviceCapabilities) -> str:
 
 
 def _lanes(caps: DeviceCapabilities) -> int:
-    """Lanes of a workgroup: two words each in shared memory, beside the bins."""
+    """Lanes of a workgroup: two words each in shared memory, in addition to the bins."""
     most = min(
         caps.max_workgroup_invocations, caps.max_workgroup_size[0], (caps.max_shared_memory_bytes - 12 * _BINS - 8) // 8
     )

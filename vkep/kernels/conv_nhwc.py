@@ -222,7 +222,8 @@ def pack_taps_then_channels(weights: np.ndarray, problem: ConvProblem) -> np.nda
 
 
 def pack_with_zeros(weights: np.ndarray, problem: ConvProblem) -> np.ndarray:
-    """`pack_taps_then_channels`, flat, and a vector of zeros, which ``conv_last.comp`` reads beside the image."""
+    """`pack_taps_then_channels`, flat, followed by a vector of zeros, which ``conv_last.comp`` reads outside the
+    image."""
     packed = pack_taps_then_channels(weights, problem).reshape(-1)
     return np.concatenate([packed, np.zeros(VECTOR, packed.dtype)])
 

@@ -137,8 +137,8 @@ GROUPED_SUBGROUP = Kernel(
 
 @dataclass(frozen=True)
 class GroupedProductProblem(Problem):
-    """``y`` [blocks, m, n]: the rows of block i of ``a`` [blocks, m, k] times the transpose of matrix ``owners[i]`` of ``b``
-    [groups, n, k]. Sums are float32. Blocks whose owner (int32 [blocks]) is ``groups`` or more are left as they are.
+    """``y`` [blocks, m, n]: the rows of block i of ``a`` [blocks, m, k] times the transpose of matrix ``owners[i]`` of
+    ``b`` [groups, n, k]. Sums are float32. Blocks whose owner (int32 [blocks]) is ``groups`` or more are not written.
     """
 
     blocks: int

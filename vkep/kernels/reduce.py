@@ -40,7 +40,7 @@ class ReduceOp:
     combine: str = "combine_sum"
     finish: str = ""  #: FINISH_* define
     identity: str = "0"  #: "0", "1", "lowest" or "highest"
-    log_sum_exp: bool = False  #: the variant with a state of its own; then the fields above are unused
+    log_sum_exp: bool = False  #: the variant with separate state; then the fields above are unused
     first: ReduceOp | None = None  #: map of the first of two passes, where it differs
     last: ReduceOp | None = None  #: map of the pass over partial results, where it differs
 
@@ -65,7 +65,7 @@ REDUCE_OPS: dict[str, ReduceOp] = {
 }
 
 
-#: bytes of a unit: what a lane loads at once of elements narrower than a word
+#: bytes of a unit: a lane loads this many at once of elements narrower than a word
 _UNIT_BYTES = 16
 #: elements in flight per lane where elements are loaded in units
 _UNIT_ELEMENTS_IN_FLIGHT = 32

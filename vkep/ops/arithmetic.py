@@ -17,7 +17,7 @@ _BOOL = dtypes.DTYPES["bool"]
 
 
 def _legacy(b: Builder, x: Tensor, y: Tensor, axis: int | None, broadcast: int) -> Tensor:
-    """``y`` as it is taken before opset 7: of x's shape, or placed from ``axis`` on."""
+    """``y`` by the rules before opset 7: of x's shape, or placed from ``axis`` on."""
     if not broadcast or y.shape == x.shape:
         return y
     start = x.rank - y.rank if axis is None else b.axis(axis, x.rank)

@@ -1,4 +1,4 @@
-"""The next token of each sequence of a language model, as `vkep.generation.sampling` asks for it."""
+"""The next token of each sequence of a language model, for `vkep.generation.sampling`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""ONNX Runtime's attention operators (domain com.microsoft) but for GroupQueryAttention and those that project their input.
+"""ONNX Runtime's attention operators (domain com.microsoft) except GroupQueryAttention and those that project their
+input.
 
 Semantics: ONNX Runtime, docs/ContribOperators.md.
 """

@@ -225,7 +225,7 @@ def word_conv_embedding(
     known = b.expr("({0} >= 0 && {0} < {1})", words, table.shape[0], ctype="bool")
     at = b.store(b.expr("({0} ? {1} : 0)", known, words, ctype="int"), _INT32, shape=words.shape)
     rows = gathered(b, table, at)
-    # what a word is long: its positive characters, none where the first is not positive
+    # length of a word: its positive characters, none where the first is not positive
     positive = b.store(b.expr("({0} > 0 ? 1 : 0)", words, ctype="int"), _INT32, shape=words.shape)
     total = reduce_axes(b, "sum", positive, [1], True)
     lengths = b.pointwise("({0} > 0 ? {1} : 0)", positive.slice(1, 0, 1), total, dtype=_INT32)

@@ -1,4 +1,4 @@
-"""ONNX Runtime's operators that stand for a few of the standard's (domain com.microsoft): sums, gates, norms.
+"""ONNX Runtime's operators that combine a few standard ones (domain com.microsoft): sums, gates, norms.
 
 Semantics: the operators' schemas in ONNX Runtime (docs/ContribOperators.md), and its kernels where those say no more.
 """
@@ -303,7 +303,7 @@ def gated_rms_norm(
     return b.reshape(b.store(b.expr("mul", made, opened, ctype="float"), x.dtype, shape=rows.shape), x.shape)
 
 
-# ---- hyper-connections: several streams [..., branches, features] beside each other
+# ---- hyper-connections: several parallel streams [..., branches, features]
 
 
 def _streams(b: Builder, x: Tensor, num_branches: int) -> Tensor:

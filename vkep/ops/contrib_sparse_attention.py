@@ -133,7 +133,8 @@ def longformer_attention(
     num_heads: int,
     window: int,
 ) -> Tensor:
-    """A token sees those up to ``window`` away, and all that are flagged; a flagged one sees all, by weights of its own."""
+    """A token sees those at a distance of at most ``window``, and all flagged ones; a flagged token sees all, by
+    separate weights."""
     if x.rank != 3 or window < 1 or num_heads < 1 or x.shape[2] % num_heads:
         b.invalid(f"an input of shape {list(x.shape)}, {num_heads} heads, a window of {window}")
     batch, length, hidden = x.shape

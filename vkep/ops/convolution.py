@@ -53,7 +53,7 @@ def _by_kernel(b: Builder, x: Tensor, w: Tensor, window: Window, group: int) -> 
 
 
 def _by_columns(b: Builder, x: Tensor, w: Tensor, window: Window, group: int, dtype: DType) -> Tensor:
-    """A product of the weights with the windows laid out as columns: for types and ranks without a kernel of their own."""
+    """A product of the weights with the windows laid out as columns: for types and ranks without a specific kernel."""
     images, channels, spatial = x.shape[0], x.shape[1], len(window.kernel)
     half = len(window.pads) // 2
     wide = padded(b, x, window.pads[:half], window.pads[half:])

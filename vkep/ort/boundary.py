@@ -97,7 +97,7 @@ class CStruct:
         _live[_key(self.pointer)] = self
 
     def release(self) -> None:
-        """ONNX Runtime uses this structure no more."""
+        """Called when ONNX Runtime does not use this structure any more."""
         _live.pop(_key(self.pointer), None)
 
 
@@ -230,7 +230,7 @@ def _interrupt_outside() -> None:
     global _asked
     main = threading.main_thread()
     if time.monotonic() > _asked + 1:  # not again: the program continues after errors
-        time.sleep(0.02)  # an uncaught exception ends the program by itself: do not interrupt that
+        time.sleep(0.02)  # an uncaught exception ends the program anyway: do not interrupt that
     while _is_inside(sys._current_frames().get(main.ident or 0)):
         time.sleep(2e-5)  # short: the program may soon be in the next callback
     _asked = time.monotonic()

@@ -284,7 +284,8 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
                 self._write(self._output(context, index, result.shape), result)
 
     def _used(self, held: contextlib.ExitStack, used: Use, over: Over) -> tuple[Executable, _Details]:
-        """An executable that is in use until ``held`` ends, and its details. ``over``: what it writes to an input's memory."""
+        """An executable that is in use until ``held`` ends, and its details. ``over``: the outputs that it writes to an
+        input's memory."""
         held.enter_context(used.hold)
         executable = used.executable
         if executable.caller is None:

@@ -82,8 +82,8 @@ class KernelRegistry:
     """An OrtKernelRegistry; `close` releases it. It refers to no factory, because sessions may outlive theirs.
 
     Args:
-        operators: entries beside the copies', and ``create``, what makes their kernels. Versions that ONNX Runtime does not
-            know are left out.
+        operators: entries in addition to the copies, and ``create``, which creates their kernels. Versions that ONNX
+            Runtime does not know are left out.
         checks: those that what is copied to the host passes.
     """
 

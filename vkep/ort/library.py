@@ -47,7 +47,7 @@ def load() -> ModuleType:
 
 
 def build(folder: str | os.PathLike[str] | None = None) -> Path:
-    """Compile the library unless it is there; returns its path. ``folder``: instead of the user's cache folder.
+    """Compile the library unless it exists; returns its path. ``folder``: instead of the user's cache folder.
 
     Raises `LibraryError` where no C compiler (``CC``, else cc, gcc or clang) or no Python header is found, where the
     compiler fails, or where the folder cannot be written to.

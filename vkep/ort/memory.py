@@ -41,7 +41,7 @@ _MOST_SPARE_BYTES = 64 << 20
 
 
 class MemoryDomain:
-    """The memory of one context as pointers, with transfers of its own. Counted: `acquire` and `release`. Thread-safe.
+    """The memory of one context as pointers, with its transfers. Counted: `acquire` and `release`. Thread-safe.
 
     All work on a context is ordered on its one timeline, so later work may reuse a freed block at once; only the host,
     where it maps the memory, must wait.

@@ -174,7 +174,8 @@ def _quick(node: Node, inputs: Sequence[np.ndarray | None]) -> np.ndarray | None
 
 
 def _check_cost(node: Node, inputs: Sequence[np.ndarray | None], opsets: Mapping[str, int]) -> None:
-    """Raise `FoldError` before memory is taken for more than `MAX_FOLDED_BYTES`, or time for more than `_MOST_WORK`."""
+    """Raise `FoldError` before more than `MAX_FOLDED_BYTES` of memory are allocated, or more than `_MOST_WORK` is
+    computed."""
     arrays = [array for array in inputs if array is not None]
     if not arrays or node.domain:
         return

@@ -27,7 +27,7 @@ class Growing:
     """
 
     def __init__(self, nodes: Sequence[Node], over: Over, known: Mapping[str, Known]) -> None:
-        """``known``: of all values, as far as they are lowered when `place` asks."""
+        """``known``: the properties of all values that are lowered when `place` is called."""
         self._known, self._over = known, over
         self._past = {
             output: source

@@ -287,7 +287,7 @@ def from_bytes(spec: TensorSpec, shape: tuple[int, ...], data: bytes | memoryvie
 
 
 def to_bytes(array: Array) -> bytes | memoryview:
-    """A tensor's elements as binary data has them: those of `from_bytes`."""
+    """A tensor's elements in the protocol's binary form, the inverse of `from_bytes`."""
     if datatype(array.dtype) != STRINGS:
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     texts = [_text(value).encode() for value in array.reshape(-1).tolist()]

@@ -65,8 +65,8 @@ if TYPE_CHECKING:
 def ship(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> ray.ObjectRef[Shipped]:
     """Put a model into Ray's object store; `Predictor` and `deployment` accept the result as a model.
 
-    Files with weights beside the model go with it. Raises ``FileNotFoundError``; ``ValueError`` for weights outside the
-    model's folder; Ray's errors where the store has no room.
+    Files with weights beside the model are included. Raises ``FileNotFoundError``; ``ValueError`` for weights outside
+    the model's folder; Ray's errors where the store has no room.
     """
     import ray
 

@@ -44,8 +44,8 @@ _KINDS: dict[str, tuple[Any, str]] = {
 class SessionOptions(OrtSessionOptions):
     """Options of an `InferenceSession`.
 
-    device: index, UUID or part of the name of a device; None: ``VKEP_DEVICE`` or the best there is.
-    token, group_id, context_mode, sync_mode: which shared context the session uses, and how (see
+    device: index, UUID or part of the name of a device; None: ``VKEP_DEVICE`` or the best available one. token,
+    group_id, context_mode, sync_mode: which shared context the session uses, and how (see
         `gpu_shared.compile_spec`). By default all sessions of a process on one device share its context;
         ``context_mode="disabled"`` gives the session a context of its own.
     prefer: which delegate is offered a node first: "auto", "vgf_first" or "vulkan_first" (`vkep.placement.policy`).

@@ -66,8 +66,9 @@ class PlannedGraph:
     # ---- running
 
     def run(self, values: Values, targets: Targets, key: Hashable = None, watch: Watch | None = None) -> None:
-        """Run on the inputs in ``values``; results are added there. See `use` and `Executable.run`. A target that is an input's
-        tensor is written in place, or left out where the plan cannot do that: its result is a value of its own then.
+        """Run on the inputs in ``values``; results are added there. See `use` and `Executable.run`. A target that is an
+        input's tensor is written in place, or left out where the plan cannot do that: then its result is a separate
+        value.
         """
         over = overwritten(values, targets) if targets else ()
         if key is None:
@@ -334,7 +335,7 @@ def allowed(targets: Targets, over: Over, executable: Executable) -> Targets:
 
 
 def known_value(value: Any, name: str, asked: bool = False) -> Known:
-    """The known properties of a run's value: dtype, shape and room, or its content where that is ``asked`` for."""
+    """The known properties of a run's value: dtype, shape and room, or its content if that is ``asked``."""
     if isinstance(value, DeviceTensor):
         return ValueSpec(value.dtype, value.shape, value.room)
     if isinstance(value, list):

@@ -111,7 +111,7 @@ class InferenceSession:
 
     @property
     def model(self) -> Model:
-        """The model as it was read."""
+        """The model."""
         return self._parts.model
 
     def get_inputs(self) -> list[NodeArg]:
@@ -402,7 +402,7 @@ class InferenceSession:
         return self._profile().end()
 
     def get_profiling_start_time_ns(self) -> int:
-        """`time.perf_counter_ns` when the profile began; 0 without ``enable_profiling``, as ONNX Runtime has it."""
+        """`time.perf_counter_ns` when the profile began; 0 without ``enable_profiling``, as in ONNX Runtime."""
         profile = self._parts.profile
         return 0 if profile is None else profile.start_ns
 

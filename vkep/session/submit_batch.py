@@ -32,7 +32,7 @@ Targets = Mapping[str, DeviceTensor | np.ndarray[Any, Any] | None]
 
 class Staged:
     """A staged region. ``submitted`` is called with the timeline value; ``collect`` is called once the GPU has
-    finished, where ``on_host`` tells that results are copied to the host."""
+    finished, if results are copied to the host (``on_host``)."""
 
     def __init__(
         self,

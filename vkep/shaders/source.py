@@ -54,9 +54,9 @@ class SourceFile:
 class GlslSource:
     """One GLSL file and everything it includes, read once: what a compilation depends on.
 
-    The scan does not run the preprocessor: it takes an include in a branch that is not compiled as well, so it may
-    name too much, never too little. Compilers are given this snapshot instead of include folders: a file that
-    is edited meanwhile cannot end up in a cache under a wrong key, every compiler resolves includes alike, and no
+    The scan does not run the preprocessor: it also follows an include in a branch that is not compiled, so it may
+    contain too much, never too little. Compilers are given this snapshot instead of include folders: a file that is
+    edited meanwhile cannot end up in a cache under a wrong key, every compiler resolves includes alike, and no
     machine's paths get into the module.
     """
 
