@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.ops.cases import shared_context
-from tools.fuzz.attention import draw, verdict
-from tools.fuzz.attention_calls import MICROSOFT, OPERATORS
+from tools.fuzz.attention import OPERATORS, draw, verdict
+from tools.fuzz.attention_calls import MICROSOFT
 from vkep.kernels import attention_split
 
 #: enough that GroupQueryAttention's cases have each input and attribute

@@ -213,7 +213,9 @@ def test_keys_of_another_layer_alone(length: int, total: int, constant: bool) ->
     check_grouped(values, **rest)
 
 
-def test_other_values_are_declined() -> None:
+def test_a_window_wider_than_its_cache() -> None:
     values = _grouped()
-    with pytest.raises(Exception, match="'sliding_window_cache' is not supported"):
-        on_vulkan(model_of("GroupQueryAttention", values, sliding_window_cache=1, **GROUPED), values)
+    for size in (-1, 9):
+        model = model_of("GroupQueryAttention", values, sliding_window_cache=1, local_window_size=size, **GROUPED)
+        with pytest.raises(InvalidModelError, match=f"local_window_size is {size}, expected 1 to the cache's 8 rows"):
+            on_vulkan(model, values)

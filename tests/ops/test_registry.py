@@ -142,4 +142,4 @@ def test_attributes_that_are_fixed_are_at_the_defaults_of_onnxruntime() -> None:
             default = onnx.helper.get_attribute_value(onnx.AttributeProto.FromString(spec._default_value))
             assert (default.decode() if isinstance(default, bytes) else default) == pytest.approx(value), name
             seen.add(definition.op_type)
-    assert seen == {"CausalConvWithState", "GroupQueryAttention", "LinearAttention", "VarlenCausalConvWithState"}
+    assert seen == {"CausalConvWithState", "LinearAttention", "VarlenCausalConvWithState"}

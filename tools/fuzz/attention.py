@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from tools.fuzz import attention_reference
-from tools.fuzz.attention_calls import MICROSOFT, OPERATORS, Array, Case
+from tools.fuzz import attention_calls, attention_reference, grouped_calls
+from tools.fuzz.attention_calls import MICROSOFT, Array, Case, Rng
 from vkep.kernels import attention_split
 
 #: the greatest difference from a reference in float32, of values near 1
@@ -51,7 +51,7 @@ def _unpacked(case: Case) -> list[Array]:
 
 def _reference(case: Case) -> list[Array] | None:
     """The result of other engines for a call that ONNX Runtime does not support; None where none does."""
-    if case.op == "GroupQueryAttention":
+    if case.op == "GroupQueryAttention" and not case.attributes.get("sliding_window_cache"):
         return attention_reference.grouped(case)
     if case.op == "MultiHeadAttention" and any(t is not None and t.ndim == 5 for t in case.inputs.values()):
         return _unpacked(case)
@@ -126,6 +126,17 @@ def _difference(case: Case, name: str, mine: Array, right: Array) -> str:
     if mine.dtype.name == "float8_e4m3fn":  # the neighbour of a tie
         wrong &= np.abs(a - b) > 0.13 * np.maximum(np.abs(a), np.abs(b))
     return f"up to {np.nanmax(np.abs(a - b)[wrong]):.3g} off in {np.mean(wrong):.0%}" if wrong.any() else ""
+
+
+OPERATORS: dict[str, Callable[[Rng], Case]] = {
+    "GroupQueryAttention": grouped_calls.grouped,
+    "windowed GroupQueryAttention": grouped_calls.windowed,
+    "MultiHeadAttention": attention_calls.multi_head,
+    "DecoderMaskedMultiHeadAttention": attention_calls.decoder_masked,
+    "com.microsoft.Attention": attention_calls.self_attention,
+    "Attention": attention_calls.standard,
+    "RotaryEmbedding": attention_calls.rotary,
+}
 
 
 def draw(seed: int, index: int, only: Sequence[str] = ()) -> Case:

@@ -18,6 +18,7 @@ from vkep.ops.contrib import MICROSOFT, outputs
 from vkep.ops.generators import positions
 from vkep.ops.kv_cache import Rotary, cached
 from vkep.ops.kv_coding import Coding
+from vkep.ops.kv_window import window
 from vkep.ops.normalization import row_norm
 from vkep.ops.registry import FLOATS, operator
 from vkep.ops.sdpa import (
@@ -51,7 +52,6 @@ _QUANTIZED = {8: ("int8", "float8_e4m3fn"), 4: ("uint8",)}
         "total_sequence_length": ("int32",),
         "query_seqlens": ("int32",),
     },
-    fixed={"sliding_window_cache": 0},
 )
 def group_query_attention(
     b: Builder,
@@ -86,6 +86,7 @@ def group_query_attention(
     qk_output: int = 0,
     rotary_interleaved: int = 0,
     scale: float = 0.0,
+    sliding_window_cache: int = 0,
     smooth_softmax: int = -1,
     softcap: float = 0.0,
     v_quant_type: str = "NONE",
@@ -115,31 +116,42 @@ def group_query_attention(
     room = past_key.shape[2] if past_key is not None else 0
     if past_key is not None and past_value is not None:
         b.expect("past_value", past_value, (*past_key.shape[:3], *past_value.shape[3:]))
-    used = whole(b.number(total_sequence_length, "total_sequence_length"))
-    if used < 1:
-        b.invalid(f"total_sequence_length is {used}, expected 1 or more")
-    if used > room + new:
-        b.invalid(f"total_sequence_length is {used}, the past holds {room} keys and there are {new} new ones")
-    if attention_bias is not None and attention_bias.shape[-1] < used:
-        b.invalid(f"attention_bias has shape {list(attention_bias.shape)}, total_sequence_length is {used}")
     for name, counts in (("seqlens_k", seqlens_k), ("query_seqlens", query_seqlens)):
         if counts is not None and (not counts.rank or counts.size != batch or not set(counts.shape) <= {1, batch}):
             b.invalid(f"{name} has shape {list(counts.shape)}, expected {[batch]}")
-    if used > room:  # the cache grows
-        room = used
-    b.expect_range("seqlens_k", seqlens_k, 0, used - 1)
-    lengths = b.reshape(seqlens_k, (batch,))
-    first = _first(b, lengths, query_seqlens, length, used, room)
+    lengths, step = b.reshape(seqlens_k, (batch,)), None
+    if sliding_window_cache:
+        if past_key is None or shared or qk_output:
+            b.decline("a windowed cache without a past or new keys, or with scores as an output")
+        step = window(b, lengths, query_seqlens, length, room, local_window_size)
+        used, room, first = step.rows, step.rows, step.first
+        attention_bias = step.columns(b, attention_bias, batch) if attention_bias is not None else None
+    else:
+        used = whole(b.number(total_sequence_length, "total_sequence_length"))
+        if used < 1:
+            b.invalid(f"total_sequence_length is {used}, expected 1 or more")
+        if used > room + new:
+            b.invalid(f"total_sequence_length is {used}, the past holds {room} keys and there are {new} new ones")
+        if attention_bias is not None and attention_bias.shape[-1] < used:
+            b.invalid(f"attention_bias has shape {list(attention_bias.shape)}, total_sequence_length is {used}")
+        if used > room:  # the cache grows
+            room = used
+        b.expect_range("seqlens_k", seqlens_k, 0, used - 1)
+        first = _first(b, lengths, query_seqlens, length, used, room)
     rotary = None
     if do_rotary:
         if cos_cache is None or sin_cache is None:
             b.invalid("do_rotary without tables of cos and sin")
         if position_ids is not None:
             b.expect("position_ids", position_ids, (batch, length))
-            if query_seqlens is None and length == used and length > 1:  # of a prompt the first one counts
+            if (
+                query_seqlens is None and step is None and length == used and length > 1
+            ):  # of a prompt the first one counts
                 steps = positions(b, length, np.int64).view((1, length), (0, 1))
                 start = b.reshape(position_ids, (batch * length,)).slice(0, 0, 1)
                 position_ids = b.pointwise("add", steps, b.reshape(start, (1, 1)), shape=(batch, length))
+        elif step is not None:
+            position_ids = step.places
         expect_turns(b, q, cos_cache, sin_cache)
         rotary = Rotary(b.cast(cos_cache, wide), b.cast(sin_cache, wide), position_ids, bool(rotary_interleaved))
     heads = Heads(batch, kv_num_heads, num_heads // kv_num_heads, length, used)
@@ -178,6 +190,8 @@ def group_query_attention(
         wide_scores = b.reshape(scores, heads.shape)
         kept = b.expr("({0} ? {1} : 0.0)", seen, wide_scores, ctype="float") if seen is not None else None
         scores = scores if kept is None else b.reshape(b.store(kept, wide, shape=heads.shape), scores.shape)
+    if step is not None:
+        present_key, present_value = step.remaining(b, present_key), step.remaining(b, present_value)
     return outputs(
         b,
         merge_heads(b, b.cast(done.y, dtype)),
