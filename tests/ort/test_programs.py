@@ -35,6 +35,9 @@ for title, providers in wanted.items():
     session = onnxruntime.InferenceSession("model.onnx", providers=providers)
     found[title] = session.get_providers()[0].removesuffix("ExecutionProvider")
     assert (session.run(None, {"x": -np.ones((2, 3), np.float32)})[0] == 0).all()
+options = onnxruntime.SessionOptions()
+options.optimized_model_filepath = "optimized.onnx"
+found["writes"] = onnxruntime.InferenceSession("model.onnx", options, providers=[CPU]).get_providers()[0]
 print(json.dumps(found))
 """
 MODEL = '<ir_version: 8, opset_import: ["" : 17]> g (float[2,3] x) => (float[2,3] y) { y = Relu(x) }'
@@ -79,6 +82,7 @@ def test_a_program(folder: Path, options: list[str], none: str, cuda: str, cpu: 
     assert made["argv"] == ["-m", "argument", "--default"] and made["name"] == "__main__"
     assert made["path"] == str(folder) and "VulkanExecutionProvider" in made["available"]
     assert (made["none"], made["cuda"], made["cpu"]) == (none, cuda, cpu)
+    assert made["writes"] == "CPUExecutionProvider" and (folder / "optimized.onnx").is_file()
     assert (
         ("CUDAExecutionProvider" in made["available"])
         == (made["device"] == "GPU")

@@ -54,7 +54,7 @@ def install(onnxruntime: ModuleType) -> None:
 
     def create(self: Any, providers: Any, provider_options: Any, *rest: Any, **more: Any) -> None:
         own, asked = self._sess_options, providers
-        if not (own is not None and _entry(own, NOT_REPLACED)):
+        if not (own is not None and (_entry(own, NOT_REPLACED) or _writes_a_model(own, providers))):
             configured = own is not None and own.has_providers()
             providers, provider_options = rewritten(providers, provider_options, configured)
             # where options name the provider, ONNX Runtime itself requests its operators
@@ -97,6 +97,13 @@ def remove() -> None:
     """Undo `install`."""
     while _undo:
         _undo.pop()()
+
+
+def _writes_a_model(session_options: Any, providers: Any) -> bool:
+    """Whether a session that does not name Vulkan is made to write its optimized model. ONNX Runtime cannot write
+    nodes that a provider compiled, and the file is meant for the providers that the program names."""
+    names = [entry[0] if isinstance(entry, tuple) and entry else entry for entry in providers or ()]
+    return bool(session_options.optimized_model_filepath) and EP_NAME not in names
 
 
 def _stood_for(asked: Any, given: Sequence[str]) -> list[str]:
