@@ -443,3 +443,11 @@ def test_resize_with_a_coordinate_mode_that_later_versions_lack(mode: str) -> No
         inputs["scales"] = np.array(scales, np.float32)
         rest = {"mode": mode, "coordinate_transformation_mode": "tf_half_pixel_for_nn", "constants": ["roi", "scales"]}
         check("Resize", inputs, against="onnxruntime", opset=12, rtol=1e-4, atol=1e-3, **rest)
+
+
+def test_resize_of_a_region_that_is_not_given() -> None:
+    """It is the whole image."""
+    inputs = {"x": np.arange(48, dtype=np.float32).reshape(1, 1, 6, 8), "roi": None, "scales": None}
+    sizes = {"sizes": np.array([1, 1, 4, 5], np.int64)}
+    mode = {"coordinate_transformation_mode": "tf_crop_and_resize", "mode": "linear", "constants": ["sizes"]}
+    check("Resize", {**inputs, **sizes}, against="onnxruntime", opset=19, atol=1e-4, **mode)

@@ -45,7 +45,6 @@ REASONS = {
     "MatMulFpQ4": "weights in a layout private to ONNX Runtime's CPU library",
     "MaxpoolWithMask": "for ONNX Runtime's internal use: its kernel reads the mask of channel c from element "
     "c * size % channels on, and a zero ends the window's row",
-    "PagedAttention": "a cache in pages: not written yet",
     **dict.fromkeys(
         (
             "DequantizeWithOrder", "QOrderedAttention", "QOrderedGelu", "QOrderedLayerNormalization",

@@ -43,15 +43,20 @@ def section(path: Path = PATH) -> str:
         "--through ort`: the C++ cases that its CPU provider answers as they expect, and the model files that it runs. Whole",
         "is a case of which every node ran on Vulkan; those that are wrong are in the table above.",
         "",
-        "| what | cases | right, whole | right, some CPU | refused, declined | run, must fail | wrong | error | no answer |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| what | cases | right | whole | right, whole | right, some CPU | refused, declined | run, must fail | wrong | error "
+        "| no answer |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name in (CASES, _MUST_FAIL, MODELS, MODELS_THROUGH_ORT):
         counts = _total(kept.get(name, {}))
         total = sum(n for verdict, n in counts.items() if verdict != _SKIPPED)
         shown = (VULKAN, CPU), (DECLINED, REFUSED), (RAN, WRONG, ERROR, LOST)
         numbers = [counts[VULKAN], counts[CPU], sum(counts[v] for v in shown[1]), *(counts[v] for v in shown[2])]
-        lines.append(f"| {name} | {total} | " + " | ".join(map(str, numbers)) + " |")
+        right = counts[VULKAN] + counts[CPU] + (counts[REFUSED] if name == _MUST_FAIL else 0)
+        shares = [f"{100 * count / max(total, 1):.1f}%" for count in (right, counts[VULKAN])]
+        if name == _MUST_FAIL:
+            shares[1] = ""
+        lines.append(f"| {name} | {total} | " + " | ".join(map(str, (*shares, *numbers))) + " |")
     lines += ["", "C++ cases that are not right and whole, by operator:", ""]
     lines += ["| operator | cases | not whole | why, with the number of cases |", "|---|---:|---:|---|"]
     for operator, entry in sorted(kept.get(CASES, {}).items()):

@@ -66,9 +66,10 @@ def resize(
     to = resolve_resize(x.shape, factors, lengths, a.axes, a.keep_aspect_ratio_policy)
     box = None
     if a.coordinate_transformation_mode == "tf_crop_and_resize":
-        if roi is None:
-            b.invalid("tf_crop_and_resize without a roi")
-        box = resolve_roi(x.rank, _floats(b, roi, "roi"), a.axes)
+        if roi is not None:  # without one it is the whole image, as in ONNX Runtime; ONNX leaves it open
+            box = resolve_roi(x.rank, _floats(b, roi, "roi"), a.axes)
+        else:
+            box = resolve_roi(x.rank, [0.0] * x.rank + [1.0] * x.rank, None)
     return _resize(b, x, to, made, box)
 
 
