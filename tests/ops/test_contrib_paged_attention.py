@@ -109,4 +109,4 @@ def test_pages_that_do_not_fit() -> None:
     inputs = _inputs("") | {"table": TABLE[:2]}
     model = model_of("PagedAttention", inputs, domain="com.microsoft", num_heads=HEADS, kv_num_heads=KV)
     with pytest.raises(VkepError, match=r"block_table has shape \[2, 3\], expected \[3, 3\]"):
-        on_vulkan(model, inputs)  # type: ignore[arg-type]
+        on_vulkan(model, inputs)
