@@ -164,8 +164,8 @@ _TYPES = """
 Types that Vulkan does not take: of the newest version's first constraint, by ONNX's node cases, retyped and lowered
 (`python -m tools.backend_suite.element_types`); of older versions, since operator set 7, by declaration. What is not listed
 is taken. Operators without node cases (Multinomial, MaxRoiPool, RandomNormal and their like) are in the table above by
-declaration. float64 is taken where GLSL has what the operator needs in double precision or vkep computes it (`vkep/ops/doubles.py`);
-there are no pools, recurrences, norms of rows, Fourier transforms and resampling for it.
+declaration. float64 is taken where GLSL has what the operator needs in double precision, or vkep computes it
+(`vkep/ops/doubles.py`); there are no pools, recurrences, norms of rows, Fourier transforms and resampling for it.
 
 | operator | declined | reason |
 |---|---|---|
