@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prepares the machine and the virtual environment; instant when all is there.
+# Prepares the machine and the virtual environment; instant when everything is present.
 #
 #   tools/setup.sh              what running models needs
 #   tools/setup.sh --dev        and what tests, lint and types need (validation layers, spirv-val, pytest, ruff, mypy)
@@ -9,7 +9,7 @@
 #   tools/setup.sh --yes        as with VKEP_INSTALL=yes
 #
 # Missing system packages are installed with apt-get on Debian and Ubuntu, as root. On a terminal the script asks first; without one
-# (CI, a container's build) nobody can answer, and it installs. VKEP_INSTALL=yes never asks, VKEP_INSTALL=no never installs. Where it
+# (CI, a container's build) it installs. VKEP_INSTALL=yes never asks, VKEP_INSTALL=no never installs. Where it
 # does not install, it prints the line to run and stops.
 # Variables: PYTHON (interpreter for the environment), VKEP_VENV (its place, default .venv), VKEP_INSTALL.
 set -euo pipefail
