@@ -49,6 +49,10 @@ def bind_kernel(state: State, specs: Sequence[Value], step: KernelStep, kernel: 
     readers = [reader(state, specs, index) for index in step.arguments]
     values, function, writes = state.values, kernel.function, step.writes
     tensors = [isinstance(specs[index], TensorValue) for index in writes]
+    if step.name in VIEW_NAMES or step.name == COPY_INDEX:
+        used = (step.arguments[0], step.writes[0]) if step.name in VIEW_NAMES else step.arguments[:2]
+        if not all(isinstance(specs[index], TensorValue) for index in used):
+            raise InvalidPteError(f"{what} takes tensors, and its values {list(used)} are not all tensors")
     if step.name in VIEW_NAMES:
         return _view(state, step, readers[1], what)
     if step.name == COPY_INDEX:
@@ -107,11 +111,16 @@ def _copy_index(state: State, step: KernelStep, index: Callable[[], Any], what: 
 
 
 def bind_move(state: State, step: MoveStep) -> Bound:
-    """The step that copies one value to another."""
+    """The step that copies one value to another. It raises `InvalidPteError` where one of them alone is a tensor."""
     values = state.values
 
     def run() -> None:
-        values[step.target] = values[step.source]
+        source = values[step.source]
+        if isinstance(values[step.target], HostTensor) and not isinstance(source, HostTensor):
+            raise InvalidPteError(
+                f"a move to the tensor {step.target} from value {step.source}, a {type(source).__name__}"
+            )
+        values[step.target] = source
 
     return run
 
