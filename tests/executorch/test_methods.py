@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vkep.errors import InvalidInputError, VkepError
+from vkep.errors import InvalidInputError, InvalidPteError, VkepError
 from vkep.executorch.context_resources import ProgramResources
 from vkep.executorch.core import Core
 from vkep.executorch.method import Method
@@ -128,6 +128,16 @@ def test_a_move_and_a_jump() -> None:
     made = method(values, [0, 1], [2], steps)
     for condition in (True, False, True):
         np.testing.assert_array_equal(made.execute([f(1, 2), condition])[0], f(1, 2) if condition else f(-1, -2))
+
+
+def test_values_that_are_no_tensors_are_not_moved_to_tensors() -> None:
+    """As in a damaged program."""
+    made = method([tensor(0, 0, 2), 3, tensor(2, 16, 2)], [0], [2], [MoveStep(1, 2)])
+    with pytest.raises(InvalidPteError, match="a move to the tensor 2 from value 1, a int"):
+        made.execute([f(1, 2)])
+    step = KernelStep("executorch_prim::et_view.default", (0, 1), (1,))
+    with pytest.raises(InvalidPteError, match=r"its values \[0, 1\] are not all tensors"):
+        method([tensor(0, 0, 2), (2,), tensor(2, 16, 2)], [0], [2], [step]).execute([f(1, 2)])
 
 
 def test_numbers_go_in_and_out() -> None:

@@ -27,7 +27,7 @@ import numpy as np
 import vkep
 from gpu_shared.errors import GpuError
 from gpu_shared.instance import validation_log
-from tools.fuzz.injector import MOST_RESULTS, Injector
+from tools.fuzz.injector import Injector
 from tools.fuzz.interrupts import DYNAMIC, PARTS, STATIC, B, X, model, no_object_left
 
 FEEDS = {"x": X, "b": B}
@@ -225,8 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             injector.quiet = False
             WHAT[what]()
             injector.quiet = True
-            most = 1 if given.lost else MOST_RESULTS
-            cases = [(at, which) for at in range(injector.count) for which in range(most)]
+            cases = [(at, which) for at, most in enumerate(injector.results) for which in range(most)]
             random.Random(given.seed).shuffle(cases)
             done: dict[str, int] = {}
             run = Cases(injector, what, given.lost)

@@ -131,12 +131,13 @@ class Injector:
         self._fails_at, self._which = -1, 0
         self._sticky = False
         self.count = 0
+        self.results: list[int] = []  #: of each call that was counted, how many ways to fail it has
         self.hit = ""  #: what failed, and how
         self.quiet = False  #: whether calls are neither counted nor fail
 
     def arm(self, fails_at: int, which: int, sticky: bool) -> None:
         """Have call ``fails_at`` fail with result number ``which`` of its results (lost: of those alone that lose)."""
-        self.count, self.hit = 0, ""
+        self.count, self.hit, self.results = 0, "", []
         self._fails_at, self._which, self._sticky = fails_at, which, sticky
 
     def _result(self, name: str) -> int | None:
@@ -146,6 +147,7 @@ class Injector:
             if self.quiet or (self._sticky and LOST not in RESULTS.get(name, ())):
                 return None
             self.count += 1
+            self.results.append(len(codes))
             if self.count - 1 != self._fails_at or self._which >= len(codes):
                 return None
             self.hit = f"{name} {vk.result_name(codes[self._which])}"
