@@ -81,7 +81,10 @@ def test_unfold_tensor(dim: int, size: int, step: int) -> None:
 
 @pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean"])
 def test_distances(metric: str) -> None:
-    check("CDist", {"a": _normal(7, 5), "b": _normal(4, 5)}, rtol=1e-4, atol=1e-4, metric=metric, **MS)
+    rows = {"a": _normal(7, 5), "b": _normal(4, 5)}
+    check("CDist", rows, rtol=1e-4, atol=1e-4, metric=metric, **MS)
+    wide = {name: value.astype(np.float64) for name, value in rows.items()}
+    check("CDist", wide, rtol=1e-12, atol=1e-12, metric=metric, **MS)
 
 
 @pytest.mark.parametrize("types", [(np.int16, np.int16), (np.uint16, np.uint16)])

@@ -76,7 +76,7 @@ def unfold_tensor(b: Builder, x: Tensor, *, size: int, dim: int = -1, step: int 
     return x.view(shape, (*x.strides[:axis], stride * step, *x.strides[axis + 1 :], stride))
 
 
-@operator("CDist", domain=MICROSOFT, types={"x y": ("float32",)})
+@operator("CDist", domain=MICROSOFT, types={"x y": ("float32", "float64")})
 def distances(b: Builder, x: Tensor, y: Tensor, *, metric: str = "sqeuclidean") -> Tensor:
     """Distances of rows, by the sums of squares less twice the product, as ONNX Runtime's."""
     if metric not in ("sqeuclidean", "euclidean"):
