@@ -106,8 +106,7 @@ def test_the_new_rows_are_turned_and_what_follows_is_a_number(
             np.testing.assert_array_equal(got[b, :, end:], left)
 
 
-@pytest.mark.parametrize("over", [False, True])
-@pytest.mark.parametrize("channels", [False, True])
+@pytest.mark.parametrize(("over", "channels"), [(False, True), (True, False)])
 @pytest.mark.parametrize(
     ("cache", "size", "value_size"),
     [
