@@ -8,6 +8,7 @@ import pytest
 
 import vkep.kernels
 from vkep.kernels import all_kernels
+from vkep.kernels.catalog import find_kernel
 from vkep.kernels.kernel import Kernel
 from vkep.shaders import tool
 from vkep.shaders.compiler import Compiler, find_compiler
@@ -28,6 +29,13 @@ def test_every_declared_variant(kernel: Kernel, library: ShaderLibrary) -> None:
     results = tool.build(library, declared, jobs=2, run_validator=find_validator() is not None)
     problems = [f"{dict(r.declared.variant.defines)}: {problem}" for r in results for problem in r.problems]
     assert not problems, "\n".join(problems)
+
+
+def test_every_variant_leads_to_its_declaration() -> None:
+    assert len({kernel.source for kernel in all_kernels()}) < len(all_kernels())  # some files have several
+    for kernel in all_kernels():
+        assert all(find_kernel(kernel.source, defines) is kernel for defines in kernel.variants), kernel.source
+    assert find_kernel("a user's own.comp", {}) is None
 
 
 def test_every_glsl_kernel_is_declared() -> None:

@@ -69,11 +69,11 @@ def select_kernels(names: Sequence[str] = ()) -> tuple[Kernel, ...]:
     kernels = all_kernels()
     if not names:
         return kernels
-    known = {key: kernel for kernel in kernels for key in (kernel.source, kernel.source.removesuffix(".comp"))}
+    known = {key for kernel in kernels for key in (kernel.source, kernel.source.removesuffix(".comp"))}
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(f"no kernel named {', '.join(unknown)}; declared are {', '.join(k.source for k in kernels)}")
-    return tuple({known[name].source: known[name] for name in names}.values())
+    return tuple(k for k in kernels if k.source in names or k.source.removesuffix(".comp") in names)
 
 
 def declared_variants(kernels: Iterable[Kernel], both: bool = False) -> list[DeclaredVariant]:

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from vkep.kernels.catalog import all_kernels
+from vkep.kernels.catalog import find_kernel
 from vkep.kernels.kernel import ADDRESS_BYTES, SCALAR_CODES
 from vkep.plan.records import FRESH, Plan, Relocation, Space
 from vkep.shaders.interface import declared_members
@@ -14,14 +14,14 @@ from vkep.shaders.interface import declared_members
 
 def describe_plan(plan: Plan) -> list[dict[str, Any]]:
     """Each dispatch as plain data: kernel, grid, spec constants, arguments by name, addresses as symbols."""
-    operands = {k.source: [o.name for o in k.operands] for k in all_kernels()}
-    params = {k.source: k.params for k in all_kernels()}
     described = []
     for index, dispatch in enumerate(plan.dispatches):
         key = plan.pipelines[dispatch.pipeline]
         source, defines = key.shader.source, dict(key.shader.defines)
-        names = [*operands.get(source, ()), *(n for n, _ in declared_members(defines.get("EXTRA_OPERANDS", "")))]
-        scalars = [*params.get(source, ()), *declared_members(defines.get("EXTRA_PARAMS", ""))]
+        kernel = find_kernel(source, defines)
+        own = [operand.name for operand in kernel.operands] if kernel is not None else []
+        names = [*own, *(n for n, _ in declared_members(defines.get("EXTRA_OPERANDS", "")))]
+        scalars = [*(kernel.params if kernel is not None else ()), *declared_members(defines.get("EXTRA_PARAMS", ""))]
         spec = dict(key.spec)
         described.append(
             {
