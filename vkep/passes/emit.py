@@ -42,7 +42,7 @@ from vkep.plan.records import (
 )
 from vkep.plan.schedule import Access, schedule
 from vkep.plan.sized import PlanSizes
-from vkep.sizes import Trace, hint, is_size
+from vkep.sizes import Size, Trace, hint, is_size
 
 #: constants, since an enumeration's attributes are slow to read
 _CONSTANT, _ACTIVATION, _PORT, _FAULT = Space.CONSTANT, Space.ACTIVATION, Space.PORT, Space.FAULT
@@ -271,7 +271,7 @@ def _at_hand(accesses: Sequence[Sequence[Access]]) -> list[list[Access]]:
             sized.setdefault(access.memory, [])
     for access in itertools.chain.from_iterable(accesses):
         known = sized.get(access.memory)
-        if known is not None and access not in known:
+        if known is not None and _written_out(access) not in map(_written_out, known):
             for other in known:
                 if (access.writes or other.writes) and access.start < other.end:
                     bool(other.start < access.end)
@@ -279,6 +279,12 @@ def _at_hand(accesses: Sequence[Sequence[Access]]) -> list[list[Access]]:
                     bool(other.end <= access.end)
             known.append(access)
     return [[Access(a.memory, hint(a.start), hint(a.end), a.writes) for a in touched] for touched in accesses]
+
+
+def _written_out(access: Access) -> tuple[Hashable, ...]:
+    """An access in a form whose comparison puts no condition on sizes."""
+    bounds = [(v.terms, v.const) if isinstance(v, Size) else v for v in (access.start, access.end)]
+    return (*bounds, access.writes)
 
 
 def _alive(calls: Sequence[tuple[KernelCall, str]], groups: Sequence[int]) -> tuple[list[Storage], list[Lifetime]]:

@@ -44,7 +44,8 @@ def _over_operands(op: Op, pairs: Mapping[int, int]) -> Op:
     problem = op.problem
     needs, makes = problem.operands
     inputs = {need.name: t for need, t in zip(needs, op.inputs, strict=True)}
-    sources = {_port(t): name for name, t in inputs.items() if _port(t) is not None and t.is_whole}
+    wanted = set(pairs.values())  # whether any other view is whole is not asked: it may depend on sizes
+    sources = {_port(t): name for name, t in inputs.items() if _port(t) in wanted and t.is_whole}
     over = {
         make.name: sources[pairs[port]]
         for make, t in zip(makes, op.outputs, strict=True)
