@@ -1,9 +1,17 @@
 // ArgMax and ArgMin over the middle of [outer, axis, inner] into int64 y [outer, inner]; the first NaN wins, as in numpy.
 // Lanes share a column as in reduce.comp. Equal elements: the lowest index, or with LAST the highest.
+//
+// PARTED: few long rows (inner is 1) in two dispatches. STAGE 1 writes the best of each of `inner` parts of a row to `parts`,
+// STAGE 2 joins them.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 y; uint columns; uint axis; uint inner; uint inner_mul; uint inner_shift; }
+#ifdef PARTED
+#define PARTS_OPERAND uvec2 parts;
+#else
+#define PARTS_OPERAND
+#endif
+#define ARGS_BODY { uvec2 x; uvec2 y; PARTS_OPERAND uint columns; uint axis; uint inner; uint inner_mul; uint inner_shift; }
 #include "args.glsl"
 #include "elements.glsl"
 #include "fastdiv.glsl"
@@ -14,6 +22,9 @@ layout(constant_id = 4) const uint SPLIT = 1;
 layout(constant_id = 5) const uint ACROSS = 0;
 layout(constant_id = 6) const uint MAXIMUM = 1;
 layout(constant_id = 7) const uint LAST = 0;
+#ifdef PARTED
+layout(constant_id = 8) const uint STAGE = 1;
+#endif
 
 TENSOR(uvec2, Int64Tensor)
 
@@ -24,6 +35,9 @@ Candidate better(Candidate a, Candidate b) {
     bool second = b.key > a.key || (b.key == a.key && precedence(b.index) < precedence(a.index));
     return second ? b : a;
 }
+#ifdef PARTED
+layout(buffer_reference, scalar) buffer Parts { Candidate v[]; };
+#endif
 COMBINE_SHARED(best_of, Candidate, better)
 
 void main() {
@@ -41,10 +55,27 @@ void main() {
     uint stride = SPLIT * args.inner;
     // Neutral: no key is below 0, and its index loses (or ties with) every other.
     Candidate best = Candidate(KEY_T(0), LAST != 0u ? 0u : 0xffffffffu);
+#ifdef PARTED
+    Parts parts = Parts(operand(args.parts, 2));
+    uint length = (args.axis + args.inner - 1u) / args.inner, first = STAGE == 1u ? i * length : 0u;
+    uint end = STAGE == 1u ? min(first + length, args.axis) : args.axis;
+    for (uint k = first + share; live && k < end; k += SPLIT) {
+        Candidate found = STAGE == 1u
+            ? Candidate(sort_key(load_element(x.v[outer * args.axis + k]), MAXIMUM != 0u, ~KEY_T(0)), k)
+            : parts.v[column * args.axis + k];
+        best = better(best, found);
+    }
+    best = best_of(best, local_column * SPLIT + share, SPLIT);
+    if (STAGE == 1u) {
+        if (live && share == 0u) parts.v[column] = best;
+        return;
+    }
+#else
     for (uint k = share; live && k < args.axis; k += SPLIT) {
         best = better(best, Candidate(sort_key(load_element(x.v[at]), MAXIMUM != 0u, ~KEY_T(0)), k));
         at += stride;
     }
     best = best_of(best, local_column * SPLIT + share, SPLIT);
+#endif
     if (live && share == 0u) y.v[column] = uvec2(best.index, 0u);
 }

@@ -314,6 +314,21 @@ def test_arg_reductions_with_ties(gpu: Harness, caps: DeviceCapabilities, rng: n
         np.testing.assert_array_equal(run_arg(gpu, caps, "max", x, last=True), last)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])
+def test_arg_reductions_of_long_rows(
+    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str
+) -> None:
+    x = rng.integers(-40, 40, (3, (1 << 14) + 37, 1)).astype(dtype)
+    last = x.shape[1] - 1 - x[:, ::-1].argmax(1)
+    np.testing.assert_array_equal(run_arg(gpu, caps, "max", x), x.argmax(1))
+    np.testing.assert_array_equal(run_arg(gpu, caps, "max", x, last=True), last)
+    x[1, 16000:] = -41  # in one of the last parts
+    np.testing.assert_array_equal(run_arg(gpu, caps, "min", x), x.argmin(1))
+    if dtype != "int64":
+        x[2, 9000] = np.nan
+        np.testing.assert_array_equal(run_arg(gpu, caps, "max", x), x.argmax(1))
+
+
 def test_arg_reductions_of_special_floats(gpu: Harness, caps: DeviceCapabilities) -> None:
     x = np.array([[-0.0, 0.0, -1e-40, 1e-40], [np.inf, 3, np.nan, np.nan], [-np.inf, -np.inf, -3, 2]], np.float32)[
         :, :, None

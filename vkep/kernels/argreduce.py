@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.columns import COLUMN_PARAMS, ColumnProblem, column_blocks
+from vkep.kernels.fastdiv import magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.launch import element_defines, key_defines, share_columns
+from vkep.kernels.launch import ceil_div, element_defines, element_type, is_cpu, key_defines, share_columns
 from vkep.kernels.problem import Need
 from vkep.kernels.select import Candidate, Emission, implement
+
+_PARTED = {"PARTED": "1"}
+
+
+def _candidate_bytes(call: KernelCall) -> int:
+    """Bytes of an element's key and its index."""
+    return 16 if call.size_of("IN_T") == 8 else 8
+
+
+def _parts_reach(call: KernelCall) -> Mapping[str, int]:
+    first = call["STAGE"] == 1
+    rows = call["columns"] // call["inner"] if first else 0
+    parts = call["columns"] * (1 if first else call["axis"])
+    return {
+        "x": rows * call["axis"] * call.size_of("IN_T"),
+        "y": 0 if first else 8 * call["columns"],
+        "parts": parts * _candidate_bytes(call),
+    }
+
 
 ARGREDUCE = Kernel(
     "argreduce.comp",
@@ -19,6 +40,18 @@ ARGREDUCE = Kernel(
     variants=tuple(element_defines(t) | key_defines(t) for t in ("float32", "float16", "int32", "int64", "uint8")),
     reach=lambda call: {"x": column_blocks(call) * call["axis"] * call.size_of("IN_T"), "y": 8 * call["columns"]},
 )
+
+
+#: long rows in parts
+ARGREDUCE_PARTS = replace(
+    ARGREDUCE,
+    operands=(*ARGREDUCE.operands, Operand("parts", writes=True)),
+    spec={**ARGREDUCE.spec, "STAGE": 1},
+    variants=tuple({**v, **_PARTED} for v in ARGREDUCE.variants),
+    reach=_parts_reach,
+)
+#: parts of a row, the shortest row that has them, and the most rows of which a workgroup each does not fill a GPU
+_PARTS, _LONG, _FEW = 64, 1 << 14, 64
 
 
 @dataclass(frozen=True)
@@ -53,4 +86,37 @@ def _arg_reduce(problem: ArgReduceProblem, e: Emission) -> KernelCall:
     )
 
 
-implement(ArgReduceProblem, Candidate("argreduce", _arg_reduce, when=_takes))
+def _no_parts(problem: ArgReduceProblem, caps: DeviceCapabilities) -> str:
+    if is_cpu(caps):
+        return "a CPU has few cores"
+    if problem.inner != 1 or problem.axis < _LONG:
+        return f"rows of {problem.axis} elements, {problem.inner} apart; expected {_LONG} or more that lie densely"
+    return f"{problem.outer} rows, expected up to {_FEW}" if problem.outer > _FEW else ""
+
+
+def _arg_reduce_parts(problem: ArgReduceProblem, e: Emission) -> list[KernelCall]:
+    outer, axis = problem.outer, problem.axis
+    words = 4 if element_type(problem.dtype).itemsize == 8 else 2
+    scratch = e.target.scratch("uint32", (outer * _PARTS * words,))
+    operands = {**e.operands, "parts": scratch}
+    defines = element_defines(problem.dtype) | key_defines(problem.dtype) | _PARTED
+    calls = []
+    for stage, columns, length, inner in ((1, outer * _PARTS, axis, _PARTS), (2, outer, _PARTS, 1)):
+        share = share_columns(columns, ceil_div(length, inner), 1, e.caps, shuffles=False)
+        calls.append(
+            ARGREDUCE_PARTS.call(
+                **share.launch,
+                operands={**operands, "y": None} if stage == 1 else {**operands, "x": None},
+                params={"columns": columns, "axis": length, **magic_params("inner", inner)},
+                spec={**share.spec, "MAXIMUM": int(problem.greatest), "LAST": int(problem.last), "STAGE": stage},
+                defines=defines,
+            )
+        )
+    return calls
+
+
+implement(
+    ArgReduceProblem,
+    Candidate("parts", _arg_reduce_parts, when=_no_parts),
+    Candidate("argreduce", _arg_reduce, when=_takes),
+)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +43,7 @@ from vkep.plan.records import (
 )
 from vkep.plan.schedule import Access, schedule
 from vkep.plan.sized import PlanSizes
-from vkep.sizes import Size, Trace, hint, is_size
+from vkep.sizes import Trace, hint, is_size
 
 #: constants, since an enumeration's attributes are slow to read
 _CONSTANT, _ACTIVATION, _PORT, _FAULT = Space.CONSTANT, Space.ACTIVATION, Space.PORT, Space.FAULT
@@ -283,7 +284,8 @@ def _at_hand(accesses: Sequence[Sequence[Access]]) -> list[list[Access]]:
 
 def _written_out(access: Access) -> tuple[Hashable, ...]:
     """An access in a form whose comparison puts no condition on sizes."""
-    bounds = [(v.terms, v.const) if isinstance(v, Size) else v for v in (access.start, access.end)]
+    ends: tuple[Any, ...] = access.start, access.end
+    bounds = [(v.terms, v.const) if is_size(v) else v for v in ends]
     return (*bounds, access.writes)
 
 
