@@ -16,6 +16,7 @@ from vkep.generation import Generator, Sampling
 from vkep.generation.batch import Batch
 from vkep.generation.caches import RowCaches
 from vkep.generation.decoder import Decoder
+from vkep.kernels.launch import is_cpu
 from vkep.memory import ArenaOutOfMemory
 
 pytestmark = pytest.mark.gpu
@@ -169,12 +170,13 @@ def test_few_plans_serve_all_lengths(folder: Path) -> None:
     with Generator(folder, fallback="error") as generator:
         [session] = generator.decoder.sessions
         graph = session._parts.graph
-        for count in (3, 9, 30, 17, 44, 66, 5, 12):
+        for count in (3, 9, 30, 17, 44, 66, 5, 12, 4, 8):
             generator.generate(prompt(count, count), max_tokens=9, ignore_end=True)
         before = graph.plan_count
-        for count in (4, 8, 21, 50, 60):
+        for count in (6, 7, 21, 50, 60):
             generator.generate(prompt(count, 100 + count), max_tokens=9, ignore_end=True)
-        assert graph.plan_count == before <= 7
+        # a GPU has kernels of their own for products of 1, 2, 4 and 8 rows
+        assert graph.plan_count == before <= (7 if is_cpu(session.context.capabilities) else 12)
         assert graph.latest is not None and len(graph.latest.program.in_place) == 2  # no cache is copied
 
 
