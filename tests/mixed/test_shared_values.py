@@ -72,7 +72,7 @@ def test_the_host_never_blocks_between_regions(opened: Any, monkeypatch: pytest.
     first, island, last = session._parts.graph.latest.steps
     (one,), (two,) = first.runner._recordings.values(), last.runner._recordings.values()
     (plan,) = island.runner.recordings
-    assert submit[1] == (one.commands, *plan.buffers((False, False, False)), two.commands)
+    assert submit[1] == (one.commands, *plan.buffers(Buffers()), two.commands)
     assert all(e[1] <= before for e in events[: events.index(submit)] if e[0] == "wait")
     assert events[-1] == ("wait", submit[3], submit[3])  # the result is fetched
 
