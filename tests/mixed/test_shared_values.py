@@ -9,6 +9,7 @@ import pytest
 
 import gpu_shared
 from tests.mixed.harness import X, example
+from vkep.device.recorded import Buffers
 
 
 def test_no_value_passes_through_the_host_between_regions(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
