@@ -270,6 +270,8 @@ class RecordedPlan:
         `InvalidInputError` where an input comes from a run that failed."""
         refuse_failed(inputs, outputs)
         self._wait()
+        with self._making:  # the work of an interrupted run has ended, which may have freed the ports' memory
+            pass
         self._reading = [tensor for tensor in inputs if isinstance(tensor, DeviceTensor)]
         addresses = [0] * len(self.plan.ports)
         up: list[int] = []

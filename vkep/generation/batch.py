@@ -56,6 +56,7 @@ class _Ahead:
     answers: Sequence[Answer]
     tokens: list[int]
     rows: range
+    held: list[int]  #: tokens that the caches of each row held before
     made: Made
 
 
@@ -188,7 +189,7 @@ class Batch:
             ahead = self._go_ahead(ready, rows, made) if choice.greedy else None
             chosen = dict(zip(rows, self._choose([by_row.get(row) for row in rows], made, choice), strict=True))
             if ahead is not None:
-                self._ahead = _Ahead(ready, [chosen[row] for row in rows], rows, ahead)
+                self._ahead = _Ahead(ready, [chosen[row] for row in rows], rows, self._held(rows), ahead)
             events += [self._took(by_row[row], chosen[row]) for row in rows if row in by_row]
         return events
 
@@ -196,11 +197,19 @@ class Batch:
         """The runs of the next token of some answers: the one that was submitted ahead, where it is the same."""
         ahead, self._ahead = self._ahead, None
         last = {a._row: a.tokens[-1] for a in ready}
-        same = ahead is not None and ahead.answers == ready and ahead.tokens == [last[row] for row in ahead.rows]
+        same = (
+            ahead is not None
+            and ahead.answers == ready
+            and ahead.tokens == [last[row] for row in ahead.rows]
+            and ahead.held == self._held(ahead.rows)  # not where a step that was interrupted is repeated
+        )
         if choice.greedy and ahead is not None and same and self._keeps(ahead.made):
             self._rows.append(last)
             return [(ahead.rows, ahead.made)]
         return self._rows.step(last, self._known if self._keeps(self._known_from) else None)
+
+    def _held(self, rows: range) -> list[int]:
+        return [len(self._rows.held[row]) for row in rows]
 
     def _keeps(self, made: Made | None) -> bool:
         return made is None or (isinstance(self._decoder, Decoder) and self._decoder.keeps(made))
@@ -215,7 +224,11 @@ class Batch:
             count, most = len(answer.tokens) + 1, answer.sampling.max_tokens
             if (most is not None and count >= most) or (context and len(answer.prompt) + count >= context):
                 return None
-        return self._rows.ahead(rows, made.tokens)
+        try:
+            return self._rows.ahead(rows, made.tokens)
+        except (ArenaOutOfMemory, OutOfDeviceMemoryError):  # no room for a second run
+            self.runs_ahead = False
+            return None
 
     def _without_memory(self, answer: Answer) -> Event | None:
         """End an answer whose caches cannot grow."""
