@@ -76,10 +76,8 @@ class RecordedPlan:
         self._staged: list[int] = []  # addresses of the latest staged run
         self._numbers: RunNumbers | None = None
         self._last = 0  # timeline value of the latest run
-        self._unsure = (
-            # whether a staged run may have been submitted: an exception came before its timeline value was stored
-            False
-        )
+        # whether a staged run may have been submitted: an exception came before its timeline value was stored
+        self._unsure = False
         self._traced: tuple[CommandBuffer, QueryPool] | None = None
         self._fault: FaultWord | None = None
         self._reading: list[DeviceTensor] = []  # the inputs of the staged run

@@ -89,9 +89,8 @@ class Batch:
         self._rows = _rows_of(decoder, limit)
         self._chooser = Chooser(decoder)
         self._under_way: list[Answer] = []
-        self.runs_ahead = (
-            True  #: whether a greedy step is submitted before the host has read the tokens of the one before
-        )
+        #: whether a greedy step is submitted before the host has read the tokens of the one before
+        self.runs_ahead = True
         self._ahead: _Ahead | None = None
         # the tokens chosen last, on the device and on the host
         self._known: tuple[DeviceTensor, list[int]] | None = None
