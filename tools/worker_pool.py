@@ -20,16 +20,20 @@ def run_tasks(
     *,
     jobs: int,
     timeout: float,
+    until: float | None = None,
 ) -> Iterator[_Result]:
     """Results of ``run`` in ``jobs`` processes, in the order in which they come.
 
     A task that gives none in ``timeout`` seconds is ended, one whose process ends is not tried again: for both the result is
-    ``lost(task, why)``. Tasks, results and ``run`` go from process to process by pickle.
+    ``lost(task, why)``. After ``until`` (`time.monotonic`) no task begins. Tasks, results and ``run`` go from process to
+    process by pickle.
     """
     queue = list(reversed(tasks))
     workers = [_Worker(timeout, run) for _ in range(max(1, min(jobs, len(tasks))))]
     try:
         while queue or any(w.busy for w in workers):
+            if until is not None and time.monotonic() > until:
+                queue.clear()
             for worker in workers:
                 if not worker.busy and queue:
                     worker.give(queue.pop())

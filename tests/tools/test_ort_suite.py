@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tools.ort_suite import judge, results
+from tools.ort_suite import judge, packed, results
 from tools.ort_suite.__main__ import compare, read_cases
 from tools.ort_suite.cases import Case
 from tools.ort_suite.judge import Verdict
@@ -196,3 +196,20 @@ def test_counts_that_are_kept_by_operator(tmp_path: Path) -> None:
     assert "| C++ cases that must fail | 1 | 100.0% |  | 0 | 0 | 1 | 0 | 0 | 0 | 0 |" in text
     assert "| Tile | 2 | 1 | texts (1) |" in text
     assert "| Abs |" not in text
+
+
+def test_cases_in_one_file(cases: dict[str, Case], tmp_path: Path) -> None:
+    path = tmp_path / "cases.xz"
+    assert packed.write(cases.values(), path) == len(cases) and packed.is_packed(path)
+    again = {c.name.partition(":")[2]: c for c in packed.read(path)}
+    assert {name: case.digest for name, case in again.items()} == {name: case.digest for name, case in cases.items()}
+
+
+def test_another_devices_counts_have_rows_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    results.keep(results.CASES, [Verdict("a", "Tile", "vulkan")], path)
+    here = [Verdict("a", "Tile", "wrong"), Verdict("d", "Abs", "refused", must_fail=True)]
+    results.keep(results.CASES, here, path, device="a GPU")
+    text = results.section(path)
+    assert "| C++ cases | 1 | 100.0% | 100.0% | 1 |" in text and "| C++ cases, on a GPU | 1 | 0.0% |" in text
+    assert "| C++ cases that must fail, on a GPU | 1 | 100.0% |  |" in text

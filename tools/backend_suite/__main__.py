@@ -7,6 +7,7 @@ python -m tools.backend_suite --check             # exit code 1 where a case of 
 python -m tools.backend_suite --through ort       # the same through ONNX Runtime with vkep's provider; has its own baseline
 python -m tools.backend_suite --through ort-kernels   # with each node run by a kernel of ONNX Runtime's registry
 python -m tools.backend_suite --every 25          # every 25th case only
+python -m tools.backend_suite --device NAME       # keep the counts as another device's, for a row of the page
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from tools.backend_suite import baseline, table
 from tools.backend_suite.cases import KINDS, load_cases
 from tools.backend_suite.outcome import FAILED, STATES, Outcome, counts
 from tools.backend_suite.worker import RUNNERS, run_cases
+from tools.ort_suite import results
+from tools.ort_suite.judge import WRONG, Verdict
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -31,8 +34,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--through", choices=RUNNERS, default="vkep", help="what runs the cases (default: vkep)")
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one case")
+    parser.add_argument("--seconds", type=float, help="begin no case after so long")
     parser.add_argument("--results", type=Path, help="write every outcome here, as JSON lines")
     parser.add_argument("--write", action="store_true", help=f"write the baseline (and {table.PATH.name})")
+    parser.add_argument("--device", default="", help=f"keep the counts as this device's ({results.PATH.name})")
     parser.add_argument("--check", action="store_true", help="fail where a case fails, or leaves the baseline")
     parser.add_argument("--quiet", action="store_true", help="counts only")
     args = parser.parse_args(argv)
@@ -43,7 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     outcomes: list[Outcome] = []
     stopped = False
     try:
-        for outcome in run_cases(names, jobs=args.jobs, timeout=args.timeout, through=args.through):
+        until = time.monotonic() + args.seconds if args.seconds else None
+        for outcome in run_cases(names, jobs=args.jobs, timeout=args.timeout, through=args.through, until=until):
             outcomes.append(outcome)
             if outcome.state == FAILED and not args.quiet:
                 print(f"FAILED {outcome.name}: {outcome.reasons[0]}", flush=True)
@@ -56,6 +62,8 @@ def main(argv: list[str] | None = None) -> int:
     if stopped:
         print(f"stopped: {len(outcomes)} of {len(names)} cases had run")
         return 130
+    if args.device:
+        results.keep(results.SUITE, [_verdict(o) for o in outcomes], device=args.device)
     path = baseline.PATHS.get(args.through)
     if args.write:
         if path is None:
@@ -71,6 +79,11 @@ def main(argv: list[str] | None = None) -> int:
             print(f"REGRESSED {line}")
         return 1 if lost or counts(outcomes)[FAILED] else 0
     return 0
+
+
+def _verdict(outcome: Outcome) -> Verdict:
+    state = WRONG if outcome.state == FAILED else outcome.state
+    return Verdict(outcome.name, outcome.operator, state, outcome.reasons[0] if outcome.reasons else "")
 
 
 def print_counts(outcomes: list[Outcome], seconds: float) -> None:

@@ -88,9 +88,13 @@ RUNNERS: dict[str, Callable[[Case], Outcome]] = {
 }
 
 
-def run_cases(names: Sequence[str], *, jobs: int, timeout: float, through: str = "vkep") -> Iterator[Outcome]:
-    """Run cases in ``jobs`` processes; one that gives no result in ``timeout`` seconds is ended and counts as failed."""
-    return run_tasks(names, functools.partial(_run_named, through), _lost, jobs=jobs, timeout=timeout)
+def run_cases(
+    names: Sequence[str], *, jobs: int, timeout: float, through: str = "vkep", until: float | None = None
+) -> Iterator[Outcome]:
+    """Run cases in ``jobs`` processes; one that gives no result in ``timeout`` seconds is ended and counts as failed. After
+    ``until`` (`time.monotonic`) no case begins.
+    """
+    return run_tasks(names, functools.partial(_run_named, through), _lost, jobs=jobs, timeout=timeout, until=until)
 
 
 def _run_named(through: str, name: str) -> Outcome:

@@ -7,6 +7,8 @@ python -m tools.ort_suite FOLDER --models --through ort   # through ONNX Runtime
 python -m tools.ort_suite FOLDER --json results.json  # every verdict
 python -m tools.ort_suite FOLDER --baseline FILE      # compare with the verdicts of an earlier run (its --json)
 python -m tools.ort_suite FOLDER --every 10           # every 10th case
+python -m tools.ort_suite FOLDER --pack cases.xz      # write the cases down, and run none
+python -m tools.ort_suite cases.xz --seconds 60       # run them where there is no ONNX Runtime; begin none after a minute
 python -m tools.ort_suite FOLDER --write              # keep the counts for docs/operators.md; those of other operators stay
 
 A case counts where ONNX Runtime's CPU provider gives what the test says; the others are counted as unread. The tests are
@@ -18,6 +20,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import random
 import re
 import sys
 import time
@@ -32,6 +35,9 @@ import platformdirs
 from tools.ort_suite import judge, models, results
 from tools.ort_suite.cases import Case
 from tools.ort_suite.judge import CPU, ERROR, LOST, RAN, REFUSED, VERDICTS, VULKAN, WRONG, Verdict
+from tools.ort_suite.packed import is_packed
+from tools.ort_suite.packed import read as read_packed
+from tools.ort_suite.packed import write as write_packed
 from tools.ort_suite.record import Recorded, prepare, record
 from tools.ort_suite.sources import root_of_tests, sources_of_tests
 from tools.worker_pool import run_tasks
@@ -43,13 +49,16 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tools.ort_suite", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="a checkout of ONNX Runtime's sources")
+    parser.add_argument("folder", type=Path, help="a checkout of ONNX Runtime's sources, or a file of --pack")
+    parser.add_argument("--pack", type=Path, metavar="FILE", help="write the cases down (.xz), without running them")
     parser.add_argument("--models", action="store_true", help="the model files of its test data instead")
     parser.add_argument("--through", choices=("vkep", "ort"), default="vkep", help="what runs the model files")
     parser.add_argument("--match", default="", help="regular expression over operators and names")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="every Nth case only")
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for one case")
+    parser.add_argument("--seconds", type=float, help="begin no case after so long; cases go in no order then")
+    parser.add_argument("--device", default="", help="with --write: a row of its own for a device that is not lavapipe")
     parser.add_argument("--json", type=Path, help="write every verdict here")
     parser.add_argument("--again", type=Path, help="verdicts of an earlier run (its --json), in place of running")
     parser.add_argument("--write", action="store_true", help=f"keep the counts ({results.PATH.name})")
@@ -74,8 +83,15 @@ def main(argv: list[str] | None = None) -> int:
             "model files",
         )
     else:
-        cases = [c for c in read_cases(args.folder, args.cache, args.jobs) if pattern.search(f"{c.operator} {c.name}")]
-        understood = _understood(cases[:: args.every], args)
+        packed = is_packed(args.folder)
+        cases = read_packed(args.folder) if packed else read_cases(args.folder, args.cache, args.jobs)
+        cases = [c for c in cases if pattern.search(f"{c.operator} {c.name}")][:: args.every]
+        understood = cases if packed else _understood(cases, args)
+        if args.pack:
+            print(f"{write_packed(understood, args.pack)} of {len(understood)} cases in {args.pack}")
+            return 0
+        if args.seconds:
+            random.Random(0).shuffle(understood)
         verdicts = _run(understood, judge.on_vkep, _lost, args, "cases")
     _print_table(verdicts)
     print(f"{time.perf_counter() - started:.0f} s")
@@ -83,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
         args.json.write_text(json.dumps([dataclasses.asdict(v) for v in verdicts], indent=1))
     if args.write:
         through = results.MODELS if args.through == "vkep" else results.MODELS_THROUGH_ORT
-        results.keep(through if args.models else results.CASES, verdicts)
+        results.keep(through if args.models else results.CASES, verdicts, device=args.device)
     return compare(verdicts, args.baseline) if args.baseline else 0
 
 
@@ -142,7 +158,8 @@ def _run(
 ) -> list[Verdict]:
     print(f"{len(tasks)} {what}", flush=True)
     verdicts = []
-    for v in run_tasks(tasks, run, lost, jobs=args.jobs, timeout=args.timeout):
+    until = time.monotonic() + args.seconds if args.seconds else None
+    for v in run_tasks(tasks, run, lost, jobs=args.jobs, timeout=args.timeout, until=until):
         verdicts.append(v)
         if v.verdict in (LOST, WRONG, ERROR, RAN) and not args.quiet:
             print(f"{v.verdict.upper()} {v.operator} {v.name}: {v.text}: {v.reason}", flush=True)

@@ -56,7 +56,7 @@ def record(path: Path, folder: Path, cache: Path) -> Recorded:
         work.mkdir(parents=True, exist_ok=True)
         _make(text, work, cache / f"header-{_digest_of_header()}")
     summary = json.loads((work / "done.json").read_text())
-    records = tuple(_read(work / "records.bin")) if (work / "records.bin").exists() else ()
+    records = tuple(read_records((work / "records.bin").read_bytes())) if (work / "records.bin").exists() else ()
     name = path.relative_to(root).as_posix()
     return Recorded(name, records, tuple(summary["left_out"]), tuple(summary["ended_early"]), summary["tests"])
 
@@ -122,8 +122,8 @@ def _faulty(errors: str, parts: list[Block]) -> dict[Block, str]:
     return found
 
 
-def _read(path: Path) -> Iterator[dict[str, Any]]:
-    data = path.read_bytes()
+def read_records(data: bytes) -> Iterator[dict[str, Any]]:
+    """The records of a recorder's file: each is its length, JSON, a length and bytes, which become ``data``."""
     position = 0
     seen: set[bytes] = set()
     while position + 4 <= len(data):

@@ -13,25 +13,33 @@ from tools.ort_suite.judge import CPU, DECLINED, ERROR, LOST, RAN, REFUSED, VULK
 
 PATH = Path(__file__).with_name("results.json")
 CASES, MODELS, MODELS_THROUGH_ORT = "C++ cases", "model files, plain session", "model files, through ONNX Runtime"
+#: onnx's backend tests, whose own table (``tools.backend_suite``) is lavapipe's
+SUITE = "ONNX's backend tests"
 _MUST_FAIL = "C++ cases that must fail"
 _SKIPPED = "skipped"
 #: how many reasons a row tells, and the length of each
 _REASONS, _LENGTH = 3, 140
 
 
-def keep(kind: str, verdicts: Sequence[Verdict], path: Path = PATH) -> None:
-    """Keep a run's counts; those of operators that it did not have stay as they are."""
+def keep(kind: str, verdicts: Sequence[Verdict], path: Path = PATH, device: str = "") -> None:
+    """Keep a run's counts; those of operators that it did not have stay as they are. ``device`` is the name of another device
+    than lavapipe, whose counts have rows of their own.
+    """
     kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     groups: dict[tuple[str, str], list[Verdict]] = defaultdict(list)
     for v in verdicts:
-        groups[_MUST_FAIL if v.must_fail else kind, v.operator].append(v)
+        groups[_on(_MUST_FAIL if v.must_fail else kind, device), v.operator].append(v)
     for (name, operator), group in groups.items():
         why = Counter(_short(v.reason) for v in group if v.verdict not in (VULKAN, REFUSED, _SKIPPED) and v.reason)
         entry = {"verdicts": dict(sorted(Counter(v.verdict for v in group).items()))}
-        if why and name == kind:
+        if why and not group[0].must_fail:
             entry["why"] = dict(why.most_common(_REASONS))
         kept.setdefault(name, {})[operator] = entry
     path.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+
+
+def _on(kind: str, device: str) -> str:
+    return f"{kind}, on {device}" if device else kind
 
 
 def section(path: Path = PATH) -> str:
@@ -41,20 +49,24 @@ def section(path: Path = PATH) -> str:
         "## ONNX Runtime's own tests",
         "`python -m tools.ort_suite FOLDER --write` on a checkout of its sources, and with `--models`, and with `--models",
         "--through ort`: the C++ cases that its CPU provider answers as they expect, and the model files that it runs. Whole",
-        "is a case of which every node ran on Vulkan; those that are wrong are in the table above.",
+        "is a case of which every node ran on Vulkan; those that are wrong are in the table above. A row of another device has",
+        "the cases that it ran in a limited time, in a random order and without onnxruntime (`--pack`, `--seconds`, `--device`).",
         "",
         "| what | cases | right | whole | right, whole | right, some CPU | refused, declined | run, must fail | wrong | error "
         "| no answer |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for name in (CASES, _MUST_FAIL, MODELS, MODELS_THROUGH_ORT):
+    kinds = (CASES, _MUST_FAIL, MODELS, MODELS_THROUGH_ORT)
+    others = sorted(name for name in kept if name not in kinds)
+    for name in (*kinds, *others):
         counts = _total(kept.get(name, {}))
         total = sum(n for verdict, n in counts.items() if verdict != _SKIPPED)
         shown = (VULKAN, CPU), (DECLINED, REFUSED), (RAN, WRONG, ERROR, LOST)
         numbers = [counts[VULKAN], counts[CPU], sum(counts[v] for v in shown[1]), *(counts[v] for v in shown[2])]
-        right = counts[VULKAN] + counts[CPU] + (counts[REFUSED] if name == _MUST_FAIL else 0)
+        must_fail = name.startswith(_MUST_FAIL)
+        right = counts[VULKAN] + counts[CPU] + (counts[REFUSED] if must_fail else 0)
         shares = [f"{100 * count / max(total, 1):.1f}%" for count in (right, counts[VULKAN])]
-        if name == _MUST_FAIL:
+        if must_fail:
             shares[1] = ""
         lines.append(f"| {name} | {total} | " + " | ".join(map(str, (*shares, *numbers))) + " |")
     lines += ["", "C++ cases that are not right and whole, by operator:", ""]
