@@ -1,8 +1,8 @@
-// ArgMax and ArgMin over the middle of [outer, axis, inner] into int64 y [outer, inner]; the first NaN wins, as in numpy.
-// Lanes share a column as in reduce.comp. Equal elements: the lowest index, or with LAST the highest.
+// ArgMax and ArgMin over the middle of [outer, axis, inner] into int64 y [outer, inner]; the first NaN wins, as in numpy. Lanes
+// share a column as in reduce.comp. Among equal elements the lowest index wins, with LAST the highest.
 //
-// PARTED: few long rows (inner is 1) in two dispatches. STAGE 1 writes the best of each of `inner` parts of a row to `parts`,
-// STAGE 2 joins them.
+// With PARTED, few long rows (inner is 1) take two dispatches. STAGE 1 splits each row into `inner` parts and writes the best
+// element of each part to `parts`. STAGE 2 compares these.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -29,7 +29,7 @@ layout(constant_id = 8) const uint STAGE = 1;
 TENSOR(uvec2, Int64Tensor)
 
 struct Candidate { KEY_T key; uint index; };
-// Indices are compared through this, so that one rule serves both ends.
+// Maps an index so that the greater value wins, whether LAST is set or not.
 uint precedence(uint index) { return LAST != 0u ? ~index : index; }
 Candidate better(Candidate a, Candidate b) {
     bool second = b.key > a.key || (b.key == a.key && precedence(b.index) < precedence(a.index));

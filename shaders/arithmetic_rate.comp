@@ -1,4 +1,4 @@
-// Multiplies and adds in registers, `steps` times, in chains that do not wait for one another: the device's arithmetic rate.
+// Measures the device's arithmetic rate: `steps` multiply-adds in registers, in CHAINS independent chains.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -33,10 +33,10 @@ void main() {
                 sums[i * CHAINS + j] = coopMatMulAdd(a[i], b[j], sums[i * CHAINS + j]);
     }
     [[unroll]] for (uint i = 1; i < CHAINS * CHAINS; ++i) sums[0] += sums[i];
-    if (sums[0][0] == 0.123456) Results(operand(args.y, 0)).v[0] = sums[0][0];  // never: but it must be computed
+    if (sums[0][0] == 0.123456) Results(operand(args.y, 0)).v[0] = sums[0][0];  // never true, but the compiler must keep the sums
 }
 #else
-layout(constant_id = 4) const uint CHAINS = 24;  // beyond the latency of an operation
+layout(constant_id = 4) const uint CHAINS = 24;  // more than an operation's latency in cycles
 layout(constant_id = 5) const uint MAT_M = 0;
 layout(constant_id = 6) const uint MAT_N = 0;
 layout(constant_id = 7) const uint MAT_K = 0;
@@ -50,6 +50,6 @@ void main() {
     }
     float all = 0.0;
     [[unroll]] for (uint i = 0; i < CHAINS; ++i) all += sums[i];
-    if (all == 0.123456) Results(operand(args.y, 0)).v[0] = all;  // never: but it must be computed
+    if (all == 0.123456) Results(operand(args.y, 0)).v[0] = all;  // never true, but the compiler must keep the sums
 }
 #endif

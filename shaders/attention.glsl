@@ -1,7 +1,7 @@
-// y = softmax(softcap(scale * q k^T) + bias) v. A workgroup computes BLOCK_Q queries of one head; scores are never in memory.
-// It takes BLOCK_K keys at a time. Each row keeps the maximum and the sum of its powers so far; its results are rescaled when the
-// maximum grows (M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax", 2018; T. Dao, "FlashAttention-2",
-// 2023).
+// y = softmax(softcap(scale * q k^T) + bias) v. A workgroup computes BLOCK_Q queries of one head. Scores stay in registers and
+// shared memory. It takes BLOCK_K keys at a time. Each row keeps the maximum of its scores and the sum of its powers so far.
+// Its results are rescaled when the maximum grows (M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax",
+// 2018; T. Dao, "FlashAttention-2", 2023).
 //
 // Query i sees the keys from i + first to i + end (excluded); with ORIGIN, relative to a position of its batch. Workgroup
 // (x, y, z) is a block of queries, a head, a batch.
@@ -9,14 +9,16 @@
 // A kernel defines before it includes this:
 //   UNIT                 elements in the 16 bytes that shared memory is made of: 8 (halves) or 4 (floats)
 //   UNIT_T, UNIT_ALIGN   the type that UNIT elements of q, k, v and y are moved by, and its bytes
-//   LANES                a workgroup's; ROWS and ROW_LANES: rows whose softmax ROW_LANES lanes compute together, ROW_SETS times
-//   DEPTH, WIDTH         SIZE and VALUE_SIZE, filled up with zeros to what its products take
-//   QUERIES_AT           where the queries lie in shared memory at first, in units; SHARED_UNITS: all of them
-//   ROW_BARRIER()        what the ROW_LANES lanes wait at
+//   LANES                lanes of a workgroup
+//   ROWS, ROW_LANES      ROW_LANES lanes compute the softmax of ROWS rows together, ROW_SETS times
+//   DEPTH, WIDTH         SIZE and VALUE_SIZE, padded with zeros to the multiples that the kernel's products need
+//   QUERIES_AT           offset of the queries in shared memory before take_queries(), in units
+//   SHARED_UNITS         size of shared memory in units
+//   ROW_BARRIER()        the barrier of the ROW_LANES lanes that share rows
 // and after it:
-//   void take_queries()  what is to be done once the queries are in shared memory
-//   void add_scores(uint key, bool whole)   scores of the keys from `key` on, by next_powers to powers
-//   void add_values()    powers times values
+//   void take_queries()  called once the queries are in shared memory
+//   void add_scores(uint key, bool whole)   computes scores of the keys from `key` on; next_powers() turns them into powers
+//   void add_values()    adds powers times values to the results
 //   void store_results()
 #ifndef VKEP_ATTENTION_GLSL
 #define VKEP_ATTENTION_GLSL
@@ -28,7 +30,7 @@ TENSOR(BIAS_T, Bias)
 TENSOR(int, Origins)
 layout(buffer_reference, std430, buffer_reference_align = UNIT_ALIGN) buffer Units { UNIT_T v[]; };
 
-const uint K_PITCH = DEPTH / UNIT | 1;  // units a line; an odd number keeps lines in different banks
+const uint K_PITCH = DEPTH / UNIT | 1;  // units per line; an odd number puts neighbouring lines into different banks
 const uint V_PITCH = WIDTH / UNIT | 1;
 const uint S_PITCH = BLOCK_K / 4 | 1;
 const uint KEYS_AT = 0;
@@ -36,7 +38,7 @@ const uint VALUES_AT = KEYS_AT + BLOCK_K * K_PITCH;
 const uint SCORES_AT = VALUES_AT + BLOCK_K * V_PITCH;
 
 shared uvec4 tile[SHARED_UNITS];
-shared vec4 factors[BLOCK_Q / 4];  // factors of each row: its results so far are multiplied by them
+shared vec4 factors[BLOCK_Q / 4];  // per row: the factor by which its results so far are multiplied
 
 #define LOWEST uintBitsToFloat(0xff800000u)  // -infinity
 #define LOWEST_FINITE uintBitsToFloat(0xff7fffffu)
@@ -44,7 +46,7 @@ const float LOG2_E = 1.4426950408889634;
 
 uint query0, bias0;
 int first_key, end_key, keys_end;  // of query 0, and of all
-float top[ROW_SETS], total[ROW_SETS];  // of this lane's rows, so far; the total is of the lane's own share of the keys
+float top[ROW_SETS], total[ROW_SETS];  // per row: the maximum so far; the sum over the lane's share of the keys
 
 void take_queries();
 void add_scores(uint key, bool whole);
@@ -64,7 +66,7 @@ uvec4 pack_unit(float v[4]) { return floatBitsToUint(vec4(v[0], v[1], v[2], v[3]
 uvec4 loaded(UNIT_T unit) { return floatBitsToUint(vec4(unit)); }
 #endif
 
-// UNIT elements from element `at` on, those from `count` on zero.
+// Loads UNIT elements from element `at` on. Those from index `count` on are zero.
 uvec4 load_unit(uvec2 address, uint at, uint count) {
     if (VECTORS == 1) return loaded(Units(address).v[at / UNIT]);
     float v[UNIT];
@@ -85,8 +87,8 @@ void store_unit(uvec2 address, uint at, uint count, float v[UNIT]) {
     }
 }
 
-// Copies lines of a tensor to shared memory: fetch_NAME loads LINES of them into registers, put_NAME stores these.
-// Lines from `end` on are zero: their loads are clamped to the last line before it.
+// Copies lines of a tensor to shared memory: fetch_NAME loads LINES of them into registers, put_NAME stores these. Lines from
+// `end` on become zero; their loads are clamped to the line before `end`.
 #define LINES_IN_REGISTERS(NAME, LINES, COLUMNS, ELEMENTS, PITCH) \
     const uint NAME##_line = (COLUMNS) / UNIT, NAME##_filled = (ELEMENTS + UNIT - 1) / UNIT; \
     const uint NAME##_loads = (LINES * NAME##_line + LANES - 1) / LANES; \
@@ -110,7 +112,7 @@ LINES_IN_REGISTERS(queries, BLOCK_Q, DEPTH, SIZE, K_PITCH)
 LINES_IN_REGISTERS(keys, BLOCK_K, DEPTH, SIZE, K_PITCH)
 LINES_IN_REGISTERS(values, BLOCK_K, WIDTH, VALUE_SIZE, V_PITCH)
 
-const uint SHARES = ROW_LANES / ROWS;  // lanes a row
+const uint SHARES = ROW_LANES / ROWS;  // lanes per row
 const uint OWN_KEYS = BLOCK_K / SHARES;
 
 // Replaces a row's scores (floats from unit `at` of shared memory on) by powers of two relative to the row's maximum,
@@ -129,7 +131,8 @@ float next_powers(uint set, uint at, uint row, uint share, uint key, bool whole)
                 uint column = BIAS == 1 ? min(key + k + c, args.keys - 1) : 0;
                 Bias bias = Bias(operand(args.bias, 3));
                 float b = float(bias.v[bias0 + line * args.bias_row + column]), added = LOG2_E * b;
-                // -infinity hides NaN too; a row of the lowest finite bias sees all keys alike
+                // a bias of -infinity hides a NaN score; a row whose biases are all the lowest finite number weighs all keys
+                // alike
                 score = b == LOWEST ? LOWEST : score + (added == LOWEST ? LOWEST_FINITE : added);
             }
             int place = int(key + k + c);
@@ -138,7 +141,7 @@ float next_powers(uint set, uint at, uint row, uint share, uint key, bool whole)
         }
     }
     best = max(row_maximum(best), top[set]);
-    float base = best == LOWEST ? 0.0 : best;  // no key was seen yet: powers of 0
+    float base = best == LOWEST ? 0.0 : best;  // no visible key yet: all powers become 0
     float factor = exp2(top[set] - base), sum = 0.0;
     [[unroll]] for (uint i = 0; i < OWN_KEYS; i++) {
         v[i] = exp2(v[i] - base);
@@ -162,7 +165,7 @@ float last_factor(uint set) {
 }
 
 void main() {
-    query0 = (group_count().x - 1 - group_id().x) * BLOCK_Q;  // under a causal mask the last ones take the longest
+    query0 = (group_count().x - 1 - group_id().x) * BLOCK_Q;  // the last blocks go first: under a causal mask they take the longest
     uint head = group_id().y, batch = group_id().z, kv_head = head / GROUP;
     uint q0 = batch * args.q_batch + head * args.q_head;
     uint k0 = batch * args.k_batch + kv_head * args.k_head;

@@ -1,9 +1,8 @@
-// Attention in float16 with float32 sums on cooperative matrices: attention.glsl. A subgroup computes SUB_ROWS queries,
-// so that their softmax stays within it, MAT_M rows at a time.
+// Attention in float16 with float32 sums on cooperative matrices (attention.glsl has the algorithm). A subgroup computes
+// SUB_ROWS queries, so that their softmax stays within it, MAT_M rows at a time.
 //
-// Which lane holds which element of a matrix is not defined, so scores are stored to a slice of shared memory and
-// loaded again as powers. In the same way the factors that scale rows are loaded as a matrix, from a column that is
-// read for all columns.
+// The specification leaves open which lane holds which element of a matrix. So scores are stored to a slice of shared memory,
+// and the powers are loaded from there. The factors that scale rows are loaded as a matrix with a column stride of 0.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_cooperative_matrix : require
@@ -24,11 +23,11 @@ layout(constant_id = 6) const uint BLOCK_Q = 64;
 layout(constant_id = 7) const uint BLOCK_K = 64;
 layout(constant_id = 8) const uint VECTORS = 1;  // sizes, strides and addresses are whole groups of UNIT elements
 layout(constant_id = 9) const uint GROUP = 1;    // heads that share keys and values
-layout(constant_id = 10) const uint BIAS = 0;    // 1: its columns are dense, 2: it has one for all
+layout(constant_id = 10) const uint BIAS = 0;    // 1: a column for each key, dense; 2: one column for all keys
 layout(constant_id = 11) const uint SOFTCAP = 0;
-layout(constant_id = 12) const uint ORIGIN = 0;  // 1: first and end are relative to a position of each batch
+layout(constant_id = 12) const uint ORIGIN = 0;  // 1: first and end are relative to a position per batch
 layout(constant_id = 13) const uint SUB_ROWS = 16;
-layout(constant_id = 14) const uint MAT_M = 16;  // the cooperative matrices' shape: one that the device lists
+layout(constant_id = 14) const uint MAT_M = 16;  // the cooperative matrices' shape, one of those that the device reports
 layout(constant_id = 15) const uint MAT_N = 16;
 layout(constant_id = 16) const uint MAT_K = 16;
 layout(constant_id = 17) const uint SUBGROUP_LANES = 32;
@@ -39,7 +38,7 @@ layout(constant_id = 17) const uint SUBGROUP_LANES = 32;
 #define T float16_t
 const uint SUBGROUPS = BLOCK_Q / SUB_ROWS;
 const uint LANES = SUBGROUPS * SUBGROUP_LANES;
-#define ROWS MAT_M  // a constant of the same value would have the same name
+#define ROWS MAT_M  // not a const, which would give the spec constant a second name
 #define ROW_LANES SUBGROUP_LANES
 #define ROW_SETS (SUB_ROWS / MAT_M)
 const uint DEPTH = (SIZE + MAT_K - 1) / MAT_K * MAT_K;
@@ -77,7 +76,7 @@ uint lane_row() { return gl_SubgroupInvocationID % ROWS; }
 uint lane_share() { return gl_SubgroupInvocationID / ROWS; }
 uint scores_at() { return SCORES_AT + gl_SubgroupID * MAT_M * S_PITCH; }
 
-// Multiplies the i-th rows of matrices by each row's factor in the lanes; MAT_M rows of the subgroup at a time.
+// Multiplies the rows of matrix row i by the factors that the lanes hold, MAT_M rows of the subgroup at a time.
 void scale_rows(uint i, float factor) {
     uint at = gl_SubgroupID * SUB_ROWS + i * MAT_M, row = at + lane_row();
     if (lane_share() == 0) factors[row / 4][row % 4] = factor;
@@ -132,7 +131,7 @@ void add_values() {
     }
 }
 
-// Through the slice of scores, as many columns at a time as fit it.
+// Results pass through the slice of scores, as many columns at a time as fit.
 void store_results() {
     uint y0 = group_id().z * (group_count().y * args.queries * VALUE_SIZE) + group_id().y * args.y_head;
     uvec2 y = operand(args.y, 5);

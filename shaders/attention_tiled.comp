@@ -1,6 +1,6 @@
-// Attention with float32 arithmetic in registers: attention.glsl. Each lane has MICRO_ROWS queries, and of their scores and
-// results every LANE_COLUMNS-th column (of results: every LANE_COLUMNS-th group of four). Scores and powers pass through shared
-// memory, where a row belongs to one lane or a few.
+// Attention with float32 arithmetic in registers (attention.glsl has the algorithm). Each lane has MICRO_ROWS queries: every
+// LANE_COLUMNS-th column of their scores, and every LANE_COLUMNS-th group of four of their results. Scores and powers pass
+// through shared memory. There one lane, or a few, process a row.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -17,16 +17,16 @@ layout(constant_id = 6) const uint BLOCK_Q = 64;
 layout(constant_id = 7) const uint BLOCK_K = 32;
 layout(constant_id = 8) const uint VECTORS = 1;  // sizes, strides and addresses are whole groups of UNIT elements
 layout(constant_id = 9) const uint GROUP = 1;    // heads that share keys and values
-layout(constant_id = 10) const uint BIAS = 0;    // 1: its columns are dense, 2: it has one for all
+layout(constant_id = 10) const uint BIAS = 0;    // 1: a column for each key, dense; 2: one column for all keys
 layout(constant_id = 11) const uint SOFTCAP = 0;
-layout(constant_id = 12) const uint ORIGIN = 0;  // 1: first and end are relative to a position of each batch
+layout(constant_id = 12) const uint ORIGIN = 0;  // 1: first and end are relative to a position per batch
 layout(constant_id = 13) const uint MICRO_ROWS = 8;
 layout(constant_id = 14) const uint LANE_COLUMNS = 8;
 
 #define UNIT 4
 const uint LANE_ROWS = BLOCK_Q / MICRO_ROWS;
 const uint LANES = LANE_ROWS * LANE_COLUMNS;
-#define ROWS BLOCK_Q  // a constant of the same value would have the same name
+#define ROWS BLOCK_Q  // not a const, which would give the spec constant a second name
 #define ROW_LANES LANES
 #define ROW_SETS 1
 const uint DEPTH = (SIZE + UNIT - 1) / UNIT * UNIT;
@@ -109,7 +109,7 @@ void add_values() {
         vec4 a[MICRO_ROWS];
         [[unroll]] for (uint i = 0; i < MICRO_ROWS; i++) a[i] = uintBitsToFloat(tile[SCORES_AT + micro_row(i) * S_PITCH + s]);
         [[unroll]] for (uint c = 0; c < 4; c++) {
-            [[unroll]] for (uint j = 0; j < MICRO_UNITS; j++) {  // those past the last one are not stored
+            [[unroll]] for (uint j = 0; j < MICRO_UNITS; j++) {  // units past the last one are not stored
                 vec4 b = uintBitsToFloat(tile[VALUES_AT + (4 * s + c) * V_PITCH + min(micro_column(j), WIDTH / UNIT - 1)]);
                 [[unroll]] for (uint i = 0; i < MICRO_ROWS; i++)
                     results[i * MICRO_UNITS + j] = fma(vec4(a[i][c]), b, results[i * MICRO_UNITS + j]);
@@ -119,7 +119,7 @@ void add_values() {
 }
 
 void store_results() {
-    barrier();  // all have read their factors
+    barrier();  // all lanes have read their factors
     set_factor(last_factor(0));
     barrier();
     scale_results();

@@ -1,5 +1,6 @@
-// com.microsoft BifurcationDetector: `tokens` are `current` and those of `predicted` up to the first that differs from the source's
-// at `start`; `found` is their number, and where in the source an n-gram that they end in is the only one. One lane.
+// com.microsoft BifurcationDetector, by one lane. `tokens` is `current` followed by the items of `predicted` up to and
+// including the first that differs from the source (from `start` on). `found` is [number of tokens, position in the source
+// behind the only occurrence of an n-gram that ends `tokens`, or -1].
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -11,7 +12,7 @@
 
 TENSOR(int64_t, Longs)
 
-// The first place in the source, from `from` on, of the last `size` tokens; `sources` where there is none.
+// The first position in the source, from `from` on, of the last `size` tokens; `sources` if they do not occur.
 uint place_of(Longs source, Longs tokens, uint count, uint size, uint from) {
     for (uint at = from; at + size <= args.sources; ++at) {
         bool same = true;

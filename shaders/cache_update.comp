@@ -1,10 +1,10 @@
-// Appends keys and values of new tokens to those of the past in a cache [batch, kv heads, room, size], and rotates the
-// keys and the queries by the angles of the tokens' positions. Rows after the new ones are the past's; in rows that
-// attention reads, NaN and infinity become 0. With OVER the cache is the past's own memory: only the new rows are
-// written, and what is no number in those after them that are used (0: none is).
+// Appends the keys and values of new tokens to the past ones in a cache [batch, kv heads, room, size], and rotates the keys and
+// the queries by the angles of the tokens' positions. Rows after the new ones keep the past's contents. In rows that attention
+// reads, NaN and infinity become 0. With OVER the cache is the past's own memory: only the new rows are written, and NaN and
+// infinity in later rows that attention reads.
 //
-// z of the grid 0: keys, and the queries of the heads that share them, as rows after those of the cache; 1: values. y: a head of
-// keys of a sequence. A lane moves UNIT elements of the cache's row (16 bytes, or one where addresses are not aligned).
+// Grid: z 0 processes keys and then the queries of the heads that share them, as rows after those of the cache; z 1 values. y
+// counts (sequence, kv head). A lane moves UNIT elements of a row: 16 bytes, or one element where addresses are not aligned.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -20,15 +20,15 @@
 layout(constant_id = 4) const uint SIZE = 64;
 layout(constant_id = 5) const uint VALUE_SIZE = 64;
 layout(constant_id = 6) const uint UNIT = 1;
-layout(constant_id = 7) const uint HALF = 0;  // pairs of features that are rotated; 0: none
+layout(constant_id = 7) const uint HALF = 0;  // number of feature pairs that are rotated; 0: no rotation
 layout(constant_id = 8) const uint INTERLEAVED = 0;
 layout(constant_id = 9) const uint GROUP = 1;
-layout(constant_id = 10) const uint IDS = 0;  // 1: positions are given
+layout(constant_id = 10) const uint IDS = 0;  // 1: positions are an input
 layout(constant_id = 11) const uint OVER = 0;
-layout(constant_id = 12) const uint CODE = 0;  // how the cache holds numbers: kv_codes.glsl
-layout(constant_id = 13) const uint K_CHANNELS = 0;  // 1: a scale for each feature
+layout(constant_id = 12) const uint CODE = 0;  // the cache's element format (kv_codes.glsl)
+layout(constant_id = 13) const uint K_CHANNELS = 0;  // 1: one scale per feature, 0: one per tensor
 layout(constant_id = 14) const uint V_CHANNELS = 0;
-layout(constant_id = 15) const uint CLEAN = 1;  // 0: the cache's type has nothing but numbers
+layout(constant_id = 15) const uint CLEAN = 1;  // 0: the cache's type has no NaN and no infinity
 #include "kv_codes.glsl"
 
 TENSOR(T, Elements)
@@ -38,7 +38,7 @@ TENSOR(float, Floats)
 TENSOR(int64_t, Longs)
 layout(buffer_reference, std430, buffer_reference_align = 16) buffer Quads { uvec4 v[]; };
 
-// The row of the tables for new token t of a sequence.
+// The row of the cosine and sine tables for new token t of a sequence.
 uint position_of(uint batch, uint t, int first) {
     int64_t asked = IDS == 1 ? Longs(operand(args.ids, 8)).v[batch * args.tokens + t] : int64_t(first) + int64_t(t);
     if (asked >= 0 && asked < int64_t(args.table_rows)) return uint(asked);
@@ -46,7 +46,7 @@ uint position_of(uint batch, uint t, int first) {
     return 0;
 }
 
-// Feature e of the row at `at`, rotated.
+// Feature e of the row that starts at `at`, after the rotation.
 float turn(Elements x, uint at, uint e, uint position) {
     if (e >= 2 * HALF) return float(x.v[at + e]);
     uint pair = INTERLEAVED == 1 ? e / 2 : e % (HALF == 0 ? 1 : HALF);

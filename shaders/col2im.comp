@@ -1,6 +1,6 @@
-// Sums of windows (torch's fold; ONNX Col2Im and ConvTranspose): y[n, c, pixel] adds up the elements of
-// x[n, c, tap, window] that lie on the pixel. Coordinates are (image, channel, three spatial axes); lower ranks have
-// leading axes of size 1.
+// Sums of overlapping windows (torch's fold; ONNX Col2Im and ConvTranspose): y[n, c, pixel] is the sum of the elements of
+// x[n, c, tap, window] that map to the pixel. Coordinates are (image, channel, three spatial axes); lower ranks have leading axes of
+// size 1.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -16,7 +16,7 @@
 #include "epilogue.glsl"
 #endif
 
-// The window whose tap `t` lies on pixel `at`, or -1.
+// The window whose tap `t` maps to pixel `at`, or -1.
 int window_of(uint at, uint t, uint stride, uint dilation, int pad, uint windows) {
     int begin = int(at) + pad - int(t * dilation);
     if (begin < 0 || begin % int(stride) != 0) return -1;

@@ -31,8 +31,8 @@ layout(buffer_reference, std430, buffer_reference_align = 16) buffer PartialUnit
 Elements x;
 Units w_units, y_units;
 uint row0, column0, w0, k_end, plane, group;
-uint image_at;      // where this lane's image and group begin in x; a lane always loads the same column
-int top, left;      // where the receptive field of its pixel starts
+uint image_at;      // offset in x of this lane's image and group; a lane loads the same column in every stage
+int top, left;      // top left corner of its pixel's receptive field
 bool column_inside;
 uint stage_k, stage_at;  // WHOLE_TAPS: the first k of the stage's tap, and the tap's element of channel 0
 bool stage_inside;
@@ -71,14 +71,14 @@ uvec4 load_b(uint column, uint k) {
         find_tap(tap, at, inside);
     }
     if (WHOLE_K == 0) inside = inside && k < k_end;
-    // Lanes outside load a valid element, so that loads need no branch.
+    // Lanes outside the image load a valid element instead, so that loads need no branch.
     at = inside ? at + channel * plane : 0;
     uint spacing = inside ? plane : 0;
     f16vec2 pairs[4];
     [[unroll]] for (uint i = 0; i < 4; i++) {
         [[unroll]] for (uint j = 0; j < 2; j++) {
             uint step = 2 * i + j;
-            // Whole taps have no padded channels.
+            // With WHOLE_TAPS there are no padded channels.
             bool real = WHOLE_TAPS == 1 || (inside && channel + step < args.channels);
             pairs[i][j] = x.v[real ? at + step * spacing : 0];
             if (WHOLE_TAPS == 0 && !real) pairs[i][j] = float16_t(0.0);

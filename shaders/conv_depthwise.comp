@@ -1,4 +1,4 @@
-// Depthwise 2-D convolution, NCHW (one input channel a group): a lane computes STRIP vertical neighbours, so that an input
+// Depthwise 2-D convolution, NCHW (one input channel per group): a lane computes STRIP vertical neighbours, so that an input
 // row that several of them need is loaded once. Lanes run over (image, channel, strip, column) without gaps.
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -21,7 +21,7 @@ layout(constant_id = 8) const uint STRIP = 4;
 
 TENSOR(T, Elements)
 
-// total counts lanes; multiplier is output channels an input channel.
+// total counts lanes; multiplier is the number of output channels per input channel.
 void main() {
     uint at = flat_lane();
     bool inside = at < args.total;

@@ -1,11 +1,11 @@
 // 2-D convolution of one group, channels last (NHWC), float16 with float32 sums, as a matrix product on cooperative matrices:
 // rows are the pixels of all images, columns are output channels, and k runs over taps, then channels, as the packed weights
-// do: [taps, channels, out_channels], then eight zeros. The input is read in place, eight channels at a time; where there is none,
-// the zeros behind the weights are: choosing by a lane's own condition after the load would wait for it there.
+// do: [taps, channels, out_channels], then eight zeros. The input is read in place, eight channels at a time. Lanes outside the
+// image read the zeros behind the weights instead: replacing a loaded value would make the lane wait for its load right there.
 //
-// A tap is what lies side by side: the channels of a pixel, or where no columns are padded or skipped, of a row of pixels.
-// WHOLE_TAPS: these channels are a multiple of TILE_K, so that a stage lies within one tap. Workgroup z is the split; PARTIAL
-// stores sums to partials[split, pixel, channel].
+// A tap here is a contiguous run of the input: the channels of one pixel or, where no columns are padded or skipped, of a row
+// of pixels. WHOLE_TAPS: its channels are a multiple of TILE_K, so that a stage lies within one tap. Workgroup z is the split;
+// PARTIAL stores sums to partials[split, pixel, channel].
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -31,9 +31,9 @@ uvec2 x_address, zeros_address;
 Units w_units;
 uint row0, column0, k_end;
 int row_top[A_LOADS], row_left[A_LOADS];  // where the receptive fields of this lane's rows start in their images
-uint row_at[A_LOADS];                     // and in x: for those that start before their image it wraps, and taps inside wrap back
+uint row_at[A_LOADS];                     // offsets in x; they wrap for fields that start before the image
 int tap_top, tap_left;                    // where the tap of `find_tap` lies in a receptive field
-uint tap_at;                              // its first k's element, from the receptive field's first on, less that k
+uint tap_at;                              // the tap's first element, relative to the field's first one, minus its first k
 
 void find_tap(uint k) {
     uint tap = fast_div(k, args.channels_mul, args.channels_shift);
@@ -63,7 +63,7 @@ uvec4 load_b(uint column, uint k) {
 #include "cooperative_store.glsl"
 #include "cooperative_tile.glsl"
 
-// pitch: elements from a pixel of x to the next.
+// pitch: elements between neighbouring pixels of x.
 void main() {
     if (!find_tile()) return;
     uint split = group_id().z, carry;

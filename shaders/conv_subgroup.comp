@@ -1,8 +1,9 @@
-// 2-D convolution, NCHW, as a matrix product without im2col: rows are output pixels, columns output channels, and k runs
-// over taps, then input channels (TAPS_INNER: over channels, then taps, for the few channels of an image).
-// One subgroup a tile (register_tile.glsl); workgroup z is image * groups + group.
+// 2-D convolution, NCHW, as a matrix product without im2col: rows are output pixels, columns output channels, and k runs over
+// taps, then input channels (TAPS_INNER: over channels, then taps, for the few channels of an image). One subgroup computes a
+// tile (register_tile.glsl); workgroup z is image * groups + group.
 //
-// w_* are the weights' strides in elements; tile j of the columns starts at j * w_panel (the size of a panel if packed).
+// w_* are the weights' strides in elements; tile j of the columns starts at j * w_panel (a panel's size where the weights are
+// packed).
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -17,7 +18,7 @@
 #include "register_tile.glsl"
 
 layout(constant_id = 7) const uint TAPS_INNER = 0;
-layout(constant_id = 8) const uint UNROLL_H = 1;  // with TAPS_INNER: rows of taps an iteration, a divisor of kernel_h
+layout(constant_id = 8) const uint UNROLL_H = 1;  // with TAPS_INNER: rows of taps per iteration, a divisor of kernel_h
 layout(constant_id = 9) const uint KERNEL_W = 1;  // with TAPS_INNER: kernel_w
 
 int top[ROW_REGISTERS], left[ROW_REGISTERS];  // where the receptive fields of this lane's pixels start
@@ -55,8 +56,8 @@ void main() {
     uint row0 = tile.x * ROWS, panel = min(tile.y, column_tiles - 1), column0 = panel * COLUMNS;
     Elements x = Elements(operand(args.x, 0)), w = Elements(operand(args.w, 1)), y = Elements(operand(args.y, 2));
 
-    // Past an edge the last pixel or channel is computed and stored again: on such a driver a conditional store is a
-    // loop over the lanes.
+    // Lanes past an edge compute and store the last pixel or channel again: on a CPU driver a conditional store is a loop over
+    // the lanes.
     [[unroll]] for (uint q = 0; q < ROW_REGISTERS; q++) {
         uint pixel = min(row0 + q * LANES + lane, pixels - 1);
         uint out_row = small_div(pixel, args.out_width), out_column = pixel - out_row * args.out_width;

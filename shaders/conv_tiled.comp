@@ -15,7 +15,7 @@
 #include "epilogue.glsl"
 
 layout(constant_id = 11) const uint PARTIAL = 0;
-layout(constant_id = 14) const uint ONE_TAP = 0;  // 1x1: a lane's pixel is found once
+layout(constant_id = 14) const uint ONE_TAP = 0;  // 1x1: a lane's pixel is computed once
 
 TENSOR(T, Elements)
 TENSOR(float, Partial)
@@ -23,7 +23,7 @@ layout(buffer_reference, std430, buffer_reference_align = 8) buffer WideElements
 Elements x, w;
 WideElements w_wide;
 uint row0, x0, w0, k_size, k_end;
-int top, left;  // where the receptive field of this lane's pixel starts; a lane always loads the same column
+int top, left;  // where the receptive field of this lane's pixel starts; a lane loads the same column in every stage
 bool pixel_inside;
 
 float load_a(uint row, uint k) {

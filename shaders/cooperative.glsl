@@ -10,7 +10,7 @@ layout(constant_id = 5) const uint TILE_N = 128;
 layout(constant_id = 6) const uint TILE_K = 32;
 layout(constant_id = 7) const uint SUB_M = 64;
 layout(constant_id = 8) const uint SUB_N = 32;
-layout(constant_id = 9) const uint MAT_M = 16;   // the cooperative matrices' shape: one that the device lists
+layout(constant_id = 9) const uint MAT_M = 16;   // the cooperative matrices' shape, one of those that the device reports
 layout(constant_id = 10) const uint MAT_N = 16;
 layout(constant_id = 11) const uint MAT_K = 16;
 layout(constant_id = 12) const uint PARTS = 1;  // 2: a stage of 64 is loaded at once, and multiplied in two halves
@@ -18,8 +18,8 @@ layout(constant_id = 13) const uint B_ALONG_K = 0;  // 1: b is staged with k run
 layout(constant_id = 14) const uint PARTIAL = 0;
 layout(constant_id = 15) const uint SUBGROUP_LANES = 32;
 layout(constant_id = 16) const uint STORE_VECTOR = 0;  // 1: results lie in aligned groups of eight along a row
-layout(constant_id = 17) const uint WHOLE_K = 0;  // 1: k is whole stages, so that no load needs to look for its end
-layout(constant_id = 21) const uint PREFETCH = 1;  // stages that are on their way in registers while one is multiplied
+layout(constant_id = 17) const uint WHOLE_K = 0;  // 1: k is a multiple of the stage, so that loads need no bounds check
+layout(constant_id = 21) const uint PREFETCH = 1;  // stages that are being loaded into registers while one is multiplied
 
 const uint SUBGROUPS_N = TILE_N / SUB_N;
 const uint LANES = TILE_M / SUB_M * SUBGROUPS_N * SUBGROUP_LANES;
@@ -28,17 +28,17 @@ const uint B_LOADS = TILE_N * TILE_K / 8 / LANES;
 
 const uint K_UNITS = TILE_K / 8;
 const uint PART_K = TILE_K / PARTS;
-// The assignment of an operand's loads along k to lanes: a lane's i-th load is eight halves of one line. Lanes that
-// store to shared memory in one go (eight of them) take lines that lie in different banks. PARTS 2: eight lanes load
-// 128 bytes of one line, which global memory is fastest at; of each pair of loads, one is of the first half of k and
-// one of the second, of lines four apart.
+// The assignment of an operand's loads along k to lanes: a lane's i-th load is eight halves of one line. Eight lanes store to
+// shared memory at a time; their lines lie in different banks. With PARTS 2, eight lanes load 128 bytes of one line, the
+// fastest access to global memory. Of each pair of loads, one is of the first half of k and one of the second; their lines are
+// four apart.
 uint k_line_of(uint i) {
     uint lane = gl_LocalInvocationIndex, e = lane + i * LANES;
     if (PARTS == 2) return i / 2 * (LANES / 4) + lane / 32 * 8 + lane / 8 % 4 + i % 2 * 4;
     return K_UNITS >= 8 ? e / K_UNITS : e / (8 * K_UNITS) * 8 + e / 8 % K_UNITS + K_UNITS * (e % 8 / K_UNITS);
 }
 uint k_unit_of(uint i) { return (gl_LocalInvocationIndex + i * LANES) % K_UNITS ^ (PARTS == 2 ? i % 2 * 4 : 0); }
-#ifdef LANES_ALONG_COLUMNS  // of a B that is staged along k: neighbouring lanes load neighbouring columns
+#ifdef LANES_ALONG_COLUMNS  // where b is staged along k, neighbouring lanes load neighbouring columns
 uint b_line_of(uint i) { return (gl_LocalInvocationIndex + i * LANES) % TILE_N; }
 uint b_unit_of(uint i) { return (gl_LocalInvocationIndex + i * LANES) / TILE_N; }
 #else

@@ -5,7 +5,8 @@
 #define VKEP_COOPERATIVE_BAND_GLSL
 #include "workgroup.glsl"
 
-// Sets row0 and column0. False past the last tile: x and y of the grid count tiles, whatever their limits.
+// Sets row0 and column0, and returns false past the last tile. Tiles are numbered along the grid, so its x and y may have any
+// sizes.
 bool find_tile() {
     uint column_tiles = (args.n + TILE_N - 1) / TILE_N, row_tiles = (args.m + TILE_M - 1) / TILE_M;
     uint flat_tile = flat_group();

@@ -1,4 +1,5 @@
-// Results of a product on cooperative matrices: eight of a row at a time to y, or to the float32 partial sums of a split.
+// Stores results of a product on cooperative matrices, eight of a row at a time: to y, or to the float32 partial sums of a
+// split.
 //
 // Include after epilogue.glsl and the declarations of Elements, Units, row0 and column0. The kernel's arguments have m, n, y_row,
 // y_col and alpha; it sets y0, o0 and partial0 (elements) before the first store.

@@ -1,32 +1,33 @@
-// A TILE_M x TILE_N tile of a float16 matrix product a workgroup, with cooperative matrices (GL_KHR_cooperative_matrix) and
-// float32 sums. Both operands are loaded TILE_K steps of k at a time into registers, and go from there to shared memory, in
-// PARTS; a subgroup computes SUB_M x SUB_N results. The next PREFETCH stages are loaded while this one is multiplied.
+// A workgroup computes a TILE_M x TILE_N tile of a float16 matrix product, with cooperative matrices
+// (GL_KHR_cooperative_matrix) and float32 sums; a subgroup computes SUB_M x SUB_N of its results. A stage is TILE_K steps of k.
+// Both operands of a stage are loaded into registers, then stored to shared memory in PARTS. The next PREFETCH stages are
+// loaded while this one is multiplied.
 //
 // A kernel defines before it includes this:
 //   uvec4 load_a(uint row, uint k, uint i)   eight halves along k of the workgroup's row (zero past the end of k); the
 //                                        lane's i-th of a stage, whose row (k_line_of(i)) is the same in every stage
 //   uvec4 load_b(uint column, uint k)    eight halves along k (B_ALONG_K) or along columns, likewise
-//   void begin_stage(uint k)             called by all lanes before the loads of a stage's a; those of b may come before it where
-//                                        b lies by rows, so that load_b must not need it there
-//   void store_eight(uint row, uint column, vec4 low, vec4 high)   takes eight results along a row, some past the edge;
-//                                        define STORES_IN_A_LOOP where it is long
+//   void begin_stage(uint k)             called by all lanes before a stage's calls of load_a. Where b is staged by rows,
+//                                        load_b may be called earlier and must not depend on it
+//   void store_eight(uint row, uint column, vec4 low, vec4 high)   stores eight results along a row, of which some may lie past
+//                                        the edge; define STORES_IN_A_LOOP where the function is long
 // and the workgroup has TILE_M / SUB_M * TILE_N / SUB_N full subgroups of SUBGROUP_LANES.
 #ifndef VKEP_COOPERATIVE_TILE_GLSL
 #define VKEP_COOPERATIVE_TILE_GLSL
-// What load_b gave, as halves: a kernel may define it to take them apart after they have arrived.
+// Converts what load_b returned to halves. A kernel may define it, to decode values after their load has completed.
 #ifndef B_STAGED
 #define B_STAGED(unit) (unit)
 #endif
 
-// In units of eight halves. One unit more than the data keeps neighbouring rows in different banks.
+// Pitches in units of eight halves. A spare unit per row puts neighbouring rows into different banks.
 const uint A_PITCH = PART_K / 8 + 1;
 const uint B_PITCH = (B_ALONG_K == 1 ? PART_K : TILE_N) / 8 + 1;
 const uint A_UNITS = TILE_M * A_PITCH;
 const uint B_UNITS = (B_ALONG_K == 1 ? TILE_N : PART_K) * B_PITCH;
 const uint TILE_UNITS = A_UNITS + B_UNITS;
-// Sums leave through the same memory, MAT_M rows of OUT_N floats a subgroup at a time. Two units more than the data put the four
-// rows that half a subgroup stores to into different banks.
-const uint OUT_N = SUB_N % 32 + 32 % MAT_N == 0 ? 32 : SUB_N;  // with && glslang makes it no constant
+// Sums are written to y through the same memory: each subgroup stores MAT_M rows of OUT_N floats at a time. Two spare units per
+// row put the four rows that half a subgroup stores to into different banks.
+const uint OUT_N = SUB_N % 32 + 32 % MAT_N == 0 ? 32 : SUB_N;  // + for &&, with which glslang makes it no constant
 const uint OUT_PITCH = OUT_N / 4 + 2;
 const uint OUT_UNITS = MAT_M * OUT_PITCH;
 const uint ALL_OUT_UNITS = OUT_UNITS * (LANES / SUBGROUP_LANES);
@@ -71,7 +72,7 @@ void load_others(uint k) {
 }
 
 void store_part(uint part) {
-    uint lane = gl_LocalInvocationIndex, second = lane / 4 % 2 ^ part;  // which of each pair of loads has this half of k
+    uint lane = gl_LocalInvocationIndex, second = lane / 4 % 2 ^ part;  // which load of each pair is of this half of k
     uint line = lane / 32 * 8 + lane / 8 % 4 + 4 * second, unit = lane % 4;
     [[unroll]] for (uint i = 0; i < A_LOADS / 2; i++)
         tile[(line + i * (LANES / 4)) * A_PITCH + unit] = second == 1 ? next_a[2 * i + 1] : next_a[2 * i];
@@ -106,7 +107,7 @@ void multiply_stages(uint begin, uint end, uint row, uint column) {
     store_stage(0);
     barrier();
     for (uint k0 = begin; k0 < end; k0 += PREFETCH * TILE_K) {
-        [[unroll]] for (uint slot = 0; slot < PREFETCH; slot++) {  // the slot that the stage at k came from
+        [[unroll]] for (uint slot = 0; slot < PREFETCH; slot++) {  // the slot of the stage at k
             uint k = k0 + slot * TILE_K;
             if (slot == 0 || k < end) {
                 if (k + PREFETCH * TILE_K < end) load_stage(k + PREFETCH * TILE_K, slot);
@@ -119,7 +120,7 @@ void multiply_stages(uint begin, uint end, uint row, uint column) {
     }
 }
 
-// Spelled out twice, with constants: a loop over the halves was not unrolled, and its registers went to memory (half the speed).
+// Written twice, with constants: a loop over the halves was not unrolled, its registers were spilled, and the speed halved.
 void multiply_halves(uint begin, uint end, uint row, uint column) {
     load_others(begin);
     load_b_first(begin);
@@ -164,7 +165,7 @@ void multiply_tile(uint begin, uint end) {
                 uint e = turn * SUBGROUP_LANES + gl_SubgroupInvocationID;
                 if (items % SUBGROUP_LANES == 0 || e < items) {
                     uint r = e / (OUT_N / 8), c = e % (OUT_N / 8), at = out0 + r * OUT_PITCH + 2 * c;
-                    uint odd = e / 4 % 2;  // every other four lanes read their second half first: together they meet all banks
+                    uint odd = e / 4 % 2;  // alternate groups of four lanes read their second half first, to use all banks
                     vec4 one = uintBitsToFloat(tile[at + odd]), other = uintBitsToFloat(tile[at + (odd ^ 1)]);
                     store_eight(row + i * MAT_M + r, column + block * OUT_N + 8 * c, odd == 1 ? other : one, odd == 1 ? one : other);
                 }

@@ -6,7 +6,7 @@
 #include "args.glsl"
 #include "workgroup.glsl"
 
-layout(constant_id = 4) const uint PER_LANE = 1;  // units a lane, a workgroup apart
+layout(constant_id = 4) const uint PER_LANE = 1;  // units per lane, a workgroup's width apart
 
 TENSOR(UNIT_T, Units)
 

@@ -1,6 +1,7 @@
-// Probabilities of classes from those of their pairs (Wu, Lin and Weng, "Probability Estimates for Multi-class Classification by
-// Pairwise Coupling", 2004, the second method, as libsvm iterates it). A lane has one row: `pairs` [rows, classes * (classes - 1) / 2]
-// is the probability of a pair's first class, `y` [rows, classes]. `q` and `qp` are each lane's matrix and vector.
+// Probabilities of classes from those of their pairs (Wu, Lin and Weng, "Probability Estimates for Multi-class Classification
+// by Pairwise Coupling", 2004, the second method, as libsvm iterates it). Each lane computes one row: `pairs` [rows, classes *
+// (classes - 1) / 2] is the probability of a pair's first class; y is [rows, classes]. `q` and `qp` are the lane's matrix and
+// vector.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"

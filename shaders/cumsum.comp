@@ -1,5 +1,5 @@
-// Running sums (PRODUCT: products) along the middle of [outer, axis, inner]. SPLIT lanes share a column: each sums a segment, the segments'
-// totals are scanned through shared memory, and each writes its segment's running sums.
+// Running sums (with PRODUCT: products) along the middle of [outer, axis, inner]. SPLIT lanes share a column. Each sums a
+// segment, the segments' totals are scanned in shared memory, and each lane writes its segment's running sums.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"

@@ -29,7 +29,7 @@ void main() {
     float h = float(int(at[4] * args.stride_h + at[2] * args.dilation_h) - args.pad_top) + shift_h;
     float w = float(int(at[5] * args.stride_w + at[3] * args.dilation_w) - args.pad_left) + shift_w;
     float sum = 0.0;
-    // far outside is zero; the test also keeps the conversions to int defined
+    // zero outside; the test also keeps the conversions to int within their defined range
     if (h > -1.0 && w > -1.0 && h < float(args.height) && w < float(args.width)) {
         InTensor x = InTensor(operand(args.x, 0));
         uint plane = (at[0] * dims[1] + at[1]) * args.height * args.width;

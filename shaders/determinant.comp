@@ -1,4 +1,4 @@
-// Determinants of a batch of n x n matrices: Gaussian elimination with partial pivoting, one lane a matrix, in place in
+// Determinants of a batch of n x n matrices: Gaussian elimination with partial pivoting, one lane per matrix, in place in
 // `work` (COMPUTE_T, as large as x).
 #version 460
 #extension GL_GOOGLE_include_directive : require

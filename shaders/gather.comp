@@ -8,7 +8,7 @@
 #include "fastdiv.glsl"
 #include "workgroup.glsl"
 
-layout(constant_id = 4) const uint PER_LANE = 1;  // units a lane, a workgroup apart
+layout(constant_id = 4) const uint PER_LANE = 1;  // units per lane, a workgroup's width apart
 layout(constant_id = 5) const uint FROM_END = 1;
 #define NEGATIVE (FROM_END != 0u)
 #define FAULT 3

@@ -71,7 +71,7 @@ void main() {
         if (!(abs(at) <= 4.6116860e18)) at = low;  // NaN: ONNX Runtime uses the border
         if (METHOD == 0u) at = roundEven(at);
         if (PADDING == 2u && (at < low || at > high)) at = reflect_into(at, low, high);
-        at = clamp(at, -1e6, 1e6 + size);  // within the range of int, and still outside: taps are clamped one by one
+        at = clamp(at, -1e6, 1e6 + size);  // within the range of int but still outside; each tap is clamped later
         int first = METHOD == 0u ? int(at) : int(floor(at)) - (METHOD == 2u ? 1 : 0);
         float fraction = at - floor(at);
         for (int tap = 0; tap < taps; ++tap) {

@@ -1,6 +1,6 @@
-// Rows in the order of their groups: each group's rows fill blocks of `block` slots. `places` [rows] is each row's slot,
-// `sources` [blocks * block] each slot's row (0 where it has none), `owners` [blocks] each block's group (`groups` where it has
-// none). One workgroup; the order of rows within a group is any.
+// Sorts rows by group: each group's rows fill whole blocks of `block` slots. `places` [rows] is each row's slot, `sources`
+// [blocks * block] each slot's row (0 for an empty slot), `owners` [blocks] each block's group (`groups` for an unused block).
+// One workgroup. The order of rows within a group is not defined.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -14,7 +14,7 @@ TENSOR(int64_t, Longs)
 TENSOR(uint, Words)
 
 shared uint count[MOST_GROUPS];
-shared uint first[MOST_GROUPS];  // block of each group
+shared uint first[MOST_GROUPS];  // each group's first block
 shared uint used;
 
 uint group_of(Longs x, uint row) { return uint(clamp(int(x.v[row]), 0, int(args.groups) - 1)); }

@@ -1,6 +1,6 @@
-// y[block] (m by n) = a[block] (m by k) @ b[owners[block]] (n by k, transposed); one subgroup a tile (register_tile.glsl). All
-// operands lie densely, but b where PACKED: in panels of COLUMNS columns, k by COLUMNS. Workgroup z is the block, and one whose
-// owner is beyond the groups is left as it is.
+// y[block] (m by n) = a[block] (m by k) @ b[owners[block]] (n by k, transposed); one subgroup per tile (register_tile.glsl).
+// All operands are contiguous; with PACKED b is in panels of k by COLUMNS. Workgroup z is the block. Blocks whose owner is not
+// a group are not written.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -21,7 +21,7 @@ void main() {
     uint row0 = tile.x * ROWS, column0 = min(tile.y, column_tiles - 1) * COLUMNS;
     Elements a = Elements(operand(args.a, 0)), b = Elements(operand(args.b, 1)), y = Elements(operand(args.y, 3));
 
-    // Past an edge the last row or column is computed and stored again, as in matmul_subgroup.comp.
+    // Lanes past an edge compute and store the last row or column again, as in matmul_subgroup.comp.
     [[unroll]] for (uint q = 0; q < ROW_REGISTERS; q++)
         row_at[q] = (block * args.m + min(row0 + q * LANES + lane, args.m - 1)) * args.k;
     [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++) {

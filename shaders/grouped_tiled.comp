@@ -1,5 +1,5 @@
 // y[block] (m by n) = a[block] (m by k) @ b[owners[block]] (n by k, transposed), by shared-memory tiles (shared_tile.glsl). All
-// operands lie densely; workgroup z is the block, and one whose owner is beyond the groups is left as it is.
+// operands are contiguous. Workgroup z is the block. Blocks whose owner is not a group are not written.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"

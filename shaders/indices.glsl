@@ -1,6 +1,6 @@
-// int32 or int64 indices, read as 32-bit words. With NEGATIVE (the default) a negative one counts from the end. One out of range
-// is noted as a fault of the run, and clamped, so that no index reads or writes out of bounds. INDEX_WORDS: 1 for int32, 2 for
-// int64; FAULT: the place of the operand `fault`.
+// int32 or int64 indices, read as 32-bit words. With NEGATIVE (the default) a negative one counts from the end. One out of
+// range is recorded as a fault of the run, and clamped, so that no index reads or writes out of bounds. INDEX_WORDS: 1 for
+// int32, 2 for int64; FAULT: the number of the operand `fault`.
 #ifndef VKEP_INDICES_GLSL
 #define VKEP_INDICES_GLSL
 #include "fault.glsl"

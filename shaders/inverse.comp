@@ -1,5 +1,5 @@
-// Inverses of a batch of n x n matrices: Gauss-Jordan elimination with partial pivoting, one lane a matrix, in place in
-// `work` (COMPUTE_T [n, 2n] a matrix: the matrix, and the identity that becomes its inverse). The result of a singular
+// Inverses of a batch of n x n matrices: Gauss-Jordan elimination with partial pivoting, one lane per matrix, in place in
+// `work` (COMPUTE_T [n, 2n] per matrix: the matrix, then the identity, which becomes the inverse). The result of a singular
 // matrix is not finite.
 #version 460
 #extension GL_GOOGLE_include_directive : require

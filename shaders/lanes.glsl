@@ -5,8 +5,8 @@
 
 layout(constant_id = 15) const uint SUBGROUP_LANES = 32;  // the subgroup size of the pipeline
 
-// COMBINE_LANES(name, T, combine): as COMBINE_SHARED; with SUBGROUP_SHUFFLE the slot must be the lane, subgroups be full and
-// their lanes in order. Shuffles work within subgroups, shared memory joins their results.
+// COMBINE_LANES(name, T, combine): as COMBINE_SHARED; with SUBGROUP_SHUFFLE the slot must be the lane, and subgroups must be
+// full with their lanes in order. Shuffles combine within a subgroup, shared memory across subgroups.
 #ifdef SUBGROUP_SHUFFLE
 #extension GL_KHR_shader_subgroup_shuffle : require
 #define COMBINE_LANES(NAME, TYPE, COMBINE) \

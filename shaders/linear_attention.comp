@@ -1,10 +1,9 @@
-// LinearAttention of com.microsoft: a matrix [key_size, value_size] for each sequence and head is updated with one key
-// and value after the other, and each query is multiplied by it. A lane has one column of one matrix, in `state`
-// (float), which starts as `first`.
+// LinearAttention of com.microsoft: each sequence and head has a matrix [key_size, value_size]. Keys and values update it one
+// after the other, and each query is multiplied by it. A lane has one column of one matrix, in `state` (float). Its first value
+// is `first`.
 //
-// DECAY: 0 none, 1 a number a head, 2 a number a row of the matrix, as logarithms. BETA: 0 none, 1 a number a head, 2
-// one for all heads: the update is then beta times the difference between the value and the matrix's result for the
-// key.
+// DECAY (logarithms): 0 none, 1 one per head, 2 one per row of the matrix. BETA: 0 none, 1 one per head, 2 one for all heads.
+// With BETA the update is beta times the difference between the value and the product of key and matrix.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -28,10 +27,10 @@ void main() {
     InTensor decay = InTensor(operand(args.decay, 4)), beta = InTensor(operand(args.beta, 5));
     OutTensor y = OutTensor(operand(args.y, 6));
     uint rows = args.key_size, step = args.value_size;
-    uint at = (batch * args.heads + head) * rows * step + column;  // of the column's first element
+    uint at = (batch * args.heads + head) * rows * step + column;  // index of the column's first element
     for (uint i = 0u; i < rows; ++i) state.v[at + i * step] = first.v[at + i * step];
     uint key_head = head * args.k_heads / args.heads;
-    // the queries that read this matrix: several, or one that several matrices share
+    // the query heads that read this matrix: several, or one that several matrices share
     uint queries = max(args.q_heads / args.heads, 1u);
     uint query = args.q_heads >= args.heads ? head * queries : head * args.q_heads / args.heads;
     uint results = max(args.q_heads, args.heads), result = args.q_heads >= args.heads ? query : head;

@@ -1,5 +1,5 @@
-// Local response normalisation of x [n, channels, inner] across channels:
-// y = x / (bias + alpha / size * sum of squares over channels [c - before, c + after])^beta. A lane an element.
+// Local response normalisation of x [n, channels, inner] across channels: y = x / (bias + alpha / size * sum of squares over
+// channels [c - before, c + after])^beta. One lane per element.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"

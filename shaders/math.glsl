@@ -2,25 +2,26 @@
 #ifndef VKEP_MATH_GLSL
 #define VKEP_MATH_GLSL
 
-// NaN stays. clamp(), max() and min() may turn it into a number, and so may comparisons and choices that a driver makes into them.
+// clamp() that keeps NaN. clamp(), max() and min() may return a number for NaN; so may comparisons and selections that a driver
+// compiles to them.
 float limited(float x, float low, float high) { return isnan(x) ? x : min(max(x, low), high); }
 float relu(float x) { return isnan(x) || x > 0.0 ? x : 0.0; }
 
 // Some drivers' tanh overflows for large arguments, and some clamp NaN away.
 float limited_tanh(float x) { return isnan(x) ? x : tanh(clamp(x, -20.0, 20.0)); }
 
-// Drivers make the logarithm of a subnormal number that of 0 or of the least normal one: its bits are the multiple of 2**-149.
-// That of 0 is a finite number on some.
+// Some drivers compute the logarithm of a subnormal number as that of 0 or of the smallest normal number: here its bits are
+// converted as a multiple of 2**-149. Some return a finite number for log(0).
 float accurate_log(float x) {
     uint bits = floatBitsToUint(x);
     if ((bits << 1) == 0u) return uintBitsToFloat(0xff800000u);
     return bits < 0x00800000u ? log(float(bits)) - 103.27892990343185 : log(x);
 }
 
-// asinh and acosh where the 1 in their square roots no longer matters, to the end of float32's range
+// asinh and acosh of arguments so large that the 1 in their square roots is lost in rounding
 float log_of_double(float x) { return log(x) + 0.6931471805599453; }
 
-// exp(x) / 2 for x from 80 on, where exp() overflows before its half does
+// exp(x) / 2 for x >= 80, where exp() overflows before its half does
 float half_exp(float x) { return 0.5 * exp(0.5 * x) * exp(0.5 * x); }
 float accurate_cosh(float x) { return abs(x) > 80.0 ? half_exp(abs(x)) : cosh(x); }
 float accurate_sinh(float x) {
@@ -53,10 +54,10 @@ float accurate_atan(float x) {
     return uintBitsToFloat(floatBitsToUint(y) | (floatBitsToUint(x) & 0x80000000u));
 }
 
-// abs(x) raised to y, 1 wherever C's pow() is
+// abs(x) raised to y; 1 wherever C's pow() returns 1
 float power_of_size(float x, float y) { return y == 0.0 || abs(x) == 1.0 ? 1.0 : pow(abs(x), y); }
 
-// The real power where there is one: GLSL's pow() is undefined below zero.
+// x raised to y, NaN where the power is not real: GLSL's pow() is undefined for x < 0.
 float accurate_pow(float x, float y) {
     float size = power_of_size(x, y);
     if (!(x < 0.0)) return size;
@@ -82,8 +83,8 @@ float exact_remainder(float a, float d) {
     return uintBitsToFloat(rest >= 0x800000u ? ((d_exponent - shift) << 23) | (rest & 0x7fffffu) : rest);
 }
 
-// 1 - erf(a) for a from 0 on. Its binary logarithm is almost a polynomial: this one (a minimax fit) leaves an error of 1e-7
-// in float32, and falls for ever, as the logarithm does.
+// 1 - erf(a) for a >= 0. Its binary logarithm is close to a polynomial. This one (a minimax fit) has an error of 1e-7 in
+// float32 and decreases beyond the fitted range, as the logarithm does.
 float erfc_from_0(float a) {
     return exp2(a * (-1.6279110908508301 + a * (-0.9183811545372009 + a * (-0.14864672720432281 + a * (0.02861369587481022
         + a * (-0.0011846348643302917 + a * (-0.0012392877833917737 + a * (0.00036844340502284467
@@ -106,25 +107,25 @@ float gelu(float x) {
 // 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), where (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u))
 float gelu_tanh(float x) { return x / (1.0 + exp(x * (-1.5957691216057308 - 0.07135481627260025 * x * x))); }
 
-// 2 / pi in binary, after 32 zeros
+// the binary digits of 2 / pi, preceded by 32 zeros
 const uint TWO_OVER_PI[9] = uint[9](0u, 0xa2f9836eu, 0x4e441529u, 0xfc2757d1u, 0xf534ddc0u, 0xdb629599u, 0x3c439041u,
                                     0xfe5163abu, 0xdebbc561u);
 
 // 32 bits of 2 / pi from bit `shift` (below 32) of word `k` on
 uint two_over_pi(uint k, uint shift) { return (TWO_OVER_PI[k] << shift) | ((TWO_OVER_PI[k + 1u] >> 1u) >> (31u - shift)); }
 
-// A large x (2**13 and more, finite) modulo pi / 2, by an integer product with those bits of 2 / pi that matter (M. Payne,
-// R. Hanek, "Radian Reduction for Trigonometric Functions", SIGNUM 1983).
+// A large finite x (2**13 and more) modulo pi / 2, by an integer product with the relevant bits of 2 / pi (M. Payne, R. Hanek,
+// "Radian Reduction for Trigonometric Functions", SIGNUM 1983).
 float reduced_exactly(float x, out uint quadrant) {
     uint bits = floatBitsToUint(abs(x)), mantissa = (bits & 0x7fffffu) | 0x800000u;
-    uint first = min((bits >> 23) - 120u, 134u);  // what lies before makes whole turns
+    uint first = min((bits >> 23) - 120u, 134u);  // earlier bits contribute whole turns only
     uint word = first >> 5, shift = first & 31u, carry, high, middle, low, unused;
     umulExtended(mantissa, two_over_pi(word + 2u, shift), low, unused);
     umulExtended(mantissa, two_over_pi(word + 1u, shift), high, middle);
     middle = uaddCarry(middle, low, carry);
     high += mantissa * two_over_pi(word, shift) + carry;
     quadrant = high >> 30;
-    high = (high << 2) | (middle >> 30);  // the quadrant's fraction, of 64 bits
+    high = (high << 2) | (middle >> 30);  // the fraction of a quadrant, 64 bits
     middle <<= 2;
     bool above = high >= 0x80000000u;  // nearer to the next quadrant
     if (above) {
@@ -138,8 +139,8 @@ float reduced_exactly(float x, out uint quadrant) {
     return above != negative ? -rest : rest;
 }
 
-// x less the nearest multiple of pi / 2, and which multiple that is modulo 4. pi / 2 is taken in parts of few bits, so that
-// their products with the multiple are exact without a fused multiplication (W. Cody, W. Waite, 1980).
+// x minus the nearest multiple of pi / 2, and the multiple modulo 4. pi / 2 is split into parts of few bits, so that their
+// products with the multiple are exact without a fused multiply-add (W. Cody, W. Waite, 1980).
 float reduced(float x, out uint quadrant) {
     if (!(abs(x) < 8192.0)) {
         quadrant = 0u;
@@ -154,7 +155,7 @@ float reduced(float x, out uint quadrant) {
     return rest;
 }
 
-// both within pi / 4 of 0, by polynomials: Vulkan allows sin() and cos() an error of 2**-11
+// sine and cosine of |x| <= pi / 4 by polynomials: Vulkan allows sin() and cos() an error of 2**-11
 float sine_near_0(float x) {
     float z = x * x;
     return x + x * z * (-0.16666655242443085 + z * (0.008332161232829094 - z * 0.00019515307212714106));
@@ -169,7 +170,7 @@ float accurate_sin(float x) {
     uint quadrant;
     float rest = reduced(x, quadrant);
     float y = (quadrant & 1u) != 0u ? cosine_near_0(rest) : sine_near_0(rest);
-    if (abs(x) < 0.000244140625) return x;  // and -0
+    if (abs(x) < 0.000244140625) return x;  // keeps -0
     return (quadrant & 2u) != 0u ? -y : y;
 }
 

@@ -1,9 +1,10 @@
-// y[batch] = alpha * a[batch] (m by k) * W[batch] (k by n) for few rows and a W that is dense along k: floats, or codes
-// of 2, 4 or 8 bits in blocks that have a scale each (com.microsoft MatMulNBits). The time is that of reading W once,
-// at full width.
+// y[batch] = alpha * a[batch] (m by k) * W[batch] (k by n) for few rows and a W that is dense along k: floats, or codes of 2, 4
+// or 8 bits in blocks that have a scale each (com.microsoft MatMulNBits). Its time is that of reading W once at the full memory
+// bandwidth.
 //
-// K_LANES neighbouring lanes share COLUMNS columns of W: each takes every K_LANES-th unit of WORDS words (WORDS 0: one float),
-// UNROLL units of each column in flight. Lanes add up by shuffles (SUBGROUP_LANES; 1: none), then through shared memory.
+// K_LANES neighbouring lanes share COLUMNS columns of W. Each lane takes every K_LANES-th unit of WORDS words (WORDS 0: one
+// float), with UNROLL loads of each column in flight. Sums are added across lanes by shuffles (among SUBGROUP_LANES; 1: none),
+// then through shared memory.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -18,21 +19,21 @@
 #extension GL_KHR_shader_subgroup_shuffle : require
 #endif
 
-layout(constant_id = 4) const uint BITS = 4;  // of a weight: 2, 4 or 8, or those of T
+layout(constant_id = 4) const uint BITS = 4;  // bits per weight: 2, 4 or 8, or those of T
 layout(constant_id = 5) const uint ROWS = 1;
 layout(constant_id = 6) const uint COLUMNS = 4;
 layout(constant_id = 7) const uint K_LANES = 32;
 layout(constant_id = 8) const uint UNROLL = 4;
 layout(constant_id = 9) const uint WORDS = 1;
-layout(constant_id = 10) const uint BLOCK = 32;  // weights that share a scale, no fewer than a unit's; 0: there are no scales
+layout(constant_id = 10) const uint BLOCK = 32;  // weights per scale, at least a unit's; 0: no scales
 layout(constant_id = 11) const uint ZEROS = 0;   // 0: half of the codes' range, 1: packed codes, 2: values of T
 layout(constant_id = 12) const uint A_WIDE = 0;  // 1: a's rows lie in aligned groups of 16 bytes, and k is whole units
-layout(constant_id = 14) const uint WHOLE_TURNS = 0;  // 1: units divide into whole turns of the loop
+layout(constant_id = 14) const uint WHOLE_TURNS = 0;  // 1: the units are a multiple of what an iteration takes
 layout(constant_id = 13) const uint T_BYTES = 4;
 layout(constant_id = 15) const uint SUBGROUP_LANES = 1;
 
 const uint UNIT_K = WORDS == 0 ? 1 : WORDS * 32 / BITS;
-const uint FOURS = WORDS == 0 ? 1 : UNIT_K / 4;  // of a unit's weights
+const uint FOURS = WORDS == 0 ? 1 : UNIT_K / 4;  // groups of four weights per unit
 const uint LOADED = WORDS == 0 ? 1 : WORDS;
 const uint A_EACH = 16 / T_BYTES;
 const uint A_QUADS = UNIT_K < A_EACH ? 1 : UNIT_K / A_EACH;
@@ -57,11 +58,11 @@ Bytes zeros;
 
 uint words[UNROLL * COLUMNS * LOADED];
 float loaded_scale[UNROLL * COLUMNS], loaded_zero[UNROLL * COLUMNS];
-vec4 x[ROWS * FOURS];  // what a row has for a unit of weights, divided by their places
+vec4 x[ROWS * FOURS];  // a row's elements for one unit of weights, divided by the weights' place values
 float x_sum[ROWS];
 uvec4 raw_x[A_WIDE == 1 ? UNROLL * ROWS * A_QUADS : 1];
 
-void load_unit(uint slot, uint at) {  // `at` in units
+void load_unit(uint slot, uint at) {  // `at` counts units
     if (WORDS == 4) {
         uvec4 four = b_quads.v[at];
         [[unroll]] for (uint i = 0; i < 4 && i < LOADED; i++) words[slot * LOADED + i] = four[i];
@@ -81,7 +82,8 @@ uvec4 places(uint four) {
     return BITS == 8 ? uvec4(1, 256, 1, 256) : first * uvec4(1, 1 << BITS % 16, 1 << 2 * BITS % 16, 1 << 3 * BITS % 16);
 }
 
-// Four weights of a unit. A float of 2**23 and more has its integer in its lowest bits, so codes need no conversion.
+// Four weights of a unit. A float in [2**23, 2**24) has its integer part in its low bits, so codes need no conversion
+// instruction.
 vec4 weights(uint slot, uint four) {
     uint at = slot * LOADED;
     if (WORDS == 0) return vec4(uintBitsToFloat(words[at]), 0.0, 0.0, 0.0);
@@ -93,7 +95,7 @@ vec4 weights(uint slot, uint four) {
     return uintBitsToFloat(source & MASK * places(four) | 0x4b000000u) - 8388608.0;
 }
 
-// A row's elements for unit `u`, zeros past the end of k. With A_WIDE they were loaded together with the weights.
+// Loads a row's elements for unit `u`; they are zero past the end of k. With A_WIDE they were loaded with the weights.
 void set_x(uint s, uint r, uint row_at, uint u) {
     float sum = 0.0;
     [[unroll]] for (uint four = 0; four < FOURS; four++) {
@@ -114,7 +116,7 @@ void set_x(uint s, uint r, uint row_at, uint u) {
     x_sum[r] = sum;
 }
 
-uint a_at[ROWS], b_at[COLUMNS], block_at[COLUMNS], zero_at[COLUMNS];  // where rows and columns begin
+uint a_at[ROWS], b_at[COLUMNS], block_at[COLUMNS], zero_at[COLUMNS];  // first elements of rows and columns
 float acc[VALUES];
 
 void load_turn(uint u0) {

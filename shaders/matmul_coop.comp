@@ -1,7 +1,7 @@
 // y[batch] = alpha * a[batch] (m by k) * b[batch] (k by n), float16 with float32 sums, on cooperative matrices.
 //
 // Strides in elements. A_VECTOR: a runs along k in aligned groups of eight; B_VECTOR: b does so along k (B_ALONG_K) or along
-// its columns. Else elements are gathered one by one. Workgroup z is (batch * splits + split), PARTIAL as in
+// its columns. Otherwise elements are loaded one by one. Workgroup z is (batch * splits + split), PARTIAL as in
 // matmul_tiled.comp.
 #version 460
 #extension GL_GOOGLE_include_directive : require

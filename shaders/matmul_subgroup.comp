@@ -1,4 +1,4 @@
-// y[batch] = alpha * a[batch] (m by k) * b[batch] (k by n), strides in elements; one subgroup a tile (register_tile.glsl).
+// y[batch] = alpha * a[batch] (m by k) * b[batch] (k by n), strides in elements; one subgroup per tile (register_tile.glsl).
 //
 // Tile j of the columns starts at j * b_panel: COLUMNS * b_col for a plain operand, the size of a panel for a packed one.
 #version 460
@@ -21,8 +21,8 @@ void main() {
     uint row0 = tile.x * ROWS, panel = min(tile.y, column_tiles - 1), column0 = panel * COLUMNS;
     Elements a = Elements(operand(args.a, 0)), b = Elements(operand(args.b, 1)), y = Elements(operand(args.y, 2));
 
-    // Past an edge the last row or column is computed and stored again: on such a driver a conditional store is a loop
-    // over the lanes.
+    // Lanes past an edge compute and store the last row or column again: on a CPU driver a conditional store is a loop over the
+    // lanes.
     uint a0 = batch0 * args.a_batch0 + batch1 * args.a_batch1;
     [[unroll]] for (uint q = 0; q < ROW_REGISTERS; q++) row_at[q] = a0 + min(row0 + q * LANES + lane, args.m - 1) * args.a_row;
     uint b0 = batch0 * args.b_batch0 + batch1 * args.b_batch1 + panel * args.b_panel;

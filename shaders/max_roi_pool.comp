@@ -14,7 +14,7 @@
 int nearest(float v) { return int(clamp(sign(v) * floor(abs(v) + 0.5), -1e6, 1e6)); }
 
 // Pixels [first, end) of bin `at` of `bins` from `low` to `high` on an axis of `size`: floor(at * extent / bins) and
-// ceil((at + 1) * extent / bins), in integers, since a float's quotient may be a little off.
+// ceil((at + 1) * extent / bins), in integers, since a float's quotient may be rounded.
 ivec2 bin_of(int low, int high, uint at, uint bins, uint size) {
     uint extent = uint(max(high - low + 1, 1)), whole = extent / bins, rest = extent % bins;
     uint first = at * whole + at * rest / bins, end = (at + 1u) * whole + ((at + 1u) * rest + bins - 1u) / bins;
@@ -45,7 +45,7 @@ void main() {
         for (int col = cols.x; col < cols.y; ++col) {
             COMPUTE_T v = load_element(x.v[base + uint(row) * args.width + uint(col)]);
             if (first || v > greatest || v != v) greatest = v;
-            if (v != v) {  // NaN wins
+            if (v != v) {  // NaN is the maximum
                 OutTensor(operand(args.y, 2)).v[id] = store_element(v);
                 return;
             }

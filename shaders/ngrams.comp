@@ -1,5 +1,5 @@
-// Counts n-grams in rows: y[row, gram] from x [rows, steps]. A gram is `lengths` items of `pool` from `starts` on; its
-// items may lie 1 to `apart` steps apart from each other in a row (a single item is counted once).
+// Counts n-grams: y[row, gram] is how often the gram occurs in row `row` of x [rows, steps]. A gram is `lengths` items of
+// `pool` from `starts` on. Its items are 1 to `apart` steps apart in a row; a gram of one item is counted once per occurrence.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"

@@ -1,5 +1,5 @@
-// Normalises rows of x [rows, axis]: y = (x - mean) / sqrt(variance + epsilon) * scale + bias, in float32.
-// Without CENTER there is no mean (RMS norm). The variance is summed around the mean, in a second sweep: stable.
+// Normalises rows of x [rows, axis]: y = (x - mean) / sqrt(variance + epsilon) * scale + bias, in float32. Without CENTER there
+// is no mean (RMS norm). The variance is summed around the mean in a second pass, which is numerically stable.
 //
 // Scale and bias index: (row % period) * channels + k / spatial, with channels = axis / spatial: layer and RMS norm have
 // period 1 and spatial 1, instance and group norm rows are (image, group) pairs. With VECTOR_IN_T axis and spatial (but
@@ -16,7 +16,7 @@
 #include "fastdiv.glsl"
 #include "lanes.glsl"
 
-layout(constant_id = 4) const uint SPLIT = 1;      // lanes a row, a power of two
+layout(constant_id = 4) const uint SPLIT = 1;      // lanes per row, a power of two
 layout(constant_id = 5) const uint IN_REGISTERS = 0;  // a lane keeps its PER_LANE elements; axis <= SPLIT * PER_LANE
 layout(constant_id = 6) const uint PER_LANE = 1;
 layout(constant_id = 7) const uint CENTER = 1;

@@ -2,7 +2,7 @@
 //   POINTWISE_DECLS     pointer types of the operands and of the output
 //   POINTWISE_FUNCTION  value of one output element from one element of each operand
 //   POINTWISE_UNIT      computes and stores unit `i` (one element, or a vector of four), and where POINTWISE_UNITS is 2
-//                       also the unit a workgroup further on
+//                       also the unit a workgroup's width further on
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"

@@ -1,8 +1,8 @@
-// Max, average and lp pooling of x [images * channels, depth, height, width] (2-D: depth 1; 1-D: height 1 too).
-// A lane an output element.
+// Max, average and lp pooling of x [images * channels, depth, height, width] (2-D: depth 1; 1-D: height 1 too). One lane per
+// output element.
 //
-// Defines: IN_T, COMPUTE_T, and MAX_POOL (with LOWEST, and PROPAGATE_NAN for floats), AVERAGE_POOL or LP_POOL; WITH_INDICES adds int64 indices of the
-// maxima in the flat input, width fastest, or with COLUMN_MAJOR depth fastest.
+// Defines: IN_T, COMPUTE_T, and MAX_POOL (with LOWEST, and PROPAGATE_NAN for floats), AVERAGE_POOL or LP_POOL. WITH_INDICES
+// adds int64 indices of the maxima in the flat input, width fastest, or with COLUMN_MAJOR depth fastest.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -52,7 +52,7 @@ void main() {
     uvec2 taps_h = taps_of(h0, KERNEL_H, args.dilation_h, args.height);
     uvec2 taps_w = taps_of(w0, KERNEL_W, args.dilation_w, args.width);
     for (uint kd = taps_d.x; kd < taps_d.y; ++kd) {
-        uint d = uint(d0 + int(kd * args.dilation_d));  // a negative position becomes a huge one
+        uint d = uint(d0 + int(kd * args.dilation_d));  // a negative position wraps to a huge one
         if (d >= args.depth) continue;
         for (uint kh = taps_h.x; kh < taps_h.y; ++kh) {
             uint h = uint(h0 + int(kh * args.dilation_h));
@@ -77,7 +77,7 @@ void main() {
         }
     }
 #if defined(AVERAGE_POOL)
-    // The end padding counts, what a ceil-mode window reaches beyond it does not.
+    // Positions in the end padding count; those of a ceil-mode window beyond it do not.
     bool all = COUNT_INCLUDE_PAD != 0u;
     uint count = count_inside(d0, KERNEL_D, args.dilation_d, all ? d0 : 0, int(args.depth + (all ? args.pad_end_d : 0u)))
         * count_inside(h0, KERNEL_H, args.dilation_h, all ? h0 : 0, int(args.height + (all ? args.pad_end_h : 0u)))

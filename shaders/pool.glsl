@@ -1,8 +1,8 @@
-// What pooling kernels share. Included after elements.glsl; PROPAGATE_NAN says that a NaN in a window is its maximum.
+// Shared by the pooling kernels. Included after elements.glsl; With PROPAGATE_NAN a NaN in a window is its maximum.
 #ifndef VKEP_POOL_GLSL
 #define VKEP_POOL_GLSL
 
-// A loop over no more taps than this is unrolled; of more, only those inside the image are walked.
+// A loop over up to this many taps is unrolled. A longer one visits only the taps inside the image.
 const uint FEW_TAPS = 16u;
 
 // The range [first, end) of the `taps` positions start, start + step ... that lie within [low, high).
@@ -12,7 +12,7 @@ uvec2 taps_inside(int start, uint taps, uint step, int low, int high) {
     return uvec2(min(first, end), end);
 }
 
-// The taps to walk on an axis of `size`: all that lie inside it.
+// The taps to visit on an axis of `size`: those inside it.
 uvec2 taps_of(int start, uint taps, uint step, uint size) {
     return taps > FEW_TAPS ? taps_inside(start, taps, step, 0, int(size)) : uvec2(0u, taps);
 }

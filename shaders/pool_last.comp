@@ -67,11 +67,11 @@ void main() {
 #else
     [[unroll]] for (uint c = 0u; c < 8u; ++c) acc[c] = 0.0;
 #endif
-    // Taps outside of the image load a pixel inside, which then does not count: without branches between them, loads overlap.
+    // Taps outside the image load a pixel inside, which is then ignored: without branches between them, loads overlap.
     uvec2 taps_h = taps_of(h0, KERNEL_H, args.dilation_h, args.height);
     uvec2 taps_w = taps_of(w0, KERNEL_W, args.dilation_w, args.width);
     for (uint kh = taps_h.x; kh < taps_h.y; ++kh) {
-        uint h = uint(h0 + int(kh * args.dilation_h));  // a negative position becomes a huge one
+        uint h = uint(h0 + int(kh * args.dilation_h));  // a negative position wraps to a huge one
         bool row_inside = h < args.height;
         uint line = (image * args.height + (row_inside ? h : 0u)) * args.width;
         for (uint kw = taps_w.x; kw < taps_w.y; ++kw) {
@@ -89,7 +89,7 @@ void main() {
         }
     }
 #ifdef AVERAGE_POOL
-    // The end padding counts, what a ceil-mode window reaches beyond it does not.
+    // Positions in the end padding count; those of a ceil-mode window beyond it do not.
     bool all = COUNT_INCLUDE_PAD != 0u;
     uint count = count_inside(h0, KERNEL_H, args.dilation_h, all ? h0 : 0, int(args.height + (all ? args.pad_end_h : 0u)))
         * count_inside(w0, KERNEL_W, args.dilation_w, all ? w0 : 0, int(args.width + (all ? args.pad_end_w : 0u)));

@@ -1,4 +1,4 @@
-// Random numbers by counter: element i is a function of the seed and i alone (Philox-4x32-10, Salmon et al., SC 2011).
+// Counter-based random numbers: element i is a function of the seed and i alone (Philox-4x32-10, Salmon et al., SC 2011).
 // NORMAL 0: uniform in [shift, shift + scale); 1: normal with mean `shift` and standard deviation `scale` (Box-Muller).
 #version 460
 #extension GL_GOOGLE_include_directive : require

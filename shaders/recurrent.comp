@@ -1,7 +1,7 @@
-// All steps of an RNN, GRU or LSTM in one dispatch: a workgroup keeps the state of one sequence in shared memory; SPLIT
-// lanes compute a hidden unit together. `gates` holds the inputs' part of every step, [steps, batch, GATES * HIDDEN];
-// `weights` the recurrence's, [HIDDEN (from), GATES, HIDDEN (to)], so that neighbouring lanes read neighbours.
-// ACTIVATIONS defines act_f, act_g, act_h; one of CELL_RNN, CELL_GRU, CELL_GRU_LINEAR, CELL_LSTM is defined.
+// All steps of an RNN, GRU or LSTM in one dispatch: a workgroup keeps the state of one sequence in shared memory; SPLIT lanes
+// compute a hidden unit together. `gates` [steps, batch, GATES * HIDDEN] holds the product of the inputs of every step and
+// their weights; `weights` [HIDDEN (from), GATES, HIDDEN (to)] are the recurrence's, so that neighbouring lanes read
+// neighbours. ACTIVATIONS defines act_f, act_g, act_h; one of CELL_RNN, CELL_GRU, CELL_GRU_LINEAR, CELL_LSTM is defined.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -35,11 +35,11 @@ shared float extra[2u * HIDDEN];   // LSTM: the cells; GRU: the update gates, th
 shared float partial[SPLIT > 1u ? SPLIT * GATES * HIDDEN : 1u];
 
 ACTIVATIONS
-// infinite where nothing is clipped
+// infinity: no clipping
 float clipped(float x) { return limited(x, -args.clip, args.clip); }
 
-// One lane's share of the recurrence's part of a unit's gates first .. first + count - 1. `from`: 0 or 1 for `hidden`, 2 for
-// the reset state.
+// One lane's share of the recurrent sums of a unit's gates first .. first + count - 1. `from`: 0 or 1 for that half of
+// `hidden`, 2 for the reset state.
 void add_products(inout float sums[GATES], Elements weights, uint unit, uint part, uint from, uint first, uint count) {
     uint share = (HIDDEN + SPLIT - 1u) / SPLIT, end = min(HIDDEN, (part + 1u) * share);
     for (uint k = part * share; k < end; ++k) {
@@ -49,7 +49,7 @@ void add_products(inout float sums[GATES], Elements weights, uint unit, uint par
     }
 }
 
-// All lanes' parts of the sums of every unit, in `partial`. The whole workgroup calls it.
+// Writes all lanes' shares of the sums of every unit to `partial`. The whole workgroup must call it.
 void share_products(Elements weights, uint lane, uint lanes, uint part, uint from, uint first, uint count) {
     for (uint unit = lane; unit < HIDDEN; unit += lanes) {
         float sums[GATES];
@@ -90,13 +90,13 @@ void main() {
     for (uint s = 0u; s < args.steps; ++s) {
         uint t = args.backwards != 0u ? args.steps - 1u - s : s;
         uint y0 = t * args.y_step + batch * args.y_batch, x0 = (t * args.batches + batch) * GATES * HIDDEN;
-        if (t >= alive) {  // the same for the whole workgroup: the state stays
+        if (t >= alive) {  // the same for the whole workgroup: the state does not change any more
             for (uint unit = gl_LocalInvocationID.x; unit < HIDDEN; unit += gl_WorkGroupSize.x)
                 y.v[y0 + unit * args.y_unit] = T(0);
             continue;
         }
 #ifdef CELL_GRU
-        const uint first_gates = 2u;  // the candidate's product waits for the reset gates
+        const uint first_gates = 2u;  // the candidate's product needs the reset gates first
 #else
         const uint first_gates = GATES;
 #endif

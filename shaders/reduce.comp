@@ -20,10 +20,10 @@
 #include "fastdiv.glsl"
 #include "lanes.glsl"
 
-layout(constant_id = 4) const uint SPLIT = 1;    // lanes a column, a power of two
+layout(constant_id = 4) const uint SPLIT = 1;    // lanes per column, a power of two
 layout(constant_id = 5) const uint ACROSS = 0;   // 1: neighbouring lanes lie along the axis (inner == 1); 0: along inner
 
-layout(constant_id = 6) const uint LOADS = 4;    // in flight at a time, a power of two
+layout(constant_id = 6) const uint LOADS = 4;    // loads in flight, a power of two
 
 #ifdef LOG_SUM_EXP
 // (m, s) stands for s * exp(m): the running maximum keeps exp in range (Milakov and Gimelshein, arXiv:1805.02867).
@@ -31,7 +31,7 @@ layout(constant_id = 6) const uint LOADS = 4;    // in flight at a time, a power
 #define IDENTITY vec2(uintBitsToFloat(0xff800000u), 0.0)
 vec2 combine(vec2 a, vec2 b) {
     float above = a.x - b.x, scale = exp(-abs(above));
-    scale = a.x == b.x ? 1.0 : scale;  // equal infinities met as inf - inf
+    scale = a.x == b.x ? 1.0 : scale;  // not exp(inf - inf), which is NaN
     return above > 0.0 ? vec2(a.x, a.y + b.y * scale) : vec2(b.x, b.y + a.y * scale);
 }
 vec2 map_element(COMPUTE_T v) { return vec2(float(v), 1.0); }
@@ -64,7 +64,7 @@ COMPUTE_T finish(STATE_T total, uint count) { return total; }
 #endif
 #endif
 
-// Value is what one load adds to.
+// Value is the accumulator of one load.
 #ifdef UNIT_COLUMNS
 #define Source InUnits
 TENSOR(VECTOR_OUT_T, OutVectors)
@@ -85,8 +85,8 @@ Value nothing() {
     return v;
 }
 
-// Lanes of a column are `width` apart. At each step the upper half of those left hands its states to the lower half;
-// neighbouring lanes meet neighbouring words of shared memory.
+// Lanes of a column are `width` apart. At each step the upper half of the remaining lanes passes its states to the lower half.
+// Neighbouring lanes access neighbouring words of shared memory.
 const uint HANDED = (gl_WorkGroupSize.x + 1u) / 2u;
 shared STATE_T handed[UNIT_ELEMENTS * HANDED];
 Value combine_split(Value v, uint lane, uint width) {

@@ -1,8 +1,8 @@
-// A register-blocked tile of ROWS x (LANE_COLUMNS * lanes) results a subgroup, for drivers that run a subgroup as one
+// A subgroup computes a register-blocked tile of ROWS x (LANE_COLUMNS * lanes) results. For drivers that run a subgroup as one
 // CPU vector: each lane holds all ROWS of its own columns, and a row's value is broadcast from the lane that loaded it.
 //
-// The reason: on such a driver a load inside a loop is a gather whatever its address, so an operand value must be
-// loaded by one lane only, and the accumulators must outnumber the loads. Wider (8-byte) loads measured the same.
+// On such a driver every load inside a loop is compiled to a gather. So an operand value must be loaded by one lane only, and
+// there must be more accumulators than loads. Wider (8-byte) loads were not faster.
 //
 // The workgroup is one full subgroup. Include after vkep.glsl; T is the storage type.
 #ifndef VKEP_REGISTER_TILE_GLSL
@@ -13,7 +13,7 @@
 
 layout(constant_id = 4) const uint ROWS = 16;
 layout(constant_id = 5) const uint LANE_COLUMNS = 4;
-layout(constant_id = 6) const uint UNROLL = 4;  // steps of k an iteration
+layout(constant_id = 6) const uint UNROLL = 4;  // steps of k per iteration
 const uint LANES = gl_WorkGroupSize.x;
 const uint COLUMNS = LANE_COLUMNS * LANES;
 const uint BLOCK = ROWS % 8 == 0 ? 8 : ROWS % 2 == 0 ? 2 : 1;  // rows that are multiplied together, a divisor of ROWS
@@ -30,7 +30,7 @@ uint small_div(uint n, uint d) {
 }
 
 // Row and column of this workgroup's tile: x and y of the grid count the tiles along the rows first, or along the columns
-// first. The last workgroups may lie past the last tile: they compute again what others do.
+// first. The last workgroups may lie past the last tile: they repeat the last tile.
 uvec2 workgroup_tile(uint row_tiles, uint column_tiles, bool rows_first) {
     uint tile = flat_group();
     uint inner = rows_first ? row_tiles : column_tiles;
@@ -76,7 +76,7 @@ void multiply(Elements a, inout uint row_k, uint row_step, Elements b, inout uin
             row_k += row_step;
             column_k += column_step;
         }
-        // Some rows at a time through all the steps: their sums stay in registers; those of all rows would not fit.
+        // A few rows at a time, for all steps, so that their sums stay in registers; the sums of all rows would not fit.
         [[unroll]] for (uint r0 = 0; r0 < ROWS; r0 += BLOCK) {
             [[unroll]] for (uint s = 0; s < UNROLL; s++) {
                 [[unroll]] for (uint i = 0; i < BLOCK; i++) {

@@ -1,6 +1,6 @@
 // Nearest-neighbour resize at any rank: y (shape `dims`) copies the unit of x at the sum of offsets[first_d + c_d] over its
-// dimensions d: the host tabulated each coordinate's source offset. A negative offset stands for the extrapolation value.
-// `last` is x's last unit.
+// dimensions d. The host computes the table of source offsets. A negative offset stands for the extrapolation value. `last` is
+// x's last unit.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"

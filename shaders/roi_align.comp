@@ -14,10 +14,10 @@
 #include "workgroup.glsl"
 
 layout(constant_id = 4) const uint MAXIMUM = 0;
-// most samples of a bin along an axis where the region's size gives their number
+// limit of a bin's samples along an axis, where the region's size determines their number
 const float MOST_SAMPLES = 65536.0;
 
-// The range [first, end) of `samples` at low + (i + 0.5) * bin / samples that may lie on an axis of `size`, with a few beside it;
+// The range [first, end) of `samples` at low + (i + 0.5) * bin / samples that may lie on an axis of `size`, plus a few outside;
 // the others are 0.
 ivec2 samples_on(float low, float bin, int samples, uint size) {
     if (!(bin > 0.0) || samples <= 256) return ivec2(0, samples);
@@ -59,7 +59,7 @@ void main() {
     uint base = (image * args.channels + channel) * args.height * args.width;
 
     float result = 0.0;
-    bool first = on_rows == ivec2(0, rows) && on_cols == ivec2(0, cols);  // what is left out is 0
+    bool first = on_rows == ivec2(0, rows) && on_cols == ivec2(0, cols);  // samples that are left out are 0
     for (int i = on_rows.x; i < on_rows.y; ++i) {
         for (int j = on_cols.x; j < on_cols.y; ++j) {
             float v = box.y + float(ph) * bin_height + (float(i) + 0.5) * bin_height / float(rows);

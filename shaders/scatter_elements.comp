@@ -1,9 +1,10 @@
 // ScatterElements into y, which holds a copy of the data: y[c with its AXIS coordinate replaced by indices[c]] takes
 // updates[c]. updates and indices are contiguous with shape `dims`, y has strides `strides` and `extent` along AXIS.
 //
-// Duplicates can only meet along AXIS: with a reduction a lane applies all updates along it in order, which needs no
-// atomics and is deterministic. Without one (PER_UPDATE) a lane applies one update. `dims` then is the full shape, else
-// that with AXIS as 1. Defines: IN_T, COMPUTE_T, REDUCE(old, new).
+// Duplicates occur along AXIS only. With a reduction a lane applies all updates along AXIS in order, which needs no atomics and
+// is deterministic. Without one (PER_UPDATE) a lane applies one update. With PER_UPDATE `dims` is the full shape, otherwise the
+// shape with AXIS set to 1.
+// Defines: IN_T, COMPUTE_T, REDUCE(old, new).
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"

@@ -1,4 +1,4 @@
-// A TILE_M x TILE_N tile of a matrix product a workgroup, staged TILE_K steps of k at a time through shared memory;
+// A workgroup computes a TILE_M x TILE_N tile of a matrix product, staged TILE_K steps of k at a time through shared memory;
 // each lane keeps MICRO_M x MICRO_N results in registers. The next stage is loaded while this one is multiplied.
 //
 // A kernel defines load_a(row, k) and load_b(column, k) in the workgroup's tile (zero outside the operand), load_a_wide and
@@ -20,7 +20,7 @@ layout(constant_id = 13) const uint B_WIDE = 0;
 const uint LANES = (TILE_M / MICRO_M) * (TILE_N / MICRO_N);
 const uint A_LOADS = TILE_M * TILE_K / LANES;
 const uint B_LOADS = TILE_N * TILE_K / LANES;
-// Four spare elements a row: stores along k then meet different banks, and rows stay 16-byte aligned.
+// Four spare elements per row put stores along k into different banks and keep rows 16-byte aligned.
 const uint A_PITCH = TILE_M + 4;
 const uint B_PITCH = TILE_N + 4;
 // A lane's rows lie in runs of up to 4, so that one wide load fetches a run.
@@ -37,11 +37,11 @@ uint a_k_of(uint e) { return A_ALONG_K == 1 ? e % TILE_K : e / TILE_M; }
 uint b_column_of(uint e) { return B_ALONG_K == 1 ? e / TILE_K : e % TILE_N; }
 uint b_k_of(uint e) { return B_ALONG_K == 1 ? e % TILE_K : e / TILE_N; }
 
-// A lane's place among the tile's lanes. 32 neighbours form a block of 4 by 8, which reads fewer different elements than a
-// line of 32 does. Their bits take turns: lanes that differ in bit 0 share a row and those that differ in bit 1 a column, so
-// that hardware which merges the wide loads of such lanes reads shared memory half as often.
+// A lane's position among the tile's lanes. 32 neighbours form a block of 4 by 8, which reads fewer different elements than a
+// line of 32 does. The bits of row and column alternate: lanes that differ in bit 0 share a row, those that differ in bit 1 a
+// column. Hardware that merges the wide loads of such lanes then reads shared memory half as often.
 const uint LANE_ROWS = TILE_M / MICRO_M, LANE_COLUMNS = TILE_N / MICRO_N;
-const uint LEFT_OVER = LANE_ROWS % 4 + LANE_COLUMNS % 8;  // of blocks
+const uint LEFT_OVER = LANE_ROWS % 4 + LANE_COLUMNS % 8;  // lanes that do not fill blocks
 uint lane_row() {
     uint id = gl_LocalInvocationIndex;
     return LEFT_OVER == 0 ? id / (4 * LANE_COLUMNS) * 4 + (id >> 1 & 1 | id >> 2 & 2) : id / LANE_COLUMNS;

@@ -1,6 +1,6 @@
-// softmax or log-softmax of alpha * x over the middle of [outer, axis, inner], stable: exp(alpha x - max), in one dispatch.
-// SPLIT lanes share a column as in reduce.comp. With IN_REGISTERS a lane keeps its PER_LANE elements in registers
-// (axis <= SPLIT * PER_LANE); else memory is read three times. With VECTOR_IN_T (inner is 1) axis counts groups of four.
+// softmax or log-softmax of alpha * x over the middle of [outer, axis, inner] in one dispatch, as exp(alpha x - max), which is
+// stable. SPLIT lanes share a column as in reduce.comp. With IN_REGISTERS a lane keeps its PER_LANE elements in registers (axis
+// <= SPLIT * PER_LANE); else memory is read three times. With VECTOR_IN_T (inner is 1) axis counts groups of four.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -17,7 +17,7 @@ layout(constant_id = 5) const uint ACROSS = 0;
 layout(constant_id = 6) const uint IN_REGISTERS = 0;
 layout(constant_id = 7) const uint PER_LANE = 1;
 layout(constant_id = 8) const uint LOG = 0;
-layout(constant_id = 9) const uint KEEP_POWERS = 0;  // y holds the powers between sweeps (float32 softmax): half the exps
+layout(constant_id = 9) const uint KEEP_POWERS = 0;  // y holds the powers between passes (float32): half the calls of exp()
 
 float add(float a, float b) { return a + b; }
 float larger(float a, float b) { return max(a, b); }

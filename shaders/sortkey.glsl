@@ -1,5 +1,5 @@
-// Elements as unsigned keys in the same order, so that choosing and sorting compare integers only.
-// NaN is the greatest element for either direction's "keep NaN first" rule, -0 equals +0. Included after elements.glsl.
+// Maps elements to unsigned keys of the same order, so that selection and sorting compare integers only. -0 equals +0.
+// `nan_key` decides where NaN goes. Included after elements.glsl.
 // Defines: KEY_FLOAT, KEY_DOUBLE, KEY_SIGNED or KEY_UNSIGNED; KEY_T (uint or uint64_t); KEY_SIGN_BIT.
 #ifndef VKEP_SORTKEY_GLSL
 #define VKEP_SORTKEY_GLSL

@@ -1,7 +1,7 @@
-// TopK along the middle of x [outer, axis, inner] into values and int64 indices [outer, k, inner], in order; equal
-// elements by lower index first, NaN as the largest. Two ways: RANK: a lane an element counts the elements that go
-// before it, and writes itself at that place if it is below k. else: SPLIT lanes a column; k times over, they find the
-// best element after the last one found (for small k).
+// TopK along the middle of x [outer, axis, inner] into sorted values and int64 indices [outer, k, inner]. Of equal elements the
+// lower index goes first; NaN is the largest. With RANK there is one lane per element: it counts the elements that go before
+// it, and writes its own to that position if it is below k. Without, SPLIT lanes share a column and k times find the best
+// element after the last one found (for small k).
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"

@@ -1,6 +1,5 @@
-// The leaf of each tree that a row reaches: leaf[row, tree], from x [rows, features]. A node is three words (feature,
-// missing and mode; the child where its comparison holds; the other child) and a split. A child with its top bit set is
-// a leaf.
+// leaf[row, tree]: the leaf that a row of x [rows, features] reaches in each tree. A node is three words (feature, missing and
+// mode; the child if its comparison holds; the other child) and a split. A child with its top bit set is a leaf.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"

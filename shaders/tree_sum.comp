@@ -1,5 +1,5 @@
-// The total of the leaves' weights that a row reaches: y[row, target] from leaf [rows, trees] and weights [leaves,
-// targets]. NaN weights are skipped; the result is NaN where all are.
+// y[row, target]: the total weight of the leaves that a row reaches, from leaf [rows, trees] and weights [leaves, targets]. NaN
+// weights are skipped; the result is NaN where all are.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"

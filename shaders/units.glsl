@@ -1,5 +1,5 @@
-// Elements narrower than a word, sixteen bytes at a time: UNIT_ELEMENTS of IN_T in a uvec4. UNIT_FLOATS says that they are
-// floats (float16, or bfloat16 with IN_BFLOAT16). Included after elements.glsl.
+// Elements narrower than a word, 16 bytes at a time: UNIT_ELEMENTS of IN_T in a uvec4. With UNIT_FLOATS they are floats
+// (float16, or bfloat16 with IN_BFLOAT16). Included after elements.glsl.
 #ifndef VKEP_UNITS_GLSL
 #define VKEP_UNITS_GLSL
 
@@ -13,7 +13,7 @@ COMPUTE_T unit_element(uvec4 unit, uint n) {
     return unpackHalf2x16(word)[n & 1u];
 #else
     const uint bits = 128u / UNIT_ELEMENTS;
-    return bitfieldExtract(COMPUTE_T(word), int(n * bits % 32u), int(bits));  // of an int with its sign
+    return bitfieldExtract(COMPUTE_T(word), int(n * bits % 32u), int(bits));  // sign-extended for an int
 #endif
 }
 #endif

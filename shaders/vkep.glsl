@@ -21,9 +21,9 @@ uvec2 operand(uvec2 address, uint index) {
     return address;
 }
 
-// a / b to the last bit. A GPU's division may be 2.5 ULP off, which rounding shows at ties. The product of quotient and divisor
-// is taken in halves of 12 bits, whose products are exact: fma() may round twice (Vulkan spec, "Precision and Operation of
-// SPIR-V Instructions"). "precise", or a compiler takes a - (a / b) * b for zero.
+// a / b, correctly rounded. A GPU's division may have an error of 2.5 ULP, which becomes visible where ties are rounded. The
+// product of quotient and divisor is computed from halves of 12 bits, whose products are exact; fma() may round twice (Vulkan
+// spec, "Precision and Operation of SPIR-V Instructions"). Without "precise" a compiler may simplify a - (a / b) * b to 0.
 float exact_quotient(float a, float b) {
     precise float q = a / b;
     float q_high = uintBitsToFloat(floatBitsToUint(q) & 0xfffff000u), b_high = uintBitsToFloat(floatBitsToUint(b) & 0xfffff000u);
@@ -34,7 +34,7 @@ float exact_quotient(float a, float b) {
     return abs(q) < 1e30 && abs(b) < 1e30 ? refined : q;
 }
 
-// What a generated epilogue or expression adds to a kernel's argument block.
+// The operands that a generated epilogue or expression adds to a kernel's argument block.
 #ifndef EXTRA_OPERANDS
 #define EXTRA_OPERANDS
 #endif

@@ -1,5 +1,5 @@
-// The path through a trace (warp_trace.comp) from its last cell back to the first row or column: rows, then columns, in `path`
-// [2, most], which is filled from the end; `count` is its length. One lane.
+// Follows a trace (warp_trace.comp) from its last cell back to the first row or column, by one lane. `path` [2, most] holds the
+// cells' rows, then their columns, and is filled from the end; `count` is their number.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"

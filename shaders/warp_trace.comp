@@ -1,5 +1,5 @@
-// Dynamic time warping of x [rows, columns]: the neighbour from which the cheapest path reaches each cell (0: both
-// before, 1: the row before, 2: the column before). One workgroup goes along the anti-diagonals; three of them are in
+// Dynamic time warping of x [rows, columns]: the neighbour from which the cheapest path reaches each cell (0: the diagonal one,
+// 1: the row before, 2: the column before). One workgroup processes the anti-diagonals in order and keeps three of them in
 // shared memory.
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -14,7 +14,7 @@ TENSOR(float, Floats)
 TENSOR(uint, Words)
 #define INFINITE uintBitsToFloat(0x7f800000u)
 
-shared float cost[3 * ROOM];  // of diagonal d at (d % 3) * ROOM, by row; row 0 and column 0 lie before the cells
+shared float cost[3 * ROOM];  // diagonal d starts at (d % 3) * ROOM, indexed by row; row 0 and column 0 are the borders
 
 void main() {
     uint lane = gl_LocalInvocationID.x, lanes = gl_WorkGroupSize.x;

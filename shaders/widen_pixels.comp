@@ -1,6 +1,6 @@
 // A float16 image [n, channels, height, width] as [n, height, wide_width, UNITS * 8]: a wide pixel holds UNITS * 8 / PADDED
-// neighbouring pixels of a row, PADDED channels each, from pad_left before the row's first on. Zeros stand for missing channels
-// and for pixels beside the image. A lane makes one unit of eight.
+// neighbouring pixels of a row with PADDED channels each; the first one starts pad_left pixels before the row. Missing channels
+// and pixels outside the image are zero. A lane writes one unit of eight elements.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -26,12 +26,12 @@ void main() {
     uint row = fast_divmod(at / UNITS, args.wide_width, args.wide_width_mul, args.wide_width_shift, wide);
     uint image = fast_divmod(row, args.height, args.height_mul, args.height_shift, h);
     uint plane = args.height * args.width, line = image * CHANNELS * plane + h * args.width;
-    uint left = wide * (UNITS * 8 / PADDED) - args.pad_left;  // wraps: a column before the image becomes a huge number
+    uint left = wide * (UNITS * 8 / PADDED) - args.pad_left;  // unsigned: a column before the image wraps to a huge number
     f16vec2 pairs[4];
     [[unroll]] for (uint i = 0; i < 8; i++) {
         uint channel = (unit * 8 + i) % PADDED, column = left + (unit * 8 + i) / PADDED;
         bool inside = channel < CHANNELS && column < args.width;
-        // Lanes outside load a valid element, so that loads need no branch.
+        // Lanes outside the image load a valid element instead, so that loads need no branch.
         float16_t value = x.v[line + (inside ? channel * plane + column : 0)];
         pairs[i / 2][i % 2] = inside ? value : float16_t(0.0);
     }

@@ -1,5 +1,5 @@
 // Winograd F(4x4, 3x3), first step: x [images, channels, height, width] to v [36, channels, images * tiles] (float32), the
-// points of the 6x6 inputs of each 4x4 output tile. One (channel, tile) a lane.
+// points of the 6x6 inputs of each 4x4 output tile. One lane per (channel, tile).
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"

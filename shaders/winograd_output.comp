@@ -1,5 +1,5 @@
 // Winograd F(4x4, 3x3), last step: products [36, channels, images * tiles] (float32) to y [images, channels, height, width].
-// One (channel, tile) a lane.
+// One lane per (channel, tile).
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"

@@ -1,5 +1,6 @@
-// Element types that a device lacks, in words of 32 bits: the functions that vkep/shaders/words replaces instructions by. Values
-// lie so: an integer of 8 or 16 bits in a word, extended by its own sign; float16 as its 16 bits in a word; a 64-bit integer and
+// Arithmetic of element types that a device lacks, in 32-bit words. vkep/shaders/words replaces instructions by calls of these.
+// Values lie so: an integer of 8 or 16 bits in a word, extended by its own sign; float16 as its 16 bits in a word; a 64-bit
+// integer and
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -23,7 +24,7 @@ void store_32(const uvec2 at, const uint value) { Word(at).v = value; }
 uint load_8(const uvec2 at) { return bitfieldExtract(load_32(uvec2(at.x & ~3u, at.y)), int(at.x & 3u) * 8, 8); }
 uint load_16(const uvec2 at) { return bitfieldExtract(load_32(uvec2(at.x & ~3u, at.y)), int(at.x & 2u) * 8, 16); }
 
-// Other lanes may write the word's other elements meanwhile: none of the two steps changes their bits.
+// Other lanes may write the word's other elements at the same time: neither of the two steps changes their bits.
 void store_bits(const uvec2 at, const uint mask, const uint value) {
     Word word = Word(uvec2(at.x & ~3u, at.y));
     uint shift = (at.x & 3u) * 8u;
@@ -49,7 +50,7 @@ float f16_to_f32(const uint half_bits) {
     return uintBitsToFloat(sign | (exponent == 31u ? 0x7f800000u : (exponent + 112u) << 23) | (fraction << 13));
 }
 
-// to nearest, ties to even
+// rounds to nearest, ties to even
 uint f32_to_f16(const float value) {
     uint bits = floatBitsToUint(value), sign = (bits >> 16) & 0x8000u, size = bits & 0x7fffffffu;
     if (size > 0x7f800000u) return sign | 0x7e00u | ((size >> 13) & 0x3ffu);
@@ -67,8 +68,8 @@ uint f32_to_f16(const float value) {
 
 // ---- 64-bit integers
 
-// Some drivers put a function's body wherever it is called, and branches cost them more than arithmetic: all(), any() and mix()
-// stand for &&, || and ?:, which branch.
+// Some drivers inline every call, and branches cost them more than arithmetic. So all(), any() and mix() are used in place of
+// &&, || and ?:, which branch.
 bool i64_eq(const uvec2 a, const uvec2 b) { return a == b; }
 bool i64_ne(const uvec2 a, const uvec2 b) { return a != b; }
 bool u64_lt(const uvec2 a, const uvec2 b) { return mix(a.y < b.y, a.x < b.x, a.y == b.y); }
@@ -95,7 +96,7 @@ uvec2 i64_mul(const uvec2 a, const uvec2 b) {
     return uvec2(low, high + a.x * b.y + a.y * b.x);
 }
 
-// by fewer than 64 bits
+// for shifts by less than 64
 uvec2 i64_shl(const uvec2 a, const uint n) {
     uint by = n & 31u, low = a.x << by, high = (a.y << by) | ((a.x >> 1) >> (31u - by));
     return mix(uvec2(low, high), uvec2(0u, low), bvec2(n >= 32u));
@@ -109,7 +110,7 @@ uvec2 s64_shr(const uvec2 a, const uint n) {
     return chosen(int(a.y) < 0, filled | ~kept, filled);
 }
 
-// Of a number that is not 0, the place of its highest bit.
+// The index of the highest set bit of a number other than 0.
 uint u64_msb(const uvec2 a) { return mix(uint(findMSB(a.x)), uint(findMSB(a.y)) + 32u, a.y != 0u); }
 
 uvec2 u64_divmod(const uvec2 a, const uvec2 b, out uvec2 rest) {
@@ -144,7 +145,7 @@ uvec2 s64_div(const uvec2 a, const uvec2 b) {
     uvec2 quotient = u64_div(s64_abs(a), s64_abs(b));
     return int(a.y ^ b.y) < 0 ? i64_neg(quotient) : quotient;
 }
-// the remainder with the dividend's sign, and with the divisor's
+// the remainder with the sign of the dividend, and with that of the divisor
 uvec2 s64_rem(const uvec2 a, const uvec2 b) {
     uvec2 rest = u64_mod(s64_abs(a), s64_abs(b));
     return int(a.y) < 0 ? i64_neg(rest) : rest;
@@ -156,7 +157,7 @@ uvec2 s64_mod(const uvec2 a, const uvec2 b) {
 
 // From float, towards zero; values out of range are clamped, NaN becomes 0.
 uvec2 f32_to_u64(const float value) {
-    uint bits = floatBitsToUint(value), exponent = bits >> 23;  // with the sign
+    uint bits = floatBitsToUint(value), exponent = bits >> 23;  // sign and exponent
     if (exponent < 127u || exponent > 255u || bits > 0x7f800000u) return uvec2(0u);
     if (exponent >= 191u) return uvec2(~0u);
     uvec2 fraction = uvec2((bits & 0x7fffffu) | 0x800000u, 0u);
@@ -171,11 +172,11 @@ uvec2 f32_to_s64(const float value) {
     return limited_to_s64(f32_to_u64(uintBitsToFloat(bits & 0x7fffffffu)), bits >= 0x80000000u);
 }
 
-// to nearest, ties to even
+// rounds to nearest, ties to even
 float u64_to_f32(const uvec2 a) {
     if (a.y == 0u && a.x < 0x1000000u) return float(a.x);
     uint top = u64_msb(a);
-    uvec2 fraction = i64_shl(a, 63u - top);  // the leading bit at 63; 24 bits stay
+    uvec2 fraction = i64_shl(a, 63u - top);  // the leading bit moves to 63; 24 bits are kept
     uint kept = fraction.y >> 8, rest = fraction.y & 0xffu;
     bool up = rest > 0x80u || (rest == 0x80u && (fraction.x != 0u || (kept & 1u) != 0u));
     return uintBitsToFloat(((top + 126u) << 23) + kept + uint(up));
@@ -195,7 +196,7 @@ bool f64_iszero(const uvec2 a) { return (a.x | (a.y & 0x7fffffffu)) == 0u; }
 uvec2 f64_abs(const uvec2 a) { return uvec2(a.x, a.y & 0x7fffffffu); }
 uvec2 f64_neg(const uvec2 a) { return uvec2(a.x, a.y ^ 0x80000000u); }
 
-// bits in the order of the numbers, -0 as 0
+// integers in the order of the numbers; -0 becomes 0
 uvec2 f64_key(const uvec2 a) {
     return chosen(int(a.y) < 0, i64_neg(f64_abs(a)), a);
 }
@@ -210,7 +211,7 @@ uvec2 f64_sign(const uvec2 a) {
     return chosen(any(bvec2(f64_iszero(a), f64_isnan(a))), a, uvec2(0u, (a.y & 0x80000000u) | 0x3ff00000u));
 }
 
-// shifted right by fewer than 64 bits; a bit that falls out stays as the lowest one
+// shifts right by less than 64; bits that are shifted out set the lowest one (sticky)
 uvec2 sticky_shr(const uvec2 a, const uint n) {
     uvec2 kept = u64_shr(a, n);
     return uvec2(kept.x | uint(i64_shl(kept, n) != a), kept.y);
@@ -225,8 +226,8 @@ int f64_exponent(const uvec2 a) {
     int biased = int((a.y >> 20) & 0x7ffu), below = int(u64_msb(uvec2(a.x, a.y & 0xfffffu)));
     return mix(biased, below - 51, biased == 0) - 1023;
 }
-// The other way, rounded to nearest, ties to even, for a fraction below 2**63 with its leading bit anywhere, or 0; a sticky
-// lowest bit stands for what is smaller.
+// The inverse: rounds to nearest, ties to even, for a fraction below 2**63 with its leading bit anywhere, or 0. The lowest bit
+// is sticky: it is set where smaller bits were lost.
 uvec2 f64_closed(const uint sign, const int exponent, const uvec2 fraction) {
     uint up = 62u - u64_msb(fraction);
     int biased = exponent + 1023 - int(up);
@@ -259,7 +260,7 @@ uvec2 f64_sub(const uvec2 a, const uvec2 b) { return f64_add(a, f64_neg(b)); }
 
 uvec2 f64_mul(const uvec2 a, const uvec2 b) {
     uint sign = (a.y ^ b.y) & 0x80000000u;
-    uvec2 x = i64_shl(f64_fraction(a), 1u), y = f64_fraction(b);  // the product of 2**63 and 2**62 is of 64 bits and more
+    uvec2 x = i64_shl(f64_fraction(a), 1u), y = f64_fraction(b);  // 2**63 times 2**62: the high half of the product is wanted
     uint low, high, middle, over, top_low, top_high;
     umulExtended(x.x, y.x, high, low);
     umulExtended(x.y, y.y, top_high, top_low);
@@ -297,7 +298,7 @@ uvec2 f64_div(const uvec2 a, const uvec2 b) {
 uvec2 f64_sqrt(const uvec2 a) {
     int exponent = f64_exponent(a);
     uvec2 fraction = f64_fraction(a), rest = uvec2(0u), root = uvec2(0u);
-    fraction = u64_shr(fraction, uint(1 - (exponent & 1)));  // so that bits 62 and 61 hold the two before the point
+    fraction = u64_shr(fraction, uint(1 - (exponent & 1)));  // so that bits 62 and 61 are those before the binary point
     for (int bit = 0; bit < 56; ++bit) {
         rest = i64_shl(rest, 2u);
         rest.x |= fraction.y >> 29;

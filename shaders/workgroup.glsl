@@ -1,14 +1,14 @@
-// Workgroup helpers: which workgroup of which grid this is, and combining a value over runs of lanes.
+// The workgroup's position in its grid, and combining a value over runs of lanes.
 #ifndef VKEP_WORKGROUP_GLSL
 #define VKEP_WORKGROUP_GLSL
 
-// The grid that a kernel was called with, where it is longer than the device allows along an axis and runs folded
-// (`KernelCall.folded`); else 0.
+// The grid that a kernel was called with, where it exceeds the device's limit along an axis and is folded
+// (`KernelCall.folded`); otherwise 0.
 layout(constant_id = 32) const uint FOLD_X = 0;
 layout(constant_id = 33) const uint FOLD_Y = 0;
 layout(constant_id = 34) const uint FOLD_Z = 0;
 
-// gl_NumWorkGroups and gl_WorkGroupID of that grid. Surplus workgroups compute again what the last one does.
+// gl_NumWorkGroups and gl_WorkGroupID of that grid. Surplus workgroups repeat the last one.
 uvec3 group_count() { return FOLD_X == 0u ? gl_NumWorkGroups : uvec3(FOLD_X, FOLD_Y, FOLD_Z); }
 uvec3 group_id() {
     if (FOLD_X == 0u) return gl_WorkGroupID;

@@ -4,6 +4,7 @@
 #   tools/setup.sh              what running models needs
 #   tools/setup.sh --dev        and what tests, lint and types need (validation layers, spirv-val, pytest, ruff, mypy)
 #   tools/setup.sh --bench      and the peers to measure against
+#   tools/setup.sh --browser    and headless Chromium, which the tests of `vkep view`'s page need (they are skipped without one)
 #   tools/setup.sh --system     only the system packages (the part that needs root)
 #   tools/setup.sh --python     only the virtual environment: enough for what needs no Vulkan
 #   tools/setup.sh --yes        as with VKEP_INSTALL=yes
@@ -16,15 +17,16 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 venv="${VKEP_VENV:-.venv}"
-dev=0 bench=0 system_only=0 python_only=0
+dev=0 bench=0 browser=0 system_only=0 python_only=0
 for argument in "$@"; do
     case "$argument" in
         --dev) dev=1 ;;
         --bench) bench=1 ;;
+        --browser) browser=1 ;;
         --system) system_only=1 ;;
         --python) python_only=1 ;;
         --yes) VKEP_INSTALL=yes ;;
-        *) echo "setup: unknown argument $argument (known: --dev --bench --system --python --yes)" >&2; exit 2 ;;
+        *) echo "setup: unknown argument $argument (known: --dev --bench --browser --system --python --yes)" >&2; exit 2 ;;
     esac
 done
 install="${VKEP_INSTALL:-ask}"
@@ -87,7 +89,7 @@ candidate_major() {  # the major version apt would install of package $1, 0 when
     echo "${version:-0}"
 }
 
-# Debian's backports have a newer Mesa than the release: take the driver from there. Fails when that is not to be had.
+# Takes the driver from Debian's backports, which have a newer Mesa than the release. Fails where there are none.
 install_backported_mesa() {
     [[ "$release_id" == debian && -n "$release_codename" ]] || return 1
     local file=/etc/apt/sources.list.d/vkep-backports.sources stanza code=0
@@ -206,10 +208,23 @@ install_system() {
     fi
 }
 
+# Chromium without a display server: 90 MB to download, 15 s with its libraries. Ubuntu has no such package, but its CI images have
+# Google Chrome. Without a browser setup goes on: the tests that need one are skipped.
+install_browser() {
+    "$python" -c 'import sys; from tools import chromium; sys.exit(chromium.find() is None)' && return
+    if [[ "$(candidate_major chromium-headless-shell)" == 0 ]] && ! ((apt_updated)) && command -v apt-get >/dev/null && ((EUID == 0)); then
+        apt_update
+    fi
+    if [[ "$(candidate_major chromium-headless-shell)" != 0 ]] && may_install chromium-headless-shell; then
+        apt_install chromium-headless-shell && return
+    fi
+    say "no browser (Debian: sudo apt-get install chromium-headless-shell): the tests of the page of \`vkep view\` are skipped"
+}
+
 # ---- virtual environment ----------------------------------------------------------------------------------------------
 make_venv() {
     if [[ -e "$venv" ]] && ! new_enough "$venv/bin/python"; then
-        say "$venv has no working Python 3.10 or later; making it anew"
+        say "$venv has no working Python 3.10 or later; making it again"
         rm -rf "$venv"
     fi
     if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
@@ -224,7 +239,7 @@ install_packages() {
     if ((bench)); then
         # pnnx converts models for ncnn; its declared dependency, torch, is several GB and not needed for that.
         "$venv/bin/python" -m pip install --disable-pip-version-check -q --no-deps pnnx ||
-            say "pnnx is not to be had here: the bench goes on without ncnn"
+            say "pnnx could not be installed: the bench goes on without ncnn"
     fi
 }
 
@@ -242,6 +257,7 @@ if ((bench)); then wanted+=(bench); fi
 
 find_python
 ((python_only)) || install_system
+if ((browser)); then install_browser; fi
 if ((system_only)); then say "system packages are in place"; exit 0; fi
 for name in "${wanted[@]}"; do
     if ! done_already "$name"; then
