@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import vkep
-from vkep.generation.sampling import Chances, Choice, Sampling, chooser, padded, settings_of
+from vkep.generation.choices import Choice, chooser, padded, settings_of
+from vkep.generation.sampling import Chances, Sampling
 
 Array = np.ndarray[Any, Any]
 VOCABULARY = 700

@@ -224,7 +224,11 @@ def test_external_data_is_read_when_it_is_asked_for(tmp_path: Path) -> None:
     weight = load_model(_external(tmp_path)).graph.weights["w"]
     assert weight.in_file and weight.array() is not weight.array()
     out = np.empty(12, np.uint8)
-    assert weight.read_into(out) and out.view(np.float32).tolist() == [0, 1, 2]
+    assert weight.stored is not None
+    weight.stored.read_into(out)
+    assert out.view(np.float32).tolist() == [0, 1, 2]
+    weight.stored.read_into(out[:4], 8)
+    assert out.view(np.float32).tolist() == [2, 1, 2]
     np.testing.assert_array_equal(weight.array(), [0, 1, 2])
     without = load_model(_external(tmp_path, length="")).graph.weights["w"]
     np.testing.assert_array_equal(without.array(), [0, 1, 2])

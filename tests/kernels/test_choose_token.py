@@ -8,7 +8,8 @@ import pytest
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.generation.test_sampling import chosen
 from tests.kernels.harness import Harness, Tensor
-from vkep.generation.sampling import Sampling, settings_of
+from vkep.generation.choices import settings_of
+from vkep.generation.sampling import Sampling
 from vkep.kernels.choose_token import ChooseTokenProblem
 
 EACH = [

@@ -200,39 +200,34 @@ def test_small_items_leave_together(lease: Any, uploader: Any, arena: Any) -> No
         assert np.array_equal(out[apart * n :][: part.size], part)
 
 
-def test_an_item_that_fills_its_place_is_not_opened(uploader: Any, block_of: Any) -> None:
-    block, out = block_of(2 * PIECE), np.empty(2 * PIECE, np.uint8)
-    asked, opened, calls = [], [], []
+def test_an_item_that_fills_its_place_is_not_opened_and_a_long_one_is_filled_in_parts(
+    uploader: Any, block_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upload, "READ_BYTES", 3000)
+    size = 2 * PIECE + 1
+    block, out, calls = block_of(3 * PIECE), np.empty(3 * PIECE, np.uint8), []
+    content = np.random.default_rng(0).integers(0, 256, size).astype(np.uint8)
 
-    def fill(does: Any) -> Any:
-        def write(place: Any) -> Any:
-            asked.append(place.size)
-            place[:] = 7
-            return does
+    def fill(place: Any, start: Any) -> None:
+        place[:] = content[start : start + place.size]
 
-        return write
+    def read() -> Any:
+        raise AssertionError("it was opened")
 
-    def data(size: Any) -> Any:
-        def read() -> Any:
-            opened.append(size)
-            return np.full(size, 3, np.uint8)
-
-        return read
-
-    uploader.upload(block, np.zeros(2 * PIECE, np.uint8))
+    uploader.upload(block, np.zeros(3 * PIECE, np.uint8))
     items = [
-        Upload(block, data(100), 100, 0, "opened", fill=fill(False)),
-        Upload(block, data(200), 200, 256, "filled", fill=fill(True)),
-        Upload(block, np.full(PIECE + 1, 5, np.uint8), PIECE + 1, 512, "large", fill=fill(True)),  # not asked
+        Upload(block, np.full(100, 3, np.uint8), 100, 0, "opened"),
+        Upload(block, read, 200, 256, "filled", fill=fill),
+        Upload(block, read, size, 512, "large", fill=fill),
     ]
-    uploader.upload_all(items, 301 + PIECE, progress=lambda *call: calls.append(call))
+    uploader.upload_all(items, 300 + size, progress=lambda *call: calls.append(call))
     uploader.download(block, out)
-    assert (sorted(asked), opened) == ([100, 200], [100])
-    assert (out[:100] == 3).all() and (out[256:456] == 7).all() and (out[512 : 513 + PIECE] == 5).all()
-    assert not out[100:256].any() and not out[456:512].any()
+    assert (out[:100] == 3).all() and np.array_equal(out[256:456], content[:200])
+    assert np.array_equal(out[512 : 512 + size], content)
+    assert not out[100:256].any() and not out[456:512].any() and not out[512 + size :].any()
     assert {label for _, _, label in calls} == {"opened", "filled", "large"}
     assert [done for done, _, _ in calls] == sorted(done for done, _, _ in calls)
-    assert calls[-1][:2] == (301 + PIECE, 301 + PIECE)
+    assert calls[-1][:2] == (300 + size, 300 + size)
 
 
 def test_several_threads_fill_at_once_and_none_outlives_the_call(
@@ -244,10 +239,9 @@ def test_several_threads_fill_at_once_and_none_outlives_the_call(
     block, out = block_of(count * each), np.empty(count * each, np.uint8)
 
     def fill(n: Any) -> Any:
-        def write(place: Any) -> Any:
+        def write(place: Any, start: Any) -> None:
             together.wait()
             place[:] = n + 1
-            return True
 
         return write
 
@@ -261,7 +255,7 @@ def test_several_threads_fill_at_once_and_none_outlives_the_call(
 def test_a_fill_that_raises_stops_the_upload_and_leaves_the_uploader_usable(uploader: Any, block_of: Any) -> None:
     block, out = block_of(PIECE), np.empty(PIECE, np.uint8)
 
-    def broken(place: Any) -> None:
+    def broken(place: Any, start: Any) -> None:
         raise OSError("the file is gone")
 
     items = [Upload(block, b"", 64, 64 * n, fill=broken) for n in range(40)]

@@ -1,12 +1,14 @@
 """``python -m tools.bench.start``: where the time from a new process to its first answer goes.
 
-The first row is what a user waits for: a new process that imports numpy and vkep, opens the model and runs it. There
+The first row is what a user waits for: a new process that imports numpy and vkep, opens the model and runs it (of a folder with a
+language model: answers a prompt of 16 tokens with one token). There
 much of the work overlaps (the driver opens the device while Python imports). For the other rows a process does one step
 after the other, and runs the model twice. Printed are medians over processes, wall time and the processor's (of all
 threads: pipelines are made beside the upload).
 
     python -m tools.bench.start models/resnet50.onnx --processes 9
     python -m tools.bench.start models/resnet50.onnx --cold        # every process with empty caches
+    python -m tools.bench.start models/language-int4               # to the first token of a language model
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 PIPELINES, WEIGHTS = "  of it, until pipelines are made", "  of it, until weights are uploaded"
 SCRIPT_STEP = "a script, to the first answer"
+PROMPT = 16  #: tokens
 STEPS = (
     SCRIPT_STEP,
     "interpreter",
@@ -34,8 +37,6 @@ STEPS = (
     "import the rest of vkep",
     "context",
     "session",
-    PIPELINES,
-    WEIGHTS,
     "first run",
     "all steps to the first answer",
     "second run",
@@ -57,6 +58,16 @@ session.run(None, feeds)
 import time
 print(time.time(), time.process_time())
 """
+#: the same of a folder with a language model, to its first token
+LANGUAGE_SCRIPT = f"""
+import sys
+from vkep.generation import Generator
+
+Generator(sys.argv[1], max_sequences=1).generate(list(range({PROMPT})), max_tokens=1)
+
+import time
+print(time.time(), time.process_time())
+"""
 Span = tuple[float, float]  #: milliseconds of wall time and of the processor's
 
 
@@ -73,8 +84,9 @@ class _Clock:
         self._last = now
 
     def so_far(self, step: str) -> None:
-        """The span since the last mark, which stays."""
-        self.spans[step] = (1e3 * (time.time() - self._last[0]), 1e3 * (time.process_time() - self._last[1]))
+        """The span since the last mark, which stays; the first one counts."""
+        now = (time.time(), time.process_time())
+        self.spans.setdefault(step, (1e3 * (now[0] - self._last[0]), 1e3 * (now[1] - self._last[1])))
 
     def total(self, step: str) -> None:
         self.spans[step] = (1e3 * (time.time() - self._start), 1e3 * time.process_time())
@@ -96,6 +108,9 @@ def one_process(model: str, start: float) -> dict[str, Span]:
     import vkep.session.session_state
     from vkep.session.contexts import resolve_context
 
+    language = Path(model).is_dir()
+    if language:
+        from vkep.generation import Generator
     clock.mark("import the rest of vkep")
 
     def progress(phase: str, done: int, total: int, what: str) -> None:
@@ -105,16 +120,37 @@ def one_process(model: str, start: float) -> dict[str, Span]:
     options = vkep.SessionOptions(progress=progress)
     context = resolve_context(options)
     clock.mark("context")
-    with vkep.InferenceSession(model, options, context=context) as session:
+    opened: Any = (
+        Generator(model, max_sequences=1, options=options, context=context)
+        if language
+        else vkep.InferenceSession(model, options, context=context)
+    )
+    with opened:
         clock.mark("session")
-        feeds = {v.name: _zeros(v.type, v.shape, np) for v in session.get_inputs()}
-        session.run(None, feeds)
+        run = _answers(opened) if language else _runs(opened, np)
+        next(run)
         clock.mark("first run")
         clock.total("all steps to the first answer")
-        session.run(None, feeds)
+        next(run)
         clock.mark("second run")
     context.close()
     return clock.spans
+
+
+def _runs(session: Any, np: Any) -> Iterator[None]:
+    feeds = {v.name: _zeros(v.type, v.shape, np) for v in session.get_inputs()}
+    while True:
+        session.run(None, feeds)
+        yield
+
+
+def _answers(generator: Any) -> Iterator[None]:
+    """A token of one answer after the other: the first run is the prompt's."""
+    batch = generator.batch()
+    batch.add(list(range(PROMPT)), generator.sampling(ignore_end=True))
+    while True:
+        batch.step()
+        yield
 
 
 def _zeros(kind: str, shape: Any, np: Any) -> Any:
@@ -130,13 +166,17 @@ def measure(model: Path, processes: int, cold: bool, say: Callable[[str], object
     runs: list[dict[str, Span]] = []
     for index in range(processes + (not cold)):
         start = time.time()
-        done, busy = map(float, _run(["-c", SCRIPT, str(model)], cold).split())
-        script = (1e3 * (done - start), 1e3 * busy)
-        say(f"process {index}: {script[0]:.0f} ms to the first answer")
+        script = LANGUAGE_SCRIPT if model.is_dir() else SCRIPT
+        done, busy = map(float, _run(["-c", script, str(model)], cold).split())
+        whole = (1e3 * (done - start), 1e3 * busy)
+        say(f"process {index}: {whole[0]:.0f} ms to the first answer")
         if cold or index:
             worker = ["-m", "tools.bench.start", str(model), "--worker", repr(time.time())]
-            runs.append({SCRIPT_STEP: script, **json.loads(_run(worker, cold))})
-    steps = [step for step in STEPS if step in runs[0]]
+            runs.append({SCRIPT_STEP: whole, **json.loads(_run(worker, cold))})
+    # a language model is planned at its first run
+    parted = "first run" if model.is_dir() else "session"
+    ordered = [row for step in STEPS for row in ((step, PIPELINES, WEIGHTS) if step == parted else (step,))]
+    steps = [step for step in ordered if step in runs[0]]
     return {s: (statistics.median(r[s][0] for r in runs), statistics.median(r[s][1] for r in runs)) for s in steps}
 
 
@@ -165,7 +205,7 @@ def main(arguments: list[str] | None = None) -> int:
     if chosen.worker is not None:
         print(json.dumps(one_process(str(chosen.model), chosen.worker)))
         return 0
-    if not chosen.model.is_file():
+    if not chosen.model.exists():
         parser.error(f"no model at {chosen.model}: python -m tools.models makes the benchmark models")
     if chosen.processes < 1:
         parser.error(f"--processes is {chosen.processes}, expected 1 or more")

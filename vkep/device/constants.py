@@ -178,4 +178,5 @@ def _upload(weight: Weight, ref: ConstantRef, block: DeviceBlock, offset: int) -
     def data() -> np.ndarray:
         return np.ascontiguousarray(weight.array()).reshape(-1).view(np.uint8)
 
-    return Upload(block, data, ref.nbytes, offset, ref.label, fill=weight.read_into)
+    stored = weight.stored
+    return Upload(block, data, ref.nbytes, offset, ref.label, fill=None if stored is None else stored.read_into)

@@ -11,11 +11,12 @@ import numpy as np
 from gpu_shared.errors import OutOfDeviceMemoryError
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError
+from vkep.generation.choices import Choice
 from vkep.generation.choosing import Chooser
 from vkep.generation.decoder import Decoder, Made
 from vkep.generation.encoder_decoder import EncoderDecoder, SourceRows
 from vkep.generation.rows import BufferRows, GrownRows, Rows
-from vkep.generation.sampling import Chances, Choice, Sampling
+from vkep.generation.sampling import Chances, Sampling
 from vkep.generation.text import TextStream
 from vkep.memory import ArenaOutOfMemory
 

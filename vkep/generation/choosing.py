@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from vkep.device.tensor import DeviceTensor
+from vkep.generation.choices import Choice, chooser, padded, settings_of
 from vkep.generation.decoder import Decoder
 from vkep.generation.encoder_decoder import EncoderDecoder
-from vkep.generation.sampling import Choice, Sampling, chooser, padded, settings_of
+from vkep.generation.sampling import Sampling
 from vkep.session import InferenceSession
 
 

@@ -37,6 +37,7 @@ class EncoderDecoder:
     """
 
     def __init__(self, folder: ModelFolder, options: Mapping[str, Any]) -> None:
+        """``options`` are of `InferenceSession`, with the context that all sessions share."""
         assert folder.encoder is not None
         self.folder = folder
         models = [load_model(folder.decoder, max_nodes=SessionOptions.max_nodes)] if folder.cross else None
@@ -50,10 +51,8 @@ class EncoderDecoder:
         self._opened = [self.encoder]
         try:
             self._read_encoder()
-            context = self.encoder.context
             for model in made:
-                wanted = {k: v for k, v in options.items() if k not in _OF_CONTEXT}
-                self._opened.append(InferenceSession(model, context=context, **wanted))
+                self._opened.append(InferenceSession(model, **options))
             self.first, self.session = self._opened[1], self._opened[-1]
             #: outputs of all sessions that the decoder reads later, by name
             self.becomes = self._pairs()
@@ -130,10 +129,6 @@ class EncoderDecoder:
         """Close the sessions."""
         for session in self._opened:
             session.close()
-
-
-#: options that choose the context, which the encoder's session creates
-_OF_CONTEXT = {"device", "token", "group_id", "context_mode", "sync_mode"}
 
 
 @dataclass

@@ -1,4 +1,7 @@
-"""`Generator`: text from a folder with a language model."""
+"""`Generator`: text from a folder with a language model.
+
+This module imports little: a generator imports numpy, onnx and most of vkep while the driver opens the device.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,25 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
-import numpy as np
-
+from gpu_shared.steady import steady
 from vkep.errors import InvalidInputError
-from vkep.generation.batch import Answer, Batch
-from vkep.generation.decoder import Decoder
-from vkep.generation.encoder_decoder import EncoderDecoder
-from vkep.generation.folder import read_folder
+from vkep.generation.folder import ModelFolder, read_folder
 from vkep.generation.sampling import Sampling
-from vkep.generation.text import Text, TextStream
-from vkep.memory import ArenaOutOfMemory
-from vkep.view.page import Page
+from vkep.session.contexts import ContextAhead
+from vkep.session.session import options_of
 
-Prompt = str | Sequence[int] | np.ndarray[Any, Any]
+if TYPE_CHECKING:
+    import numpy as np
+
+    from vkep.generation.batch import Answer, Batch
+    from vkep.generation.decoder import Decoder
+    from vkep.generation.encoder_decoder import EncoderDecoder
+    from vkep.generation.text import Text, TextStream
+    from vkep.view.page import Page
+
+Prompt: TypeAlias = "str | Sequence[int] | np.ndarray[Any, Any]"
 
 
 class Generator:
@@ -41,13 +48,14 @@ class Generator:
         if max_sequences < 1:
             raise InvalidInputError(f"max_sequences is {max_sequences}, expected 1 or more")
         self._limit = max_sequences
-        read = read_folder(folder)
-        self._decoder = Decoder(read, options) if read.encoder is None else EncoderDecoder(read, options)
+        self._decoder: Decoder | EncoderDecoder = _opened(read_folder(folder), options)
         self._batch = self.batch(max_sequences)
 
     @functools.cached_property
     def text(self) -> Text:
         """The folder's tokenizer. Raises as `Text`."""
+        from vkep.generation.text import Text
+
         return Text(self._decoder.folder.path)
 
     @property
@@ -67,15 +75,19 @@ class Generator:
 
     def batch(self, max_sequences: int | None = None) -> Batch:
         """A new batch, for servers that add answers and call `Batch.step` themselves; close it before the generator."""
+        from vkep.generation.batch import Batch
+
         return Batch(self._decoder, self._encode, self._text_stream, max_sequences or self._limit)
 
     def _encode(self, prompt: str) -> list[int]:
         return self.text.encode(prompt)
 
     def _text_stream(self, sampling: Sampling) -> TextStream | None:
-        if "text" in vars(self) or sampling.stop:
-            return TextStream(self.text, sampling.stop)
-        return None
+        if "text" not in vars(self) and not sampling.stop:
+            return None
+        from vkep.generation.text import TextStream
+
+        return TextStream(self.text, sampling.stop)
 
     # ---- answers
 
@@ -93,6 +105,10 @@ class Generator:
 
         An interrupt (Ctrl-C) leaves the generator usable. Raises as `Batch.add`, before the first token.
         """
+        import numpy as np
+
+        from vkep.memory import ArenaOutOfMemory
+
         one = isinstance(prompts, (str, np.ndarray)) or not len(prompts) or isinstance(prompts[0], (int, np.integer))
         sampling = self.sampling(**settings)
         waiting = list(enumerate([prompts] if one else prompts))
@@ -144,6 +160,7 @@ class Generator:
         """A page of an answer, token by token: see `vkep.InferenceSession.view`. The answer is generated three times.
         Raises as `generate`."""
         from vkep.generation.viewing import answer_document
+        from vkep.view.page import Page
 
         sampling = self.sampling(**settings)
         document = answer_document(
@@ -164,3 +181,14 @@ class Generator:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+@steady
+def _opened(folder: ModelFolder, options: Mapping[str, Any]) -> Decoder | EncoderDecoder:
+    """The folder's sessions. Raises as `Generator`."""
+    given = dict(options)
+    with ContextAhead(options_of(**{k: v for k, v in given.items() if k != "context"}), given.get("context")) as ahead:
+        from vkep.generation.decoder import Decoder
+        from vkep.generation.encoder_decoder import EncoderDecoder
+
+        return (EncoderDecoder if folder.encoder else Decoder)(folder, {**given, "context": ahead.result()})

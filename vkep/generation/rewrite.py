@@ -10,7 +10,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from vkep.generation.sampling import Choice, Sampling, chooser
+from vkep.generation.choices import Choice, chooser
+from vkep.generation.sampling import Sampling
 from vkep.graph.load import load_model
 from vkep.graph.model import Graph, Model, Node
 
@@ -26,7 +27,7 @@ def for_generation(model: Model, logits: str, choose: bool = False) -> Model:
     """Return ``model`` changed so that only the last token's logits are computed, where a product computes them, and
     without the ring buffers of GroupQueryAttention's ``sliding_window_cache`` (onnxruntime-genai's builder): each token
     has its own place. With ``choose`` it has the further outputs `TOKENS` and `CHOSEN`: the most probable tokens, as
-    `sampling.chooser` computes them."""
+    `choices.chooser` computes them."""
     graph = model.graph
     nodes = [_without_ring(node) for node in graph.nodes]
     place = _product(nodes, logits, set(graph.weights))

@@ -1,4 +1,4 @@
-"""The choice of the next token: the settings, and the graph that chooses on the device."""
+"""The settings of an answer, and its random numbers. This module imports little: see `vkep.generation.generator`."""
 
 from __future__ import annotations
 
@@ -6,20 +6,8 @@ import random
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
-import onnx
-from onnx import TensorProto, helper, numpy_helper
 
 from vkep.errors import InvalidInputError
-from vkep.kernels.choose_token import SETTINGS
-from vkep.ops.choose_token import GENERATION
-
-Array = np.ndarray[Any, Any]
-
-#: token ids that a penalty reads are padded to a multiple of this, so that few shapes occur
-_PADDED = 64
 
 
 @dataclass(frozen=True)
@@ -77,71 +65,3 @@ class Chances:
     def at(self, index: int) -> float:
         """The n-th number, in [0, 1), exact in float32."""
         return random.Random(f"{self.seed}:{index}").getrandbits(23) / 2**23
-
-
-def settings_of(sampling: Sampling, chance: float) -> tuple[float, ...]:
-    """A row of the settings that the graph reads."""
-    s = sampling
-    return (s.temperature, float(s.top_k), s.top_p, s.min_p, s.repetition_penalty, chance)
-
-
-def padded(seen: Sequence[Sequence[int]]) -> Array:
-    """Pad token ids that occurred to [batch, count] int64: shorter rows repeat their first one."""
-    longest = max(map(len, seen))
-    width = -(-longest // _PADDED) * _PADDED
-    return np.array([[*row, *[row[0]] * (width - len(row))] for row in seen], np.int64)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The options of the choosing graph that a batch's settings need."""
-
-    sample: bool
-    penalty: bool
-    never: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, each: Sequence[Sampling], never: tuple[int, ...] = ()) -> Choice:
-        """The options that the settings of a batch need together; ``never`` are tokens that are not chosen."""
-        return cls(any(s.temperature for s in each), any(s.repetition_penalty != 1 for s in each), never)
-
-    @property
-    def greedy(self) -> bool:
-        """Whether every sequence takes the most probable token."""
-        return not (self.sample or self.penalty or self.never)
-
-
-def chooser(element: int, choice: Choice) -> onnx.ModelProto:
-    """Return the graph that chooses from the last logits of each sequence.
-
-    Inputs: ``logits`` [batch, length, vocabulary] of the ONNX type ``element``; unless ``choice`` is greedy ``settings`` float32
-    [batch, 6], and with its penalty ``seen`` int64 [batch, count]. Outputs: ``tokens`` int64 [batch, 1], the next step's input,
-    and ``chosen`` int32 [batch], for the host.
-    """
-    inputs = [helper.make_tensor_value_info("logits", element, ["batch", "length", "vocabulary"])]
-    weights: dict[str, Array] = {}
-    if choice.greedy:
-        weights = {name: np.array([value], np.int64) for name, value in (("from", -1), ("to", 2**31 - 1), ("axis", 1))}
-        nodes = [
-            helper.make_node("Slice", ["logits", "from", "to", "axis"], ["row"], name="row"),
-            helper.make_node("ArgMax", ["row"], ["place"], name="place", axis=2, keepdims=0),
-            helper.make_node("Identity", ["place"], ["tokens"], name="tokens"),
-            helper.make_node("Squeeze", ["place", "axis"], ["flat"], name="flat"),
-            helper.make_node("Cast", ["flat"], ["chosen"], name="chosen", to=TensorProto.INT32),
-        ]
-    else:
-        inputs.append(helper.make_tensor_value_info("settings", TensorProto.FLOAT, ["batch", len(SETTINGS)]))
-        if choice.penalty:
-            inputs.append(helper.make_tensor_value_info("seen", TensorProto.INT64, ["batch", "count"]))
-        if choice.never:
-            weights["never"] = np.array(choice.never, np.int64)
-        names = ["logits", "settings", "seen" if choice.penalty else "", "never" if choice.never else ""]
-        nodes = [helper.make_node("ChooseToken", names, ["tokens", "chosen"], name="choose", domain=GENERATION)]
-    outputs = [
-        helper.make_tensor_value_info("tokens", TensorProto.INT64, ["batch", 1]),
-        helper.make_tensor_value_info("chosen", TensorProto.INT32, ["batch"]),
-    ]
-    tensors = [numpy_helper.from_array(value, name) for name, value in weights.items()]
-    graph = helper.make_graph(nodes, "chooser", inputs, outputs, tensors)
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(GENERATION, 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=9)

@@ -109,9 +109,9 @@ class FilePart:
         self.read_into(array)
         return array
 
-    def read_into(self, out: np.ndarray) -> None:
-        """Read the part into ``out``, which has its length. Raises `InvalidModelError` where the file changed."""
-        self.reader.read_into(self.start, out)
+    def read_into(self, out: np.ndarray, start: int = 0) -> None:
+        """Read the part's bytes from ``start`` on into ``out``. Raises `InvalidModelError` where the file changed."""
+        self.reader.read_into(self.start + start, out)
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,6 @@ class ClosedFilePart:
     def __call__(self) -> np.ndarray:
         return FilePart(FileReader(self.path, self.known), self.start, self.start + self.nbytes)()
 
-    def read_into(self, out: np.ndarray) -> None:
+    def read_into(self, out: np.ndarray, start: int = 0) -> None:
         """Open the file, and read as `FilePart.read_into`."""
-        FileReader(self.path, self.known).read_into(self.start, out)
+        FileReader(self.path, self.known).read_into(self.start + start, out)

@@ -238,8 +238,8 @@ class _Held:
     def __call__(self) -> np.ndarray:
         return np.array(self._view)  # aligned for any element type
 
-    def read_into(self, out: np.ndarray) -> None:
-        out[:] = self._view
+    def read_into(self, out: np.ndarray, start: int = 0) -> None:
+        out[:] = self._view[start : start + out.nbytes]
 
 
 def _read_file(path: Path) -> tuple[bytes, int, dict[int, Content], str]:

@@ -13,6 +13,8 @@ from vkep.graph.weights import Weight
 
 #: A dimension: a size, a symbol's name, or None where the model has neither.
 Dim = int | str | None
+#: The domain of the operators that `vkep.generation` adds to models.
+GENERATION = "vkep.generation"
 
 
 @dataclass(frozen=True)

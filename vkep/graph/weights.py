@@ -28,8 +28,8 @@ class Content(Protocol):
     def __call__(self) -> np.ndarray:
         """The bytes, as uint8."""
 
-    def read_into(self, out: np.ndarray) -> None:
-        """Write them to ``nbytes`` of uint8."""
+    def read_into(self, out: np.ndarray, start: int = 0) -> None:
+        """Write them from byte ``start`` on to ``out``, uint8."""
 
 
 class Weight:
@@ -52,10 +52,10 @@ class Weight:
         dtype = dtypes.from_onnx(self.elem_type)
         return math.prod(self.shape) * dtype.itemsize if dtype else self.array().nbytes
 
-    def read_into(self, out: np.ndarray) -> bool:
-        """Read the values' bytes into ``nbytes`` of uint8 without keeping them. False where the caller must use
-        `array`."""
-        return False
+    @property
+    def stored(self) -> Content | None:
+        """The values' bytes, to read in parts without keeping them; None where the caller must use `array`."""
+        return None
 
     @property
     def is_hashed(self) -> bool:
@@ -96,12 +96,12 @@ class ProtoWeight(Weight):
         assert array is not None
         return array
 
-    def read_into(self, out: np.ndarray) -> bool:
+    @property
+    def stored(self) -> Content | None:
         content, dtype = self._content, dtypes.from_onnx(self.elem_type)
-        if content is None or dtype is None or dtype.sub_byte_bits or content.nbytes != out.nbytes:
-            return False
-        content.read_into(out)
-        return True
+        if content is None or dtype is None or dtype.sub_byte_bits or content.nbytes != self.nbytes:
+            return None
+        return content
 
 
 class ArrayWeight(Weight):
@@ -225,12 +225,10 @@ class ExternalWeight(Weight):
             return unpack(values, dtype, self.shape)
         return values.view(dtype.numpy).reshape(self.shape)
 
-    def read_into(self, out: np.ndarray) -> bool:
+    @property
+    def stored(self) -> Content | None:
         dtype = dtypes.from_onnx(self.elem_type)
-        if dtype is None or dtype.sub_byte_bits or self._file_bytes != out.nbytes:
-            return False
-        self._content.read_into(out)
-        return True
+        return None if dtype is None or dtype.sub_byte_bits else self._content
 
     def _digest(self) -> str:
         # Hashing gigabytes would take longer than the upload: the file's identity replaces its content.

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 16 << 20
 PIECES = 2
-#: Number of threads that copy weights from the model's file to staging memory: one does not saturate the bus.
-READERS = min(4, os.cpu_count() or 1)
+#: Number of threads that copy weights from the model's file to staging memory (one does not saturate the bus), and the
+#: most bytes that one copies at once.
+READERS, READ_BYTES = min(8, os.cpu_count() or 1), 2 << 20
 
 #: ``progress(bytes_done, bytes_total, label)``, called after each piece; an exception in it stops the transfer
 Progress = Callable[[int, int, str], None]
@@ -38,15 +39,15 @@ Progress = Callable[[int, int, str], None]
 @dataclass(slots=True)
 class Upload:
     """One of several uploads: ``data``, or a function that returns it when it is needed, to byte ``offset`` of
-    ``target``. Items of at most one piece first call ``fill`` with as many uint8s of memory that the device reads; it
-    returns False if it did not fill them. Several threads fill several items at once."""
+    ``target``. ``fill(out, start)``, in place of the data, writes its bytes from ``start`` on to uint8s of memory that
+    the device reads; several threads call it at once, for parts of an item."""
 
     target: Target
     data: HostData | Callable[[], HostData]
     nbytes: int
     offset: int = 0
     label: str = ""
-    fill: Callable[[np.ndarray[Any, Any]], bool] | None = None
+    fill: Callable[[np.ndarray[Any, Any], int], None] | None = None
 
 
 @dataclass(slots=True)
@@ -69,8 +70,8 @@ class _Outgoing:
     used: int = 0
     copies: list[Copy] = field(default_factory=list)
     _readers: ThreadPoolExecutor | None = None
-    #: items that threads are filling, and their destinations
-    _filling: deque[tuple[Upload, np.ndarray[Any, Any], Future[bool]]] = field(default_factory=deque)
+    #: parts that threads are filling: bytes, label, and the work
+    _filling: deque[tuple[int, str, Future[None]]] = field(default_factory=deque)
 
     def __enter__(self) -> _Outgoing:
         return self
@@ -82,24 +83,35 @@ class _Outgoing:
 
     def take(self, target: Target, at: int, nbytes: int) -> None:
         """Add bytes that are written, unless they are already at their destination."""
-        if target.mapped is None:
+        if target.mapped is not None:
+            return
+        if (
+            self.copies and (last := self.copies[-1])[0] is target and last[1] + last[3] == at
+        ):  # the next part of an item
+            self.copies[-1] = (target, last[1], last[2], last[3] + nbytes)
+        else:
             self.copies.append((target, at, self.used, nbytes))
-            self.used += nbytes
+        self.used += nbytes
 
-    def fill(self, item: Upload, how: Callable[[np.ndarray[Any, Any]], bool], place: np.ndarray[Any, Any]) -> None:
-        """Have a thread fill an item."""
+    def fill(
+        self,
+        label: str,
+        how: Callable[[np.ndarray[Any, Any], int], None],
+        place: np.ndarray[Any, Any],
+        start: int,
+    ) -> None:
+        """Have a thread fill a part of an item."""
         if self._readers is None:
             self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="vkep-read")
-        self._filling.append((item, place, self._readers.submit(how, place)))
+        self._filling.append((place.size, label, self._readers.submit(how, place, start)))
         self.finish_filling(2 * READERS)
 
     def finish_filling(self, left: int = 0) -> None:
-        """Wait until at most ``left`` items are being filled, and write those that ``fill`` refused."""
+        """Wait until at most ``left`` parts are being filled."""
         while len(self._filling) > left:
-            item, place, filled = self._filling.popleft()
-            if not filled.result():
-                np.concatenate(list(pieces_of(_data(item), item.nbytes)), out=place)
-            self.arrived(item.nbytes, item.label)
+            nbytes, label, filled = self._filling.popleft()
+            filled.result()
+            self.arrived(nbytes, label)
 
 
 @dataclass(slots=True)
@@ -200,10 +212,13 @@ class Uploader:
         check_range("upload", target, at, item.nbytes, item.label)
         if target.mapped is not None and wait_value is not None:
             self._lease.wait(wait_value)
-        if item.fill is not None and 0 < item.nbytes <= self._piece_bytes:
-            place = self._place(target, at, item.nbytes, wait_value, outgoing, rest)
-            outgoing.take(target, at, item.nbytes)
-            outgoing.fill(item, item.fill, place)
+        if item.fill is not None:
+            each = min(READ_BYTES, self._piece_bytes)
+            for start in range(0, item.nbytes, each):
+                nbytes = min(each, item.nbytes - start)
+                place = self._place(target, at + start, nbytes, wait_value, outgoing, rest - start)
+                outgoing.take(target, at + start, nbytes)
+                outgoing.fill(item.label, item.fill, place, start)
             return
         for piece in pieces_of(_data(item), self._piece_bytes):
             copy(self._place(target, at, piece.size, wait_value, outgoing, rest), piece)

@@ -1,15 +1,13 @@
-"""The next token of each sequence of a language model, for `vkep.generation.sampling`."""
+"""The next token of each sequence of a language model, for `vkep.generation.choices`."""
 
 from __future__ import annotations
 
 from vkep.dtypes import DTYPES
+from vkep.graph.model import GENERATION
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.kernels.choose_token import SETTINGS, ChooseTokenProblem
 from vkep.ops.registry import FLOATS, operator
-
-#: domain of the operators that generation adds to models
-GENERATION = "vkep.generation"
 
 
 @operator(

@@ -14,7 +14,7 @@ from vkep import dtypes
 from vkep.graph.files import ClosedFilePart, last_write
 from vkep.graph.load import read_graph
 from vkep.graph.model import Dim, Graph, Node, ValueInfo
-from vkep.graph.weights import ArrayWeight, Weight
+from vkep.graph.weights import ArrayWeight, Content, Weight
 from vkep.ort.boundary import NULL, OrtError, ffi, lib
 from vkep.ort.tensors import byte_count, describe, shape_of, tensor_array
 
@@ -71,9 +71,9 @@ class FileWeight(Weight):
     def array(self) -> np.ndarray:
         return self._content().view(self._numpy).reshape(self.shape)
 
-    def read_into(self, out: np.ndarray) -> bool:
-        self._content.read_into(out)
-        return True
+    @property
+    def stored(self) -> Content:
+        return self._content
 
 
 class OrtGraphView:

@@ -83,10 +83,7 @@ class InferenceSession:
         **overrides: Any,
     ) -> None:
         started = time.perf_counter_ns()
-        if options is not None and sess_options is not None:
-            raise TypeError("InferenceSession got options and sess_options, expected one of them")
-        overrides = {**provider_overrides(providers, provider_options), **overrides}
-        self.options = merged_options(sess_options if options is None else options, overrides)
+        self.options = options_of(options, providers, provider_options, sess_options=sess_options, **overrides)
         self._open(model, context, started)
 
     @steady
@@ -449,6 +446,21 @@ class InferenceSession:
             if name not in self._parts.output_names:
                 raise InvalidInputError(f"the model has no output named {name!r}; it has {self._parts.outputs}")
         return names or self._parts.outputs
+
+
+def options_of(
+    options: SessionOptions | None = None,
+    providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None,
+    provider_options: Sequence[Mapping[str, Any]] | None = None,
+    *,
+    sess_options: SessionOptions | None = None,
+    **overrides: Any,
+) -> SessionOptions:
+    """The options of a session with these arguments of `InferenceSession`. Raises as `merged_options`."""
+    if options is not None and sess_options is not None:
+        raise TypeError("InferenceSession got options and sess_options, expected one of them")
+    overrides = {**provider_overrides(providers, provider_options), **overrides}
+    return merged_options(sess_options if options is None else options, overrides)
 
 
 def _node_arg(info: ValueInfo) -> NodeArg:
