@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
-from vkep.kernels.launch import floor_power_of_two, grid, is_cpu
+from vkep.kernels.launch import ceil_div, floor_power_of_two, grid, is_cpu
 from vkep.kernels.problem import Need, Problem, extent
 from vkep.kernels.select import Candidate, Emission, implement
 from vkep.kernels.tiles import STORAGE
@@ -15,22 +15,28 @@ from vkep.kernels.tiles import STORAGE
 #: settings of a sequence, in order
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "penalty", "chance")
 _BINS = 1024
-_LANES, _LANES_CPU = 1024, 32
+#: words of a sequence's state, and of each block's in it
+_STATE, _OF_BLOCK = 4 * _BINS + 16, 3
+#: the last of the passes, which has one workgroup for a sequence
+_PICK = 5
+_LANES, _LANES_CPU = 256, 32
+#: tokens of a block
+_BLOCK, _BLOCK_CPU = 2048, 32768
 #: number of values below 2**13 whose sum fits 32 bits
 _LARGEST_VOCABULARY = 1 << 19
 
 
 def _reach(call: KernelCall) -> Mapping[str, int]:
-    rows, vocabulary = call.groups[0] * call.groups[1], call["vocabulary"]
-    changed = call["CHANGED"]
+    rows, vocabulary, changed, kind = call["rows"], call["vocabulary"], call["CHANGED"], call["PASS"]
     return {
-        "x": extent((rows, vocabulary), (call["x_row"], 1)) * call.size_of("T"),
+        "x": extent((rows, vocabulary), (call["x_row"], 1)) * call.size_of("T") if not changed or kind == 0 else 0,
         "settings": rows * 4 * len(SETTINGS),
-        "seen": 8 * rows * call["seen_count"] * changed,
-        "never": 8 * call["never_count"] * changed,
-        "tokens": 8 * rows,
-        "chosen": 4 * rows,
+        "seen": 8 * rows * call["seen_count"] if kind == 0 else 0,
+        "never": 8 * call["never_count"] if kind == 0 else 0,
+        "tokens": 8 * rows if kind == _PICK else 0,
+        "chosen": 4 * rows if kind == _PICK else 0,
         "logits": 4 * rows * vocabulary * changed,
+        "state": 4 * rows * (_STATE + _OF_BLOCK * call["blocks"]),
     }
 
 
@@ -38,10 +44,13 @@ CHOOSE_TOKEN = Kernel(
     "choose_token.comp",
     operands=(
         *map(Operand, ("x", "settings", "seen", "never")),
-        *(Operand(name, writes=True) for name in ("tokens", "chosen", "logits")),
+        *(Operand(name, writes=True) for name in ("tokens", "chosen", "logits", "state")),
     ),
-    params=(*uints("vocabulary", "x_row", "seen_count", "never_count"), ("parts", "float")),
-    spec={"CHANGED": 0},
+    params=(
+        *uints("rows", "vocabulary", "x_row", "seen_count", "never_count", "blocks", "each"),
+        ("parts", "float"),
+    ),
+    spec={"CHANGED": 0, "PASS": 0},
     variants=tuple({"T": t} for t in STORAGE.values()),
     reach=_reach,
 )
@@ -83,7 +92,7 @@ def _when(problem: ChooseTokenProblem, caps: DeviceCapabilities) -> str:
         return f"logits are {problem.dtype}, expected one of {sorted(STORAGE)}"
     if not 0 < problem.vocabulary <= _LARGEST_VOCABULARY:
         return f"a vocabulary of {problem.vocabulary} tokens, expected 1 to {_LARGEST_VOCABULARY}"
-    needed = 12 * _BINS + 8 * 32 + 8
+    needed = 8 * _BINS + 8 * 32 + 8
     if caps.max_shared_memory_bytes < needed:
         return f"{caps.max_shared_memory_bytes} bytes of shared memory, expected {needed}"
     return ""
@@ -92,31 +101,44 @@ def _when(problem: ChooseTokenProblem, caps: DeviceCapabilities) -> str:
 def _lanes(caps: DeviceCapabilities) -> int:
     """Lanes of a workgroup: two words each in shared memory, in addition to the bins."""
     most = min(
-        caps.max_workgroup_invocations, caps.max_workgroup_size[0], (caps.max_shared_memory_bytes - 12 * _BINS - 8) // 8
+        caps.max_workgroup_invocations, caps.max_workgroup_size[0], (caps.max_shared_memory_bytes - 8 * _BINS - 8) // 8
     )
     return max(32, min(_LANES_CPU if is_cpu(caps) else _LANES, floor_power_of_two(most)))
 
 
-def _choose(problem: ChooseTokenProblem, e: Emission) -> KernelCall:
+def _choose(problem: ChooseTokenProblem, e: Emission) -> list[KernelCall]:
+    rows, vocabulary = problem.rows, problem.vocabulary
     changed = problem.seen != 0 or problem.never != 0
-    logits = e.target.scratch("float32", (problem.rows, problem.vocabulary)) if changed else None
-    return CHOOSE_TOKEN.call(
-        grid=grid(problem.rows),
-        operands={
-            **{name: e.get(name) for name in ("x", "settings", "seen", "never", "tokens", "chosen")},
-            "logits": logits,
-        },
-        params={
-            "vocabulary": problem.vocabulary,
-            "x_row": problem.row_stride,
-            "seen_count": problem.seen,
-            "never_count": problem.never,
-            "parts": 1.0 / 8192.0,
-        },
-        spec={"CHANGED": int(changed)},
-        defines={"T": STORAGE[problem.dtype]},
-        local_size=(_lanes(e.caps),),
-    )
+    each = _BLOCK_CPU if is_cpu(e.caps) else _BLOCK
+    blocks = ceil_div(vocabulary, each)
+    logits = e.target.scratch("float32", (rows, vocabulary)) if changed else None
+    state = e.target.scratch("uint32", (rows, _STATE + _OF_BLOCK * blocks))
+    read = {name: e.get(name) for name in ("x", "seen", "never")}
+    written = {name: e.get(name) for name in ("tokens", "chosen")}
+    none = dict.fromkeys((*read, *written))
+    calls = []
+    for kind in range(_PICK + 1):
+        # the first pass reads what changes logits; the others read the changed ones
+        own = (read if kind == 0 else {} if changed else {"x": e["x"]}) | (written if kind == _PICK else {})
+        call = CHOOSE_TOKEN.call(
+            grid=grid(rows if kind == _PICK else rows * blocks),
+            operands={**none, **own, "settings": e["settings"], "logits": logits, "state": state},
+            params={
+                "rows": rows,
+                "vocabulary": vocabulary,
+                "x_row": problem.row_stride,
+                "seen_count": problem.seen,
+                "never_count": problem.never,
+                "blocks": blocks,
+                "each": each,
+                "parts": 1.0 / 8192.0,
+            },
+            spec={"CHANGED": int(changed), "PASS": kind},
+            defines={"T": STORAGE[problem.dtype]},
+            local_size=(_lanes(e.caps),),
+        )
+        calls.append(call)
+    return calls
 
 
 implement(ChooseTokenProblem, Candidate("choose token", _choose, when=_when))
