@@ -34,7 +34,6 @@ _GRAPHS = (
     "a search whose kernel calls the model's subgraphs step by step and ends where its data say so; the provider interface has "
     "no helper for it. ONNX Runtime's CPU kernel runs the search, and vkep each step's subgraph"
 )
-_ORDERED = "int8 tensors in cuBLASLt's tiled orders, for Turing's and Ampere's int8 cores"
 _DEVICES = "several devices that exchange tensors (NCCL)"
 #: why vkep has no kernel
 REASONS = {
@@ -45,13 +44,6 @@ REASONS = {
     "MatMulFpQ4": "weights in a layout private to ONNX Runtime's CPU library",
     "MaxpoolWithMask": "for ONNX Runtime's internal use: its kernel reads the mask of channel c from element "
     "c * size % channels on, and a zero ends the window's row",
-    **dict.fromkeys(
-        (
-            "DequantizeWithOrder", "QOrderedAttention", "QOrderedGelu", "QOrderedLayerNormalization",
-            "QOrderedLongformerAttention", "QOrderedMatMul", "QuantizeWithOrder",
-        ),
-        _ORDERED,
-    ),
     "ShrunkenGather": "Gather for training builds of ONNX Runtime; it has no schema in the others",
     "SparseToDenseMatMul": "a sparse tensor as an input of a run: a session takes dense ones, and ONNX Runtime makes sparse "
     "initializers dense before",

@@ -15,6 +15,7 @@ from vkep.ops import (  # noqa: F401  # declare the operators
     contrib_hashes,
     contrib_lstm,
     contrib_nbits,
+    contrib_ordered,
     contrib_paged_attention,
     contrib_paths,
     contrib_positions,

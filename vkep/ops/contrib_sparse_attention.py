@@ -135,28 +135,46 @@ def longformer_attention(
 ) -> Tensor:
     """A token sees those at a distance of at most ``window``, and all flagged ones; a flagged token sees all, by
     separate weights."""
-    if x.rank != 3 or window < 1 or num_heads < 1 or x.shape[2] % num_heads:
-        b.invalid(f"an input of shape {list(x.shape)}, {num_heads} heads, a window of {window}")
-    batch, length, hidden = x.shape
+    if x.rank != 3:
+        b.invalid(f"an input of shape {list(x.shape)}")
+    hidden = x.shape[2]
     apart = (
         weight.rank == 3
     )  # a matrix each, and biases of queries, keys, values, global keys and values; of global queries
     matrices = (3, hidden, hidden) if apart else (hidden, 3 * hidden)
     biases = (5 * hidden, hidden) if apart else (3 * hidden, 3 * hidden)
     for name, tensor, shape in (
-        ("weight", weight, matrices), ("global_weight", global_weight, matrices), ("mask", mask, (batch, length)),
-        ("bias", bias, biases[:1]), ("global_bias", global_bias, biases[1:]), ("global", flags, (batch, length)),
+        ("weight", weight, matrices), ("global_weight", global_weight, matrices),
+        ("bias", bias, biases[:1]), ("global_bias", global_bias, biases[1:]),
     ):  # fmt: skip
         b.expect(name, tensor, shape)
 
     def part(w: Tensor, k: int, added: Tensor, at: int) -> Tensor:
         matrix = b.reshape(w.slice(0, k, 1), (hidden, hidden)) if apart else w.slice(1, k * hidden, hidden)
-        made = b.pointwise("add", matrix_product(b, x, matrix), added.slice(0, at * hidden, hidden))
-        return split_heads(b, made, num_heads)
+        return b.pointwise("add", matrix_product(b, x, matrix), added.slice(0, at * hidden, hidden))
 
     q, k, v = (part(weight, n, bias, n) for n in range(3))
     global_q = part(global_weight, 0, global_bias, 0)
     global_k, global_v = (part(global_weight, n, bias if apart else global_bias, n + 2 if apart else n) for n in (1, 2))
+    return longformer(b, (q, k, v), (global_q, global_k, global_v), mask, flags, num_heads, window)
+
+
+#: queries, keys and values, each [batch, tokens, hidden]
+Projections = tuple[Tensor, Tensor, Tensor]
+
+
+def longformer(
+    b: Builder, near_by: Projections, overall: Projections, mask: Tensor, flags: Tensor, num_heads: int, window: int
+) -> Tensor:
+    """Attention to what is near, and for the flagged tokens, by projections of their own, to all: [batch, tokens, hidden]."""
+    x = near_by[0]
+    if window < 1 or num_heads < 1 or x.shape[2] % num_heads:
+        b.invalid(f"an input of shape {list(x.shape)}, {num_heads} heads, a window of {window}")
+    batch, length, _ = x.shape
+    b.expect("mask", mask, (batch, length))
+    b.expect("global", flags, (batch, length))
+    q, k, v = (split_heads(b, part, num_heads) for part in near_by)
+    global_q, global_k, global_v = (split_heads(b, part, num_heads) for part in overall)
     heads = heads_of(b, q, k)
     is_global = b.expr("ne", b.reshape(flags, (batch, 1, 1, 1, length)), 0, ctype="bool")
     padding = b.reshape(mask, (batch, 1, 1, 1, length))
