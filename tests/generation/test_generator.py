@@ -196,10 +196,14 @@ def test_what_cannot_be_asked(generator: Generator, asked: Sequence[int], settin
         generator.generate(asked, **settings)
 
 
-def test_a_step_that_was_submitted_ahead_is_left_where_answers_change(generator: Generator, theirs: Reference) -> None:
+@pytest.mark.parametrize("how", [{}, {"temperature": 1.0, "top_k": 50, "repetition_penalty": 1.2, "seed": 3}])
+def test_a_step_that_was_submitted_ahead_is_left_where_answers_change(
+    generator: Generator, theirs: Reference, how: dict[str, Any]
+) -> None:
     """Answers join, are cancelled and end while the next step is on the device already; a second batch runs in between."""
-    batch, other = generator.batch(4), generator.batch(1)
-    settings = Sampling(max_tokens=12, ignore_end=True)
+    batch, other, alone = generator.batch(4), generator.batch(1), generator.batch(1)
+    alone.runs_ahead = False
+    settings = Sampling(max_tokens=12, ignore_end=True, **how)
     answers = [batch.add(prompt(5, 5), settings)]
     beside = other.add(prompt(6, 6), settings)
     for step in range(16):
@@ -214,6 +218,10 @@ def test_a_step_that_was_submitted_ahead_is_left_where_answers_change(generator:
         batch.step()
         other.step()
     for answer in (*answers, beside):
-        assert answer.tokens == theirs.greedy(answer.prompt, 12)
-    batch.close()
-    other.close()
+        wanted = alone.add(answer.prompt, settings)
+        while how and alone.under_way:
+            alone.step()
+        assert answer.tokens == (wanted.tokens if how else theirs.greedy(answer.prompt, 12))
+        alone.cancel(wanted)
+    for one in (batch, other, alone):
+        one.close()

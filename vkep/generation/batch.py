@@ -90,7 +90,7 @@ class Batch:
         self._rows = _rows_of(decoder, limit)
         self._chooser = Chooser(decoder)
         self._under_way: list[Answer] = []
-        #: whether a greedy step is submitted before the host has read the tokens of the one before
+        #: whether a step is submitted before the host has read the tokens of the one before
         self.runs_ahead = True
         self._ahead: _Ahead | None = None
         # the tokens chosen last, on the device and on the host
@@ -175,7 +175,7 @@ class Batch:
         made = self._rows.feed(answer._row, rest[:CHUNK])
         if len(rest) > CHUNK:
             return []
-        [token] = self._choose([answer], made, choice)
+        [token] = self._read(self._choose([answer], made, choice))
         return [self._took(answer, token)]
 
     def _decode(self, ready: Sequence[Answer]) -> list[Event]:
@@ -186,8 +186,9 @@ class Batch:
         by_row = {a._row: a for a in ready}
         choice = self._choice(ready)
         for rows, made in self._steps(ready, choice):
-            ahead = self._go_ahead(ready, rows, made) if choice.greedy else None
-            chosen = dict(zip(rows, self._choose([by_row.get(row) for row in rows], made, choice), strict=True))
+            made = self._choose([by_row.get(row) for row in rows], made, choice)
+            ahead = self._go_ahead(ready, rows, made)
+            chosen = dict(zip(rows, self._read(made), strict=True))
             if ahead is not None:
                 self._ahead = _Ahead(ready, [chosen[row] for row in rows], rows, self._held(rows), ahead)
             events += [self._took(by_row[row], chosen[row]) for row in rows if row in by_row]
@@ -203,7 +204,7 @@ class Batch:
             and ahead.tokens == [last[row] for row in ahead.rows]
             and ahead.held == self._held(ahead.rows)  # not where a step that was interrupted is repeated
         )
-        if choice.greedy and ahead is not None and same and self._keeps(ahead.made):
+        if ahead is not None and same and self._keeps(ahead.made, logits=not choice.greedy):
             self._rows.append(last)
             return [(ahead.rows, ahead.made)]
         return self._rows.step(last, self._known if self._keeps(self._known_from) else None)
@@ -211,19 +212,20 @@ class Batch:
     def _held(self, rows: range) -> list[int]:
         return [len(self._rows.held[row]) for row in rows]
 
-    def _keeps(self, made: Made | None) -> bool:
-        return made is None or (isinstance(self._decoder, Decoder) and self._decoder.keeps(made))
+    def _keeps(self, made: Made | None, logits: bool = False) -> bool:
+        return made is None or (isinstance(self._decoder, Decoder) and self._decoder.keeps(made, logits))
 
     def _go_ahead(self, ready: Sequence[Answer], rows: range, made: Made) -> Made | None:
         """Submit the step after ``made``, whose tokens the host has not read, if all answers continue unless an end
         token was chosen."""
-        if not self.runs_ahead or made.tokens is None or len(rows) != len(ready) or len(ready) != len(self._under_way):
+        if not self.runs_ahead or len(rows) != len(ready) or len(ready) != len(self._under_way):
             return None
         context = self._decoder.folder.context
         for answer in ready:
             count, most = len(answer.tokens) + 1, answer.sampling.max_tokens
             if (most is not None and count >= most) or (context and len(answer.prompt) + count >= context):
                 return None
+        assert made.tokens is not None
         try:
             return self._rows.ahead(rows, made.tokens)
         except (ArenaOutOfMemory, OutOfDeviceMemoryError):  # no room for a second run
@@ -245,18 +247,24 @@ class Batch:
         never = (*folder.never, *folder.never_first) if first else folder.never
         return Choice.of([a.sampling for a in answers], never)
 
-    def _choose(self, answers: Sequence[Answer | None], made: Made, choice: Choice) -> list[int]:
+    def _choose(self, answers: Sequence[Answer | None], made: Made, choice: Choice) -> Made:
+        """The run with the chosen tokens, which the host has not read: a decoder's own run has the most probable ones."""
         self._known = self._known_from = None  # their rows are overwritten
         if choice.greedy and made.tokens is not None:
-            self._known, self._known_from = (made.tokens, made.on_host()), made
-            return self._known[1]
+            self._known_from = made
+            return made
         each = [a.sampling if a is not None else _GREEDY for a in answers]
         chances = [a._chances.at(len(a.tokens)) if a is not None and a.sampling.temperature else 0.0 for a in answers]
         seen = [
             list(dict.fromkeys([*a.prompt, *a.tokens])) if a is not None and a.sampling.repetition_penalty != 1 else []
             for a in answers
         ]
-        self._known = self._chooser.choose(made.logits, choice, each, chances, seen)
+        return self._chooser.submit(made, choice, each, chances, seen)
+
+    def _read(self, made: Made) -> list[int]:
+        """The tokens that `_choose` chose; waits for them."""
+        assert made.tokens is not None
+        self._known = made.tokens, made.on_host()
         return self._known[1]
 
     def _took(self, answer: Answer, token: int) -> Event:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from vkep.device.tensor import DeviceTensor
 from vkep.generation.choices import Choice, chooser, padded, settings_of
-from vkep.generation.decoder import Decoder
+from vkep.generation.decoder import Decoder, Made
 from vkep.generation.encoder_decoder import EncoderDecoder
 from vkep.generation.sampling import Sampling
-from vkep.session import InferenceSession
+from vkep.session import InferenceSession, IOBinding
 
 
 class Chooser:
@@ -21,46 +20,55 @@ class Chooser:
     def __init__(self, decoder: Decoder | EncoderDecoder) -> None:
         self._decoder = decoder
         self._sessions: dict[Choice, InferenceSession] = {}
-        self._tokens: dict[int, DeviceTensor] = {}  # by the number of sequences: overwritten at each step
+        self._bound: dict[tuple[Choice, int], IOBinding] = {}
+        self._tokens: dict[int, tuple[DeviceTensor, DeviceTensor]] = {}  # by the number of sequences
 
-    def choose(
+    def submit(
         self,
-        logits: DeviceTensor,
+        made: Made,
         choice: Choice,
         each: Sequence[Sampling],
         chances: Sequence[float],
         seen: Sequence[Sequence[int]],
-    ) -> tuple[DeviceTensor, list[int]]:
-        """Return the tokens in the form that the next step reads, int64 [batch, 1] on the device, and on the host (4
-        bytes each).
+    ) -> Made:
+        """Submit the choice from a run's logits; returns the run with the tokens, which the next call overwrites.
 
         Each sequence has its settings, its random number, and the tokens that occurred if its penalty needs them.
         ``choice`` has the options that any of them needs.
         """
-        session = self._sessions.get(choice)
-        if session is None:
-            model = chooser(self._decoder.element, choice)
-            session = self._sessions[choice] = InferenceSession(model, context=self._decoder.session.context)
-        binding = session.io_binding()
-        binding.bind_input("logits", logits)
+        binding = self._binding(choice, made.logits.shape[0])
+        binding.bind_input("logits", made.logits)
         if not choice.greedy:
             settings = [settings_of(s, chance) for s, chance in zip(each, chances, strict=True)]
             binding.bind_cpu_input("settings", np.array(settings, np.float32))
         if choice.penalty:
             binding.bind_cpu_input("seen", padded([tokens or [0] for tokens in seen]))
-        rows = logits.shape[0]
+        self._sessions[choice].run_with_iobinding(binding)
+        tokens, chosen = self._tokens[made.logits.shape[0]]
+        return made._replace(tokens=tokens, chosen=chosen)
+
+    def _binding(self, choice: Choice, rows: int) -> IOBinding:
+        session = self._sessions.get(choice)
+        if session is None:
+            model = chooser(self._decoder.element, choice)
+            context = self._decoder.session.context
+            session = self._sessions[choice] = InferenceSession(model, context=context, run_ahead=True)
         if rows not in self._tokens:
-            self._tokens[rows] = session.empty_device_tensor((rows, 1), "int64")
-        binding.bind_output("tokens", self._tokens[rows])
-        binding.bind_output("chosen", device="cpu")
-        session.run_with_iobinding(binding)
-        results: list[Any] = binding.results
-        return results[0], [int(token) for token in results[1]]
+            chosen = session.empty_device_tensor((rows,), "int32", host_visible=True)
+            self._tokens[rows] = session.empty_device_tensor((rows, 1), "int64"), chosen
+        binding = self._bound.get((choice, rows))
+        if binding is None:
+            binding = self._bound[choice, rows] = session.io_binding()
+            for name, tensor in zip(("tokens", "chosen"), self._tokens[rows], strict=True):
+                binding.bind_output(name, tensor)
+        return binding
 
     def close(self) -> None:
         """Close the sessions."""
-        for tensor in self._tokens.values():
-            tensor.close()
+        self._bound.clear()
+        for tensors in self._tokens.values():
+            for tensor in tensors:
+                tensor.close()
         for session in self._sessions.values():
             session.close()
         self._sessions = {}

@@ -152,9 +152,9 @@ class Decoder:
         assert isinstance(chosen, DeviceTensor)
         return Made(logits, tokens, chosen, self._runs)
 
-    def keeps(self, made: Made) -> bool:
-        """Whether no later run has overwritten the tokens of a run, and the next one may read them."""
-        return self._runs - made.number < _PLACES - 1
+    def keeps(self, made: Made, logits: bool = False) -> bool:
+        """Whether no later run has overwritten the tokens of a run (or its ``logits``), and the next one may read them."""
+        return self._runs - made.number < (1 if logits else _PLACES - 1)
 
     def _binding(
         self,
