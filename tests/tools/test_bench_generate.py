@@ -35,12 +35,14 @@ def test_every_engine_has_its_rows(tmp_path: Path) -> None:
         3,
         "--runs",
         1,
+        "--sampling",
         "--json",
         tmp_path / "rates.json",
     ]
     assert bench([str(a) for a in [*asked, "--llama-bench", program, "--gguf", tmp_path / "tiny.gguf"]]) == 0
     rates = json.loads((tmp_path / "rates.json").read_text())
-    assert [r["test"] for r in rates] == ["pp8", "tg3"] * 3
-    assert rates[2]["device"] == "ONNX Runtime, CPU"
-    assert (rates[4]["device"], rates[4]["tokens_per_second"]) == ("llama.cpp Vulkan, llvmpipe", 10.5)
+    plain = ["pp8", "tg3"]
+    assert [r["test"] for r in rates] == [*plain, "tg3 temperature", "tg3 all filters", *plain, *plain]
+    assert rates[4]["device"] == "ONNX Runtime, CPU"
+    assert (rates[6]["device"], rates[6]["tokens_per_second"]) == ("llama.cpp Vulkan, llvmpipe", 10.5)
     assert all(r["tokens_per_second"] > 0 for r in rates)

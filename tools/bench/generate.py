@@ -1,9 +1,10 @@
 """Rates of prompts and answers of language models: vkep, ONNX Runtime's CPU provider and llama.cpp in one run.
 
-    python -m tools.bench --generate [FOLDER ...] [--prompt 512] [--answer 64] [--sequences 1] [--runs 3] [--no-cpu] [--json FILE]
-        [--llama-bench PROGRAM --gguf FILE ...]
+    python -m tools.bench --generate [FOLDER ...] [--prompt 512] [--answer 64] [--sequences 1] [--runs 3] [--sampling] [--no-cpu]
+        [--json FILE] [--llama-bench PROGRAM --gguf FILE ...]
 
-Without a folder, one is made: 4 layers of 512 in int4, a vocabulary of 32000. Prompts are random tokens. ONNX Runtime's caches
+Without a folder, one is made: 4 layers of 512 in int4, a vocabulary of 32000. Prompts are random tokens. With --sampling vkep
+also answers with a temperature alone, and with all filters. ONNX Runtime's caches
 are bound in place, and its logits are those of every token of a prompt, as the file says. llama-bench measures its own file.
 """
 
@@ -15,14 +16,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tools.models.language import write_language
-from vkep.cli.generation import Rate, bench_folder, print_rates
+from vkep.cli.generation import Rate, print_rates, rates
+from vkep.generation import Generator
 from vkep.generation.folder import GENAI, ModelFolder, read_folder
 
 #: the model that is made where none is named
@@ -35,6 +37,18 @@ MADE = {
     "size": 64,
     "vocabulary": 32000,
     "context": 1024,
+}
+#: settings of answers that are not greedy, by the name of their row
+SAMPLING: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 0.8, "seed": 0},
+    "all filters": {
+        "temperature": 0.8,
+        "top_k": 40,
+        "top_p": 0.9,
+        "min_p": 0.05,
+        "repetition_penalty": 1.1,
+        "seed": 0,
+    },
 }
 
 
@@ -112,7 +126,12 @@ def measure(given: argparse.Namespace) -> list[Rate]:
             write_language(given.made, "llama", "int4", **MADE)
     found: list[Rate] = []
     for folder in folders:
-        found += bench_folder(folder, {}, given.prompt, given.answer, given.sequences, given.runs)
+        with Generator(folder, max_sequences=given.sequences) as generator:
+            size = (given.prompt, given.answer, given.sequences, given.runs)
+            found += rates(generator, *size)
+            for name, how in SAMPLING.items() if given.sampling else ():
+                _, answers = rates(generator, *size, sampling=how)
+                found.append(replace(answers, test=f"{answers.test} {name}"))
         if given.sequences == 1 and not given.no_cpu:
             found += on_cpu(folder, given.prompt, given.answer, given.runs)
     for gguf in given.gguf:
@@ -132,6 +151,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--answer", type=int, default=64, help="tokens of an answer (64)")
     parser.add_argument("--sequences", type=int, default=1, help="answers at once, by vkep alone (1)")
     parser.add_argument("--runs", type=int, default=3, help="measured runs (3)")
+    parser.add_argument("--sampling", action="store_true", help="answers that are not greedy too, by vkep alone")
     parser.add_argument("--no-cpu", action="store_true", help="without ONNX Runtime's CPU provider")
     parser.add_argument(
         "--made", type=Path, default=Path("models") / "language-int4", help="where the made folder lies"

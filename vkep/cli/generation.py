@@ -129,8 +129,17 @@ def bench_folder(
         return rates(generator, prompt, answer, sequences, runs, warmup)
 
 
-def rates(generator: Generator, prompt: int, answer: int, sequences: int, runs: int, warmup: int = 1) -> list[Rate]:
-    """Measure the rates of a generator. The time of each test's first run is the row's ``first_ms``."""
+def rates(
+    generator: Generator,
+    prompt: int,
+    answer: int,
+    sequences: int,
+    runs: int,
+    warmup: int = 1,
+    sampling: Mapping[str, Any] | None = None,
+) -> list[Rate]:
+    """Measure the rates of a generator. The time of each test's first run is the row's ``first_ms``. ``sampling``: settings of
+    the answers; greedy without any."""
     from vkep.generation import Sampling
 
     decoder = generator.decoder
@@ -142,7 +151,7 @@ def rates(generator: Generator, prompt: int, answer: int, sequences: int, runs: 
     with_batch: Batch = generator.batch(sequences)
     try:
         for run in range(runs + warmup):
-            settings = Sampling(max_tokens=answer + 1, ignore_end=True)
+            settings = Sampling(max_tokens=answer + 1, ignore_end=True, **(sampling or {}))
             start = time.perf_counter()
             made = [with_batch.add(chooses(prompt), settings) for _ in range(sequences)]
             while any(not a.tokens for a in made):
