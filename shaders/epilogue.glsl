@@ -4,7 +4,10 @@
 // operands that they read to the argument block as EXTRA_OPERANDS. A kernel calls
 //     v = epilogue(v, o, row, col);
 // with o the flat element index in the output, row the output channel (a convolution) or row (a matmul), col the
-// pixel or column.
+// pixel or column. A kernel of two products (PAIRED) sets w to the second one's element before.
+#ifdef PAIRED
+float w;
+#endif
 #ifdef EPILOGUE_BODY
 #include "math.glsl"
 EPILOGUE_DECLS

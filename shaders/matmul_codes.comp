@@ -7,6 +7,7 @@
 // share COLUMNS columns, each taking every K_LANES-th unit of 32 weights. While the workgroup multiplies a slab of
 // K_LANES units, the next one of a and of the weights is on its way in registers. Lanes add up by shuffles, then
 // through shared memory. NORMED (one row): the product of a's RMS norm, a * gain / sqrt(mean of a's squares + epsilon).
+// PAIRED: the products by two W of n columns. Half of a lane's COLUMNS are of each, and the epilogue makes one y of both.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_integer_dot_product : require
@@ -19,7 +20,12 @@
 #define NORM_OPERANDS
 #define NORM_PARAMS
 #endif
-#define ARGS_BODY { uvec2 a; uvec2 b; uvec2 scales; uvec2 zeros; uvec2 y; NORM_OPERANDS EXTRA_OPERANDS \
+#ifdef PAIRED
+#define PAIR_OPERANDS uvec2 b2; uvec2 scales2; uvec2 zeros2;
+#else
+#define PAIR_OPERANDS
+#endif
+#define ARGS_BODY { uvec2 a; uvec2 b; uvec2 scales; uvec2 zeros; uvec2 y; NORM_OPERANDS PAIR_OPERANDS EXTRA_OPERANDS \
     uint m; uint n; uint k; uint units; uint blocks; uint zero_bytes; NORM_PARAMS EXTRA_PARAMS }
 #include "args.glsl"
 #include "workgroup.glsl"
@@ -34,6 +40,17 @@ layout(constant_id = 10) const uint BLOCK = 32;  // weights that share a scale, 
 layout(constant_id = 11) const uint ZEROS = 0;   // 0: half of the codes' range, 1: packed codes, 2: values of T
 layout(constant_id = 15) const uint SUBGROUP_LANES = 32;
 
+#ifdef PAIRED
+const uint SIDES = 2;
+#else
+const uint SIDES = 1;
+#endif
+#ifdef NORMED
+const uint PAIR_BASE = 6;  // the first operand of the second W
+#else
+const uint PAIR_BASE = 5;
+#endif
+const uint OF_SIDE = COLUMNS / SIDES;
 #define WORDS BITS  // of a unit of 32 weights
 const uint PARTS_OF_WORD = 8 / BITS;  // each has four codes, as many apart
 const uint EACH = 32 / BITS;  // codes of a word
@@ -57,10 +74,10 @@ const uint TURNS = (SHARED_GROUPS + gl_WorkGroupSize.x - 1) / gl_WorkGroupSize.x
 shared uvec4 staged[2 * SLAB_QUADS];
 shared float parts[gl_WorkGroupSize.x / WITHIN * VALUES];
 
-Floats a, scales;
-Bytes zeros;
-Pairs b_pairs;
-Quads b_quads;
+Floats a, scales[SIDES];
+Bytes zeros[SIDES];
+Pairs b_pairs[SIDES];
+Quads b_quads[SIDES];
 uint column_at[COLUMNS];
 vec4 next_a[TURNS];
 uint words[2 * COLUMNS * WORDS];  // of this unit and the next
@@ -76,24 +93,24 @@ shared float squares_of[gl_WorkGroupSize.x / WITHIN];
 void load_unit(uint turn, uint u) {
     uint at = min(u, args.units - 1), block = at * 32 / BLOCK;
     [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
-        uint column = column_at[c], slot = turn * COLUMNS + c, first = column * (args.blocks * (BLOCK / 32)) + at;
+        uint side = c / OF_SIDE, column = column_at[c], slot = turn * COLUMNS + c, first = column * (args.blocks * (BLOCK / 32)) + at;
         if (BITS == 2) {
-            uvec2 two = b_pairs.v[first];
+            uvec2 two = b_pairs[side].v[first];
             words[slot * WORDS] = two.x;
             words[slot * WORDS + 1] = two.y;
         } else {
             [[unroll]] for (uint i = 0; i < WORDS / 4; i++) {
-                uvec4 four = b_quads.v[first * (WORDS / 4) + i];
+                uvec4 four = b_quads[side].v[first * (WORDS / 4) + i];
                 [[unroll]] for (uint e = 0; e < 4; e++) words[slot * WORDS + i * 4 + e] = four[e];
             }
         }
-        loaded_scale[slot] = float(scales.v[column * args.blocks + block]);
+        loaded_scale[slot] = float(scales[side].v[column * args.blocks + block]);
         loaded_zero[slot] = BITS == 8 ? 0.0 : float(1u << (BITS - 1));
         if (ZEROS == 1) {
             uint bit = block * BITS;
-            loaded_zero[slot] = float((uint(zeros.v[column * args.zero_bytes + bit / 8]) >> (bit % 8)) & ((1u << BITS) - 1));
+            loaded_zero[slot] = float((uint(zeros[side].v[column * args.zero_bytes + bit / 8]) >> (bit % 8)) & ((1u << BITS) - 1));
         } else if (ZEROS == 2) {
-            loaded_zero[slot] = float(Floats(operand(args.zeros, 3)).v[column * args.blocks + block]);
+            loaded_zero[slot] = float(Floats(uvec2(zeros[side])).v[column * args.blocks + block]);
         }
         if (BITS == 8 && ZEROS != 0) loaded_zero[slot] -= 128.0;  // 8-bit codes count from the middle, as signed bytes do
     }
@@ -178,17 +195,23 @@ void multiply_unit(uint turn, uint lane, bool counts) {
 
 void main() {
     uint id = gl_LocalInvocationIndex, lane = id % K_LANES, group = id / K_LANES;
-    uint column0 = (flat_group() * (gl_WorkGroupSize.x / K_LANES) + group) * COLUMNS, row0 = group_id().z * ROWS;
+    uint column0 = (flat_group() * (gl_WorkGroupSize.x / K_LANES) + group) * OF_SIDE, row0 = group_id().z * ROWS;
     a = Floats(operand(args.a, 0));
-    b_pairs = Pairs(operand(args.b, 1));
-    b_quads = Quads(operand(args.b, 1));
-    scales = Floats(operand(args.scales, 2));
-    zeros = Bytes(operand(args.zeros, 3));
+    b_pairs[0] = Pairs(operand(args.b, 1));
+    b_quads[0] = Quads(operand(args.b, 1));
+    scales[0] = Floats(operand(args.scales, 2));
+    zeros[0] = Bytes(operand(args.zeros, 3));
+#ifdef PAIRED
+    b_pairs[1] = Pairs(operand(args.b2, PAIR_BASE));
+    b_quads[1] = Quads(operand(args.b2, PAIR_BASE));
+    scales[1] = Floats(operand(args.scales2, PAIR_BASE + 1));
+    zeros[1] = Bytes(operand(args.zeros2, PAIR_BASE + 2));
+#endif
 #ifdef NORMED
     gain = Floats(operand(args.gain, 5));
 #endif
     // Rows and columns past the edge repeat the last one: their results are not stored.
-    [[unroll]] for (uint c = 0; c < COLUMNS; c++) column_at[c] = min(column0 + c, args.n - 1);
+    [[unroll]] for (uint c = 0; c < COLUMNS; c++) column_at[c] = min(column0 + c % OF_SIDE, args.n - 1);
     [[unroll]] for (uint v = 0; v < VALUES; v++) acc[v] = 0.0;
 
     load_unit(0, lane);
@@ -232,11 +255,16 @@ void main() {
 #else
     const float inv_rms = 1.0;
 #endif
-    for (uint v = lane; v < VALUES; v += K_LANES) {
-        uint row = row0 + v / COLUMNS, column = column0 + v % COLUMNS;
+    for (uint v = lane; v < VALUES / SIDES; v += K_LANES) {
+        uint row = row0 + v / OF_SIDE, column = column0 + v % OF_SIDE, at = v / OF_SIDE * COLUMNS + v % OF_SIDE;
         if (row < args.m && column < args.n) {
             float sum = 0.0;
-            [[unroll]] for (uint p = 0; p < PARTS; p++) sum += parts[(group * PARTS + p) * VALUES + v];
+            [[unroll]] for (uint p = 0; p < PARTS; p++) sum += parts[(group * PARTS + p) * VALUES + at];
+#ifdef PAIRED
+            w = 0.0;
+            [[unroll]] for (uint p = 0; p < PARTS; p++) w += parts[(group * PARTS + p) * VALUES + at + OF_SIDE];
+            w *= inv_rms;
+#endif
             Elements(operand(args.y, 4)).v[row * args.n + column] = T(epilogue(sum * inv_rms, row * args.n + column, row, column));
         }
     }

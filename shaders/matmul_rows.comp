@@ -4,6 +4,7 @@
 // A workgroup computes ROWS rows by COLUMN_LANES * WIDTH columns; the lanes of a column share its sum, each taking every
 // SLICES-th step of k, UNROLL of them a turn, and loading a turn while it multiplies the one before. They add up by shuffles (SUBGROUP_LANES; 1: none), then through shared memory.
 // NORMED (one row): the product of a's RMS norm, a * gain / sqrt(mean of a's squares + epsilon).
+// PAIRED: the products by two b. A lane has WIDTH columns of each, and the epilogue makes one y of both.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -14,7 +15,12 @@
 #define NORM_OPERANDS
 #define NORM_PARAMS
 #endif
-#define ARGS_BODY { uvec2 a; uvec2 b; uvec2 y; NORM_OPERANDS EXTRA_OPERANDS \
+#ifdef PAIRED
+#define PAIR_OPERANDS uvec2 b2;
+#else
+#define PAIR_OPERANDS
+#endif
+#define ARGS_BODY { uvec2 a; uvec2 b; uvec2 y; NORM_OPERANDS PAIR_OPERANDS EXTRA_OPERANDS \
     uint m; uint n; uint k; uint batch1; uint a_row; uint a_col; uint b_row; uint b_col; \
     uint y_row; uint y_col; uint a_batch0; uint a_batch1; uint b_batch0; uint b_batch1; uint y_batch0; uint y_batch1; \
     float alpha; NORM_PARAMS EXTRA_PARAMS }
@@ -32,8 +38,13 @@ layout(constant_id = 7) const uint UNROLL = 4;
 layout(constant_id = 8) const uint T_BYTES = 4;
 layout(constant_id = 15) const uint SUBGROUP_LANES = 1;
 
+#ifdef PAIRED
+const uint SIDES = 2;
+#else
+const uint SIDES = 1;
+#endif
 const uint SLICES = gl_WorkGroupSize.x / COLUMN_LANES;
-const uint VALUES = ROWS * WIDTH;
+const uint SUMS = ROWS * WIDTH, VALUES = SUMS * SIDES;
 const uint WITHIN = SUBGROUP_LANES < COLUMN_LANES ? COLUMN_LANES : SUBGROUP_LANES;  // lanes whose slices add up by shuffles
 const uint PARTS = gl_WorkGroupSize.x / WITHIN;
 const uint WORDS = WIDTH * T_BYTES / 4;  // 0: one float16 at a time
@@ -44,11 +55,11 @@ layout(buffer_reference, std430, buffer_reference_align = 8) buffer Pairs { uvec
 layout(buffer_reference, std430, buffer_reference_align = 16) buffer Quads { uvec4 v[]; };
 shared float parts[PARTS * COLUMN_LANES * VALUES];
 
-Elements a, b;
-Pairs b_pairs;
-Quads b_quads;
+Elements a, b[SIDES];
+Pairs b_pairs[SIDES];
+Quads b_quads[SIDES];
 // of two turns
-uint words[2 * UNROLL * LOADED];
+uint words[2 * UNROLL * SIDES * LOADED];
 float x[2 * UNROLL * ROWS];
 uint b0, a_at[ROWS];  // where the lane's columns and the rows begin
 float acc[VALUES];
@@ -59,15 +70,15 @@ float squares = 0.0;
 shared float squares_of[PARTS];
 #endif
 
-void load_step(uint s, uint at) {
+void load_step(uint s, uint side, uint at) {
     if (WORDS == 4) {
-        uvec4 four = b_quads.v[at / WIDTH];
+        uvec4 four = b_quads[side].v[at / WIDTH];
         [[unroll]] for (uint i = 0; i < 4 && i < LOADED; i++) words[s * LOADED + i] = four[i];
     } else if (WORDS == 2) {
-        uvec2 two = b_pairs.v[at / WIDTH];
+        uvec2 two = b_pairs[side].v[at / WIDTH];
         [[unroll]] for (uint i = 0; i < 2 && i < LOADED; i++) words[s * LOADED + i] = two[i];
     } else {
-        words[s] = floatBitsToUint(float(b.v[at]));
+        words[s] = floatBitsToUint(float(b[side].v[at]));
     }
 }
 
@@ -79,7 +90,7 @@ float value_of(uint s, uint c) {
 void load_turn(uint turn, uint k) {
     [[unroll]] for (uint i = 0; i < UNROLL; i++) {
         uint s = turn * UNROLL + i, step = min(k + i * SLICES, args.k - 1);
-        load_step(s, b0 + step * args.b_row);
+        [[unroll]] for (uint side = 0; side < SIDES; side++) load_step(s * SIDES + side, side, b0 + step * args.b_row);
         [[unroll]] for (uint r = 0; r < ROWS; r++) x[s * ROWS + r] = float(a.v[a_at[r] + step * args.a_col]);
 #ifdef NORMED
         factor[s] = float(gain.v[step]);
@@ -95,9 +106,12 @@ void multiply_turn(uint turn, uint k) {
         x[s] *= factor[s];
 #endif
         if (k + i * SLICES < args.k)
-            [[unroll]] for (uint c = 0; c < WIDTH; c++)
-                [[unroll]] for (uint r = 0; r < ROWS; r++)
-                    acc[r * WIDTH + c] = fma(x[s * ROWS + r], value_of(s, c), acc[r * WIDTH + c]);
+            [[unroll]] for (uint side = 0; side < SIDES; side++)
+                [[unroll]] for (uint c = 0; c < WIDTH; c++)
+                    [[unroll]] for (uint r = 0; r < ROWS; r++) {
+                        uint v = side * SUMS + r * WIDTH + c;
+                        acc[v] = fma(x[s * ROWS + r], value_of(s * SIDES + side, c), acc[v]);
+                    }
     }
 }
 
@@ -106,11 +120,19 @@ void main() {
     uint batch0 = group_id().z / args.batch1, batch1 = group_id().z % args.batch1;
     uint column0 = group_id().x * COLUMN_LANES * WIDTH, row0 = group_id().y * ROWS;
     a = Elements(operand(args.a, 0));
-    b = Elements(operand(args.b, 1));
-    b_pairs = Pairs(operand(args.b, 1));
-    b_quads = Quads(operand(args.b, 1));
+    b[0] = Elements(operand(args.b, 1));
+    b_pairs[0] = Pairs(operand(args.b, 1));
+    b_quads[0] = Quads(operand(args.b, 1));
 #ifdef NORMED
     gain = Elements(operand(args.gain, 3));
+    const uint pair_base = 4;  // the operand of the second b
+#else
+    const uint pair_base = 3;
+#endif
+#ifdef PAIRED
+    b[1] = Elements(operand(args.b2, pair_base));
+    b_pairs[1] = Pairs(operand(args.b2, pair_base));
+    b_quads[1] = Quads(operand(args.b2, pair_base));
 #endif
     // Rows and columns past the edge repeat the last one: their results are not stored.
     b0 = batch0 * args.b_batch0 + batch1 * args.b_batch1 + min(column0 + lane * WIDTH, args.n - WIDTH) * args.b_col;
@@ -149,11 +171,17 @@ void main() {
     float factor_of_row = args.alpha;
 #endif
     uint y0 = batch0 * args.y_batch0 + batch1 * args.y_batch1, o0 = group_id().z * args.m * args.n;
-    for (uint e = id; e < COLUMN_LANES * VALUES; e += gl_WorkGroupSize.x) {
-        uint row = row0 + e % VALUES / WIDTH, column = column0 + e / VALUES * WIDTH + e % WIDTH;
+    for (uint e = id; e < COLUMN_LANES * SUMS; e += gl_WorkGroupSize.x) {
+        uint row = row0 + e % SUMS / WIDTH, column = column0 + e / SUMS * WIDTH + e % WIDTH;
+        uint at = e / SUMS * VALUES + e % SUMS;
         if (row < args.m && column < args.n) {
             float sum = 0.0;
-            for (uint p = 0; p < PARTS; p++) sum += parts[p * COLUMN_LANES * VALUES + e];
+            for (uint p = 0; p < PARTS; p++) sum += parts[p * COLUMN_LANES * VALUES + at];
+#ifdef PAIRED
+            w = 0.0;
+            for (uint p = 0; p < PARTS; p++) w += parts[p * COLUMN_LANES * VALUES + at + SUMS];
+            w *= factor_of_row;
+#endif
             Elements(operand(args.y, 2)).v[y0 + row * args.y_row + column * args.y_col] =
                 T(epilogue(factor_of_row * sum, o0 + row * args.n + column, row, column));
         }

@@ -15,6 +15,7 @@ from vkep.graph.load import load_model
 from vkep.ir.infer import Known
 from vkep.ir.program import IslandStep, ValueSpec
 from vkep.placement.partition import lower
+from vkep.plan.records import ShaderVariant
 
 GPU = replace(
     DEVICES["gpu with cooperative matrices"],
@@ -22,8 +23,8 @@ GPU = replace(
 )
 
 
-def kernels(precision: str, tokens: int, caps: DeviceCapabilities) -> Counter[str]:
-    """How often a decoder's run on some tokens dispatches each GLSL file."""
+def dispatched(precision: str, tokens: int, caps: DeviceCapabilities) -> list[ShaderVariant]:
+    """The shader of each dispatch of a decoder's run on some tokens."""
     loaded = load_model(language_model(replace(ARCHITECTURES["llama"], hidden=128, heads=8), precision))
     sizes = {"batch": 1, "length": tokens, "total": 20, "past": 19, "past_length": 19}
     known: dict[str, Known] = dict(loaded.graph.weights)
@@ -34,7 +35,12 @@ def kernels(precision: str, tokens: int, caps: DeviceCapabilities) -> Counter[st
         known[info.name] = ValueSpec(dtype, shape)
     program = lower(loaded.graph.nodes, known, [v.name for v in loaded.graph.outputs], loaded.opsets, caps)
     plans = [step.plan for step in program.steps if isinstance(step, IslandStep)]
-    return Counter(plan.pipelines[d.pipeline].shader.source for plan in plans for d in plan.dispatches)
+    return [plan.pipelines[d.pipeline].shader for plan in plans for d in plan.dispatches]
+
+
+def kernels(precision: str, tokens: int, caps: DeviceCapabilities) -> Counter[str]:
+    """How often a decoder's run on some tokens dispatches each GLSL file."""
+    return Counter(shader.source for shader in dispatched(precision, tokens, caps))
 
 
 @pytest.mark.parametrize("precision", ["int4-fp16", "fp16"])

@@ -81,9 +81,9 @@ class KernelOp:
     outputs: list[Tensor]
     labels: list[str] = field(default_factory=list)
     node: str = ""  #: the nodes that it computes, for errors
-    #: an expression over the result (the leaf that views ``epilogue_of``) and other tensors
+    #: an expression over the results (the leaves that view ``epilogue_of``, in the kernel's order) and other tensors
     epilogue: Expr | None = None
-    epilogue_of: Tensor | None = None
+    epilogue_of: tuple[Tensor, ...] = ()
 
     def __post_init__(self) -> None:
         check(self.problem, self.inputs, self.outputs)
@@ -98,8 +98,8 @@ class KernelOp:
         """The inputs, and the tensors that the epilogue reads."""
         if self.epilogue is None:
             return self.inputs
-        assert self.epilogue_of is not None
-        return self.inputs + [t for t in tensors(self.epilogue) if t.storage is not self.epilogue_of.storage]
+        results = [t.storage for t in self.epilogue_of]
+        return self.inputs + [t for t in tensors(self.epilogue) if t.storage not in results]
 
 
 Op = Pointwise | KernelOp

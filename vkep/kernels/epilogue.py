@@ -12,8 +12,8 @@ from vkep.kernels.kernel import Operand
 class Epilogue:
     """GLSL that changes ``v``, and its operands and scalars.
 
-    ``body`` may use ``o`` (flat output index), ``row``, ``col``; it reads extra operand k as
-    ``TensorType(operand(args.ek, EXTRA_BASE + ku)).v[...]`` and extra scalars as ``args.<name>``.
+    ``body`` may use ``o`` (flat output index), ``row``, ``col`` and, of two products, ``w`` (the second result); it reads
+    extra operand k as ``TensorType(operand(args.ek, EXTRA_BASE + ku)).v[...]`` and extra scalars as ``args.<name>``.
     """
 
     body: str

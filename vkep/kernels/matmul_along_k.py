@@ -73,8 +73,6 @@ MATMUL_ALONG_K = Kernel(
 )
 #: maximum number of rows: products of more reuse the weights that they read, and gain from tiles
 MAX_ROWS = 8
-#: the define of kernels that multiply the RMS norm of a row (`vkep.kernels.normed_product`)
-NORMED = {"NORMED": "1"}
 #: minimum lanes of a workgroup, and maximum results of a lane
 _LEAST_LANES, _MOST_VALUES = 32, 32
 _LANES, _LANES_WITHOUT_SHUFFLES = 256, 64

@@ -10,8 +10,9 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.epilogue import call_arguments
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import ceil_div, ceil_power_of_two, floor_power_of_two, grid, is_cpu, shuffle_sizes
-from vkep.kernels.matmul_along_k import MAX_ROWS, NORMED, row_tile
+from vkep.kernels.matmul_along_k import MAX_ROWS, row_tile
 from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
+from vkep.kernels.product_form import PLAIN, Form, in_forms
 from vkep.kernels.select import Emission
 from vkep.kernels.tiles import STORAGE
 from vkep.kernels.tuning import Tuned, estimated
@@ -21,20 +22,18 @@ from vkep.sizes import record_at_hand
 def _reach(call: KernelCall) -> Mapping[str, int]:
     m, n, size = call["m"], call["n"], call.size_of("T")
     scales = n * call["blocks"] * size
-    return {
-        "a": m * call["k"] * size,
-        "gain": call["k"] * size,
+    weights = {
         "b": n * call["blocks"] * call["BLOCK"] * call["BITS"] // 8,
         "scales": scales,
         "zeros": {0: 0, 1: n * call["zero_bytes"], 2: scales}[call["ZEROS"]],
-        "y": m * n * size,
     }
+    second = {f"{name}2": nbytes for name, nbytes in weights.items()}
+    return {"a": m * call["k"] * size, "gain": call["k"] * size, **weights, **second, "y": m * n * size}
 
 
-_OPERANDS = (Operand("a"), Operand("b"), Operand("scales"), Operand("zeros"), Operand("y", writes=True))
 MATMUL_CODES = Kernel(
     "matmul_codes.comp",
-    operands=_OPERANDS,
+    operands=(Operand("a"), Operand("b"), Operand("scales"), Operand("zeros"), Operand("y", writes=True)),
     params=uints("m", "n", "k", "units", "blocks", "zero_bytes"),
     spec={
         "BITS": 4,
@@ -49,13 +48,8 @@ MATMUL_CODES = Kernel(
     variants=tuple({"T": t} for t in STORAGE.values()),
     reach=_reach,
 )
-#: the product of the RMS norm of its only row
-MATMUL_CODES_NORMED = replace(
-    MATMUL_CODES,
-    operands=(*_OPERANDS, Operand("gain")),
-    params=(*MATMUL_CODES.params, ("epsilon", "float")),
-    variants=tuple({**v, **NORMED} for v in MATMUL_CODES.variants),
-)
+_FORMS = in_forms(MATMUL_CODES, ("b", "scales", "zeros"))
+_, MATMUL_CODES_NORMED, MATMUL_CODES_PAIRED, MATMUL_CODES_NORMED_PAIRED = _FORMS
 #: weights of a unit, and the maximum groups of four elements of a that a lane loads for a slab
 _UNIT, _MOST_TURNS = 32, 2
 #: workgroups that fill a large GPU
@@ -128,19 +122,18 @@ def no_codes(problem: MatMulNBitsProblem, caps: DeviceCapabilities) -> str:
     return "" if share(problem, caps, estimated) else "too few lanes, or too little shared memory"
 
 
-def matmul_codes(problem: MatMulNBitsProblem, e: Emission, epsilon: float | None = None) -> list[KernelCall]:
-    """The dispatch of a product of few rows; with ``epsilon`` of one row's RMS norm, times the operand ``gain``."""
-    normed = epsilon is not None
-    kernel = MATMUL_CODES_NORMED if normed else MATMUL_CODES
-    shared = share(problem, e.caps, e.target.tuned)
+def matmul_codes(problem: MatMulNBitsProblem, e: Emission, form: Form = PLAIN) -> list[KernelCall]:
+    """The dispatch of a product of few rows in a form."""
+    kernel = form.kernel(_FORMS)
+    # lanes share the columns of both products as those of one
+    columns = problem.n * (2 if form.paired else 1)
+    shared = share(replace(problem, n=columns), e.caps, e.target.tuned)
     assert shared is not None, "asked by no_codes"
     shuffle, required = shuffle_sizes(e.caps, shared.local)
     rows = row_tile(problem.m)
     return [
         kernel.call(
-            grid=grid(
-                ceil_div(problem.n, shared.columns * (shared.local // shared.k_lanes)), ceil_div(problem.m, rows)
-            ),
+            grid=grid(ceil_div(columns, shared.columns * (shared.local // shared.k_lanes)), ceil_div(problem.m, rows)),
             operands={operand.name: e.get(operand.name) for operand in kernel.operands},
             params={
                 "m": problem.m,
@@ -149,7 +142,7 @@ def matmul_codes(problem: MatMulNBitsProblem, e: Emission, epsilon: float | None
                 "units": ceil_div(problem.k, _UNIT),
                 "blocks": problem.blocks,
                 "zero_bytes": problem.zero_bytes,
-                **({} if epsilon is None else {"epsilon": epsilon}),
+                **form.params,
             },
             spec={
                 "BITS": problem.bits,
@@ -163,7 +156,7 @@ def matmul_codes(problem: MatMulNBitsProblem, e: Emission, epsilon: float | None
             },
             local_size=(shared.local, 1, 1),
             subgroup_size=required,
-            flops=problem.flops,
-            **call_arguments(e.epilogue, {"T": STORAGE[problem.dtype], **(NORMED if normed else {})}),
+            flops=problem.flops * (2 if form.paired else 1),
+            **call_arguments(e.epilogue, {"T": STORAGE[problem.dtype], **form.defines}),
         )
     ]

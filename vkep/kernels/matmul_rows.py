@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.epilogue import call_arguments
@@ -15,8 +15,9 @@ from vkep.kernels.launch import (
     shuffle_sizes,
     with_shuffles,
 )
-from vkep.kernels.matmul_along_k import MAX_ROWS, NORMED, row_tile
+from vkep.kernels.matmul_along_k import MAX_ROWS, row_tile
 from vkep.kernels.matmul_problem import PRODUCT_PARAMS, MatMulProblem, product_reach, unaddressable
+from vkep.kernels.product_form import PLAIN, Form, in_forms
 from vkep.kernels.select import Emission
 from vkep.kernels.tiles import STORAGE
 from vkep.kernels.tuning import Tuned
@@ -25,9 +26,11 @@ from vkep.sizes import largest, record_at_hand
 
 def _reach(call: KernelCall) -> Mapping[str, int]:
     m, n, k, size = call["m"], call["n"], call["k"], call.size_of("T")
+    b = product_reach(call, "b", k, largest(n, call["WIDTH"])) * size
     return {
         "a": product_reach(call, "a", m, k) * size,
-        "b": product_reach(call, "b", k, largest(n, call["WIDTH"])) * size,
+        "b": b,
+        "b2": b,
         "y": product_reach(call, "y", m, n) * size,
         "gain": k * size,
     }
@@ -41,13 +44,8 @@ MATMUL_ROWS = Kernel(
     variants=with_shuffles(*({"T": t} for t in STORAGE.values())),
     reach=_reach,
 )
-#: the product of the RMS norm of its only row
-MATMUL_ROWS_NORMED = replace(
-    MATMUL_ROWS,
-    operands=(*MATMUL_ROWS.operands, Operand("gain")),
-    params=(*MATMUL_ROWS.params, ("epsilon", "float")),
-    variants=tuple({**v, **NORMED} for v in MATMUL_ROWS.variants),
-)
+_FORMS = in_forms(MATMUL_ROWS, ("b",))
+_, MATMUL_ROWS_NORMED, MATMUL_ROWS_PAIRED, MATMUL_ROWS_NORMED_PAIRED = _FORMS
 #: maximum results of a lane, and minimum lanes of a workgroup
 _MOST_VALUES, _LEAST_LANES = 32, 64
 #: lanes that a GPU runs at once, as workgroups are counted here
@@ -97,12 +95,14 @@ def shares(caps: DeviceCapabilities, values: int) -> list[Share]:
     ]
 
 
-def share(problem: MatMulProblem, width: int, rows: int, caps: DeviceCapabilities, tuned: Tuned) -> Share:
+def share(
+    problem: MatMulProblem, width: int, rows: int, caps: DeviceCapabilities, tuned: Tuned, sides: int = 1
+) -> Share:
     """The division of the columns among lanes, tuned or else estimated: 128 adjacent bytes of a row per group of lanes,
-    fewer where too few workgroups would be busy."""
+    fewer where too few workgroups would be busy. ``sides``: products whose columns a lane has."""
     problem = record_at_hand(problem)
-    sizes = (problem.m, problem.n, problem.k, problem.products, 4 if problem.dtype == "float32" else 2)
-    choice = tuned(lambda: [s.choice for s in shares(caps, width * rows)], "rows", *sizes)
+    sizes = (problem.m, sides * problem.n, problem.k, problem.products, 4 if problem.dtype == "float32" else 2)
+    choice = tuned(lambda: [s.choice for s in shares(caps, width * rows * sides)], "rows", *sizes)
     if choice is not None:
         return Share(*choice)
     itemsize = 4 if problem.dtype == "float32" else 2
@@ -111,24 +111,23 @@ def share(problem: MatMulProblem, width: int, rows: int, caps: DeviceCapabilitie
     while lanes > least and ceil_div(problem.n, lanes * width) * problem.products < _BUSY_GROUPS:
         lanes //= 2
     busy = ceil_div(problem.n, lanes * width) * problem.products
-    local = min(_most_lanes(caps, width * rows), 256 if busy >= 4 * _BUSY_GROUPS else 512)
-    return Share(lanes, 4 if rows > 1 else 8, local)
+    local = min(_most_lanes(caps, width * rows * sides), 256 if busy >= 4 * _BUSY_GROUPS else 512)
+    return Share(lanes, 4 if rows * sides > 1 else 8, local)
 
 
-def matmul_rows(problem: MatMulProblem, e: Emission, epsilon: float | None = None) -> list[KernelCall]:
-    """The dispatch of a product of few rows; with ``epsilon`` of one row's RMS norm, times the operand ``gain``."""
-    kernel = MATMUL_ROWS if epsilon is None else MATMUL_ROWS_NORMED
-    rows = row_tile(problem.m)
+def matmul_rows(problem: MatMulProblem, e: Emission, form: Form = PLAIN) -> list[KernelCall]:
+    """The dispatch of a product of few rows in a form."""
+    rows, sides = row_tile(problem.m), 2 if form.paired else 1
     group = 4 if problem.dtype == "float32" else 8
-    widths = [w for w in (group, 4) if w * rows <= _MOST_VALUES and problem.in_groups("b", 3, w)]
+    widths = [w for w in (group, 4) if w * rows * sides <= _MOST_VALUES and problem.in_groups("b", 3, w)]
     width = widths[0] if widths else 1
-    shared = share(problem, width, rows, e.caps, e.target.tuned)
+    shared = share(problem, width, rows, e.caps, e.target.tuned, sides)
     shuffle, required = shuffle_sizes(e.caps, shared.local)
     return [
-        kernel.call(
+        form.kernel(_FORMS).call(
             grid=(ceil_div(problem.n, shared.column_lanes * width), ceil_div(problem.m, rows), problem.products),
             operands=e.operands,
-            params=problem.params if epsilon is None else {**problem.params, "epsilon": epsilon},
+            params={**problem.params, **form.params},
             spec={
                 "ROWS": rows,
                 "COLUMN_LANES": shared.column_lanes,
@@ -139,10 +138,10 @@ def matmul_rows(problem: MatMulProblem, e: Emission, epsilon: float | None = Non
             },
             local_size=(shared.local, 1, 1),
             subgroup_size=required,
-            flops=problem.flops,
+            flops=problem.flops * sides,
             **call_arguments(
                 e.epilogue,
-                {"T": STORAGE[problem.dtype], **(SHUFFLE if shuffle else {}), **({} if epsilon is None else NORMED)},
+                {"T": STORAGE[problem.dtype], **(SHUFFLE if shuffle else {}), **form.defines},
             ),
         )
     ]

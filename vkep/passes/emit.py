@@ -209,7 +209,8 @@ def _kernel_calls(op: KernelOp, emitter: Emitter) -> list[KernelCall]:
 
 
 def _epilogue(op: KernelOp) -> Epilogue:
-    assert op.epilogue is not None and op.epilogue_of is not None and op.row_axis is not None
+    assert op.epilogue is not None and op.row_axis is not None
+    results = {t.storage: code for t, code in zip(op.epilogue_of, ("v", "w"), strict=False)}
     operands: list[Tensor] = []
     decls: dict[str, str] = {}
     params: list[tuple[str, str, int]] = []
@@ -218,8 +219,8 @@ def _epilogue(op: KernelOp) -> Epilogue:
     def name(leaf: ex.Leaf) -> str:
         tensor = leaf.tensor
         assert tensor is not None
-        if tensor.storage is op.epilogue_of.storage:  # type: ignore[union-attr]
-            return "v"
+        if tensor.storage in results:
+            return results[tensor.storage]
         key = (id(tensor.storage), tensor.strides, tensor.offset)
         if key not in names:
             k = len(operands)

@@ -101,7 +101,7 @@ def _fuse_pointwise(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
         while merged and left:
             merged = False
             for storage in dict.fromkeys([leaf.tensor.storage for leaf in leaves if leaf.tensor is not None]):
-                producer = _sole_producer(storage, consumer, uses, kept)
+                producer = sole_producer(storage, consumer, uses, kept)
                 if not isinstance(producer, Pointwise):
                     continue
                 read = [leaf for leaf in leaves if leaf.tensor is not None and leaf.tensor.storage is storage]
@@ -124,7 +124,8 @@ def _fuse_pointwise(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
     return [op for op in ops if id(op) not in gone]
 
 
-def _sole_producer(storage: Storage, reader: Op, uses: Uses, kept: set[Storage]) -> Op | None:
+def sole_producer(storage: Storage, reader: Op, uses: Uses, kept: set[Storage]) -> Op | None:
+    """The operation that makes all of a storage that only ``reader`` reads; None where there is no such one."""
     if storage.weight is not None or storage.port is not None or storage in kept:
         return None
     writers = uses.writers[storage]
@@ -171,12 +172,12 @@ def _fuse_epilogues(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
         candidates = [
             p
             for storage in dict.fromkeys([t.storage for t in op.inputs])
-            if isinstance(p := _sole_producer(storage, op, uses, kept), KernelOp)
+            if isinstance(p := sole_producer(storage, op, uses, kept), KernelOp)
             and p.row_axis is not None
             and p.epilogue is None
         ]
         for kernel in sorted(candidates, key=lambda k: (-depth[id(k)], -position[id(k)])):
-            expr = _as_epilogue(op, kernel)
+            expr = as_epilogue(op, kernel)
             if expr is None:
                 continue
             out = op.out.reshape(kernel.outputs[0].shape)
@@ -187,7 +188,7 @@ def _fuse_epilogues(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
             result[position[id(kernel)]] = None
             result[position[id(op)]] = kernel
             position[id(kernel)] = position[id(op)]
-            kernel.epilogue, kernel.epilogue_of = expr, kernel.outputs[0]
+            kernel.epilogue, kernel.epilogue_of = expr, (kernel.outputs[0],)
             kernel.outputs = [out]
             kernel.labels = kernel.labels + op.labels
             uses.add(kernel)
@@ -206,7 +207,8 @@ def _depths(ops: list[Op]) -> dict[int, int]:
     return depths
 
 
-def _as_epilogue(op: Pointwise, kernel: KernelOp) -> ex.Expr | None:
+def as_epilogue(op: Pointwise, kernel: KernelOp) -> ex.Expr | None:
+    """An operation on a kernel's result as the kernel's epilogue; None where kernels have no such one."""
     out = kernel.outputs[0]
     assert kernel.row_axis is not None
     if len(kernel.outputs) != 1 or op.out.dtype is not out.dtype or op.out.size != out.size:

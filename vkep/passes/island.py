@@ -22,6 +22,7 @@ from vkep.passes.fuse import optimize
 from vkep.passes.in_place import in_place
 from vkep.passes.layout import lay_out
 from vkep.passes.norms import fold_norms
+from vkep.passes.pairs import pair_products
 from vkep.plan.records import Port
 from vkep.sizes import Trace
 
@@ -92,7 +93,8 @@ class Island:
         if not results:
             return None
         ops = lower_attention(lay_out(self.builder.ops, caps), results, caps)
-        ops = fold_norms(optimize(ops, results), results, caps)
+        ops = pair_products(optimize(ops, results), results, caps)
+        ops = fold_norms(ops, results, caps)
         if shared:
             ops = in_place(ops, {t.storage.port: t for t in results if t.storage.port is not None}, shared)
         planned = emit(ops, ports, caps, check_data=self.builder.check_data, tuned=tuned, trace=trace, shared=shared)

@@ -1,17 +1,20 @@
-"""Folding RMS norms into the products that read them (`vkep.kernels.normed_product`)."""
+"""Folding RMS norms into the products that read them (`vkep.kernels.fused_product`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import Decline
 from vkep.ir.ops import KernelOp, Op
 from vkep.ir.tensor import Tensor
+from vkep.kernels.fused_product import FusedProductProblem, not_one_row
 from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
 from vkep.kernels.matmul_problem import MatMulProblem
 from vkep.kernels.norm import LayerNormProblem
-from vkep.kernels.normed_product import NormedProductProblem, not_one_row
+from vkep.kernels.problem import Problem
+from vkep.kernels.product_form import Form
 from vkep.kernels.select import bind, choose
 from vkep.passes.fuse import Uses
 
@@ -48,16 +51,20 @@ def _folded(norm: KernelOp, reader: Op, caps: DeviceCapabilities) -> KernelOp | 
     """The product of a norm; None where ``reader`` is no product that a kernel computes so."""
     of, row = norm.problem, norm.outputs[0]
     assert isinstance(of, LayerNormProblem)
-    if not isinstance(reader, KernelOp) or not isinstance(reader.problem, (MatMulNBitsProblem, MatMulProblem)):
+    if not isinstance(reader, KernelOp):
         return None
-    product = reader.problem
+    product: Problem = reader.problem
+    form = product.form if isinstance(product, FusedProductProblem) else Form()
+    product = product.product if isinstance(product, FusedProductProblem) else product
+    if not isinstance(product, (MatMulNBitsProblem, MatMulProblem)) or form.epsilon is not None:
+        return None
     others = [t for t in reader.all_inputs[1:] if t.storage is row.storage]
     whole = reader.inputs[0].storage is row.storage and reader.inputs[0].offset == row.offset
     if others or not whole or not reader.outputs[0].is_contiguous:
         return None
     if not_one_row(product) or of.rows != 1 or of.axis != product.k or of.dtype != product.dtype:
         return None
-    problem = NormedProductProblem(product, of.epsilon)
+    problem = FusedProductProblem(product, replace(form, epsilon=of.epsilon))
     inputs = [*norm.inputs, *reader.inputs[1:]]
     try:
         choose(problem.placed(bind(problem, inputs, reader.outputs)), caps)

@@ -1,0 +1,106 @@
+"""Products of few rows with what a decoder's step computes around them: the RMS norm before, a second product beside.
+
+Neither is then a dispatch of its own, which would wait for the one before it and be waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.errors import Decline
+from vkep.kernels.kernel import KernelCall
+from vkep.kernels.matmul_codes import matmul_codes
+from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
+from vkep.kernels.matmul_problem import MatMulProblem
+from vkep.kernels.matmul_rows import matmul_rows
+from vkep.kernels.problem import Need, Problem
+from vkep.kernels.product_form import Form
+from vkep.kernels.select import Candidate, Emission, choose, implement
+
+
+@dataclass(frozen=True)
+class FusedProductProblem(Problem):
+    """``product`` in a ``form``: with the RMS norm of its row (arXiv:1910.07467), and beside a second product of its a.
+
+    The operands are a, the norm's ``gain`` [k], the product's weights, and the second product's weights, alike. ``y`` is the
+    first product; an epilogue has the second one's element as ``w``. Neither the norm nor the products are rounded to the
+    element type. Raises ``ValueError`` for a form that changes nothing, and for a norm of several rows or of an ``a`` that
+    does not lie densely.
+    """
+
+    aligned: ClassVar[bool] = True
+
+    product: MatMulNBitsProblem | MatMulProblem
+    form: Form
+
+    def __post_init__(self) -> None:
+        reason = "neither a norm nor two products" if self.form == Form() else ""
+        if self.form.epsilon is not None:
+            reason = not_one_row(self.product)
+        if reason:
+            raise ValueError(f"fused product: {reason}")
+
+    @property
+    def row_axis(self) -> int | None:  # type: ignore[override]
+        """As the product's."""
+        return self.product.row_axis
+
+    def needs(self) -> tuple[Need, ...]:
+        row, *weights = self.product.needs()
+        before: tuple[Need, ...] = (row,)
+        if self.form.epsilon is not None:
+            k, dtype = self.product.k, self.product.dtype
+            before = (Need("a", dtype, (k,), flat=True), Need("gain", dtype, (k,), flat=True))
+        second = [replace(need, name=f"{need.name}2") for need in weights] if self.form.paired else []
+        return (*before, *weights, *second)
+
+    def makes(self) -> tuple[Need, ...]:
+        return self.product.makes()
+
+    def placed(self, operands: Mapping[str, Any]) -> FusedProductProblem:
+        product: Any = self.product.placed(operands)
+        if self.form.paired:  # the address that is less aligned counts
+            second: Any = self.product.placed({**operands, "b": operands["b2"]})
+            field = "at_b" if isinstance(product, MatMulNBitsProblem) else "alignment"
+            product = min(product, second, key=lambda p: getattr(p, field))
+        return replace(self, product=product)
+
+    @property
+    def flops(self) -> int:
+        return self.product.flops * (2 if self.form.paired else 1)
+
+
+def not_one_row(product: MatMulNBitsProblem | MatMulProblem) -> str:
+    """Why a product is not of one dense row; "" where it is."""
+    if product.m != 1:
+        return f"{product.m} rows, expected 1"
+    if isinstance(product, MatMulProblem):
+        dense = product.strides("a")[3] == 1 or product.k == 1
+        if product.products != 1 or not dense:
+            return "several matrices, or a row that does not lie densely"
+    return ""
+
+
+#: the candidates of a product that compute it in every form
+_MAKES = {"codes": matmul_codes, "rows": matmul_rows}
+
+
+def _why_not(problem: FusedProductProblem, caps: DeviceCapabilities) -> str:
+    try:
+        name = choose(problem.product, caps).candidate.name
+    except Decline as declined:
+        return str(declined)
+    return "" if name in _MAKES else f"the product's candidate is {name!r}, expected one of {sorted(_MAKES)}"
+
+
+def _fused(problem: FusedProductProblem, e: Emission) -> list[KernelCall]:
+    product: Any = problem.product
+    make: Any = _MAKES[choose(product, e.caps).candidate.name]
+    calls: list[KernelCall] = make(product, e, problem.form)
+    return calls
+
+
+implement(FusedProductProblem, Candidate("fused", _fused, when=_why_not))

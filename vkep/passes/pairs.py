@@ -1,0 +1,136 @@
+"""Two products of the same few rows as one dispatch, with the expression that joins them: a decoder's gate and up
+(`vkep.kernels.fused_product`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.errors import Decline
+from vkep.ir import expr as ex
+from vkep.ir.ops import KernelOp, Op, Pointwise
+from vkep.ir.tensor import Storage, Tensor
+from vkep.kernels.fused_product import FusedProductProblem
+from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
+from vkep.kernels.matmul_problem import MatMulProblem
+from vkep.kernels.product_form import Form
+from vkep.kernels.select import bind, choose
+from vkep.passes.fuse import Uses, as_epilogue, sole_producer
+
+
+def pair_products(ops: Sequence[Op], results: Iterable[Tensor], caps: DeviceCapabilities) -> list[Op]:
+    """The operations with products joined in pairs, where the device has kernels for these: a product that only another
+    one's epilogue reads, and both halves of a product's columns that only one expression reads. ``results`` are the
+    tensors that must exist at the end."""
+    kept, uses = {t.storage for t in results}, Uses(ops)
+    made: dict[int, Op | None] = {}
+    for op in ops:
+        parts = _halves(op, kept, uses) if isinstance(op, Pointwise) else _neighbours(op, kept, uses)
+        if parts is not None:
+            first, second, gone = parts
+            pair = _pair(first, second, caps)
+            if pair is not None:
+                made[id(gone)], made[id(op)] = None, pair
+    return [new for old in ops if (new := made.get(id(old), old)) is not None]
+
+
+def _is_product(op: Op | None) -> bool:
+    return isinstance(op, KernelOp) and isinstance(op.problem, (MatMulNBitsProblem, MatMulProblem))
+
+
+def _neighbours(op: KernelOp, kept: set[Storage], uses: Uses) -> tuple[KernelOp, KernelOp, Op] | None:
+    """A product, the one of the same rows that its epilogue reads, and the operation that then goes (the latter)."""
+    if op.epilogue is None or not _is_product(op):
+        return None
+    for read in ex.tensors(op.epilogue):
+        other = sole_producer(read.storage, op, uses, kept)
+        if (
+            isinstance(other, KernelOp)
+            and other.epilogue is None
+            and other.inputs[0] == op.inputs[0]
+            and other.problem == op.problem
+            and all(t.is_whole for t in ex.tensors(op.epilogue) if t.storage is read.storage)
+            and all(t.storage is not read.storage for t in op.inputs)
+        ):
+            return op, other, other
+    return None
+
+
+def _halves(op: Pointwise, kept: set[Storage], uses: Uses) -> tuple[KernelOp, KernelOp, Op] | None:
+    """The product of the first half of a product's columns, with the expression of both halves as its epilogue; the product
+    of the second half; and the operation that then goes (the whole product)."""
+    for storage in dict.fromkeys([t.storage for t in op.inputs]):
+        whole = sole_producer(storage, op, uses, kept)
+        if isinstance(whole, KernelOp) and _is_product(whole) and whole.epilogue is None:
+            halves = _halved(whole, op)
+            if halves is not None:
+                return (*halves, whole)
+    return None
+
+
+def _halved(whole: KernelOp, op: Pointwise) -> tuple[KernelOp, KernelOp] | None:
+    problem, y = whole.problem, whole.outputs[0]
+    assert isinstance(problem, (MatMulNBitsProblem, MatMulProblem))
+    half = problem.n // 2
+    strided = isinstance(problem, MatMulProblem) and (problem.products != 1 or problem.y_strides is not None)
+    if strided or problem.n % 2 or op.out.size != problem.m * half:
+        return None
+    made = [Tensor.contiguous(y.dtype, (*y.shape[:-1], half)) for _ in range(2)]
+    columns = {side * half: t.reshape(op.out.shape) for side, t in enumerate(made)}
+
+    def part(node: ex.Leaf) -> ex.Expr | None:
+        read = node.tensor
+        if read is None or read.storage is not y.storage or not _is_rows_of(read, problem.m, half):
+            return None
+        to = columns.get(read.offset)
+        return None if to is None else ex.leaf(to)
+
+    expr = ex.substitute(op.expr, part)
+    if any(t.storage is y.storage for t in ex.tensors(expr)):
+        return None
+    narrow, a = replace(problem, n=half), whole.inputs[0]
+    first, second = (
+        KernelOp(narrow, [a, *_columns(whole, side * half, half)], [t], list(whole.labels), whole.node)
+        for side, t in enumerate(made)
+    )
+    epilogue, out = as_epilogue(Pointwise(op.out, expr), first), op.out.reshape(made[0].shape)
+    if epilogue is None or out is None:
+        return None
+    first.epilogue, first.epilogue_of, first.outputs = epilogue, (made[0],), [out]
+    first.labels = [*whole.labels, *op.labels]
+    return first, second
+
+
+def _is_rows_of(read: Tensor, rows: int, half: int) -> bool:
+    """Whether a view has all rows of half a matrix's columns."""
+    lines = read.reshape((rows, half)) if read.size == rows * half else None
+    return lines is not None and lines.strides[1] == 1 and (rows == 1 or lines.strides[0] == 2 * half)
+
+
+def _columns(product: KernelOp, first: int, count: int) -> list[Tensor]:
+    """The weights of some of a product's columns."""
+    problem, weights = product.problem, product.inputs[1:]
+    if isinstance(problem, MatMulNBitsProblem):
+        dense = [t.view((problem.n, t.size // problem.n), (t.size // problem.n, 1)) for t in weights]
+        return [t.slice(0, first, count) for t in dense]
+    assert isinstance(problem, MatMulProblem)
+    row, column = problem.strides("b")[2:]
+    [b] = weights
+    return [b.view((problem.k, count), (row, column), b.offset + first * column)]
+
+
+def _pair(first: KernelOp, second: KernelOp, caps: DeviceCapabilities) -> KernelOp | None:
+    """Both products in one; None where the device computes them otherwise."""
+    assert isinstance(first.problem, (MatMulNBitsProblem, MatMulProblem))
+    if not first.outputs[0].is_contiguous:
+        return None
+    problem = FusedProductProblem(first.problem, Form(paired=True))
+    inputs = [*first.inputs, *second.inputs[1:]]
+    try:
+        choose(problem.placed(bind(problem, inputs, first.outputs)), caps)
+    except Decline:
+        return None
+    labels = list(dict.fromkeys([*second.labels, *first.labels]))
+    results = (*first.epilogue_of, second.outputs[0])
+    return KernelOp(problem, inputs, first.outputs, labels, first.node, first.epilogue, results)
