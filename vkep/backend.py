@@ -31,10 +31,11 @@ class VulkanBackendRep(BackendRep):
         self.session = session
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Run once: ``inputs`` are arrays in the order of the model's inputs, or a mapping by name.
+        """Run once: ``inputs`` are arrays in the order of the model's inputs, or a mapping by name, with their shapes
+        and element types.
 
         Returns a named tuple of arrays, also indexable by output name. Raises `InvalidInputError` as
-        `InferenceSession.run` does, `ValueError` where the number of inputs is wrong.
+        `InferenceSession.run` does, ``ValueError`` where the number of inputs is wrong, ``TypeError`` for options.
         """
         if kwargs:
             raise TypeError(f"run takes no option {sorted(kwargs)[0]!r}")
@@ -117,7 +118,8 @@ class VulkanBackend(Backend):
     ) -> tuple[Any, ...]:
         """Run one node: ``inputs`` are arrays for the inputs that are present ("" marks an absent one).
 
-        ``opset_version`` in the keyword arguments is the version of the node's domain (default: the newest).
+        ``opset_version`` in the keyword arguments is the version of the node's domain (default: the newest). Returns a
+        named tuple of arrays. Raises ``ValueError`` where the number of inputs is wrong, and as `InferenceSession`.
         """
         version = int(kwargs.get("opset_version", onnx.defs.onnx_opset_version()))
         names = list(dict.fromkeys(name for name in node.input if name))

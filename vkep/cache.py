@@ -212,7 +212,7 @@ class CacheFolder:
     prune_every: ClassVar[int] = 256
 
     def __init__(self, folder: Path, limit: int) -> None:
-        """``limit`` is in bytes."""
+        """``limit`` is in bytes. Raises ``ValueError`` where it is not positive."""
         if limit <= 0:
             raise ValueError(f"a cache limit is a positive number of bytes, got {limit}")
         self.folder, self.limit = folder, limit

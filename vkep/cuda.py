@@ -143,7 +143,7 @@ class SharedTensor:
     """A tensor in memory that CUDA and Vulkan both access. Made by `empty` and `from_cuda`.
 
     The two APIs do not order their work against each other: call `to_vulkan` after CUDA's work, before a session reads
-    the tensor, and `to_cuda` after runs that write it.
+    the tensor, and `to_cuda` after runs that write it. Raises as `empty`.
     """
 
     def __init__(self, session: InferenceSession, shape: Sequence[int], dtype: str) -> None:
@@ -241,8 +241,9 @@ def empty(session: InferenceSession, shape: Sequence[int], dtype: str = "float32
 
 
 def from_cuda(session: InferenceSession, array: Any) -> SharedTensor:
-    """Copy a CUDA tensor (an object with ``__cuda_array_interface__``) on the device into a new shared tensor. CUDA's
-    own allocations cannot be imported by Vulkan. Raises as `empty`, and ``TypeError`` for other objects."""
+    """Copy a CUDA tensor (an object with ``__cuda_array_interface__``, C-contiguous) on the device into a new shared
+    tensor of its shape and dtype. CUDA's own allocations cannot be imported by Vulkan. Raises as `empty`,
+    ``ValueError`` for a tensor with other strides, ``TypeError`` for other objects."""
     import numpy as np
 
     interface = getattr(array, "__cuda_array_interface__", None)

@@ -138,7 +138,8 @@ class CommandBuffer(Handle):
         self._retained.append(pipeline)
 
     def push_constants(self, layout: PipelineLayout, data: bytes | bytearray | memoryview, offset: int = 0) -> None:
-        """Set ``data`` (a multiple of 4 bytes) at byte ``offset`` of the push constants."""
+        """Set ``data`` at byte ``offset`` of the push constants. Raises ``ValueError`` unless both are multiples of 4
+        bytes within ``layout``."""
         size = len(data)
         if not 0 <= offset <= layout.push_bytes - size or size % 4 or offset % 4 or not size:
             raise ValueError(
@@ -160,8 +161,9 @@ class CommandBuffer(Handle):
         self._dispatch(raw, x, y, z)
 
     def dispatch_indirect(self, buffer: Buffer, offset: int) -> None:
-        """Run the bound pipeline on the grid (3 uint32) in ``buffer`` at the time of execution; the writer must respect
-        the device's limits."""
+        """Run the bound pipeline on the grid (three uint32: x, y, z) that byte ``offset`` of ``buffer`` has when the
+        GPU executes the command. The writer of the grid must respect the device's limits. Raises ``ValueError`` before
+        `bind_pipeline`, and for an offset that is unaligned or out of bounds."""
         if self._layout is None:
             raise ValueError(f"{self.label}: dispatch before bind_pipeline")
         if offset % 4 or not 0 <= offset <= buffer.size - 12:
@@ -245,7 +247,8 @@ class CommandBuffer(Handle):
         self._retained += (source, target)
 
     def fill_buffer(self, target: Buffer, value: int = 0, offset: int = 0, size: int | None = None) -> None:
-        """Write a 32-bit ``value`` over ``size`` bytes (a multiple of 4; None: to the end)."""
+        """Write a 32-bit ``value`` over ``size`` bytes from byte ``offset`` on (both multiples of 4; ``size`` None: to
+        the end). Raises ``ValueError`` for a range outside ``target``."""
         size = target.size - offset & ~3 if size is None else size
         if size < 4 or size % 4 or offset % 4 or offset < 0 or offset + size > target.size:
             raise ValueError(
@@ -260,7 +263,8 @@ class CommandBuffer(Handle):
         self._retained.append(pool)
 
     def write_timestamp(self, pool: QueryPool, index: int, stage: int = STAGE_ALL) -> None:
-        """Write the time at which the commands so far have passed ``stage``."""
+        """Write the time at which the commands so far have passed ``stage`` to query ``index``. Raises ``ValueError``
+        for a query that the pool does not have."""
         if not 0 <= index < pool.count:
             raise ValueError(f"{self.label}: query {index} of a pool of {pool.count}")
         self._fn.vkCmdWriteTimestamp(self._ready(), stage, pool.raw, index)
@@ -271,7 +275,7 @@ class CommandBuffer(Handle):
 
 
 class QueryPool(DeviceObject):
-    """``count`` timestamps. Raises ``ValueError`` where the queue has none."""
+    """``count`` timestamps. Raises ``ValueError`` for a count below 1, and where the queue family has no timestamps."""
 
     kind = "query_pool"
     vulkan_name = "QueryPool"
@@ -292,7 +296,9 @@ class QueryPool(DeviceObject):
         self.device.fn.vkResetQueryPool(self.device.raw, self.raw, 0, self.count)
 
     def results(self, first: int = 0, count: int | None = None, *, wait: bool = True) -> list[int] | None:
-        """Timestamps in ticks (see `nanoseconds`); None when ``wait`` is False and they are not all available yet."""
+        """Timestamps of ``count`` queries (None: the rest of the pool) from ``first`` on, in ticks (see `nanoseconds`).
+        None when ``wait`` is False and they are not all available yet. Raises ``ValueError`` for queries outside the
+        pool, `DeviceLostError`."""
         count = self.count - first if count is None else count
         if first < 0 or count < 1 or first + count > self.count:
             raise ValueError(f"{self.label}: queries {first} to {first + count} of a pool of {self.count}")

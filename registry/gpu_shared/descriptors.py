@@ -53,7 +53,8 @@ class DescriptorSetLayout(DeviceObject):
 class DescriptorSets(DeviceObject):
     """One set for each layout, from a separate pool that is destroyed with them.
 
-    ``write`` a set before a command buffer that binds it is recorded; never while the GPU may use it.
+    ``write`` a set before a command buffer that binds it is recorded; never while the GPU may use it. Raises
+    ``ValueError`` for no layouts.
     """
 
     kind = "descriptor_pool"

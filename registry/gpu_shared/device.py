@@ -138,8 +138,10 @@ class Device(Handle):
 
         ``extensions`` and ``features`` are those that the application enabled (features by the names of
         `capabilities.FEATURE_NAMES` or by Vulkan's field names). The device is destroyed at the end only when
-        ``owned``. Raises ``ValueError`` for a null handle or a queue family that does not exist,
-        `ContextIncompatibleError` when the runtime's required features are not enabled.
+        ``owned``.
+
+        Raises ``ValueError`` for a null handle or a queue family that does not exist, ``TypeError`` where names are
+        given as one text, `ContextIncompatibleError` when the runtime's required features are not enabled.
         """
         physical = vk.handle("VkPhysicalDevice", physical_device)
         raw, raw_queue = vk.handle("VkDevice", device), vk.handle("VkQueue", queue)

@@ -224,7 +224,7 @@ def select_device(
 
     None takes the environment variable VKEP_DEVICE, else the first usable one in the order discrete, integrated,
     virtual, CPU. Where several match a name, that order decides too. Raises `DeviceNotFoundError` that lists the
-    available devices.
+    available devices, ``TypeError`` for a selector of another type.
     """
     source = "the device"
     if isinstance(selector, (DeviceInfo, DeviceCapabilities)):

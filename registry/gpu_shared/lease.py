@@ -89,6 +89,8 @@ class DelegateLease:
         In the mode ``timeline`` the GPU first waits for the last region, where another delegate submitted since; in
         ``queue_wait_idle`` this call returns when the queue is idle; in ``none`` nothing is added. ``wait_value`` adds
         a wait, in any mode.
+
+        Raises ``ValueError`` for a submit that was prepared for another context, and as `PreparedSubmit.submit`.
         """
         context = self.context
         if prepared.timeline is not context.timeline:

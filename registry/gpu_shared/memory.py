@@ -99,9 +99,8 @@ def choose_type(device: Device, kind: str, type_bits: int) -> tuple[int, int, in
 class Buffer(Handle):
     """``size`` bytes of GPU memory with storage, transfer and device-address usage.
 
-    ``memory_kind`` is ``"device"`` (device-local; mapped too on unified memory), ``"upload"`` (host-visible,
-    coherent: the host writes, the GPU reads) or ``"download"`` (host-visible, cached: the GPU writes, the host
-    reads).
+    ``memory_kind`` is ``"device"`` (device-local; mapped too on unified memory), ``"upload"`` (host-visible, coherent:
+    the host writes, the GPU reads) or ``"download"`` (host-visible, cached: the GPU writes, the host reads).
 
     ``memory_types`` limits the memory types (bits) where another resource will be bound to the same memory.
     ``exported``: other devices and APIs may import it, by file descriptors (`gpu_shared.external.memory_descriptor`).
@@ -109,8 +108,8 @@ class Buffer(Handle):
     ``address`` is the device address (int), ``mapped`` a writable memoryview of all bytes or None where the host cannot
     see them. An array over ``mapped`` keeps the memory alive: it is freed with the last one, even after ``close()``.
 
-    Raises ``ValueError`` for a size below 1 or an unknown kind, `OutOfDeviceMemoryError` with the requested and the
-    available bytes.
+    Raises ``ValueError`` for a size below 1 or an unknown kind, ``TypeError`` for a size that is no integer,
+    `OutOfDeviceMemoryError` with the requested and the available bytes.
     """
 
     kind = "buffer"

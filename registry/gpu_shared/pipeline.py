@@ -17,7 +17,8 @@ SPIRV_MAGIC = b"\x03\x02\x23\x07"
 
 
 class ShaderModule(DeviceObject):
-    """SPIR-V on a device. Raises ``ValueError`` for bytes that are not little-endian SPIR-V."""
+    """A SPIR-V module on a device. Raises ``ValueError`` for bytes that are not little-endian SPIR-V, ``TypeError`` for
+    anything but bytes, `GpuError` where the driver refuses it."""
 
     kind = "shader_module"
     vulkan_name = "ShaderModule"
@@ -36,8 +37,8 @@ class ShaderModule(DeviceObject):
 
 
 class PipelineLayout(DeviceObject):
-    """A layout of ``push_bytes`` bytes of push constants for the compute stage (a multiple of 4) and of descriptor
-    sets, which vkep's own kernels do not have."""
+    """A layout of ``push_bytes`` bytes of push constants for the compute stage and of descriptor sets, which vkep's own
+    kernels do not have. Raises ``ValueError`` unless ``push_bytes`` is a multiple of 4 within the device's limit."""
 
     kind = "pipeline_layout"
     vulkan_name = "PipelineLayout"

@@ -262,7 +262,7 @@ class PreparedSubmit:
         """Submit to the queue; returns the timeline value that it signals. ``region``: see `Timeline.last_region`.
 
         With ``wait_value`` the GPU first waits for that value of the timeline, with all memory effects. Raises
-        `DeviceLostError` (sticky), `GpuError`, `ClosedError`.
+        ``ValueError`` for a value that no submit signals yet, `DeviceLostError` (sticky), `GpuError`, `ClosedError`.
         """
         state = self._state
         if self._reaper.retired:

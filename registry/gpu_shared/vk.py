@@ -175,7 +175,12 @@ def result_name(result: int) -> str:
 
 
 def check(result: int, call: str, label: str = "", hint: str = "") -> int:
-    """Return a VkResult that is not an error (negative); otherwise raise the matching `GpuError`."""
+    """Return ``result`` (a VkResult) if it is not negative; otherwise raise the matching error. ``call`` is the Vulkan
+    function, ``label`` the object, ``hint`` what to do.
+
+    Raises `DeviceLostError`, `OutOfDeviceMemoryError`, `OutOfHostMemoryError`, `DriverNotFoundError`, and `GpuError`
+    for all other results.
+    """
     if result >= 0:
         return result
     name = result_name(result)

@@ -258,14 +258,14 @@ class RecordedPlan:
         return self.collect(outputs)
 
     def submit(self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None]) -> int:
-        """Submit a run; returns its timeline value."""
+        """Submit a run; returns the timeline value that it signals. Operands are as for `run`."""
         value = self._delegate.lease.submit(self._submit_for(self.stage(inputs, outputs)))
         self.submitted(value, outputs)
         return value
 
     def stage(self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None]) -> Buffers:
-        """Prepare a run; returns the key of its command buffers (`buffers`). `submitted` must follow. Raises
-        `InvalidInputError` where an input comes from a run that failed."""
+        """Prepare a run with operands as for `run`; returns the key of its command buffers (`buffers`). `submitted`
+        must follow. Raises `InvalidInputError` where an input comes from a run that failed, `ArenaOutOfMemory`."""
         refuse_failed(inputs, outputs)
         self._wait()
         with self._making:  # the work of an interrupted run has ended, which may have freed the ports' memory
@@ -340,7 +340,8 @@ class RecordedPlan:
         self._unsure = False
 
     def collect(self, outputs: Sequence[Array | DeviceTensor | None]) -> list[Array | DeviceTensor]:
-        """Return the results of a run that has ended; given arrays are filled. Raises `InvalidInputError` as `run`."""
+        """The results of a run that has ended, in the plan's order, with the plan's shapes and dtypes; arrays among
+        ``outputs`` are filled. Raises `InvalidInputError` as `run`."""
         if not all(isinstance(target, DeviceTensor) for target in outputs):
             for check in self._checks:
                 check.verify(ended=True)
@@ -392,7 +393,8 @@ class RecordedPlan:
 
     @steady
     def profile(self, inputs: Sequence[Array | DeviceTensor]) -> list[float]:
-        """Run once with a timestamp after each dispatch, each waiting for the last; nanoseconds of each dispatch."""
+        """Run once with a timestamp after each dispatch, each waiting for the one before. Returns the nanoseconds of
+        each dispatch, in the plan's order. Inputs are as for `run`."""
         self.run(inputs, [None] * len(self._outputs))  # fills inputs and slots
         commands, queries = self._with_stamps(serial=True)
         self._last = self._delegate.lease.submit(self._delegate.lease.prepare([commands]))
@@ -409,8 +411,8 @@ class RecordedPlan:
     def trace(
         self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None], clock: ClockSync
     ) -> tuple[list[Array | DeviceTensor], PlanTrace]:
-        """As `run`, and return when its parts began and ended. The barriers are the plan's own. The first call
-        records."""
+        """As `run`, and also return when the parts of the run began and ended, on the clock of the host. The barriers
+        are the plan's own. The first call records. Raises as `run`."""
         lease, marks = self._delegate.lease, []
         commands, queries = self._traced = self._traced or self._with_stamps(serial=False)
         marks.append(time.perf_counter_ns())

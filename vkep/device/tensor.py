@@ -90,7 +90,8 @@ class DeviceTensor:
 
     @classmethod
     def from_numpy(cls, delegate: VulkanDelegate, array: np.ndarray[Any, Any]) -> DeviceTensor:
-        """Upload an array. Raises `TypeError` for a dtype that no GPU buffer holds."""
+        """Upload an array as a tensor of its shape and dtype. Raises ``TypeError`` for a dtype that no GPU buffer
+        holds, `ArenaOutOfMemory`."""
         tensor = cls(delegate, from_numpy(array.dtype), array.shape)
         try:
             tensor.write(array)
@@ -168,7 +169,8 @@ class DeviceTensor:
 
     @steady
     def write(self, array: np.ndarray[Any, Any]) -> None:
-        """Replace the content; ``array`` must have the tensor's dtype and shape."""
+        """Replace the content. Raises ``ValueError`` unless ``array`` has the tensor's dtype and shape (its strides may
+        be any), `ClosedError`."""
         if array.dtype != self.dtype.numpy or array.shape != self.shape:
             raise ValueError(
                 f"device tensor of {self.dtype} {self.shape}: got an array of {array.dtype} {array.shape}; they must be equal"
@@ -192,7 +194,8 @@ class DeviceTensor:
 
     @steady
     def numpy(self) -> np.ndarray[Any, Any]:
-        """A copy on the host; waits for the submits that write the tensor. Raises as `check`."""
+        """A copy on the host, C-contiguous, with the tensor's shape and dtype. Waits for the submits that write the
+        tensor. Raises as `check`, and `ClosedError`."""
         block = self._open_block()
         if self.nbytes:
             with self._delegate.lock:
@@ -221,9 +224,12 @@ class DeviceTensor:
     # ---- for other libraries
 
     def host_view(self) -> np.ndarray[Any, Any]:
-        """An array that shares the tensor's memory, where the host can map device memory (CPU drivers, many integrated
-        GPUs). It references the tensor, which must stay open. Waits for the submits that write the tensor; later
-        submits change the array. Raises ``BufferError`` where the host cannot map it, and as `check`."""
+        """An array of the tensor's shape and dtype that shares its memory, where the host can map device memory (CPU
+        drivers, many integrated GPUs). It references the tensor, which must stay open. Waits for the submits that write
+        the tensor; later submits change the array.
+
+        Raises ``BufferError`` where the host cannot map the memory, `ClosedError`, and as `check`.
+        """
         mapped = self._open_block().mapped
         if mapped is None:
             raise BufferError(f"{self!r}: the host does not see this device's memory; numpy() makes a copy")

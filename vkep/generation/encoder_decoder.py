@@ -28,12 +28,12 @@ _STATES, _MASK, _LOGITS = "encoder_hidden_states", "encoder_attention_mask", "lo
 
 
 class EncoderDecoder:
-    """The sessions of an encoder and of a decoder. In optimum's form the decoder's first run reads the encoder's states,
-    later ones the caches of the first. In onnxruntime-genai's form the encoder writes the caches of the source, and one
-    decoder reads them.
+    """The sessions of an encoder and of a decoder. In optimum's form the decoder's first run reads the encoder's
+    states, later ones the caches of the first. In onnxruntime-genai's form the encoder writes the caches of the source,
+    and one decoder reads them.
 
-    Raises as `InferenceSession`, ``FileNotFoundError``, and `UnsupportedModelError` for inputs that generation does not
-    know.
+    Raises as `InferenceSession`, ``FileNotFoundError``, `InvalidModelError` for a decoder without logits, and
+    `UnsupportedModelError` for inputs that generation does not know.
     """
 
     def __init__(self, folder: ModelFolder, options: Mapping[str, Any]) -> None:

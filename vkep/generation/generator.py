@@ -38,10 +38,11 @@ class Generator:
         max_sequences: answers that are made at the same time; more prompts wait for their turn.
         options: of `vkep.InferenceSession`.
 
-    Caches stay after an answer: a prompt that begins as an earlier one and its answer did only computes the rest. For one thread;
-    close it, or use ``with``.
+    Caches stay after an answer: a prompt that begins as an earlier one and its answer did only computes the rest. For
+    one thread; close it, or use ``with``.
 
-    Raises ``FileNotFoundError``, `InvalidModelError`, `UnsupportedModelError`, and as `vkep.InferenceSession`.
+    Raises ``FileNotFoundError``, `InvalidModelError`, `UnsupportedModelError`, `InvalidInputError` for
+    ``max_sequences`` below 1, and as `vkep.InferenceSession`.
     """
 
     def __init__(self, folder: str | Path, *, max_sequences: int = 16, **options: Any) -> None:
@@ -100,8 +101,13 @@ class Generator:
     @overload
     def generate(self, prompts: Sequence[Prompt], *, start: Sequence[int] = (), **settings: Any) -> list[Answer]: ...
     def generate(self, prompts: Any, *, start: Sequence[int] = (), **settings: Any) -> Answer | list[Answer]:
-        """The answer to a prompt (a text, token ids, or audio as an array), or to each of several. ``settings`` are the
-        fields of `Sampling`, ``start`` is as in `Batch.add`.
+        """The answer to a prompt, or a list of answers to several.
+
+        Args:
+            prompts: a text, token ids (a sequence or a 1-D array of integers), or for a model of speech audio, as an array
+                that `EncoderDecoder.source` takes; or a list of these.
+            start: as in `Batch.add`.
+            settings: fields of `Sampling` that replace the folder's.
 
         An interrupt (Ctrl-C) leaves the generator usable. Raises as `Batch.add`, before the first token.
         """

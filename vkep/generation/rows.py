@@ -73,8 +73,9 @@ class Rows(ABC):
     def step(
         self, tokens: Mapping[int, int], known: tuple[DeviceTensor, list[int]] | None
     ) -> Iterator[tuple[range, Made]]:
-        """Run `Decoder.on_rows` on the next token of some rows; yields each result with its rows. ``known`` are tokens
-        on the device, and the same on the host: used where they are the tokens to run."""
+        """Run `Decoder.on_rows` on the next token of some rows (row: token id); yields each result with its rows.
+        ``known`` is a tensor of token ids on the device and the same ids on the host. The tensor is used where they are
+        the tokens to run."""
 
     def ahead(self, rows: range, tokens: DeviceTensor) -> Made | None:
         """Run `Decoder.on_rows` on the next tokens of all ``rows`` before the host knows them: ``tokens`` int64 [rows, 1].

@@ -45,7 +45,8 @@ class FileReader:
             self._file.close()
 
     def read_into(self, start: int, out: np.ndarray) -> None:
-        """Fill uint8s from byte ``start`` on. Raises `InvalidModelError` where the file was written to since it was opened."""
+        """Fill ``out`` (uint8) from byte ``start`` on. Raises `InvalidModelError` where the file was written to since
+        it was opened."""
         done = 0
         while done < out.nbytes:
             count = self._read_at(start + done, out.data[done:])
@@ -110,7 +111,7 @@ class FilePart:
         return array
 
     def read_into(self, out: np.ndarray, start: int = 0) -> None:
-        """Read the part's bytes from ``start`` on into ``out``. Raises `InvalidModelError` where the file changed."""
+        """Read the part's bytes from ``start`` on into ``out`` (uint8). Raises `InvalidModelError` where the file changed."""
         self.reader.read_into(self.start + start, out)
 
 
@@ -127,5 +128,5 @@ class ClosedFilePart:
         return FilePart(FileReader(self.path, self.known), self.start, self.start + self.nbytes)()
 
     def read_into(self, out: np.ndarray, start: int = 0) -> None:
-        """Open the file, and read as `FilePart.read_into`."""
+        """Open the file, and read as `FilePart.read_into`. Raises ``FileNotFoundError``."""
         FileReader(self.path, self.known).read_into(self.start + start, out)

@@ -151,7 +151,9 @@ def read_graph(
     contents: Mapping[int, Content] | None = None,
 ) -> Graph:
     """Read one graph (a model's, or the body of a control-flow operator). ``contents`` are the bytes of the
-    initializers that ``proto`` was read without, by index.
+    initializers that ``proto`` was read without, by index. ``where`` begins error messages.
+
+    Raises `InvalidModelError` where the graph contradicts the specification.
     """
     _check_names(proto, where)
     contents = contents or {}

@@ -32,7 +32,9 @@ def resolve_resize(
     policy: str = "stretch",
 ) -> Resized:
     """The result for an input of ``shape``; ``sizes`` or ``scales`` has an entry for each of ``axes`` (all axes, if
-    None). ``policy`` is keep_aspect_ratio_policy. Raises `InvalidNode` for sizes or scales that do not fit the input.
+    None). ``policy`` is keep_aspect_ratio_policy (ONNX Resize).
+
+    Raises `InvalidNode` for sizes or scales that do not fit the input, `Decline` for an empty input.
     """
     out, factors = list(shape), [Fraction(1)] * len(shape)
     chosen = _chosen(axes, len(shape))

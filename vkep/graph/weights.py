@@ -29,7 +29,7 @@ class Content(Protocol):
         """The bytes, as uint8."""
 
     def read_into(self, out: np.ndarray, start: int = 0) -> None:
-        """Write them from byte ``start`` on to ``out``, uint8."""
+        """Write the bytes from ``start`` on to ``out`` (uint8). Raises `InvalidModelError` where the file changed."""
 
 
 class Weight:
@@ -63,7 +63,8 @@ class Weight:
         return self._key is not None
 
     def array(self) -> np.ndarray:
-        """The values; the caller must not write to the array."""
+        """The values, with the weight's shape and dtype. The caller must not write to the array. Raises
+        `InvalidModelError` where they cannot be read."""
         raise NotImplementedError
 
     @property
@@ -244,15 +245,15 @@ def array_key(array: np.ndarray) -> str:
 
 
 def unpack(packed: np.ndarray, dtype: dtypes.DType, shape: tuple[int, ...]) -> np.ndarray:
-    """Convert elements narrower than a byte from ONNX's packing, the first in the lowest bits (TensorProto), to one per
-    byte."""
+    """Convert elements narrower than a byte from ONNX's packing (uint8; the first in the lowest bits, TensorProto) to
+    an array of ``shape`` with one element per byte."""
     shifts = np.arange(0, 8, dtype.bits, dtype=np.uint8)
     values = (packed.reshape(-1, 1) >> shifts) & np.uint8((1 << dtype.bits) - 1)
     return values.reshape(-1)[: int(np.prod(shape, dtype=np.int64))].view(dtype.numpy).reshape(shape)
 
 
 def pack(values: np.ndarray, dtype: dtypes.DType) -> np.ndarray:
-    """The inverse of `unpack`: several elements per byte; the last byte is padded with zeros."""
+    """The inverse of `unpack`: uint8 [bytes] with several elements per byte. The last byte is padded with zeros."""
     each = 8 // dtype.bits
     flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8) & np.uint8((1 << dtype.bits) - 1)
     rows = np.pad(flat, (0, -flat.size % each)).reshape(-1, each)

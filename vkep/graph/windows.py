@@ -117,7 +117,8 @@ def resolve_transposed_window(
 ) -> Window:
     """The window that ConvTranspose moves over its *result* (``out`` is the result's size), from ONNX's attributes.
 
-    ``pads`` are cropped from the full result. Raises `Decline` for a result without elements.
+    ``pads`` are cropped from the full result. Raises `InvalidNode` for output_padding that the strides and dilations do
+    not allow, `Decline` for a result without elements or too large to count.
     """
     rank = len(spatial)
     step, spread = tuple(strides or (1,) * rank), tuple(dilations or (1,) * rank)

@@ -44,11 +44,13 @@ class Builder:
     # ---- declining
 
     def decline(self, reason: str) -> NoReturn:
-        """Decline the node, for a feature that the kernels lack: it then runs on the CPU."""
+        """Decline the node, for a feature that the kernels lack: it then runs on the CPU. Raises `Decline` with the
+        reason."""
         raise Decline(reason)
 
     def invalid(self, reason: str) -> NoReturn:
-        """Reject the node: the operator's specification forbids it. The model or the run is refused."""
+        """Reject the node: the operator's specification forbids it, and the model or the run is refused. Raises
+        `InvalidNode` with the reason."""
         raise InvalidNode(reason)
 
     def expect(self, what: str, tensor: Tensor | None, *shapes: Sequence[int]) -> None:
@@ -58,7 +60,8 @@ class Builder:
             raise InvalidNode(f"{what} has shape {list(tensor.shape)}, expected {expected}")
 
     def value(self, tensor: Tensor | None, what: str) -> np.ndarray:
-        """The values of an input that must be known while planning, such as axes or a shape. Declines otherwise."""
+        """The values of an input that must be known while planning, such as axes or a shape, with its shape and element
+        type. Raises `Decline` for a missing input, `NeedsValue` for one that a run computes."""
         if tensor is None:
             raise Decline(f"{what} is missing")
         array = tensor.array
@@ -127,7 +130,8 @@ class Builder:
     # ---- constants
 
     def constant(self, array: np.ndarray, label: str = "") -> Tensor:
-        """A constant known while planning."""
+        """A tensor with the array's shape, element type and values, which are part of the plan. Raises ``TypeError``
+        for an element type that kernels do not have."""
         array = np.ascontiguousarray(array).reshape(np.shape(array))
         return self.weight(ArrayWeight(label, array))
 
@@ -146,7 +150,8 @@ class Builder:
 
     def expr(self, op: str, *args: Operand, ctype: str | None = None) -> ex.Expr:
         """A pointwise operation (`Expr.op`) of type ``ctype`` (GLSL; default: that of the first tensor or expression,
-        which is also the type of Python numbers among the arguments)."""
+        which is also the type of Python numbers among the arguments). Raises ``ValueError`` where no argument has a
+        type."""
         known = None
         for arg in args:
             if isinstance(arg, (Tensor, ex.Expr)):
@@ -247,8 +252,8 @@ class Builder:
         return out
 
     def kernel(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], emit: Emit) -> None:
-        """Add a custom operation whose dispatches ``emit`` creates. A `ValueError` in it is a decline. Its kernels must
-        stay within the operands' views."""
+        """Add a custom operation whose dispatches ``emit`` creates. Its kernels must stay within the operands' views.
+        Raises `Decline` where ``emit`` raises ``ValueError``."""
         if 0 not in [t.size for t in outputs]:
             try:
                 emit(BaseTarget(self.caps), inputs, outputs, None)

@@ -248,7 +248,7 @@ def literal(value: float | int, ctype: str) -> str:
     """GLSL for a value of a 64-bit compute type, which has no 32-bit argument form.
 
     It is composed of 32-bit halves: expressions are passed as preprocessor definitions, which cannot contain 64-bit
-    literals.
+    literals. Raises ``ValueError`` for a type that is not of 64 bits.
     """
     if ctype not in ("double", "int64_t", "uint64_t"):
         raise ValueError(f"no literal form for {value!r} in {ctype}")

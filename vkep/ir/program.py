@@ -184,7 +184,7 @@ class SizedConstant:
     dtype: DType
 
     def array(self, sizes: Sequence[int]) -> np.ndarray:
-        """The integers for these sizes."""
+        """The values for a run's ``sizes``, with the constant's shape and dtype (integers)."""
         return np.array(self.numbers(sizes), self.dtype.numpy).reshape(self.shape)
 
 

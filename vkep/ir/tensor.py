@@ -78,7 +78,8 @@ class Tensor:
 
     @property
     def array(self) -> np.ndarray | None:
-        """The values of a constant (a view of a weight); None where they are not known while lowering."""
+        """The values of a constant with the tensor's shape and dtype (a read-only view of a weight where it can be
+        one); None where they are not known while lowering."""
         if self.storage.weight is None:
             return None
         if any(map(serves_others, self.shape)):
@@ -128,7 +129,8 @@ class Tensor:
         return Tensor(self.dtype, tuple(shape), self.storage, tuple(strides), offset)
 
     def reshape(self, shape: Sequence[int]) -> Tensor | None:
-        """The same elements in row-major order under another shape; None where no strides express it."""
+        """The same elements in row-major order under another shape; None where no strides express it. Raises
+        ``ValueError`` for another number of elements."""
         shape = wholes(shape)
         if math.prod(shape) != self.size:
             raise ValueError(f"cannot view {self.size} elements of shape {self.shape} as {shape}")

@@ -96,9 +96,12 @@ class Kernel:
         subgroup_size: int | None = None,
         flops: int = 0,
     ) -> KernelCall:
-        """Bind arguments. ``extra_operands`` and ``extra_params`` are those that a generated epilogue or expression adds
-        (after the kernel's own operands and after its own scalars, as ``EXTRA_OPERANDS`` and ``EXTRA_PARAMS`` in the GLSL).
-        An operand that is ``None`` is absent: its address is zero and the kernel must not read it.
+        """Bind arguments. ``extra_operands`` and ``extra_params`` are those that a generated epilogue or expression
+        adds (after the kernel's own operands and after its own scalars, as ``EXTRA_OPERANDS`` and ``EXTRA_PARAMS`` in
+        the GLSL). An operand that is ``None`` is absent: its address is zero and the kernel must not read it.
+
+        ``grid`` counts workgroups, ``local_size`` lanes of one; ``flops`` are floating-point operations, for reports.
+        Raises ``ValueError`` for a spec constant that the kernel does not have.
         """
         params, spec = params or {}, spec or {}
         if operands.keys() != self._operand_names or params.keys() != self._param_names:

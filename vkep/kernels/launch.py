@@ -36,7 +36,7 @@ class Workspace(Protocol):
         """An uninitialised tensor that lives until the calls that name it have run."""
 
     def constant(self, array: np.ndarray) -> Any:
-        """A tensor that holds ``array``."""
+        """A tensor with the array's shape, dtype and values."""
 
 
 def element_type(dtype: str) -> DType:
@@ -138,7 +138,8 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def grid(groups: int, z: int = 1) -> tuple[int, int, int]:
-    """``groups`` workgroups folded into x and y (``flat_group`` in ``shaders/workgroup.glsl``); some may be surplus."""
+    """The grid (x, y, z) of ``groups`` workgroups folded into x and y (``flat_group`` in ``shaders/workgroup.glsl``);
+    some may be surplus. Raises ``ValueError`` for more than a dispatch can hold."""
     if groups <= MAX_GRID_AXIS:
         return groups, 1, z
     y = ceil_div(groups, MAX_GRID_AXIS)
@@ -148,7 +149,8 @@ def grid(groups: int, z: int = 1) -> tuple[int, int, int]:
 
 
 def numbered(prefix: str, values: Sequence[int], rest: int) -> dict[str, int]:
-    """``{prefix0: .., prefix7: ..}`` for `dims.glsl`, filled up with ``rest``."""
+    """``{prefix0: .., prefix7: ..}`` for `dims.glsl`, filled up with ``rest``. Raises ``ValueError`` for more than
+    eight values."""
     if len(values) > MAX_RANK:
         raise ValueError(f"kernels: {len(values)} dimensions for {prefix!r}, expected at most {MAX_RANK}")
     return {f"{prefix}{i}": (values[i] if i < len(values) else rest) for i in range(MAX_RANK)}

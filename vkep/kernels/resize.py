@@ -156,7 +156,8 @@ def source_coordinates(
 
 
 def nearest_positions(coordinates: np.ndarray, length: int, mode: str, scale: float) -> np.ndarray:
-    """int64: the nearest input position of each coordinate, within the axis."""
+    """The nearest input position (int64, within the axis of ``length``) of each source coordinate (float64 [outputs]),
+    by ONNX's nearest_mode ``mode``."""
     shift = {"round_prefer_floor": -0.5, "round_prefer_ceil": 0.5}.get(mode, 0.0)
     up = mode in ("round_prefer_floor", "ceil") or (mode == "outwards" and scale < 1)
     rounded = np.ceil(coordinates + shift) if up else np.floor(coordinates + shift)

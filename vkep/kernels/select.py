@@ -135,7 +135,8 @@ _TABLES: dict[type[Problem], tuple[Candidate[Any], ...]] = {}
 
 
 def implement(problem: type[P], *candidates: Candidate[P]) -> None:
-    """Declare the candidates of a kind of problem, the best first. Each kind has one table."""
+    """Declare the candidates of a kind of problem, the best first. Each kind has one table. Raises ``ValueError`` for a
+    second one."""
     if problem in _TABLES:
         raise ValueError(f"{problem.__name__} has its table of candidates already")
     _TABLES[problem] = candidates

@@ -21,7 +21,8 @@ def size_of(data: HostData) -> int:
 
 
 def check_range(call: str, target: Target, offset: int, nbytes: int, label: str) -> None:
-    """Raise ``ValueError`` unless the range is inside the block."""
+    """Raise ``ValueError`` unless the range (bytes) is inside the block, and ``TypeError`` for an offset that is no
+    int."""
     if isinstance(offset, bool) or not isinstance(offset, int):
         raise TypeError(f"{call} of {label!r}: offset: expected an int, got {type(offset).__name__}")
     if offset < 0 or offset + nbytes > target.size:
@@ -31,12 +32,12 @@ def check_range(call: str, target: Target, offset: int, nbytes: int, label: str)
 
 
 def as_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A C-contiguous array's bytes, without a copy."""
+    """The bytes of a C-contiguous array as a uint8 array [nbytes] that shares its memory."""
     return array.reshape(-1).view(np.uint8)
 
 
 def pieces_of(data: HostData, piece_bytes: int) -> Iterator[np.ndarray[Any, Any]]:
-    """The bytes of ``data`` in C order, in pieces of at most ``piece_bytes``; no copy of contiguous data is made."""
+    """The bytes of ``data`` in C order as uint8 arrays [up to ``piece_bytes``]; no copy of contiguous data is made."""
     array = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
     if not array.nbytes:
         return

@@ -57,7 +57,7 @@ class RingSlot:
 
     @property
     def bytes(self) -> np.ndarray[Any, Any]:
-        """The staging memory, as uint8."""
+        """The staging memory, a uint8 array [size]."""
         assert self.block is not None
         mapped = self.block.mapped
         assert mapped is not None

@@ -102,6 +102,8 @@ def operator(
     defines). Where it has none, ``types`` names the function's inputs in place of type constraints (``"x scale"`` are
     two that must have the same type), and ``fixed`` gives the default of attributes that the function does not
     implement (a model may contain them; any other value is declined).
+
+    Raises `OperatorDeclarationError` where the declaration contradicts the schema, or versions are declared twice.
     """
 
     def declare(function: Function) -> Function:

@@ -99,7 +99,7 @@ class ChatService:
         self._steps.observe(seconds)
 
     def check_health(self) -> None:
-        """Raise where the device is lost for good: Serve then starts another replica."""
+        """Raise ``RuntimeError`` where the device is lost for good: Serve then starts another replica."""
         if self._writer.gone:
             raise RuntimeError("the device is lost for good")
 

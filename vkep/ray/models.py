@@ -74,7 +74,7 @@ def ship(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> ray.ObjectR
 
 
 def packed(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> Shipped:
-    """What `ship` ships. Raises as `ship`."""
+    """What `ship` ships. Raises as `ship`, and ``ValueError`` for weights outside the model's folder."""
     if not isinstance(model, (str, os.PathLike)):
         content = model if isinstance(model, bytes) else model.SerializeToString()
         return _shipped({_MODEL: np.frombuffer(content, np.uint8)})

@@ -91,7 +91,8 @@ class Predictor:
         return self.predict(batch)
 
     def predict(self, batch: Columns) -> Columns:
-        """See `__call__`."""
+        """See `__call__`. Raises `InvalidInputError` for missing columns and for outputs that would overwrite some, and
+        as `InferenceSession.run`."""
         missing = [column for column in self._columns.values() if column not in batch]
         if missing:
             raise InvalidInputError(

@@ -194,7 +194,7 @@ class Service:
         ]
 
     def check_health(self) -> None:
-        """Raise where a device is lost for good: Serve then starts another replica."""
+        """Raise ``RuntimeError`` where a device is lost for good: Serve then starts another replica."""
         gone = self.models.gone()
         if gone:
             raise RuntimeError(f"the device is lost for good: {', '.join(gone)}")

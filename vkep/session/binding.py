@@ -38,7 +38,8 @@ class IOBinding:
     # ---- inputs
 
     def bind_cpu_input(self, name: str, array: Array) -> None:
-        """Bind an array, which is uploaded at each run."""
+        """Bind an array of the input's shape and dtype. It is uploaded at each run. Raises `InvalidInputError` for a
+        name that is no input."""
         self._check(name, self._session.inputs, "input")
         self.inputs[name] = array
 
@@ -54,7 +55,8 @@ class IOBinding:
         device_type: str | None = None,
     ) -> None:
         """Bind a tensor on the session's device; or memory of ``shape`` and ``element_type`` at ``buffer_ptr``, a host
-        address (``device_type="cpu"``), or the `OrtValue.data_ptr` of a value for the GPU."""
+        address (``device_type="cpu"``), or the `OrtValue.data_ptr` of a value for the GPU. Raises `InvalidInputError`
+        for a name that is no input or a tensor of another context, ``TypeError``, ``ValueError``."""
         self._check(name, self._session.inputs, "input")
         what = f"input {name!r}"
         where = tensor if isinstance(tensor, str) else device_type
@@ -67,7 +69,7 @@ class IOBinding:
             self.inputs[name] = tensor  # type: ignore[assignment]
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
-        """Bind an `OrtValue`."""
+        """Bind an `OrtValue` of the input's shape and type. Raises as `bind_input`."""
         self.bind_input(name, ortvalue)
 
     # ---- outputs
@@ -84,9 +86,13 @@ class IOBinding:
         device: str = "gpu",
         device_type: str | None = None,
     ) -> None:
-        """Write an output to ``tensor``; without one, to a new tensor of each run (``device="gpu"``) or an array
-        (``device="cpu"``). With a device's name, as in ONNX Runtime: then `get_outputs` returns an `OrtValue`, and
-        ``buffer_ptr`` is as for `bind_input`."""
+        """Write an output to ``tensor``, whose shape and dtype must be the output's; without one, to a new tensor of
+        each run (``device="gpu"``) or an array (``device="cpu"``). With a device's name, as in ONNX Runtime: then
+        `get_outputs` returns an `OrtValue`, and ``buffer_ptr`` is as for `bind_input`.
+
+        Raises `InvalidInputError` for a name that is no output or a tensor of another context, ``ValueError`` for an
+        unknown device. A run checks shape and dtype.
+        """
         self._check(name, self._session.output_names, "output")
         if device not in ("gpu", "cpu"):
             raise ValueError(f"device is {device!r}, expected 'gpu' or 'cpu'")
@@ -110,7 +116,7 @@ class IOBinding:
             self.outputs[name] = device
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
-        """Write an output to an `OrtValue`."""
+        """Write an output to an `OrtValue` of its shape and type. Raises as `bind_output`."""
         self.bind_output(name, ortvalue)
 
     # ---- results
@@ -132,7 +138,8 @@ class IOBinding:
         return OrtValue.of(result) if bound is None or leading else bound
 
     def copy_outputs_to_cpu(self) -> list[Array]:
-        """The bound outputs of the last run as arrays."""
+        """The bound outputs of the last run as arrays of their shapes and dtypes, in binding order. Raises as
+        `DeviceTensor.numpy`."""
         return [r.numpy() if isinstance(r, DeviceTensor) else r for r in self.results]
 
     def synchronize_inputs(self) -> None:

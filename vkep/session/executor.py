@@ -215,7 +215,7 @@ class IslandExecutor:
 
 
 def check_target(name: str, dtype: object, shape: tuple[int, ...], target: DeviceTensor | np.ndarray[Any, Any]) -> None:
-    """Raise `InvalidInputError` unless a bound device tensor (or an array to write) fits its output."""
+    """Raise `InvalidInputError` unless a bound device tensor (or an array to write) has the output's dtype and shape."""
     if target.shape != shape or target.dtype.name != str(dtype):
         raise InvalidInputError(
             f"output {name!r} is {dtype} {shape}; the bound device tensor is {target.dtype} {target.shape}"

@@ -41,8 +41,8 @@ class OrtValue:
     def ortvalue_from_numpy(
         cls, array: Array, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
     ) -> OrtValue:
-        """A value with the array's content: for the host it shares the array's memory, if that is contiguous; for the
-        GPU it is a copy. Raises ``ValueError`` for another device."""
+        """A value with the array's shape, dtype and content. For the host it shares the array's memory, if that is
+        C-contiguous; for the GPU it is a copy. Raises ``ValueError`` for another device."""
         if on_gpu(device_type):
             return cls(np.array(array, order="C"), device_id=device_id)
         return cls(np.asarray(array, order="C"))
@@ -51,7 +51,8 @@ class OrtValue:
     def ortvalue_from_shape_and_type(
         cls, shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
     ) -> OrtValue:
-        """A value whose content is undefined. ``element_type``: a numpy type, or a number of ``onnx.TensorProto``."""
+        """A value of ``shape`` whose content is undefined. ``element_type``: a numpy type, or a number of
+        ``onnx.TensorProto``. Raises ``TypeError``, ``ValueError`` for a shape or type that no tensor has."""
         dtype, sizes = element_dtype(element_type), checked_shape(shape)
         if on_gpu(device_type):
             return cls(None, device_id=device_id, shape=sizes, dtype=dtype)
@@ -115,7 +116,8 @@ class OrtValue:
     # ---- its content
 
     def numpy(self) -> Array:
-        """The content: the host memory itself, or a copy of the device's."""
+        """The content as an array of the value's shape and dtype: the host memory itself, or a copy of the device's.
+        Raises `InvalidInputError` where nothing was written yet, and as `DeviceTensor.numpy`."""
         if self._value is None:
             raise InvalidInputError(f"OrtValue {self.data_type()} {self.shape()}: nothing was written to it yet")
         return self._value.numpy() if isinstance(self._value, DeviceTensor) else self._value

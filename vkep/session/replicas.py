@@ -83,10 +83,12 @@ class Replicas:
         devices: indices, UUIDs or parts of names; "all": all usable GPUs, or the CPU driver where there is none. A
             device that is named twice gets two contexts.
 
-    Safe to use from several threads; one thread alone keeps all devices busy through `map`. A run whose device is lost is
-    tried again on a new context, then on the other devices, and fails where none of them is left. Close it, or use ``with``.
+    Safe to use from several threads; one thread alone keeps all devices busy through `map`. A run whose device is lost
+    is tried again on a new context, then on the other devices, and fails where none of them is left. Close it, or use
+    ``with``.
 
-    Raises as `InferenceSession`; `DeviceNotFoundError` where a device does not exist.
+    Raises as `InferenceSession`; ``ValueError`` where options name a device or a token, `DeviceNotFoundError` where a
+    device does not exist.
     """
 
     def __init__(
@@ -141,7 +143,8 @@ class Replicas:
     def run(
         self, output_names: Sequence[str] | None, feeds: Mapping[str, Array], run_options: RunOptions | None = None
     ) -> list[Array]:
-        """`InferenceSession.run` on the device with the fewest runs in progress."""
+        """`InferenceSession.run` on the device with the fewest runs in progress: the same arguments, results and
+        errors. Raises `DeviceLostError` where no device is left."""
         failed: dict[int, DeviceLostError] = {}
         while True:
             index = self._begin(failed)
@@ -165,8 +168,8 @@ class Replicas:
     def map(
         self, batches: Iterable[Mapping[str, Array]], output_names: Sequence[str] | None = None
     ) -> Iterator[list[Array]]:
-        """The results of `run` for each feed, in order; at most ``concurrency`` + 1 feeds per device are taken in
-        advance."""
+        """The results of `run` for each feed (input name: array), in order. At most ``concurrency`` + 1 feeds per
+        device are taken in advance. Raises as `run`, at the feed that failed."""
         ahead = len(self) * (self._concurrency + 1)
         pending: deque[Future[list[Array]]] = deque()
         try:

@@ -67,8 +67,8 @@ class InferenceSession:
     use from several threads. Close it (or use ``with``) to free its memory. A thread opens the context while the model
     is read, and has ended when the constructor returns.
 
-    Raises `InvalidModelError`, `UnsupportedModelError`, ``FileNotFoundError``, the context errors of `gpu_shared.errors`,
-    `DriverNotFoundError`, `ArenaOutOfMemory`.
+    Raises `InvalidModelError`, `UnsupportedModelError`, ``FileNotFoundError``, ``TypeError`` and ``ValueError`` for
+    options, the context errors of `gpu_shared.errors`, `DriverNotFoundError`, `ArenaOutOfMemory`.
     """
 
     def __init__(
@@ -155,11 +155,15 @@ class InferenceSession:
     def run(
         self, output_names: Sequence[str] | None, feeds: Mapping[str, Feed], run_options: RunOptions | None = None
     ) -> list[Array]:
-        """Run the model; arrays of ``output_names`` (None, or none: all) in order.
+        """Run the model; results of ``output_names`` (None, or none: all) in order.
 
-        Inputs are numpy arrays (any strides), `DeviceTensor` or `OrtValue`, a sequence is a list of them, an optional without an
-        element None; so are results. Raises `InvalidInputError` for a wrong name, rank,
-        shape or dtype, `TypeError` for other kinds of arguments, `RunTerminatedError`, `ClosedError`, `DeviceLostError`.
+        Inputs are numpy arrays (any strides), `DeviceTensor` or `OrtValue` with the shapes and element types that
+        `get_inputs` gives; a sequence is a list of them, an optional without an element None. Results are numpy arrays,
+        lists of them, or None.
+
+        Raises `InvalidInputError` for a wrong name, rank, shape or dtype and for data that break an operator's
+        specification, ``TypeError`` for other kinds of arguments, `RunTerminatedError`, `ClosedError`,
+        `ArenaOutOfMemory`, `DeviceLostError`.
         """
         parts = self._parts
         names = parts.outputs if output_names is None else self._wanted(output_names)
@@ -176,7 +180,8 @@ class InferenceSession:
         run_options: RunOptions | None = None,
     ) -> None:
         """`run` in a thread of the session's (``concurrency`` of them), which then calls ``callback(results, user_data,
-        error)``: an empty list and the error's text where the run failed. An exception in the callback is logged.
+        error)``: the list that `run` returns and an empty text, or an empty list and the error's text where the run
+        failed. An exception in the callback is logged.
 
         `close`, and the end of the interpreter, wait for it. Arrays in ``feeds`` must not change until then. Raises
         ``TypeError``, `InvalidInputError` and `ClosedError` at once for arguments that are wrong in any run.
@@ -203,7 +208,8 @@ class InferenceSession:
     def run_with_ort_values(
         self, output_names: Sequence[str] | None, feeds: Mapping[str, OrtValue], run_options: RunOptions | None = None
     ) -> list[OrtValue]:
-        """`run` with and to `OrtValue`; the results are on the host."""
+        """`run` with and to `OrtValue`, with the shapes and types of the model's inputs and outputs. The results are on
+        the host. Raises as `run`."""
         from vkep.session.ort_value import OrtValue
 
         return [OrtValue.of(result) for result in self.run(output_names, feeds, run_options)]
@@ -224,7 +230,8 @@ class InferenceSession:
 
     def device_tensor(self, array: Array) -> DeviceTensor:
         """Upload an array, or anything that numpy converts (lists, other libraries' tensors on the host), to the
-        session's device."""
+        session's device, with its shape and dtype. Raises ``TypeError`` for a dtype that no GPU buffer holds,
+        `ArenaOutOfMemory`, `ClosedError`."""
         import numpy as np
 
         from vkep.device.tensor import DeviceTensor
@@ -235,8 +242,12 @@ class InferenceSession:
     def empty_device_tensor(
         self, shape: Sequence[int], dtype: str = "float32", *, host_visible: bool = False
     ) -> DeviceTensor:
-        """Allocate uninitialized device memory for an output; ``dtype`` is numpy's name. ``host_visible``: for small results
-        that the host reads by `DeviceTensor.host_view`, which waits for the run that wrote them and for no later one.
+        """Allocate uninitialized device memory for an output of ``shape``; ``dtype`` is numpy's name, such as
+        ``float32``. ``host_visible``: for small results that the host reads by `DeviceTensor.host_view`, which waits
+        for the run that wrote them and for no later one.
+
+        Raises ``TypeError`` for an unknown dtype or sizes that are no integers, ``ValueError`` for a negative size,
+        `ArenaOutOfMemory`, `ClosedError`.
         """
         from vkep.device.tensor import DeviceTensor, checked_shape
         from vkep.dtypes import DTYPES
@@ -256,8 +267,10 @@ class InferenceSession:
     ) -> ExternalMemory:
         """Memory of another owner, for tensors that runs read and write in place: an opaque file descriptor of ``size``
         bytes (it is duplicated; other arguments as for `gpu_shared.external.MemorySource`), or a host array whose
-        address and size are multiples of `gpu_shared.external.host_alignment`. Raises as
-        `gpu_shared.external.ImportedBuffer`.
+        address and size (bytes) are multiples of `gpu_shared.external.host_alignment`.
+
+        Raises ``TypeError`` for a descriptor without ``size``, ``ValueError`` for an array that is read-only or not
+        contiguous, and as `gpu_shared.external.ImportedBuffer`.
         """
         from vkep.session.external import import_memory
 
@@ -265,9 +278,8 @@ class InferenceSession:
         return import_memory(self._delegate, source, size, memory_type, dedicated)
 
     def export_memory(self, size: int) -> ExportedMemory:
-        """New memory on the session's device for tensors, which other devices and APIs may import by a file descriptor. Raises
-        as `gpu_shared.external.exported_buffer`.
-        """
+        """``size`` bytes of new memory on the session's device for tensors, which other devices and APIs may import by
+        a file descriptor. Raises as `gpu_shared.external.exported_buffer`."""
         from vkep.device.external import ExportedMemory
 
         self._check_open()
@@ -281,7 +293,8 @@ class InferenceSession:
         return ExternalSemaphore(self._delegate, descriptor)
 
     def check_tensor(self, tensor: DeviceTensor, what: str) -> None:
-        """Raise `InvalidInputError` unless the tensor is open and on this session's context."""
+        """Raise `InvalidInputError` unless the tensor is open and on this session's context, and ``TypeError`` for
+        anything but a `DeviceTensor`. ``what`` begins the message."""
         self._parts.check_tensor(tensor, what)
 
     # ---- looking inside
@@ -319,7 +332,9 @@ class InferenceSession:
 
     @steady
     def plan(self, shapes: Mapping[str, Sequence[int]]) -> Report:
-        """Plan for input shapes ahead of the first run (dynamic models); ``shapes`` names every dynamic input."""
+        """Plan for input shapes ahead of the first run (dynamic models); ``shapes`` names every dynamic input. Returns
+        the plan's report. Raises `InvalidInputError` for a missing or unknown name or a shape that the model does not
+        allow, `UnsupportedModelError`, `ArenaOutOfMemory`."""
         with self._parts.plan_shapes(shapes).hold:
             return self.report()
 

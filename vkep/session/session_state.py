@@ -234,8 +234,8 @@ class SessionState:
     def targets(
         self, inputs: Mapping[str, Any], outputs: Mapping[str, DeviceTensor | Array | str]
     ) -> dict[str, DeviceTensor | None]:
-        """The outputs that are written on the device. Two outputs never share memory; an output may be in the memory of
-        one input."""
+        """The outputs that are written on the device, by name. Two outputs never share memory; an output may be in the
+        memory of one input. Raises `InvalidInputError` where bindings break that."""
         targets: dict[str, DeviceTensor | None] = {}
         taken: dict[int, str] = {}
         for name, target in outputs.items():

@@ -88,8 +88,9 @@ class Compiler(ABC):
     def compile_source(self, source: GlslSource, defines: Mapping[str, str]) -> bytes:
         """Compile a compute shader for Vulkan 1.3 and return SPIR-V (without embedded sources and line numbers).
 
-        Raises `ShaderCompileError` with the file and line of the GLSL, `ValueError` for a definition that cannot be
-        written as a macro, `ShaderError` if the compiler cannot be run.
+        Raises `ShaderCompileError` with the file and line of the GLSL, ``ValueError`` for a definition that cannot be
+        written as a macro, `InvalidSpirvError` where the compiler writes a malformed module, `ShaderError` if it cannot
+        be run.
         """
         with tempfile.TemporaryDirectory(prefix="vkep-glsl-") as name:
             folder = Path(name)
@@ -109,7 +110,8 @@ class Compiler(ABC):
             raise InvalidSpirvError(f"{self.path} wrote a malformed module for {source.path}: {error}") from error
 
     def supports(self, extension: str) -> bool:
-        """Whether the compiler supports a GLSL extension, such as ``GL_KHR_cooperative_matrix`` (tried once)."""
+        """Whether the compiler supports a GLSL extension, such as ``GL_KHR_cooperative_matrix`` (tried once). Raises
+        ``ValueError`` for a name that is none of an extension."""
         if not re.fullmatch(r"GL_[A-Za-z0-9_]+", extension):
             raise ValueError(f"{extension!r} is no GLSL extension name, expected GL_...")
         if extension not in self._extensions:

@@ -188,7 +188,8 @@ class ShaderLibrary:
         jobs: int | None = None,
         progress: Progress | None = None,
     ) -> list[CompiledShader | Exception]:
-        """As `compile_many`, but with the exception in place of each variant that fails."""
+        """As `compile_many`, but with the exception in place of each variant that fails. Raises ``ValueError`` for
+        ``jobs`` below 1."""
         if jobs is not None and jobs < 1:
             raise ValueError(f"jobs is the number of compilers at a time, at least 1; got {jobs}")
         results: dict[Request, CompiledShader | Exception] = {}

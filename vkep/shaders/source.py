@@ -104,7 +104,8 @@ def include_name(index: int) -> str:
 
 
 def find_source(name: str, shader_dirs: Sequence[Path]) -> Path:
-    """The file that a variant's ``source`` names: an absolute path, or a name below one of the folders (first wins)."""
+    """The file that a variant's ``source`` names: an absolute path, or a name below one of the folders (first wins).
+    Raises `ShaderSourceError` that lists where it looked."""
     path = Path(name)
     candidates = [path] if path.is_absolute() else [folder / path for folder in shader_dirs]
     for candidate in candidates:

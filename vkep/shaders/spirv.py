@@ -80,7 +80,8 @@ def instructions(words: tuple[int, ...]) -> Iterator[Instruction]:
 
 
 def literal_string(words: tuple[int, ...]) -> tuple[str, int]:
-    """A nul-terminated UTF-8 literal and the number of words it takes (SPIR-V specification 2.2.1)."""
+    """A nul-terminated UTF-8 literal and the number of words it takes (SPIR-V specification 2.2.1). Raises
+    `InvalidSpirvError`."""
     raw = struct.pack(f"<{len(words)}I", *words)
     end = raw.find(b"\0")
     if end < 0:

@@ -97,7 +97,7 @@ class Trace:
         return value.hint
 
     def divided(self, a: Any, b: Any) -> Any:
-        """``a // b``, where one is a size."""
+        """``a // b``, where one is a size. Raises ``ZeroDivisionError``."""
         if b == 0:
             raise ZeroDivisionError("a size divided by 0")
         if b.__class__ is Size:
@@ -128,7 +128,7 @@ class Trace:
         return whole_part + self._of("//", inside, b, inside.hint // b, low_in // b, high_in // b)
 
     def remainder(self, a: Any, b: Any) -> Any:
-        """``a % b``, where one is a size."""
+        """``a % b``, where one is a size. Raises ``ZeroDivisionError``."""
         if b == 0:
             raise ZeroDivisionError("a size modulo 0")
         if b.__class__ is Size:

@@ -67,7 +67,8 @@ def memory_shape(resource: Resource) -> tuple[int, ...]:
 
 
 def to_memory(resource: Resource, array: Array) -> Array:
-    """The bytes of a resource with the content of ``array``; gaps are zeros."""
+    """The bytes of a resource (uint8, with the gaps that its strides leave, which are zeros) with the content of
+    ``array``, which has its shape and element type."""
     if not strides_of(resource):
         return np.asarray(array, order="C").reshape(dense(resource))
     memory = np.zeros(memory_shape(resource), array.dtype)
@@ -76,7 +77,7 @@ def to_memory(resource: Resource, array: Array) -> Array:
 
 
 def from_memory(resource: Resource, memory: Array) -> Array:
-    """The inverse of `to_memory`."""
+    """The inverse of `to_memory`: an array of the resource's shape and element type from its bytes."""
     return np.array(_view(resource, memory), order="C") if strides_of(resource) else memory
 
 

@@ -106,8 +106,9 @@ class VgfRunner:
     def submit(self, inputs: Sequence[GraphTensor], outputs: Sequence[DeviceTensor]) -> int:
         """Submit a run; returns the timeline value at which ``outputs`` are written.
 
-        Tensors have the file's order. Raises ``ValueError`` for a tensor whose size differs from its resource's, or for
-        memory that is both read and written.
+        Inputs and outputs have the file's order, and the shapes and element types of their resources; a constant of the
+        model may take an input's place. Raises ``ValueError`` for a tensor whose size differs from its resource's, or
+        for memory that is both read and written.
         """
         with self.staged(inputs, outputs) as recorded:
             value = self._delegate.lease.submit(recorded.prepared)
@@ -116,8 +117,9 @@ class VgfRunner:
 
     @contextlib.contextmanager
     def staged(self, inputs: Sequence[GraphTensor], outputs: Sequence[DeviceTensor]) -> Iterator[RecordedVgf]:
-        """Prepare a run, for a submit of ``commands``; `RecordedVgf.submitted` is called inside the context. Raises as
-        `submit`."""
+        """Prepare a run, for a submit of ``commands``; `RecordedVgf.submitted` is called inside the context. Operands
+        are as for `submit`, and so are the errors. Also raises ``ValueError`` for a tensor whose elements are not
+        contiguous."""
         tensors = (*inputs, *outputs)
         for tensor in tensors:
             if isinstance(tensor, DeviceTensor) and tensor.room:

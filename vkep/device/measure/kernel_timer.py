@@ -42,7 +42,8 @@ class KernelTimer(KernelRunner):
         self.choices: Mapping[str, Choice] = {}  #: measured tilings to prefer
 
     def operand(self, data: np.ndarray | None = None, nbytes: int = 0) -> Operand:
-        """An operand with the content of ``data``, or of ``nbytes`` without content."""
+        """An operand with the bytes of ``data`` (any shape and element type), or of ``nbytes`` bytes that are not
+        initialized."""
         return Operand(data.nbytes if data is not None else nbytes, data)
 
     def tuned(self, candidates: Callable[[], Iterable[Choice]], *problem: object) -> Choice | None:
@@ -54,11 +55,11 @@ class KernelTimer(KernelRunner):
         return self.operand(nbytes=math.prod(shape) * DTYPES[dtype].itemsize)
 
     def constant(self, array: np.ndarray) -> Operand:
-        """A buffer with the array's content."""
+        """A buffer with the array's bytes, in C order."""
         return self.operand(array)
 
     def prepack(self, weight: Operand, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Operand:
-        """A buffer with the transformed weight."""
+        """A buffer with the result of ``transform`` on the weight's array. ``tag`` names the transformation."""
         assert weight.data is not None
         return self.operand(np.ascontiguousarray(transform(weight.data)))
 
