@@ -36,7 +36,7 @@ def session() -> Iterator[vkep.InferenceSession]:
 def copied(session: vkep.InferenceSession) -> list[int]:
     """The bytes that each prepared submit copies."""
     [recording] = [r for island in session.islands() for r in island.runner.recordings]
-    return [sum(n for spans in key[1:] for _, n in spans) for key in recording._submits]
+    return [sum(n for spans in (key.up, key.down) for _, n in spans) for key in recording._commands._submits]
 
 
 def bound(session: vkep.InferenceSession, large: vkep.DeviceTensor, small: Array) -> Array:

@@ -18,7 +18,7 @@ from unittest import mock
 
 import numpy as np
 
-from vkep.device import arguments, recorded
+from vkep.device import arguments, run_commands
 from vkep.dtypes import DTYPES
 from vkep.passes import emit
 from vkep.plan.memory import Lifetime, align
@@ -167,7 +167,7 @@ def guarded() -> Iterator[Guards]:
     try:
         with (
             mock.patch.object(emit, "place", guards.place),
-            mock.patch.object(recorded, "HostPorts", Ports),
+            mock.patch.object(run_commands, "HostPorts", Ports),
             mock.patch.object(arguments.ArgumentTable, "_patched", _patched),
         ):
             yield guards

@@ -10,8 +10,7 @@ from __future__ import annotations
 import secrets
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -33,15 +32,14 @@ _GRID_BYTES = 16
 NOTHING, SLOTS, TABLE = "", "slots", "table"
 
 
-@dataclass(frozen=True)
-class RunNumbers:
+class RunNumbers(NamedTuple):
     """The numbers of a run of certain sizes, which replace those of the plan."""
 
     values: tuple[Any, ...]  #: of `PlanSizes.values`
     ports: tuple[Port, ...]
     faults: tuple[tuple[int, str], ...]  #: as `Plan.faults`
-    slots: tuple[int, ...]  #: the slots' addends
-    words: np.ndarray[Any, Any]  #: arguments and grids, uint32, in the order of `Places.words`
+    slots: Sequence[int]  #: the slots' addends
+    words: np.ndarray[Any, Any]  #: the different arguments and numbers of grids, uint32 (`Places.which`)
     addends: np.ndarray[Any, Any]  #: of relocations, int64, in the order of `PlanSizes.addends`
 
 
@@ -64,6 +62,7 @@ class Places:
                 self.grids[k] = size
                 size += _GRID_BYTES
         self.nbytes = size
+        self.moving: tuple[Sequence[int], Sequence[int]] = ((), ())
         if sizes is not None:
             self._read_sizes(sizes)
 
@@ -71,35 +70,52 @@ class Places:
         whole = [(self.blocks[k] + at, value) for k, at, code, value in sizes.arguments if code != "f"]
         whole += [(self.grids[k] + 4 * axis, value) for k, axis, value in sizes.grids]
         real = [(self.blocks[k] + at, value) for k, at, code, value in sizes.arguments if code == "f"]
-        self._whole, self._real = [v for _, v in whole], [v for _, v in real]
+        self._whole, self._real = (list(dict.fromkeys([v for _, v in found])) for found in (whole, real))
+        order = [(v, False) for v in self._whole] + [(v, True) for v in self._real]
+        number = {entry: k for k, entry in enumerate(order)}
         self.words = np.array([at // 4 for at, _ in (*whole, *real)], np.int64)
+        #: which of `RunNumbers.words` each of the table's ``words`` is
+        self.which = np.array([number[v, False] for _, v in whole] + [number[v, True] for _, v in real], np.int64)
         relocations = [self.plan.dispatches[k].relocations[at] for k, at, _ in sizes.addends]
         self.addresses = np.array(
             [(self.blocks[k] + r.offset) // 8 for (k, _, _), r in zip(sizes.addends, relocations, strict=True)],
             np.int64,
         )
-        self._slots = [(k, value) for k, value in sizes.slots]
         self.within = {(k, at): (buffer, byte) for k, at, buffer, byte in sizes.places}
         self._addends = [value for _, _, value in sizes.addends]
+        self._slots = [slot.addend for slot in self.plan.slots]
+        inputs = [k for k, port in enumerate(self.plan.ports) if port.is_input]
+        outputs = [k for k, port in enumerate(self.plan.ports) if not port.is_input]
+        #: places among the inputs, and among the outputs, whose shapes depend on sizes
+        self.moving = (
+            [place for place, k in enumerate(inputs) if k in sizes.moving],
+            [place for place, k in enumerate(outputs) if k in sizes.moving],
+        )
+        self._still_bytes = sum(port.nbytes for k, port in enumerate(self.plan.ports) if k not in sizes.moving)
 
     def numbers(self, run: Sequence[int]) -> RunNumbers:
         """The numbers for a run's sizes, in the order of the formulas' symbols."""
         sizes = self.sizes
         assert sizes is not None
         values = sizes.values(run)
-        whole = np.array([values[k] for k in self._whole], np.int64).astype(np.uint32)
-        real = np.array([values[k] for k in self._real], np.float32).view(np.uint32)
-        slots = [slot.addend for slot in self.plan.slots]
-        for k, value in self._slots:
-            slots[k] = values[value]
+        words = np.array([values[k] for k in self._whole], np.int64).astype(np.uint32)
+        if self._real:
+            real = np.array([values[k] for k in self._real], np.float32).view(np.uint32)
+            words = np.concatenate((words, real))
+        slots = self._slots
+        if sizes.slots:
+            slots = list(slots)
+            for k, value in sizes.slots:
+                slots[k] = values[value]
+        addends = np.array([values[k] for k in self._addends], np.int64)
         return RunNumbers(
-            values=values,
-            ports=ports(self.plan, sizes, values),
-            faults=faults(self.plan, sizes, values),
-            slots=tuple(slots),
-            words=np.concatenate((whole, real)),
-            addends=np.array([values[k] for k in self._addends], np.int64),
+            values, ports(self.plan, sizes, values), faults(self.plan, sizes, values), slots, words, addends
         )
+
+    def port_bytes(self, numbers: RunNumbers) -> int:
+        """The bytes of all ports of a run."""
+        assert self.sizes is not None
+        return self._still_bytes + sum([numbers.ports[k].nbytes for k in self.sizes.moving])
 
 
 class ArgumentTable:
@@ -121,7 +137,7 @@ class ArgumentTable:
         self._constants, self._slab, self._fault = constants, slab, fault
         self._unified = staging is None
         self._numbers: RunNumbers | None = None
-        self._addends = [slot.addend for slot in self._plan.slots]
+        self._addends: Sequence[int] = [slot.addend for slot in self._plan.slots]
         self._fresh = any(slot.port == FRESH for slot in self._plan.slots)
         self._bound: list[int] = []  # addresses that the device's slots have
         self._unsent = NOTHING
@@ -212,21 +228,23 @@ class ArgumentTable:
         if numbers is self._numbers:
             return
         self._numbers = None  # until all of them are written
-        self._words[self._places.words] = numbers.words
-        self._addresses[self._places.addresses] = self._bases + numbers.addends
-        self._addends, self._numbers = list(numbers.slots), numbers
-        self._bound, self._unsent = [], TABLE
+        places = self._places
+        self._words[places.words] = numbers.words[places.which]
+        if places.addresses.size:
+            self._addresses[places.addresses] = self._bases + numbers.addends
+        if numbers.slots != self._addends:
+            self._addends, self._bound = numbers.slots, []
+        self._numbers, self._unsent = numbers, TABLE
 
     def bind(self, addresses: list[int]) -> str:
         """Point the slots to ``addresses``, in port order; returns what must be copied to the device before the run."""
-        if addresses == self._bound and not self._fresh and self._unsent == NOTHING:
-            return NOTHING
-        self._bound = []  # until they are copied, which may fail
-        for i, (slot, addend) in enumerate(zip(self._plan.slots, self._addends, strict=True)):
-            self._slots[i] = addresses[slot.port] + addend if slot.port != FRESH else secrets.randbits(64)
-        if self._unified:
-            return NOTHING
-        return self._unsent or (SLOTS if self._plan.slots else NOTHING)
+        changed = NOTHING
+        if addresses != self._bound or self._fresh:
+            self._bound = []  # until they are copied, which may fail
+            for i, (slot, addend) in enumerate(zip(self._plan.slots, self._addends, strict=True)):
+                self._slots[i] = addresses[slot.port] + addend if slot.port != FRESH else secrets.randbits(64)
+            changed = SLOTS if self._plan.slots else NOTHING
+        return NOTHING if self._unified else self._unsent or changed
 
     def sent(self, addresses: list[int]) -> None:
         """A run with these addresses was submitted."""

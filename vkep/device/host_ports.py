@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,24 +54,22 @@ class HostPorts:
             mapped = (self.staging or self.block).mapped
             assert mapped is not None, "unified memory and staging are mapped"
             self._raw = np.frombuffer(mapped, np.uint8)
-            self.fit(ports)
+            self.fit(dict(enumerate(ports)))
         except BaseException:
             self.close()
             raise
         self.addresses = [self.block.address + offset for offset in self._offsets]
         self._results = delegate.results
 
-    def fit(self, ports: Sequence[Port]) -> bool:
-        """Set the ports that the memory is viewed as; False where one of them is larger than its room."""
-        if any(room is not None and port.nbytes > room for port, room in zip(ports, self.room, strict=True)):
+    def fit(self, changed: Mapping[int, Port]) -> bool:
+        """Set ports that the memory is viewed as; False where one of them is larger than its room."""
+        bound = [(k, port) for k, port in changed.items() if self.room[k] is not None]
+        if any(port.nbytes > (self.room[k] or 0) for k, port in bound):
             return False
-        for k, (port, room) in enumerate(zip(ports, self.room, strict=True)):
-            if self._fitted[k] is not port and room is not None:
-                offset = self._offsets[k]
-                self.views[k] = (
-                    self._raw[offset : offset + port.nbytes].view(DTYPES[port.dtype].numpy).reshape(port.shape)
-                )
-                self._fitted[k] = port
+        for k, port in bound:
+            offset = self._offsets[k]
+            self.views[k] = self._raw[offset : offset + port.nbytes].view(DTYPES[port.dtype].numpy).reshape(port.shape)
+            self._fitted[k] = port
         self._used = None
         return True
 

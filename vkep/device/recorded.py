@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Sequence
 from threading import RLock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gpu_shared.commands import CommandBuffer, QueryPool
-from gpu_shared.errors import ClosedError
 from gpu_shared.pipeline import ComputePipeline
-from gpu_shared.steady import check_wanted, steady
-from gpu_shared.timeline import PreparedSubmit
-from vkep.device.arguments import NOTHING, ArgumentTable, Places, RunNumbers
+from gpu_shared.steady import steady
+from vkep.device.arguments import ArgumentTable, Places, RunNumbers
 from vkep.device.faults import FAULT_BYTES, FaultWord, RunCheck
-from vkep.device.host_ports import HostPorts, Spans
+from vkep.device.run_commands import INPUTS, OUTPUTS, Buffers, RunCommands
 from vkep.device.slab import Slab
 from vkep.device.tensor import DeviceTensor, open_checks, refuse_failed
 from vkep.device.traced import ClockSync, PlanTrace, on_host_clock, stamps
@@ -25,25 +22,11 @@ from vkep.memory.device_arena import DeviceBlock
 from vkep.memory.host_copy import copy
 from vkep.memory.staging_ring import StagingArena, shared_staging_arena
 from vkep.plan.layout import Layout
-from vkep.plan.records import Port
 
 if TYPE_CHECKING:
     from vkep.device.delegate import VulkanDelegate
 
 Array = np.ndarray[Any, Any]
-
-
-#: number of command buffers around a plan's own that are kept, for runs of different sizes
-_SIDES = 24
-
-
-class Buffers(NamedTuple):
-    """Which command buffers a run consists of, around the plan's own."""
-
-    table: str = NOTHING  #: what of the argument table the device is to be sent
-    up: bool = False  #: inputs are copied from staging memory
-    down: bool = False  #: outputs are copied to staging memory
-    visible: bool = False  #: what the plan itself wrote is made visible to the host
 
 
 class RecordedPlan:
@@ -62,17 +45,8 @@ class RecordedPlan:
         self.plan, self.layout = places.plan, layout
         self._places, self._delegate = places, delegate
         self._pipelines, self._constants = pipelines, constants
-        self._ports: Sequence[Port] = self.plan.ports
-        self._inputs = [i for i, p in enumerate(self._ports) if p.is_input]
-        self._outputs = [i for i, p in enumerate(self._ports) if not p.is_input]
-        self._which = (self._inputs, self._outputs)
         self._held: list[Any] = []
-        self._submits: dict[tuple[Buffers, Spans, Spans], PreparedSubmit] = {}
-        self._main: CommandBuffer | None = None
-        self._sides: dict[tuple[str, Spans], CommandBuffer] = {}
-        self._host: list[HostPorts | None] = [None, None]  # of the inputs and outputs that a run bound to the host
-        self._making = RLock()  # of the results of a run, which may have been interrupted
-        self._closed = False
+        self._making = RLock()  # of what a run needs, which may have been interrupted
         self._staged: list[int] = []  # addresses of the latest staged run
         self._numbers: RunNumbers | None = None
         self._last = 0  # timeline value of the latest run
@@ -92,19 +66,20 @@ class RecordedPlan:
 
     def _prepare(self, slab: Slab) -> None:
         delegate, plan = self._delegate, self.plan
-        self._staging: tuple[StagingArena | None, StagingArena | None] = (None, None)
+        staging: tuple[StagingArena | None, StagingArena | None] = (None, None)
         if not delegate.unified:
             upload = shared_staging_arena(delegate.context, "upload")
             download = shared_staging_arena(delegate.context, "download")
             self._held += [upload, download]
-            self._staging = (upload.value, download.value)
+            staging = (upload.value, download.value)
         if plan.faults:
-            block = self._hold((self._staging[1] or delegate.arena).alloc(FAULT_BYTES))
+            block = self._hold((staging[1] or delegate.arena).alloc(FAULT_BYTES))
             self._fault = FaultWord(block, plan.faults, delegate.lease)
         fault = self._fault.address if self._fault is not None else 0
-        self._table = ArgumentTable(delegate, self._places, self._constants, slab, fault, self.layout, self._staging[0])
+        self._table = ArgumentTable(delegate, self._places, self._constants, slab, fault, self.layout, staging[0])
         self._held.append(self._table)
-        self._main = self._record("main")
+        self._commands = RunCommands(delegate, self._places, self._table, staging, self._record("main"), self._making)
+        self._held.append(self._commands)
 
     def set_sizes(self, numbers: RunNumbers) -> None:
         """Set the sizes of the next run. Raises `DeviceLostError`, `ArenaOutOfMemory`."""
@@ -118,29 +93,8 @@ class RecordedPlan:
                     self._fault.settle(ended=True)  # its message contains the sizes of that run
                 self._fault.reasons = dict(numbers.faults)
             self._table.set(numbers)
-            self._ports = numbers.ports
-            held = [(k, ports) for k, ports in enumerate(self._host) if ports is not None]
-            grown = [k for k, ports in held if not ports.fit([self._ports[i] for i in self._which[k]])]
-        for k in grown:
-            self._drop_host(k)
+        self._commands.set_ports(numbers.ports)
         self._numbers = numbers
-
-    @steady
-    def _drop_host(self, side: int) -> None:
-        with self._making:
-            self._drop_sides()
-            ports, self._host[side] = self._host[side], None
-            if ports is not None:
-                self._held.remove(ports)
-                ports.close()
-
-    def _drop_sides(self) -> None:
-        """Close the command buffers that copy ports; the GPU has finished with them."""
-        self._submits.clear()
-        for key in [key for key in self._sides if key[1]]:
-            commands = self._sides.pop(key)
-            self._held.remove(commands)
-            commands.close()
 
     def _hold(self, block: DeviceBlock) -> DeviceBlock:
         self._held.append(block)
@@ -175,73 +129,6 @@ class RecordedPlan:
         commands.end()
         return commands
 
-    def _side(self, name: str) -> CommandBuffer:
-        """The command buffers before and after the plan's own: they copy slot addresses and inputs up, and outputs
-        down."""
-        key = (name, self._spans(name))
-        if key not in self._sides:
-            commands = self._delegate.allocate_commands(f"plan {name}")
-            self._held.append(commands)
-            commands.begin()
-            if name == "visible":  # where no download follows, whose barrier covers everything that was written
-                commands.barrier_to_host()
-            elif name == "download":
-                commands.barrier_before_transfer()
-                self._hosted(1).copy(commands, down=True)
-                commands.barrier_to_host()
-            else:
-                commands.barrier_before_transfer()
-                if name == "upload":
-                    self._hosted(0).copy(commands, down=False)
-                else:
-                    self._table.send(commands, name)
-                commands.barrier_after_transfer()
-            commands.end()
-            self._sides[key] = commands
-        return self._sides[key]
-
-    def _spans(self, name: str) -> Spans:
-        """The ranges of the host's ports that a side command buffer copies."""
-        if name not in ("upload", "download"):
-            return ()
-        ports = self._host[("upload", "download").index(name)]
-        return () if ports is None else ports.spans
-
-    def _hosted(self, side: int) -> HostPorts:
-        """The host's memory of the inputs (0) or outputs (1), which `_host_ports` made."""
-        ports = self._host[side]
-        assert ports is not None
-        return ports
-
-    def _host_ports(self, side: int, which: Sequence[int]) -> HostPorts:
-        """The host's memory of the inputs (0) or outputs (1), for a run that binds those of the positions ``which`` to it."""
-        ports = self._host[side]
-        if ports is None or any(ports.room[k] is None for k in which):
-            ports = self._make_host_ports(side, which)
-        ports.use(which)
-        return ports
-
-    @steady
-    def _make_host_ports(self, side: int, which: Sequence[int]) -> HostPorts:
-        with self._making:
-            self._check_wanted()
-            before = self._host[side]
-            bound = set(which) | {k for k, room in enumerate(before.room if before else ()) if room is not None}
-            self._drop_host(side)
-            made = self._host[side] = self._ports_of(self._which[side], bound, self._staging[side])
-            return made
-
-    def _ports_of(self, which: Sequence[int], bound: set[int], staging: StagingArena | None) -> HostPorts:
-        ports = [self._ports[i] for i in which]
-        grown = self._places.sizes is not None and any(
-            p.nbytes > self.plan.ports[i].nbytes for i, p in zip(which, ports, strict=True)
-        )
-        room = [p.nbytes * 5 // 4 if grown else p.nbytes for p in ports]
-        wanted = [nbytes if k in bound else None for k, nbytes in enumerate(room)]
-        made = HostPorts(self._delegate, ports, wanted, staging)
-        self._held.append(made)
-        return made
-
     # ---- running
 
     def run(
@@ -259,7 +146,7 @@ class RecordedPlan:
 
     def submit(self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None]) -> int:
         """Submit a run; returns the timeline value that it signals. Operands are as for `run`."""
-        value = self._delegate.lease.submit(self._submit_for(self.stage(inputs, outputs)))
+        value = self._delegate.lease.submit(self._commands.prepared(self.stage(inputs, outputs)))
         self.submitted(value, outputs)
         return value
 
@@ -274,23 +161,23 @@ class RecordedPlan:
         addresses = [0] * len(self.plan.ports)
         up: list[int] = []
         down: list[int] = []
-        for bound, which, host in ((inputs, self._inputs, up), (outputs, self._outputs, down)):
+        for bound, which, host in zip((inputs, outputs), self._commands.which, (up, down), strict=True):
             for k, tensor in enumerate(bound):
                 if isinstance(tensor, DeviceTensor):
                     addresses[which[k]] = tensor.address
                 else:
                     host.append(k)
         if up:
-            ports = self._host_ports(0, up)
+            ports, which = self._commands.bind(INPUTS, up), self._commands.which[INPUTS]
             for k in up:
                 given = inputs[k]
                 assert not isinstance(given, DeviceTensor)
                 copy(ports.views[k], given)
-                addresses[self._inputs[k]] = ports.addresses[k]
+                addresses[which[k]] = ports.addresses[k]
         if down:
-            ports = self._host_ports(1, down)
+            ports, which = self._commands.bind(OUTPUTS, down), self._commands.which[OUTPUTS]
             for k in down:
-                addresses[self._outputs[k]] = ports.addresses[k]
+                addresses[which[k]] = ports.addresses[k]
         what, self._staged = self._table.bind(addresses), addresses
         self._unsure = True
         if self._delegate.unified:
@@ -315,7 +202,7 @@ class RecordedPlan:
         Raises `DeviceLostError`, `GpuError`."""
         self._wait()
         visible = self._fault is not None and not self._delegate.unified
-        prepared = self._submit_for(Buffers(self._table.bind(addresses), visible=visible))
+        prepared = self._commands.prepared(Buffers(self._table.bind(addresses), visible=visible))
         self._unsure = True
         self._last = self._delegate.lease.submit(prepared)
         self._table.sent(addresses)
@@ -350,52 +237,27 @@ class RecordedPlan:
         results: list[Array | DeviceTensor] = []
         for k, target in enumerate(outputs):
             if target is None:
-                results.append(self._hosted(1).result(k))
+                results.append(self._commands.host(OUTPUTS).result(k))
             else:
                 if not isinstance(target, DeviceTensor):
-                    copy(target, self._hosted(1).views[k])
+                    copy(target, self._commands.host(OUTPUTS).views[k])
                 results.append(target)
         return results
 
     def buffers(self, run: Buffers) -> list[CommandBuffer]:
         """The command buffers of a run that was staged, in order."""
-        assert self._main is not None
-        before, after = ((run.table, run.table), ("upload", run.up)), (("download", run.down), ("visible", run.visible))
-        with self._delegate.lock if any(run) else contextlib.nullcontext():
-            first, last = ([self._side(name) for name, wanted in sides if wanted] for sides in (before, after))
-        return [*first, self._main, *last]
-
-    def _submit_for(self, run: Buffers) -> PreparedSubmit:
-        key = (run, self._spans("upload") if run.up else (), self._spans("download") if run.down else ())
-        return self._submits.get(key) or self._make_submit(key)
-
-    @steady
-    def _make_submit(self, key: tuple[Buffers, Spans, Spans]) -> PreparedSubmit:
-        with self._making:
-            self._check_wanted()
-            if key not in self._submits:
-                if len(self._sides) >= _SIDES:
-                    self._drop_sides()
-                self._submits[key] = self._delegate.lease.prepare(self.buffers(key[0]))
-            return self._submits[key]
+        return self._commands.buffers(run)
 
     @property
     def ended(self) -> bool:
         """Whether the device is known to have finished the latest run, without a call of the driver."""
         return not self._unsure and self._delegate.context.timeline.has_passed(self._last)
 
-    def _check_wanted(self) -> None:
-        """Raise where the recording has a new owner: checked under the lock, since the run that made it may have been
-        interrupted."""
-        check_wanted()
-        if self._closed:
-            raise ClosedError("the recording of a plan")
-
     @steady
     def profile(self, inputs: Sequence[Array | DeviceTensor]) -> list[float]:
         """Run once with a timestamp after each dispatch, each waiting for the one before. Returns the nanoseconds of
         each dispatch, in the plan's order. Inputs are as for `run`."""
-        self.run(inputs, [None] * len(self._outputs))  # fills inputs and slots
+        self.run(inputs, [None] * len(self._commands.which[OUTPUTS]))  # fills inputs and slots
         commands, queries = self._with_stamps(serial=True)
         self._last = self._delegate.lease.submit(self._delegate.lease.prepare([commands]))
         self._delegate.lease.wait(self._last)
@@ -417,7 +279,7 @@ class RecordedPlan:
         commands, queries = self._traced = self._traced or self._with_stamps(serial=False)
         marks.append(time.perf_counter_ns())
         buffers = self.buffers(self.stage(inputs, outputs))
-        prepared = lease.prepare([commands if one is self._main else one for one in buffers])
+        prepared = lease.prepare([commands if one is self._commands.main else one for one in buffers])
         marks.append(time.perf_counter_ns())
         value = lease.submit(prepared)
         self.submitted(value, outputs)
@@ -440,14 +302,10 @@ class RecordedPlan:
     def close(self) -> None:
         """Free memory and command buffers, once the GPU has finished the last run."""
         with self._making:
-            self._closed = True
             self._delegate.lease.wait_to_free(self._delegate.context.timeline.submitted if self._unsure else self._last)
             if self._fault is not None:
                 self._fault.settle(ended=True)
-            self._fault, self._checks = None, []
-            self._submits.clear()
-            self._sides.clear()
-            self._host, self._main, self._traced = [None, None], None, None
+            self._fault, self._checks, self._traced = None, [], None
             held, self._held = self._held, []
             for thing in reversed(held):
                 thing.free() if isinstance(thing, DeviceBlock) else thing.close()

@@ -61,8 +61,9 @@ class PlanRunner:
         self._layout: Layout | None = None
         self._rooms = rooms or Rooms(2)
         self._closed = False
+        self._weights_bytes = sum(constant.nbytes for constant in plan.constants)
         if sizes is None:
-            self._check_bytes(plan.ports, plan.activation_bytes)
+            self._check_bytes(sum(port.nbytes for port in plan.ports), plan.activation_bytes)
         shaders = None if progress is None else functools.partial(progress, "shaders")
         bytes_ = None if progress is None else functools.partial(progress, "weights")
 
@@ -118,7 +119,7 @@ class PlanRunner:
     def at(self, sizes: Sequence[int]) -> SizedRunner:
         """Return a runner of the same recordings for runs of these sizes, in the order of the plan's symbols."""
         numbers = self._places.numbers(sizes)
-        self._check_bytes(numbers.ports, 0)  # temporary buffers come with the layout
+        self._check_bytes(self._places.port_bytes(numbers), 0)  # temporary buffers come with the layout
         return SizedRunner(self, numbers)
 
     def recording(self, held: ExitStack) -> RecordedPlan:
@@ -132,6 +133,11 @@ class PlanRunner:
     def recorded_by(self) -> PlanRunner:
         """The runner that owns the recordings: another one where this runner is for certain sizes."""
         return self
+
+    @functools.cached_property
+    def outputs(self) -> tuple[Port, ...]:
+        """The output ports in order."""
+        return self.plan.outputs
 
     @property
     def recordings(self) -> list[RecordedPlan]:
@@ -174,25 +180,24 @@ class PlanRunner:
                 )
             return recorded
 
-    def _check_bytes(self, ports: Sequence[Port], temporary: int) -> None:
+    def _check_bytes(self, ports: int, temporary: int) -> None:
         """Raises as `check_bytes`."""
         most = self._rooms.most_bytes or self._delegate.capabilities.memory_bytes
-        weights = sum(constant.nbytes for constant in self.plan.constants)
-        check_bytes(most, weights, temporary, sum(port.nbytes for port in ports))
+        check_bytes(most, self._weights_bytes, temporary, ports)
 
     def _layout_for(self, numbers: RunNumbers) -> Layout:
         """The offsets of the buffers: unchanged, unless these sizes need more memory."""
         sizes, layout = self._places.sizes, self._layout
         assert sizes is not None
-        needed = [numbers.values[b.nbytes] for b in sizes.buffers]
-        if layout is None or not layout.fits(needed):
+        if layout is None or not layout.fits(numbers.values):
+            needed = [numbers.values[b.nbytes] for b in sizes.buffers]
             if max(needed, default=0) > self._delegate.piece:
                 largest = needed.index(max(needed))
                 dispatch = next(k for k, _, buffer, _ in sizes.places if buffer == largest)
                 raise too_large(self.plan.dispatches[dispatch].label, needed[largest], self._delegate.piece)
             with self._delegate.lock:
                 layout = laid_out(sizes, numbers.values, self._layout, self._delegate.piece)
-                self._check_bytes(numbers.ports, layout.nbytes)
+                self._check_bytes(self._places.port_bytes(numbers), layout.nbytes)
                 self._layout = layout
         return layout
 
@@ -213,9 +218,18 @@ class SizedRunner(PlanRunner):
     open."""
 
     def __init__(self, runner: PlanRunner, numbers: RunNumbers) -> None:
-        self.plan = replace(runner.plan, ports=numbers.ports)
         self._runner, self._numbers = runner, numbers
         self._delegate, self._rooms = runner._delegate, runner._rooms
+
+    @functools.cached_property
+    def plan(self) -> Plan:  # type: ignore[override]  # made where it is looked at
+        """The plan with the ports of these sizes."""
+        return replace(self._runner.plan, ports=self._numbers.ports)
+
+    @functools.cached_property
+    def outputs(self) -> tuple[Port, ...]:
+        """The output ports of these sizes, in order."""
+        return tuple([port for port in self._numbers.ports if not port.is_input])
 
     @property
     def recorded_by(self) -> PlanRunner:

@@ -4,7 +4,7 @@ host as asked."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple, Protocol
 
@@ -22,6 +22,7 @@ from vkep.executorch.delegate_payloads import VgfBlob, VulkanBlob
 from vkep.pte.values import TensorValue, Value
 from vkep.pte.vk_graph import VkGraph, VkTensor
 from vkep.session.executor import Executable, IslandExecutor, Watch, own_array, own_tensor
+from vkep.session.planned_graph import Signature
 from vkep.session.planner import Planner
 from vkep.session.submit_batch import Staged
 
@@ -92,7 +93,7 @@ class VulkanRunner:
         self._graph = planner.graph(graph.nodes, graph.weights, self._all, name=where)
         self._states: dict[str, Any] = {s.input: s.initial.array() for s in imported.states}
         self._kept = {s.output: s.input for s in imported.states}
-        self._key: Hashable = None  # of the only signature, where all shapes are static
+        self._key: Signature | None = None  # of the only signature, where all shapes are static
         self._spare: dict[str, DeviceTensor] = {}  # maps a state to its next value
         self._held: dict[str, DeviceTensor] = {}  # outputs that stay on the device, allocated once
         self.watch: Watch | None = None  #: runs the steps of `run` one by one, to time them

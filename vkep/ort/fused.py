@@ -261,8 +261,8 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
             waits = executable.sole_step
             if isinstance(waits, DeferredExecutor):  # values of inputs decide its plan, and the shapes of its outputs
                 graph, values = waits.graph, waits.inputs_of(values)
-                place = graph.signature(values)
-                executable, details = self._used(held, graph.use(values, place), ())
+                place = signature = graph.signature(values)
+                executable, details = self._used(held, graph.use(values, signature), ())
             targets, waiting = self._targets(context, details)
             over = overwritten(values, targets)
             if over != details.over and not graph.sealed:
@@ -270,8 +270,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
                     self._over, place = over, (key, over)
                     used = graph.use_key(place, lambda: self._make(key, over=over))
                 else:
-                    place = (place, over)
-                    used = graph.use(values, place, over)
+                    place, used = (place, over), graph.use(values, signature, over)
                 executable, details = self._used(held, used, over)
             kept = allowed(targets, over, executable)
             for index, name in enumerate(self.outputs):

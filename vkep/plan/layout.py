@@ -21,10 +21,12 @@ class Layout:
     room: tuple[int, ...]
     offsets: tuple[int, ...]
     nbytes: int
+    #: for each of `PlanSizes.values` that is the size of buffers: the smallest capacity of these
+    limits: tuple[tuple[int, int], ...]
 
-    def fits(self, needed: Sequence[int]) -> bool:
-        """Whether buffers of these sizes fit their capacity."""
-        return all(need <= room for need, room in zip(needed, self.room, strict=True))
+    def fits(self, values: Sequence[int]) -> bool:
+        """Whether the buffers fit their capacity, for these values of `PlanSizes.values`."""
+        return all(values[k] <= most for k, most in self.limits)
 
 
 def laid_out(sizes: PlanSizes, values: Sequence[int], before: Layout | None = None, piece: int | None = None) -> Layout:
@@ -48,4 +50,7 @@ def laid_out(sizes: PlanSizes, values: Sequence[int], before: Layout | None = No
                 lifetimes = wider
                 break
     offsets, total = place(lifetimes, piece)
-    return Layout(tuple([b.nbytes for b in lifetimes]), tuple(offsets), total)
+    limits: dict[int, int] = {}
+    for buffer, life in zip(sizes.buffers, lifetimes, strict=True):
+        limits[buffer.nbytes] = min(life.nbytes, limits.get(buffer.nbytes, life.nbytes))
+    return Layout(tuple([b.nbytes for b in lifetimes]), tuple(offsets), total, tuple(limits.items()))

@@ -7,9 +7,10 @@ the device side writes the same numbers into its argument table.
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vkep.plan.memory import Lifetime, live_peak, place
@@ -46,6 +47,14 @@ class PlanSizes:
     places: tuple[
         tuple[int, int, int, int], ...
     ] = ()  #: dispatch, relocation, buffer, byte within it for the current sizes
+
+    @functools.cached_property
+    def moving(self) -> Mapping[int, Sequence[tuple[int, int]]]:
+        """The ports whose shapes depend on sizes: axes, and their values."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for k, axis, value in self.shapes:
+            found.setdefault(k, []).append((axis, value))
+        return found
 
     def lifetimes(self, values: Sequence[int]) -> list[Lifetime]:
         """The buffers' sizes and lifetimes."""
@@ -91,14 +100,13 @@ def instance(plan: Plan, sizes: PlanSizes, run: Sequence[int]) -> Plan:
 
 def ports(plan: Plan, sizes: PlanSizes, values: Sequence[int]) -> tuple[Port, ...]:
     """The plan's ports, with the shapes that they have for the values of `PlanSizes.values`."""
-    changed: dict[int, list[int]] = {}
-    for k, axis, value in sizes.shapes:
-        changed.setdefault(k, list(plan.ports[k].shape))[axis] = values[value]
     found = list(plan.ports)
-    for k, shape in changed.items():
+    for k, axes in sizes.moving.items():
         port = found[k]
-        each = port.nbytes // max(math.prod(port.shape), 1)
-        found[k] = replace(port, shape=tuple(shape), nbytes=each * math.prod(shape))
+        each, dims = port.nbytes // max(math.prod(port.shape), 1), list(port.shape)
+        for axis, value in axes:
+            dims[axis] = values[value]
+        found[k] = Port(port.name, port.dtype, tuple(dims), each * math.prod(dims), port.is_input)
     return tuple(found)
 
 

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -16,7 +15,7 @@ from vkep.device.runner import PlanRunner
 from vkep.device.tensor import DeviceTensor, on_host
 from vkep.errors import InvalidInputError
 from vkep.ir.program import IslandStep, Program
-from vkep.plan.records import Port
+from vkep.plan.records import Plan, Port
 from vkep.session.run_options import stop_if_told
 from vkep.session.sequences import gathered
 from vkep.session.shared_values import BufferSets
@@ -72,14 +71,18 @@ class Executable:
         self.caller: Any = None  #: resources that its caller closes
         self.constants = {name: weight.array() for name, weight in program.constants.items()}
         #: whether a run consists of one island, so that an interrupt at any point leaves it usable
-        self.direct = shared is None and len(steps) == 1 and isinstance(steps[0], IslandExecutor)
+        self.direct = shared is None and _is_direct(steps)
 
     def at(self, sizes: Sequence[int]) -> Executable:
         """The executable for runs of these sizes, in the order of the program's symbols. It shares all resources of
         this one, which must stay open."""
-        made = Executable(self.program, [s.at(sizes) if isinstance(s, IslandExecutor) else s for s in self.steps])
-        made.owns = False
-        made.constants = {**self.constants, **{n: c.array(sizes) for n, c in self.program.numbers.items()}}
+        made = object.__new__(Executable)
+        made.__dict__.update(self.__dict__, owns=False, caller=None, _shared=None)
+        made.steps = [s.at(sizes) if isinstance(s, IslandExecutor) else s for s in self.steps]
+        made._runs = list(made.steps)
+        made.direct = _is_direct(made.steps)
+        if self.program.numbers:
+            made.constants = {**self.constants, **{n: c.array(sizes) for n, c in self.program.numbers.items()}}
         return made
 
     @property
@@ -146,22 +149,32 @@ class Executable:
             self._shared.close()
 
 
+def _is_direct(steps: Sequence[StepExecutor]) -> bool:
+    return len(steps) == 1 and isinstance(steps[0], IslandExecutor)
+
+
 class IslandExecutor:
     """An island's runner, with the names of its ports."""
 
     def __init__(self, step: IslandStep, runner: PlanRunner) -> None:
-        self.step, self.plan, self.nodes = step, step.plan, step.nodes
-        self.runner = runner
+        self.nodes, self.runner = step.nodes, runner
         self.inputs = tuple(p.name for p in step.plan.inputs)
         self.outputs = tuple(p.name for p in step.plan.outputs)
         self._over = dict(step.over)
+        self._has_sizes = step.sizes is not None
 
     def at(self, sizes: Sequence[int]) -> IslandExecutor:
         """For runs of these sizes; see `PlanRunner.at`."""
-        if self.step.sizes is None:
+        if not self._has_sizes:
             return self
-        runner = self.runner.at(sizes)
-        return IslandExecutor(replace(self.step, plan=runner.plan), runner)
+        made = object.__new__(IslandExecutor)
+        made.__dict__.update(self.__dict__, runner=self.runner.at(sizes))
+        return made
+
+    @property
+    def plan(self) -> Plan:
+        """The plan; for runs of certain sizes with their ports."""
+        return self.runner.plan
 
     def run(self, values: Values, targets: Targets) -> None:
         """Run the plan on ``values`` by its ports' names. Raises `InvalidInputError` for a target that does not fit."""
@@ -197,7 +210,7 @@ class IslandExecutor:
         )
 
     def _written(self, targets: Targets) -> list[DeviceTensor | np.ndarray[Any, Any] | None]:
-        return [self._target(port, targets) if port.name in targets else None for port in self.plan.outputs]
+        return [self._target(port, targets) if port.name in targets else None for port in self.runner.outputs]
 
     def _target(self, port: Port, targets: Targets) -> DeviceTensor | np.ndarray[Any, Any]:
         target = targets[port.name]

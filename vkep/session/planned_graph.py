@@ -25,6 +25,8 @@ from vkep.session.sized_plans import MakePlan, SizedPlans
 
 #: maximum number of signatures whose executables are kept, including those that share a plan
 _SIGNATURES = 256
+#: properties of a run's inputs, one by one: see `PlannedGraph.signature`
+Signature = tuple[object, ...]
 
 
 class PlannedGraph:
@@ -56,6 +58,7 @@ class PlannedGraph:
         self._asked = asked
         self._check = check
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self._newest: _Entry | None = None  # the entry used last
         self._evicted: list[_Entry] = []
         self._lock = Lock()
         self._planning = RLock()  # a progress callback may close the session that is being planned
@@ -65,17 +68,16 @@ class PlannedGraph:
 
     # ---- running
 
-    def run(self, values: Values, targets: Targets, key: Hashable = None, watch: Watch | None = None) -> None:
+    def run(
+        self, values: Values, targets: Targets, signature: Signature | None = None, watch: Watch | None = None
+    ) -> None:
         """Run on the inputs in ``values``; results are added there. See `use` and `Executable.run`. A target that is an
         input's tensor is written in place, or left out where the plan cannot do that: then its result is a separate
         value.
         """
         over = overwritten(values, targets) if targets else ()
-        if key is None:
-            key = self.signature(values)
-        if over:
-            key = (key, over)
-        used = self.use(values, key, over)
+        signature = self.signature(values) if signature is None else signature
+        used = self.use(values, signature, over)
         with used.hold:
             direct = used.executable.direct and watch is None
             if direct:
@@ -85,26 +87,24 @@ class PlannedGraph:
                 finally:
                     set_in_run(False)
         if not direct:  # values passed between its parts may be incomplete after an interrupt
-            run_steady(lambda: self._run(values, targets, key, over, watch))
+            run_steady(lambda: self._run(values, targets, signature, over, watch))
         if self._evicted:
             self._close_evicted()
 
-    def _run(self, values: Values, targets: Targets, key: Hashable, over: Over, watch: Watch | None) -> None:
-        used = self.use(values, key, over)
+    def _run(self, values: Values, targets: Targets, signature: Signature, over: Over, watch: Watch | None) -> None:
+        used = self.use(values, signature, over)
         with used.hold:
             used.executable.run(values, allowed(targets, over, used.executable), watch)
 
-    def use(self, values: Mapping[str, Any], key: Hashable = None, over: Over = ()) -> Use:
+    def use(self, values: Mapping[str, Any], signature: Signature | None = None, over: Over = ()) -> Use:
         """The executable for inputs like ``values``, planned where their signature is new; in use for as long as its ``hold`` is.
 
-        ``key`` identifies the signature where the caller knows it; ``over``: the outputs that a run writes to an
+        ``signature`` is that of `signature` where the caller knows it; ``over``: the outputs that a run writes to an
         input's memory. Raises `ClosedError`, and the errors of ``check`` and of planning.
         """
-        if key is None:
-            key = self.signature(values)
-        found = self._take(key)
-        if found is None and self._match(key, values, over):
-            found = self._take(key)
+        signature = self.signature(values) if signature is None else signature
+        key = (signature, over) if over else signature
+        found = self._take(key) or self._match(key, signature, values, over)
         return found or self.use_key(key, lambda: self._plan_for(values, over))
 
     def use_key(self, key: Hashable, make: Callable[[], Executable]) -> Use:
@@ -113,14 +113,11 @@ class PlannedGraph:
 
     # ---- planning
 
-    def signature(self, values: Mapping[str, Any]) -> Hashable:
-        """The properties of the inputs that a plan depends on: dtypes and shapes, and the content of some."""
-        kinds = tuple([(v.dtype, v.shape) if isinstance(v, np.ndarray) else _kind(v) for v in values.values()])
-        return (kinds, self._contents(values)) if self._asked else kinds
-
-    def _contents(self, values: Mapping[str, Any]) -> Hashable:
-        found = [values.get(name) for name in self._asked]
-        return tuple([value.tobytes() for value in found if isinstance(value, np.ndarray)])
+    def signature(self, values: Mapping[str, Any]) -> Signature:
+        """The properties of each input that a plan depends on: dtype and shape, and the content of some."""
+        if self._asked:
+            return tuple([_kind(v, name in self._asked) for name, v in values.items()])
+        return tuple([(v.dtype, v.shape) if isinstance(v, np.ndarray) else _kind(v) for v in values.values()])
 
     def plan(self, inputs: Mapping[str, Known], over: Over = ()) -> Executable:
         """A new executable for inputs with these known properties; ``over`` as for `use`. Raises `InvalidInputError`
@@ -130,8 +127,8 @@ class PlannedGraph:
             raise InvalidInputError(f"{self._name}: got shapes other than those that the model declares")
         return self._plans.executable(inputs, over)
 
-    def plan_static(self, infos: Iterable[ValueInfo]) -> Hashable:
-        """Plan for the only signature, and return the executable; None where a declared shape is dynamic."""
+    def plan_static(self, infos: Iterable[ValueInfo]) -> Signature | None:
+        """Plan for the only signature, and return it; None where a declared shape is dynamic."""
         inputs: dict[str, Known] = {}
         signature: list[Hashable] = []
         for info in infos:
@@ -162,7 +159,10 @@ class PlannedGraph:
         return self.plan(self._known(values), over)
 
     def _known(self, values: Mapping[str, Any]) -> dict[str, Known]:
-        return {name: known_value(v, name, name in self._asked) for name, v in values.items()}
+        return {name: self._known_one(values, name) for name in values}
+
+    def _known_one(self, values: Mapping[str, Any], name: str) -> Known:
+        return known_value(values[name], name, name in self._asked)
 
     # ---- executables in use
 
@@ -176,9 +176,11 @@ class PlannedGraph:
                 return None
             hold = entry.uses.hold()
             try:
-                if self._entries.get(key) is entry:  # else it was evicted meanwhile, and may be closed
-                    with contextlib.suppress(KeyError):
-                        self._entries.move_to_end(key)
+                if not entry.evicted:  # else it may be closed
+                    if entry is not self._newest:  # to hash a key of many inputs takes long
+                        with contextlib.suppress(KeyError):
+                            self._entries.move_to_end(key)
+                        self._newest = entry
                     return Use(entry.executable, hold)
             except BaseException:
                 hold.release()  # a traceback may keep this frame alive
@@ -201,25 +203,33 @@ class PlannedGraph:
             with self._lock:
                 self._entries[key], self.latest = made, executable
                 while self._too_many():
-                    self._evicted.append(self._entries.popitem(last=False)[1])
+                    self._evict()
             self._close_evicted()
             return used
 
-    def _match(self, key: Hashable, values: Mapping[str, Any], over: Over) -> bool:
+    def _match(self, key: Hashable, signature: Signature, values: Mapping[str, Any], over: Over) -> Use | None:
         """Enter the executable for a new signature, where a plan with sizes is valid for it: nothing is created on the
         device. The graph's declared inputs are satisfied then, as for the signatures that the plan was made from."""
         if self._plans is None or not self._plans.count or self._closed:
-            return False
+            return None
         with self._planning:
-            found = self._plans.match(self._known(values), over)
-            if found is None:
-                return False
+            found = self._plans.match(signature, tuple(values), lambda name: self._known_one(values, name), over)
+            if found is None or self._closed:
+                return None
             with self._lock:
-                self._entries[key] = _Entry(found)
-                self.latest = found
+                entry = self._entries.setdefault(key, _Entry(found))  # another thread may have entered one
+                used = Use(entry.executable, entry.uses.hold())
+                self._newest, self.latest = entry, entry.executable
                 if len(self._entries) > _SIGNATURES:
-                    self._evicted.append(self._entries.popitem(last=False)[1])
-        return True
+                    self._evict()
+        return used
+
+    def _evict(self) -> None:
+        """Forget the executable that was used the longest time ago, and note it to be closed."""
+        entry = self._entries.popitem(last=False)[1]
+        entry.evicted = True
+        if entry.executable.owns or entry.uses.held:
+            self._evicted.append(entry)
 
     @property
     def plan_count(self) -> int:
@@ -248,7 +258,7 @@ class PlannedGraph:
         with self._planning:
             self._closed = True
             entries = [*self._entries.values(), *self._evicted]
-            self._entries, self._evicted, self.latest = OrderedDict(), [], None
+            self._entries, self._evicted, self._newest, self.latest = OrderedDict(), [], None, None
             for entry in entries:
                 entry.uses.wait()
         self.seal()
@@ -261,10 +271,11 @@ class PlannedGraph:
 class _Entry:
     """An executable with its number of users: an evicted one is closed by its last user."""
 
-    __slots__ = ("executable", "uses")
+    __slots__ = ("evicted", "executable", "uses")
 
     def __init__(self, executable: Executable) -> None:
         self.executable, self.uses = executable, UseCount()
+        self.evicted = False  #: it is in no table, and may be closed once no run uses it
 
 
 class Use(NamedTuple):
@@ -353,7 +364,9 @@ def known_value(value: Any, name: str, asked: bool = False) -> Known:
     return ValueSpec(dtype, value.shape)
 
 
-def _kind(value: Any) -> object:
+def _kind(value: Any, asked: bool = False) -> object:
     if isinstance(value, DeviceTensor):
         return (value.dtype.numpy, value.shape, value.room) if value.room else (value.dtype.numpy, value.shape)
+    if isinstance(value, np.ndarray):
+        return (value.dtype, value.shape, value.tobytes()) if asked else (value.dtype, value.shape)
     return (list, len(value)) if isinstance(value, list) else type(value)

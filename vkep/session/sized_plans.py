@@ -7,12 +7,13 @@ lowered. The same holds for integers that a plan depends on by content (lengths,
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import operator
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -42,13 +43,67 @@ class MakePlan(Protocol):
     def __call__(self, known: Mapping[str, Known], *, trace: Trace | None = None, over: Over = ()) -> Executable: ...
 
 
-@dataclass(frozen=True)
-class _Numbers:
+class _Part(NamedTuple):
+    """What one input contributes to `_Numbers`."""
+
+    kind: object
+    values: tuple[int, ...] = ()
+    growing: tuple[int, ...] = ()  #: places among its values
+
+
+_NOTHING = _Part(None)
+
+
+class _Numbers(NamedTuple):
     """The inputs of a plan: properties that must be equal (``kinds``), and the numbers that may differ."""
 
     kinds: tuple[object, ...]
     values: tuple[int, ...]
-    growing: frozenset[int] = frozenset()  #: places of sizes of memory that has room for more: larger memory follows
+    growing: frozenset[int]  #: places of sizes of memory that has room for more: larger memory follows
+
+    @classmethod
+    def of(cls, parts: Sequence[_Part], over: Over) -> _Numbers:
+        """The numbers of all inputs."""
+        values = itertools.chain.from_iterable([part.values for part in parts])
+        starts = itertools.accumulate([len(part.values) for part in parts], initial=0)
+        growing = [at + k for at, part in zip(starts, parts, strict=False) for k in part.growing]
+        return cls((over, *[part.kind for part in parts]), tuple(values), frozenset(growing))
+
+
+class _Signatures:
+    """The numbers of one signature after another. Of an input that has not changed nothing is read."""
+
+    def __init__(self) -> None:
+        self._inputs: object = None
+        self._kept: tuple[Sequence[object], list[_Part], _Numbers] = ((), [], _Numbers((), (), frozenset()))
+        self._starts: list[int] = []  # of the inputs' numbers among all
+
+    def numbers(
+        self, marks: tuple[object, ...], names: Sequence[str], known: Callable[[str], Known], over: Over
+    ) -> _Numbers:
+        """The numbers of the inputs ``names``. Inputs with equal marks have equal properties."""
+        before, parts, numbers = self._kept
+        if self._inputs != (names, over):
+            before, parts = [None] * len(marks), [_NOTHING] * len(marks)
+        parts, values = list(parts), list(numbers.values)
+        made: dict[object, _Part] = {}  # the caches of all layers have the same numbers
+        alike = self._inputs == (names, over)
+        for k in itertools.compress(range(len(marks)), map(operator.ne, marks, before)):
+            part = made.get(marks[k]) or _part_of(known(names[k]))
+            if part.values:
+                made[marks[k]] = part
+            alike = alike and (part.kind, part.growing) == (parts[k].kind, parts[k].growing)
+            if alike:
+                values[self._starts[k] : self._starts[k] + len(part.values)] = part.values
+            parts[k] = part
+        if alike:
+            numbers = _Numbers(numbers.kinds, tuple(values), numbers.growing)
+        else:
+            self._inputs = None  # until all is set
+            numbers = _Numbers.of(parts, over)
+            self._starts = list(itertools.accumulate([len(part.values) for part in parts], initial=0))
+        self._kept, self._inputs = (marks, parts, numbers), (names, over)
+        return numbers
 
 
 class _Sized:
@@ -59,22 +114,22 @@ class _Sized:
     ) -> None:
         """``symbols``: for each size the positions in ``numbers`` that have it."""
         self.places = {place for group in symbols for place in group}
-        fixed = [k for k in range(len(numbers.values)) if k not in self.places]
-        self._fixed = operator.itemgetter(*fixed) if fixed else lambda values: ()
+        self._fixed = _picked([k for k in range(len(numbers.values)) if k not in self.places])
         self.kinds, self._others = numbers.kinds, self._fixed(numbers.values)
-        self._symbols, self._conditions, self.executable = symbols, conditions, executable
-        self._hints = [numbers.values[group[0]] for group in symbols]
-        self._tuned = [not numbers.growing.issuperset(group) for group in symbols]
+        self._first = _picked([group[0] for group in symbols])
+        self._same = [_picked(group) for group in symbols if len(group) > 1]
+        self._conditions, self.executable = conditions, executable
+        self._hints = self._first(numbers.values)
+        self._tuned = [k for k, group in enumerate(symbols) if not numbers.growing.issuperset(group)]
 
-    def sizes(self, numbers: _Numbers) -> list[int] | None:
+    def sizes(self, numbers: _Numbers) -> tuple[int, ...] | None:
         """The sizes of a run with these numbers; None where the plan does not apply."""
         values = numbers.values
         if numbers.kinds != self.kinds or self._fixed(values) != self._others:
             return None
-        sizes = [values[group[0]] for group in self._symbols]
-        for group, size in zip(self._symbols, sizes, strict=True):
-            if any(values[place] != size for place in group):
-                return None
+        if any(len({*same(values)}) > 1 for same in self._same):
+            return None
+        sizes = self._first(values)
         return sizes if self._conditions.hold(sizes) else None
 
     def is_near(self, numbers: _Numbers) -> bool:
@@ -85,15 +140,15 @@ class _Sized:
         return (
             numbers.kinds == self.kinds
             and self._fixed(values) == self._others
-            and self.distance([values[group[0]] for group in self._symbols]) < math.log(_FAR)
+            and self.distance(self._first(values)) < math.log(_FAR)
         )
 
     def distance(self, sizes: Sequence[int]) -> float:
         """By what factor the sizes differ from those that the plan was made for, at most. Nothing is tuned for memory that has
         room for more.
         """
-        pairs = [(s, h) for s, h, tuned in zip(sizes, self._hints, self._tuned, strict=True) if tuned]
-        return max([abs(math.log(max(s, 1) / max(h, 1))) for s, h in pairs], default=0.0)
+        hints = self._hints
+        return max([abs(math.log(max(sizes[k], 1) / max(hints[k], 1))) for k in self._tuned], default=0.0)
 
 
 class SizedPlans:
@@ -103,6 +158,7 @@ class SizedPlans:
         """``limit``: maximum number of plans with sizes."""
         self._make, self._constants, self._limit = make, constants, limit
         self._plans: list[_Sized] = []
+        self._signatures = _Signatures()
         self._seen: dict[tuple[object, ...], list[tuple[int, ...]]] = {}
         self._rigid: set[tuple[tuple[object, ...], int]] = set()  # positions whose values a plan needs
         # of the first plan: number of nodes that do not run on the device
@@ -127,10 +183,12 @@ class SizedPlans:
             self._elsewhere = _elsewhere(executable.program)
         return executable
 
-    def match(self, inputs: Mapping[str, Known], over: Over = ()) -> Executable | None:
-        """The executable of a plan with sizes that is valid for a signature; None where `executable` would make another
-        plan."""
-        near = self._nearest(numbers_of(inputs, over))
+    def match(
+        self, marks: tuple[object, ...], names: Sequence[str], known: Callable[[str], Known], over: Over = ()
+    ) -> Executable | None:
+        """The executable of a plan with sizes that is valid for the inputs ``names``; None where `executable` would make
+        another plan. ``known`` gives an input's properties; those of inputs with equal ``marks`` are equal."""
+        near = self._nearest(self._signatures.numbers(marks, names, known, over))
         return near[1].executable.at(near[2]) if near is not None and self._is_near(near[0]) else None
 
     @property
@@ -148,7 +206,7 @@ class SizedPlans:
         for plan in plans:
             plan.executable.close()
 
-    def _nearest(self, numbers: _Numbers) -> tuple[float, _Sized, list[int]] | None:
+    def _nearest(self, numbers: _Numbers) -> tuple[float, _Sized, tuple[int, ...]] | None:
         found = [(plan.distance(s), plan, s) for plan in self._plans if (s := plan.sizes(numbers)) is not None]
         return min(found, key=lambda entry: entry[0], default=None)
 
@@ -208,25 +266,27 @@ class SizedPlans:
 
 def numbers_of(inputs: Mapping[str, Known], over: Over = ()) -> _Numbers:
     """The numbers of all inputs, in order, and the rest of their signature."""
-    kinds: list[object] = [over]
-    values: list[int] = []
-    growing: list[int] = []
-    for known in inputs.values():
-        if isinstance(known, ValueSpec):
-            pairs = zip(known.shape, known.room, strict=False)
-            growing += [len(values) + len(known.shape) + k for k, (size, room) in enumerate(pairs) if size != room]
-            kinds.append((known.dtype.name, len(known.shape), len(known.room)))
-            values += known.shape + known.room
-        elif isinstance(known, ArrayWeight):
-            array = known.array()
-            if _is_small(array):
-                kinds.append((array.dtype, array.shape))
-                values += array.reshape(-1).tolist()
-            else:
-                kinds.append((array.dtype, array.shape, array.tobytes()))
-        else:
-            kinds.append(known)
-    return _Numbers(tuple(kinds), tuple(values), frozenset(growing))
+    return _Numbers.of([_part_of(known) for known in inputs.values()], over)
+
+
+def _part_of(known: Known) -> _Part:
+    if isinstance(known, ValueSpec):
+        shape, room = known.shape, known.room
+        growing = [len(shape) + k for k, (size, most) in enumerate(zip(shape, room, strict=False)) if size != most]
+        return _Part((known.dtype.name, len(shape), len(room)), shape + room, tuple(growing))
+    if isinstance(known, ArrayWeight):
+        array = known.array()
+        if _is_small(array):
+            return _Part((array.dtype, array.shape), tuple(array.reshape(-1).tolist()))
+        return _Part((array.dtype, array.shape, array.tobytes()))
+    return _Part(known)
+
+
+def _picked(places: Sequence[int]) -> Callable[[Sequence[int]], tuple[int, ...]]:
+    """A function that takes the values at these places."""
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    return (lambda values: (values[places[0]],)) if places else (lambda values: ())
 
 
 def with_sizes(inputs: Mapping[str, Known], sizes: Mapping[int, int | Size]) -> dict[str, Known]:
