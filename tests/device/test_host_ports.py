@@ -10,6 +10,7 @@ import onnx.parser
 import pytest
 
 import vkep
+from vkep.device import run_commands
 from vkep.device.delegate import VulkanDelegate
 
 Array = np.ndarray[Any, Any]
@@ -79,6 +80,18 @@ def test_the_host_memory_of_a_size_that_grows(session: vkep.InferenceSession) ->
         np.testing.assert_allclose(doubled, small + large.sum(), rtol=1e-5)
         there = session.device_tensor(large)
         np.testing.assert_allclose(bound(session, there, small), small + large.sum(), rtol=1e-5)
+
+
+def test_copies_of_many_sizes_are_not_all_kept(session: vkep.InferenceSession) -> None:
+    small = np.arange(4, dtype=np.float32)
+    with mock.patch.object(run_commands, "_COPIES", 4):
+        for power in (14, 10, 11, 12, 13, 10, 14):
+            large = np.full(1 << power, power, np.float32)
+            moved, doubled = session.run(None, {"large": large, "small": small})
+            np.testing.assert_array_equal(moved, 2 * large)
+            np.testing.assert_allclose(doubled, small + large.sum())
+            kept = [len(r._commands._copies) for island in session.islands() for r in island.runner.recordings]
+            assert max(kept) <= 4
 
 
 def test_a_result_in_memory_of_the_host_is_read_without_a_copy(session: vkep.InferenceSession) -> None:

@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from vkep.dtypes import DTYPES
 from vkep.errors import InvalidInputError
 from vkep.graph.weights import ArrayWeight, SizesWeight
 from vkep.ir.infer import Known
-from vkep.ir.program import Over, Program, ValueSpec
-from vkep.session.sized_plans import SizedPlans, numbers_of, with_sizes
+from vkep.ir.program import NoValue, Over, Program, ValueSpec
+from vkep.session.sized_plans import Signatures, SizedPlans, numbers_of, with_sizes
 from vkep.sizes import Size, Trace, divides
 
 
@@ -209,3 +211,24 @@ def test_closing_closes_the_plans_with_sizes() -> None:
     run(graph, 3)
     graph.close()
     assert not maker.made[0].closed and maker.made[1].closed and graph.count == 0
+
+
+def test_the_numbers_of_a_signature_follow_from_those_of_the_one_before() -> None:
+    dims, arrays = st.lists(st.integers(0, 5), max_size=3), st.lists(st.integers(-1, 5), max_size=3)
+    spec = st.one_of(
+        st.builds(ValueSpec, st.just(DTYPES["float32"]), dims.map(tuple)),
+        st.builds(lambda d: ValueSpec(DTYPES["int64"], tuple(d), tuple([n + n % 2 for n in d])), dims),
+        st.builds(lambda numbers: ArrayWeight("n", np.array(numbers, np.int64)), arrays),
+        st.just(NoValue()),
+    )
+
+    @given(st.lists(st.tuples(st.lists(spec, min_size=2, max_size=4), st.booleans()), min_size=2, max_size=5))
+    def check(runs: list[tuple[list[Known], bool]]) -> None:
+        signatures = Signatures()
+        for given_inputs, in_place in runs:
+            inputs = {f"x{k}": known for k, known in enumerate(given_inputs)}
+            marks = tuple([k.array().tobytes() if isinstance(k, ArrayWeight) else k for k in given_inputs])
+            over = (("y", "x0"),) if in_place else ()
+            assert signatures.numbers(marks, tuple(inputs), inputs.__getitem__, over) == numbers_of(inputs, over)
+
+    check()

@@ -21,7 +21,7 @@ from vkep.memory.staging_ring import StagingArena
 from vkep.plan.layout import Layout
 from vkep.plan.memory import align
 from vkep.plan.records import FRESH, Plan, Port, Relocation, Space
-from vkep.plan.sized import PlanSizes, faults, ports
+from vkep.plan.sized import PlanSizes, faults, moving_ports, ports
 
 if TYPE_CHECKING:
     from vkep.device.delegate import VulkanDelegate
@@ -84,14 +84,16 @@ class Places:
         self.within = {(k, at): (buffer, byte) for k, at, buffer, byte in sizes.places}
         self._addends = [value for _, _, value in sizes.addends]
         self._slots = [slot.addend for slot in self.plan.slots]
+        self._moving = moving_ports(self.plan, sizes)
+        moving = {k for group in self._moving for k in group.ports}
         inputs = [k for k, port in enumerate(self.plan.ports) if port.is_input]
         outputs = [k for k, port in enumerate(self.plan.ports) if not port.is_input]
         #: places among the inputs, and among the outputs, whose shapes depend on sizes
         self.moving = (
-            [place for place, k in enumerate(inputs) if k in sizes.moving],
-            [place for place, k in enumerate(outputs) if k in sizes.moving],
+            [place for place, k in enumerate(inputs) if k in moving],
+            [place for place, k in enumerate(outputs) if k in moving],
         )
-        self._still_bytes = sum(port.nbytes for k, port in enumerate(self.plan.ports) if k not in sizes.moving)
+        self._still_bytes = sum(port.nbytes for k, port in enumerate(self.plan.ports) if k not in moving)
 
     def numbers(self, run: Sequence[int]) -> RunNumbers:
         """The numbers for a run's sizes, in the order of the formulas' symbols."""
@@ -109,13 +111,13 @@ class Places:
                 slots[k] = values[value]
         addends = np.array([values[k] for k in self._addends], np.int64)
         return RunNumbers(
-            values, ports(self.plan, sizes, values), faults(self.plan, sizes, values), slots, words, addends
+            values, ports(self.plan, self._moving, values), faults(self.plan, sizes, values), slots, words, addends
         )
 
     def port_bytes(self, numbers: RunNumbers) -> int:
         """The bytes of all ports of a run."""
-        assert self.sizes is not None
-        return self._still_bytes + sum([numbers.ports[k].nbytes for k in self.sizes.moving])
+        found = numbers.ports
+        return self._still_bytes + sum([len(group.ports) * found[group.ports[0]].nbytes for group in self._moving])
 
 
 class ArgumentTable:

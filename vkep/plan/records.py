@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 
 class Space(Enum):
@@ -104,8 +105,7 @@ class Dispatch:
     turned_down: tuple[tuple[str, str], ...] = field(default=(), repr=False, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Port:
+class Port(NamedTuple):
     """An input or output of the plan."""
 
     name: str

@@ -7,11 +7,11 @@ the device side writes the same numbers into its argument table.
 
 from __future__ import annotations
 
-import functools
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from vkep.plan.memory import Lifetime, live_peak, place
 from vkep.plan.records import Dispatch, Plan, Port, Relocation, Slot
@@ -48,14 +48,6 @@ class PlanSizes:
         tuple[int, int, int, int], ...
     ] = ()  #: dispatch, relocation, buffer, byte within it for the current sizes
 
-    @functools.cached_property
-    def moving(self) -> Mapping[int, Sequence[tuple[int, int]]]:
-        """The ports whose shapes depend on sizes: axes, and their values."""
-        found: dict[int, list[tuple[int, int]]] = {}
-        for k, axis, value in self.shapes:
-            found.setdefault(k, []).append((axis, value))
-        return found
-
     def lifetimes(self, values: Sequence[int]) -> list[Lifetime]:
         """The buffers' sizes and lifetimes."""
         return [Lifetime(values[b.nbytes], b.first, b.last) for b in self.buffers]
@@ -84,7 +76,7 @@ def instance(plan: Plan, sizes: PlanSizes, run: Sequence[int]) -> Plan:
         slots[k] = Slot(slots[k].port, values[value])
     return replace(
         plan,
-        ports=ports(plan, sizes, values),
+        ports=ports(plan, moving_ports(plan, sizes), values),
         faults=faults(plan, sizes, values),
         slots=tuple(slots),
         activation_bytes=slab,
@@ -98,15 +90,39 @@ def instance(plan: Plan, sizes: PlanSizes, run: Sequence[int]) -> Plan:
     )
 
 
-def ports(plan: Plan, sizes: PlanSizes, values: Sequence[int]) -> tuple[Port, ...]:
+class MovingPorts(NamedTuple):
+    """Ports whose shapes depend on sizes in the same way: those of the caches of all layers."""
+
+    ports: tuple[int, ...]
+    shape: tuple[int, ...]  #: for the current sizes
+    axes: tuple[tuple[int, int], ...]  #: axis, value
+    itemsize: int
+
+
+def moving_ports(plan: Plan, sizes: PlanSizes) -> tuple[MovingPorts, ...]:
+    """The ports whose shapes depend on sizes."""
+    axes: dict[int, list[tuple[int, int]]] = {}
+    for k, axis, value in sizes.shapes:
+        axes.setdefault(k, []).append((axis, value))
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for k, found in axes.items():
+        port = plan.ports[k]
+        key = (port.shape, tuple(found), port.nbytes // max(math.prod(port.shape), 1))
+        alike.setdefault(key, []).append(k)
+    return tuple([MovingPorts(tuple(which), *key) for key, which in alike.items()])
+
+
+def ports(plan: Plan, moving: Sequence[MovingPorts], values: Sequence[int]) -> tuple[Port, ...]:
     """The plan's ports, with the shapes that they have for the values of `PlanSizes.values`."""
     found = list(plan.ports)
-    for k, axes in sizes.moving.items():
-        port = found[k]
-        each, dims = port.nbytes // max(math.prod(port.shape), 1), list(port.shape)
+    for which, shape, axes, itemsize in moving:
+        dims = list(shape)
         for axis, value in axes:
             dims[axis] = values[value]
-        found[k] = Port(port.name, port.dtype, tuple(dims), each * math.prod(dims), port.is_input)
+        now, nbytes = tuple(dims), itemsize * math.prod(dims)
+        for k in which:
+            name, dtype, _, _, is_input = found[k]
+            found[k] = Port(name, dtype, now, nbytes, is_input)
     return tuple(found)
 
 

@@ -70,7 +70,7 @@ class _Numbers(NamedTuple):
         return cls((over, *[part.kind for part in parts]), tuple(values), frozenset(growing))
 
 
-class _Signatures:
+class Signatures:
     """The numbers of one signature after another. Of an input that has not changed nothing is read."""
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ class SizedPlans:
         """``limit``: maximum number of plans with sizes."""
         self._make, self._constants, self._limit = make, constants, limit
         self._plans: list[_Sized] = []
-        self._signatures = _Signatures()
+        self._signatures = Signatures()
         self._seen: dict[tuple[object, ...], list[tuple[int, ...]]] = {}
         self._rigid: set[tuple[tuple[object, ...], int]] = set()  # positions whose values a plan needs
         # of the first plan: number of nodes that do not run on the device
