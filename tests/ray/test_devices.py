@@ -16,7 +16,7 @@ from onnx import numpy_helper
 
 from gpu_shared.errors import DeviceNotFoundError
 from tests.session.models import model
-from vkep.ray.devices import Nvidia, UnknownOrder, device_of
+from vkep.ray.devices import Nvidia, UnknownOrder, device_of, device_of_rank
 from vkep.ray.models import local, packed
 
 A, B, C = ("a" * 32, "b" * 32, "c" * 32)
@@ -91,6 +91,24 @@ def test_the_assigned_device(given: str, nvidia: Nvidia, found: str) -> None:
 def test_what_cannot_be_found_is_said(ids: list[str], nvidia: Nvidia, says: str) -> None:
     with pytest.raises(DeviceNotFoundError, match=says):
         device_of(ids, DEVICES, nvidia)
+
+
+@pytest.mark.parametrize(
+    ("devices", "found"),
+    [
+        (DEVICES, [B, A, B, A]),  # the CPU driver has no turn
+        ([device(0, A, "integrated"), device(1, B)], [None] * 4),  # the default one alone is of its kind
+        ([device(0, A, "cpu")], [None] * 4),
+        ([device(0, A), device(1, B, problems=("old",)), device(2, C)], [A, C, A, C]),
+    ],
+)
+def test_replicas_without_an_assigned_gpu_take_turns(
+    devices: list[Any], found: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VKEP_DEVICE", raising=False)
+    assert [device_of_rank(rank, devices) for rank in range(4)] == found
+    monkeypatch.setenv("VKEP_DEVICE", "0")
+    assert device_of_rank(1, devices) is None
 
 
 def test_a_uuid_that_two_devices_begin_with_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,32 +14,12 @@ import vkep
 from tests.session.models import model
 from tests.session.test_replicas import lose
 from vkep.ray.kserve import ProtocolError
-from vkep.ray.loaded import MOST_QUEUES, LoadedModel, Models
+from vkep.ray.loaded import LoadedModel, Models
 
 SQUARE = model("g (float[n,s] x) => (float[n,s] y) { y = Mul(x, x) }")
 PICK = model("g (float[n,3] x, int64[n,1] i) => (float[n,1] y) { y = GatherElements <axis = 1> (x, i) }")
 UPPER = model("""g (string[n] s) => (string[n] u) { u = StringNormalizer <case_change_action = "UPPER"> (s) }""")
 FIXED = model("g (float[2,3] x) => (float[2,3] y) { y = Mul(x, x) }")
-
-
-def gather(run: Callable[[list[Any]], Awaitable[list[Any]]]) -> Callable[[Any], Awaitable[Any]]:
-    """What Serve's batching does, for a test: all that is asked for within 20 ms goes together."""
-    waiting: list[tuple[Any, asyncio.Future[Any]]] = []
-
-    async def go() -> None:
-        await asyncio.sleep(0.02)
-        mine, waiting[:] = waiting[:], []
-        for (_, future), result in zip(mine, await run([item for item, _ in mine]), strict=True):
-            future.set_result(result)
-
-    async def call(item: Any) -> Any:
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        waiting.append((item, future))
-        if len(waiting) == 1:
-            future.go = asyncio.ensure_future(go())
-        return await future
-
-    return call
 
 
 class Opened:
@@ -55,7 +35,7 @@ class Opened:
             self.runs.append((rows, requests))
 
         self.models.append(
-            LoadedModel("m", version, proto, {}, pool=self._pool, gather=gather, rows=rows, observe=observe)
+            LoadedModel("m", version, proto, {}, pool=self._pool, rows=rows, wait_s=0.02, runs=2, observe=observe)
         )
         self.runs.clear()
         return self.models[-1]
@@ -129,16 +109,6 @@ def test_a_lost_device_costs_no_answer(opened: Opened) -> None:
     one = opened(SQUARE)
     lose(one.renewed.session)
     assert [answer["y"][0, 0] for answer in ask(one, x_of(1, 3, 2), x_of(1, 3, 3))] == [4, 9]
-
-
-def test_any_number_of_shapes_takes_few_queues(opened: Opened) -> None:
-    one = opened(SQUARE)
-    for size in range(1, MOST_QUEUES + 20):
-        one._queue((("x", (size,)),))
-    assert len(one._queues) == MOST_QUEUES + 1
-    found = ask(one, x_of(1, 70, 2), x_of(1, 71, 3))  # their queue is the shared one
-    assert [answer["y"].shape for answer in found] == [(1, 70), (1, 71)]
-    assert opened.runs == [(1, 1), (1, 1)]
 
 
 def test_versions(opened: Opened) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -41,6 +42,21 @@ def test_columns_go_in_and_out_by_name(predictor: Callable[..., Predictor]) -> N
 def test_a_batch_whose_device_is_lost_is_run_again(predictor: Callable[..., Predictor]) -> None:
     one = predictor()
     lose(one.session)
+    np.testing.assert_array_equal(one({"x": X, "b": B})["y"], X * X)
+
+
+def test_the_runs_of_a_batch_overlap_and_keep_their_order(
+    predictor: Callable[..., Predictor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = predictor(rows=1)
+    both = threading.Barrier(2, timeout=30)
+    run = one._run
+
+    def meeting(feeds: dict[str, Any]) -> list[Any]:
+        both.wait()  # breaks where runs follow one another
+        return run(feeds)
+
+    monkeypatch.setattr(one, "_run", meeting)
     np.testing.assert_array_equal(one({"x": X, "b": B})["y"], X * X)
 
 

@@ -5,7 +5,7 @@ Uses numpy only, neither Ray nor Vulkan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +14,8 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 Columns = dict[str, Array]
 Dims = Sequence[int | str | None]
+#: calls a function for each of several feeds, as ``map`` does
+Every = Callable[[Callable[[Columns], Sequence[Array]], Iterable[Columns]], Iterable[Sequence[Array]]]
 
 
 class Argument(Protocol):
@@ -82,17 +84,23 @@ class Table:
         )
 
     def run(
-        self, columns: Columns, run: Callable[[Columns], Sequence[Array]], padding: Padding | None = None, most: int = 0
+        self,
+        columns: Columns,
+        run: Callable[[Columns], Sequence[Array]],
+        padding: Padding | None = None,
+        most: int = 0,
+        every: Every = map,
     ) -> Columns:
         """The outputs for all rows, in order. ``columns`` are by input, each an array [rows, ...] or an array of
         arrays, one for each row, whose shapes may differ; ``run`` takes feeds and returns the outputs in order. Rows of
-        one (padded) shape share runs of ``most`` rows (0: any number). An output whose rows differ in shape is an array
-        of arrays.
+        one (padded) shape share runs of ``most`` rows (0: any number). ``every`` calls ``run`` for each of several
+        feeds, as ``map`` does, where all rows have one shape. An output whose rows differ in shape is an array of
+        arrays.
         """
         count = row_count(columns)
         rows_of_run = self.rows if isinstance(self.rows, int) else most
         if count and padding is None and not any(column.dtype == object for column in columns.values()):
-            return self._dense(columns, run, rows_of_run or count)
+            return self._dense(columns, run, rows_of_run or count, every)
         found: dict[str, list[Array | None]] = {name: [None] * count for name in self.outputs}
         for members in groups(columns, self.inputs, padding):
             for part in parts(members, rows_of_run):
@@ -102,18 +110,22 @@ class Table:
                         found[name][at] = result[row][cut(name, at)]
         return {name: _column(rows) for name, rows in found.items()}
 
-    def _dense(self, columns: Columns, run: Callable[[Columns], Sequence[Array]], step: int) -> Columns:
+    def _dense(self, columns: Columns, run: Callable[[Columns], Sequence[Array]], step: int, every: Every) -> Columns:
         """`run` for rows that all have one shape."""
         count = row_count(columns)
-        found = []
-        for start in range(0, count, step):
+
+        def feeds_of(start: int) -> Columns:
             feeds = {name: columns[name][start : start + step] for name in self.inputs}
             missing = step - (count - start) if isinstance(self.rows, int) else 0
             if missing > 0:
                 feeds = {name: stacked(list(rows), rows.shape[1:], 0, missing) for name, rows in feeds.items()}
-            found.append([result[: count - start] for result in run(feeds)])
-        pieces = zip(*found, strict=True)
-        return {name: np.concatenate(arrays) for name, arrays in zip(self.outputs, pieces, strict=True)}
+            return feeds
+
+        pieces = zip(*every(run, map(feeds_of, range(0, count, step))), strict=True)
+        return {
+            name: np.concatenate(arrays)[:count] if len(arrays) > 1 else arrays[0][:count]
+            for name, arrays in zip(self.outputs, pieces, strict=True)
+        }
 
     def _feeds(
         self, columns: Columns, part: Sequence[int], padding: Padding | None

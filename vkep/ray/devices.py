@@ -15,7 +15,8 @@ from gpu_shared.errors import DeviceNotFoundError
 
 def assigned_device() -> str | None:
     """The UUID of the Vulkan device that is the GPU assigned to this Ray worker; None where it has none (the session
-    then uses `vkep.SessionOptions.device`).
+    then uses `vkep.SessionOptions.device`). Replicas of a service to which Ray assigned no GPU take turns on those of
+    their node.
 
     Ray assigns a UUID, or an index and hides the other GPUs from CUDA in the worker: CUDA's only device is the assigned
     one. Vulkan has the same UUID, whatever the order of either. Raises `DeviceNotFoundError` where Vulkan does not have
@@ -25,11 +26,37 @@ def assigned_device() -> str | None:
     if ray is None or not ray.is_initialized():
         return None
     ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
-    if not ids:
+    rank = None if ids else _rank_on_node()
+    if not ids and rank is None:
         return None
     from gpu_shared.instance import list_devices
 
+    if rank is not None:
+        return device_of_rank(rank, list_devices())
     return device_of(ids, list_devices(), Nvidia(os.environ.get("CUDA_VISIBLE_DEVICES")))
+
+
+def _rank_on_node() -> int | None:
+    """The number of this replica among its deployment's on this node, from 0; None where this process is no replica."""
+    serve = sys.modules.get("ray.serve")
+    if serve is None:
+        return None
+    try:
+        return int(serve.get_replica_context().rank.local_rank)
+    except serve.exceptions.RayServeException:  # another process
+        return None
+
+
+def device_of_rank(rank: int, devices: Sequence[DeviceInfo]) -> str | None:
+    """The UUID of the device of a replica by its number on the node: the devices of the default one's kind take turns. None
+    where there is one alone, or the environment names the device. Raises `DeviceNotFoundError` where none is usable."""
+    from gpu_shared.instance import DEVICE_VARIABLE, select_device
+
+    if os.environ.get(DEVICE_VARIABLE, "").strip():
+        return None
+    kind = select_device(devices).capabilities.device_type
+    alike = [d.capabilities.uuid for d in devices if not d.problems and d.capabilities.device_type == kind]
+    return alike[rank % len(alike)] if len(alike) > 1 else None
 
 
 def in_actor() -> bool:

@@ -151,7 +151,7 @@ def datatype(dtype: np.dtype[Any]) -> str:
         raise ValueError(f"the Open Inference protocol has no datatype for {dtype}; it has {list(DATATYPES)}") from None
 
 
-def parse_infer(body: bytes, header_length: str | None, model: ModelSpec) -> InferRequest:
+def parse_infer(body: bytes | memoryview, header_length: str | None, model: ModelSpec) -> InferRequest:
     """The tensors of an inference request; ``header_length`` is the value of the HTTP header where binary data follows
     the JSON.
 
@@ -223,7 +223,7 @@ def infer_response(model: ModelSpec, request: InferRequest, results: Mapping[str
     return InferResponse([text, *pieces], len(text) if pieces else 0)
 
 
-def inflated(body: bytes, encoding: str, most: int) -> bytes:
+def inflated(body: bytes | memoryview, encoding: str, most: int) -> bytes | memoryview:
     """Decompress a body. Raises `ProtocolError`: 413 above ``most`` bytes, 400 and 415 for data that cannot be read."""
     if encoding in ("", "identity"):
         return body

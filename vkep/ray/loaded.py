@@ -1,6 +1,6 @@
 """Open models of a service: versions by name on one device context, and runs that share a batch.
 
-Independent of Ray: `vkep.ray.service` provides Serve's batching and metrics.
+Independent of Ray: `vkep.ray.service` provides its metrics.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from onnx import TensorProto
 
 from vkep.dtypes import from_onnx
 from vkep.errors import InvalidInputError
+from vkep.ray.batcher import Batcher
 from vkep.ray.batches import rows_axis
 from vkep.ray.kserve import STRINGS, Array, ModelSpec, ProtocolError, TensorSpec, datatype
 from vkep.ray.models import local, open_session, zeros
@@ -31,12 +32,8 @@ logger = logging.getLogger("vkep.ray")
 
 Feeds = Mapping[str, Array]
 Results = dict[str, Array]
-#: a decorator that gathers single items and calls the decorated function with a list of them
-Gather = Callable[[Callable[[list[Feeds]], Awaitable[list[Any]]]], Callable[[Feeds], Awaitable[Any]]]
 #: ``observe(model, version, rows, requests, seconds)``: called after each run
 Observe = Callable[[str, str, int, int, float], None]
-#: maximum number of a model's shapes with a separate queue; the others share one, whose batches are split by shape
-MOST_QUEUES = 32
 
 
 class LoadedModel:
@@ -51,14 +48,16 @@ class LoadedModel:
         options: Mapping[str, Any],
         *,
         pool: Executor,
-        gather: Gather,
         rows: int,
+        wait_s: float,
+        runs: int,
         observe: Observe,
     ) -> None:
-        """``rows``: the maximum number of rows of one run; 1: requests do not share runs. Where no axis but that of
+        """``rows``: the maximum number of rows of one run; 1: requests do not share runs. ``wait_s``: how long the first
+        request of a run waits for others. ``runs``: those that ``pool`` takes at once. Where no axis but that of
         rows is symbolic, runs of one row and of ``rows`` precede the first request. Raises as `vkep.InferenceSession`,
         and ``ValueError`` for a model whose inputs or outputs have no datatype in the protocol."""
-        self._pool, self._gather, self._observe = pool, gather, observe
+        self._pool, self._observe = pool, observe
         self.renewed = RenewedSession(partial(open_session, local(source), options))
         try:
             session = self.renewed.session
@@ -71,7 +70,7 @@ class LoadedModel:
                 {v.name: tensor_spec(v) for v in graph.outputs},
             )
             self._rows = rows if isinstance(rows_axis(inputs, outputs), str) else 1
-            self._queues: dict[Any, Callable[[Feeds], Awaitable[Any]]] = {}
+            self._batcher = Batcher(self._run_all, self._rows, wait_s, runs)
             for count in sorted({1, self._rows}):
                 shapes = self._shapes(count)
                 if shapes is not None:
@@ -104,31 +103,12 @@ class LoadedModel:
             counts = {len(array) for array in feeds.values()}
             if len(counts) != 1:
                 raise InvalidInputError(f"inputs must have the same number of rows, got {sorted(counts)}")
-            result = await self._queue(signature(feeds))(feeds)
-            if isinstance(result, Exception):
-                raise result
-            return dict(result)
+            return dict(await self._batcher(feeds, signature(feeds), rows))
         return await asyncio.get_running_loop().run_in_executor(self._pool, self.run, feeds)
 
-    def _queue(self, key: Any) -> Callable[[Feeds], Awaitable[Any]]:
-        if key not in self._queues and len(self._queues) >= MOST_QUEUES:
-            key = None
-        if key not in self._queues:
-            self._queues[key] = self._gather(self._run_all)
-        return self._queues[key]
-
     async def _run_all(self, items: list[Feeds]) -> list[Any]:
-        """A result or an exception for each of the requests; those of one shape share a run."""
-        groups: dict[Any, list[int]] = {}
-        for index, feeds in enumerate(items):
-            groups.setdefault(signature(feeds), []).append(index)
-        found: list[Any] = [None] * len(items)
-        loop = asyncio.get_running_loop()
-        for members in groups.values():
-            results = await loop.run_in_executor(self._pool, self._run_together, [items[index] for index in members])
-            for index, result in zip(members, results, strict=True):
-                found[index] = result
-        return found
+        """A result or an exception for each of the requests."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._run_together, items)
 
     def _run_together(self, items: list[Feeds]) -> list[Any]:
         if len(items) > 1:

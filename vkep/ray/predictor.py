@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,8 @@ class Predictor:
         outputs: column by output, for the requested ones; None: all, under their names.
         warm: runs before the first batch: a number of rows, or shapes by input (rows included). None: one row where the
             model's other axes are fixed. The first run of a shape compiles its shaders.
-        rows: the most rows of one run; 0: a batch as it comes.
+        rows: the most rows of one run; 0: a batch as it comes. The runs of a batch overlap, as many at once as the session's
+            ``concurrency`` allows (2).
         pad: values by input to fill up rows of different sizes with (``{"input_ids": 0, "attention_mask": 0}``), so
             that they share runs; padding is removed from the outputs again, along axes of the same symbol. Without it
             rows of equal shape share runs.
@@ -64,6 +66,7 @@ class Predictor:
     ) -> None:
         self._padding = Padding(pad, steps) if pad else None
         self._rows = rows
+        self._pool: ThreadPoolExecutor | None = None
         model = local(model)  # once: a session that is opened again finds the same key
         self._session = RenewedSession(partial(open_session, model, session_options))
         try:
@@ -75,6 +78,7 @@ class Predictor:
                 results = [result for result in results if result.name in outputs]
             _named("pad", dict.fromkeys(pad or {}, ""), [a.name for a in arguments])
             self._table = Table.of(arguments, results)
+            self._pool = ThreadPoolExecutor(self.session.options.concurrency, thread_name_prefix="vkep-predictor")
             self._warm(warm)
         except BaseException:
             self.close()
@@ -105,7 +109,8 @@ class Predictor:
             raise InvalidInputError(
                 f"columns {clash} would be overwritten: outputs={{output: column}} gives outputs other names"
             )
-        found = self._table.run(feeds, self._run, self._padding, self._rows)
+        assert self._pool is not None
+        found = self._table.run(feeds, self._run, self._padding, self._rows, self._pool.map)
         return {**kept, **{column: found[name] for name, column in self._results.items()}}
 
     def _run(self, feeds: Columns) -> list[Array]:
@@ -137,6 +142,8 @@ class Predictor:
 
     def close(self) -> None:
         """Close the session; idempotent."""
+        if self._pool is not None:
+            self._pool.shutdown()
         self._session.close()
 
 

@@ -1,6 +1,6 @@
 """`deployment`: models as a Ray Serve application that speaks the Open Inference protocol over HTTP and gRPC.
 
-Queues, back-pressure, batching, health checks, updates and metrics are Serve's.
+Queues of requests, back-pressure, health checks, updates and metrics are Serve's.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ _GRPC_STATUS = {
 class ServiceOptions:
     """Options of a replica.
 
-    rows: the most rows of one run. wait_ms: how long the first request of a run waits for others (the latency budget).
+    rows: the most rows of one run. wait_ms: how long the first request of a run waits for others (the latency budget) while
+    a run could start; longer where all runs are in progress.
     runs: runs in progress at once. max_body: bytes of a request, also once it is decompressed. body_s: seconds within which a
     request's body must be there. retry_after_s: sent to clients while the service is overloaded.
     session: as `vkep.SessionOptions`.
@@ -175,8 +176,9 @@ class Service:
                         source,
                         session,
                         pool=self._pool,
-                        gather=self._gather,
                         rows=self.options.rows,
+                        wait_s=self.options.wait_ms / 1000,
+                        runs=self.options.runs,
                         observe=self._observe,
                     )
                     loaded.setdefault(name, {})[version] = one
@@ -198,18 +200,6 @@ class Service:
         gone = self.models.gone()
         if gone:
             raise RuntimeError(f"the device is lost for good: {', '.join(gone)}")
-
-    def _gather(self, run: Callable[[list[Any]], Awaitable[list[Any]]]) -> Callable[[Any], Awaitable[Any]]:
-        async def run_batch(items: list[Any]) -> list[Any]:
-            return await run(items)
-
-        rows = self.options.rows
-        return serve.batch(
-            max_batch_size=rows,
-            batch_wait_timeout_s=self.options.wait_ms / 1000,
-            max_concurrent_batches=self.options.runs,
-            batch_size_fn=lambda items: sum(len(next(iter(feeds.values()))) for feeds in items),
-        )(run_batch)
 
     def _observe(self, model: str, version: str, rows: int, requests: int, seconds: float) -> None:
         tags = {"model": model, "version": version}

@@ -5,10 +5,11 @@
     python -m tools.bench.scale plan rates.json --gpus 100 10000
     python -m tools.bench.scale generate /models/llama-3-8b-int4 --gpus --clients 64
     python -m tools.bench.scale service --model resnet50 --float16 --gpus --haproxy --batches 32 --replicas 8 16 --clients 256
+    python -m tools.bench.scale job --model bert-base --float16 --gpus --batch 64 --workers 2 --calls 1 2 3
     python -m tools.bench.scale pad --rows 256 --most 128
     python -m tools.bench.scale kill --seconds 300 --every 10 --clients 1000
 
-``measure``, ``service``, ``generate`` and ``kill`` need Ray; ``pad`` and ``plan`` do not.
+``measure``, ``job``, ``service``, ``generate`` and ``kill`` need Ray; ``pad`` and ``plan`` do not.
 """
 
 from __future__ import annotations
@@ -28,13 +29,18 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(dest="command", required=True)
     one = commands.add_parser("measure", help="measure rates on this machine and write them to a file")
+    measured(one)
+    worked(one)
     served(one)
-    one.add_argument("--batch", type=int, default=8)
-    one.add_argument("--workers", type=int, default=2)
-    one.add_argument("--replicas", type=int, default=1, help="of the service, on one GPU")
-    one.add_argument("--transport", action="store_true", help="a job's inputs come through Ray's object store")
+    one.add_argument("--calls", type=int, default=2, help="batches that a worker of the job has in progress")
+    one.add_argument("--replicas", type=int, default=1, help="of the service")
     one.add_argument("--out", default="rates.json")
-    one = commands.add_parser("service", help="a service's rates by rows of a run and replicas on a GPU")
+    one = commands.add_parser("job", help="a job's rates by batches that a worker has in progress")
+    measured(one)
+    worked(one)
+    one.add_argument("--calls", type=int, nargs="+", default=[1, 2])
+    one = commands.add_parser("service", help="a service's rates by rows of a run and replicas")
+    measured(one)
     served(one)
     one.add_argument("--batches", type=int, nargs="+", default=[8])
     one.add_argument("--replicas", type=int, nargs="+", default=[1])
@@ -68,18 +74,33 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def served(one: argparse.ArgumentParser) -> None:
-    """Arguments of what measures a service."""
+def measured(one: argparse.ArgumentParser) -> None:
+    """Arguments of what measures a model."""
     one.add_argument(
-        "--model", default="mobilenetv2", help="of the catalog, with a batch axis (tools/models), or an .onnx file"
+        "--model",
+        default="mobilenetv2",
+        help="of the catalog, with a batch axis (tools/models), bert-base, or an .onnx file",
     )
     one.add_argument("--float16", action="store_true")
-    one.add_argument("--clients", type=int, default=64)
-    one.add_argument("--processes", type=int, default=1, help="that the clients run in")
-    one.add_argument("--wait-ms", type=float, default=5.0)
     one.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
     one.add_argument("--threads", type=int, default=0, help="processors of each lavapipe worker; 0: all")
     one.add_argument("--gpus", action="store_true", help="a GPU for each worker (as Ray counts them)")
+
+
+def worked(one: argparse.ArgumentParser) -> None:
+    """Arguments of what measures a job."""
+    one.add_argument("--batch", type=int, default=8)
+    one.add_argument("--workers", type=int, default=2)
+    one.add_argument("--transport", action="store_true", help="a job's inputs come through Ray's object store")
+
+
+def served(one: argparse.ArgumentParser) -> None:
+    """Arguments of what measures a service."""
+    one.add_argument("--clients", type=int, default=64)
+    one.add_argument("--processes", type=int, default=1, help="that the clients run in")
+    one.add_argument("--wait-ms", type=float, default=5.0)
+    one.add_argument("--runs", type=int, default=2, help="runs that a replica has in progress")
+    one.add_argument("--served", type=int, default=1, help="GPUs (or workers' processors) that the replicas share")
     one.add_argument("--haproxy", action="store_true", help="HAProxy as Serve's proxy")
 
 
@@ -96,10 +117,10 @@ def main(argv: list[str] | None = None) -> int:
         )
         print(capacity.table(rates, [capacity.plan(rates, gpus, site) for gpus in arguments.gpus]))
         return 0
-    if arguments.command in ("measure", "service"):
+    if arguments.command in ("measure", "service", "job"):
         from tools.bench.scale import measure
 
-        return (measure.main if arguments.command == "measure" else measure.service)(arguments)
+        return {"measure": measure.main, "service": measure.service, "job": measure.jobs}[arguments.command](arguments)
     if arguments.command == "pad":
         from tools.bench.scale import pad
 

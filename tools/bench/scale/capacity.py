@@ -18,9 +18,9 @@ class Rates:
         batch: rows of a run.
         bare: rows a second of a session in a loop.
         data: rows a second of each worker in a Ray Data job, ``workers`` of them at once.
-        service: rows a second of one replica behind Ray Serve; requests: requests a second.
+        service: rows a second of each GPU behind Ray Serve; requests: requests a second.
         p99_ms: of those requests.
-        proxy: requests a second of one Serve proxy, measured with a model that does next to nothing.
+        proxy: requests a second of one Serve proxy and as many replicas, of a model that does next to nothing.
         start_s: from the start of an actor to its first answer.
         row_bytes: of a row's inputs and outputs.
     """

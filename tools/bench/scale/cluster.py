@@ -25,6 +25,7 @@ def cluster(slots: int, threads: int, gpus: int | None = None, *, haproxy: bool 
         haproxy: Serve's proxies are HAProxy and not Python.
     """
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ.setdefault("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
     os.environ.update(environment(threads))
     if haproxy:
         os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -19,10 +20,14 @@ import numpy as np
 from tools.bench.scale.capacity import Rates
 from tools.bench.scale.clients import Array, Heard, ask_from
 from tools.bench.scale.cluster import QUIET, cluster, environment, serving
+from tools.models import transformers
 from tools.models.catalog import Options, build_model
 
 TINY = '<ir_version: 9, opset_import: ["": 18]> g (float[n,4] x) => (float[n,4] y) { y = Mul(x, x) }'
 SEQUENCE = 128
+#: that a job's worker takes at once, so that what Ray does for each batch is done for several runs
+RUNS_OF_A_BATCH = 4
+BERT_BASE = transformers.BertShape(30522, 768, 12, 12, 3072, 512)
 #: a session in a loop, in a process of its own as workers are
 _BARE = """
 import json, sys, time, vkep
@@ -58,9 +63,19 @@ def model_file(arguments: argparse.Namespace) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        options = Options(dynamic=True, float16=arguments.float16)
-        path.write_bytes(with_rows(build_model(arguments.model, options)).SerializeToString())
+        path.write_bytes(catalog_model(arguments.model, arguments.float16).SerializeToString())
         yield path
+
+
+def catalog_model(name: str, float16: bool) -> Any:
+    """A model of the catalog (tools/models) with rows, or ``bert-base``: the catalog's ``bert`` in the published size."""
+    catalog_size = transformers.BERT
+    try:
+        if name == "bert-base":
+            name, transformers.BERT = "bert", BERT_BASE
+        return with_rows(build_model(name, Options(dynamic=True, float16=float16)))
+    finally:
+        transformers.BERT = catalog_size
 
 
 def bare(path: Path, batch: int, seconds: float, threads: int) -> tuple[float, str]:
@@ -77,32 +92,33 @@ def measure(path: Path, arguments: argparse.Namespace) -> Rates:
     """All rates of a model whose first axis is its batch and whose other axes are fixed."""
     import onnx
 
-    batch, workers, seconds = arguments.batch, arguments.workers, arguments.seconds
+    batch, workers, seconds, served = arguments.batch, arguments.workers, arguments.seconds, arguments.served
     alone, device = bare(path, batch, seconds, arguments.threads)
     graph = onnx.load(path, load_external_data=False).graph
     rows = input_rows(graph)
     nbytes = sum(row.nbytes for row in (*rows.values(), *map(row_of, graph.output)))
-    resources = {"num_gpus": 1} if arguments.gpus else {"num_cpus": 1}
-    gpus = workers if arguments.gpus else None
+    gpus = max(workers, served) if arguments.gpus else None
     slots = max(4, workers + 2, arguments.replicas + 2)
     print(f"a session alone: {alone:.1f} rows/s", flush=True)
     with cluster(slots, arguments.threads, gpus, haproxy=arguments.haproxy):
-        data, start = job(path, rows, batch, workers, int(alone * seconds), arguments.transport, resources)
+        data, start = job(path, rows, arguments, arguments.calls, int(alone * seconds))
         print(
             f"a job: {data:.1f} rows/s a worker ({data / alone:.3f} of it), first answers after {start:.1f} s",
             flush=True,
         )
         with serving() as port:
-            service = serve_one(str(path), rows, batch, arguments.replicas, port, arguments, resources)
+            service = serve_one(
+                str(path), rows, batch, arguments.replicas, port, arguments, resources(arguments, served)
+            )
             print(
-                f"a service of {arguments.replicas} replicas: {service.rows / seconds:.1f} rows/s "
-                f"({service.rows / seconds / alone:.3f}), p50 {service.percentile_ms(50):.1f} ms, "
-                f"p99 {service.percentile_ms(99):.1f} ms",
+                f"a service of {arguments.replicas} replicas on {served} GPUs or workers: {service.rows / seconds:.1f} "
+                f"rows/s ({service.rows / seconds / alone:.3f} of one session alone), p50 "
+                f"{service.percentile_ms(50):.1f} ms, p99 {service.percentile_ms(99):.1f} ms",
                 flush=True,
             )
             proto = onnx.parser.parse_model(TINY).SerializeToString()
             row = {"x": np.zeros(4, np.float32)}
-            tiny = serve_one(proto, row, batch, 1, port, arguments, {"num_cpus": 0.1})
+            tiny = serve_one(proto, row, batch, arguments.replicas, port, arguments, {"num_cpus": 0.1})
     # the machine may be busier at one time than at another: before and after are taken together
     alone = (alone + bare(path, batch, seconds, arguments.threads)[0]) / 2
     return Rates(
@@ -112,8 +128,8 @@ def measure(path: Path, arguments: argparse.Namespace) -> Rates:
         workers,
         alone,
         data,
-        service.rows / seconds,
-        len(service.seconds) / seconds,
+        service.rows / seconds / served,
+        len(service.seconds) / seconds / served,
         service.percentile_ms(99),
         len(tiny.seconds) / seconds,
         start,
@@ -143,22 +159,44 @@ def row_of(value: Any) -> Array:
     return np.zeros([dim.dim_value for dim in kind.shape.dim[1:]], onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
 
 
+def resources(arguments: argparse.Namespace, workers: int) -> dict[str, float]:
+    """What Ray reserves for as many workers."""
+    return {"num_gpus" if arguments.gpus else "num_cpus": workers}
+
+
+def jobs(arguments: argparse.Namespace) -> int:
+    """Print a job's rates for each number of batches that a worker has in progress, beside the bare loop's."""
+    import onnx
+
+    seconds, workers = arguments.seconds, arguments.workers
+    with model_file(arguments) as path:
+        row = input_rows(onnx.load(path, load_external_data=False).graph)
+        alone, device = bare(path, arguments.batch, seconds, arguments.threads)
+        print(f"{arguments.model} on {device}: a session alone {alone:.1f} rows/s at {arguments.batch} a run\n")
+        print("| batches in progress | rows/s of each of the workers | quotient |")
+        print("|---|---|---|", flush=True)
+        with cluster(max(4, 3 * workers), arguments.threads, workers if arguments.gpus else None):
+            for calls in arguments.calls:
+                rate, _ = job(path, row, arguments, calls, int(alone * seconds))
+                print(f"| {calls} | {rate:.1f} | {rate / alone:.3f} |", flush=True)
+        again = bare(path, arguments.batch, seconds, arguments.threads)[0]
+    print(f"\na session alone, afterwards: {again:.1f} rows/s")
+    return 0
+
+
 def job(
-    path: Path,
-    row: Mapping[str, Array],
-    batch: int,
-    workers: int,
-    rows: int,
-    transport: bool,
-    resources: dict[str, Any],
+    path: Path, row: Mapping[str, Array], arguments: argparse.Namespace, calls: int, rows: int
 ) -> tuple[float, float]:
     """Rows a second of each worker of a Ray Data job once all have started, and the seconds until their first answers.
 
-    With ``transport`` inputs are made by other tasks and come through Ray's object store; else a worker has them.
+    ``calls`` are the batches that a worker has in progress, ``rows`` about those of each worker. With ``--transport``
+    inputs are made by other tasks and come through Ray's object store; else a worker has them.
     """
     import ray
 
     from vkep.ray import Predictor
+
+    batch, workers, transport = arguments.batch, arguments.workers, arguments.transport
 
     class Timed(Predictor):
         """Adds when each batch was done."""
@@ -178,16 +216,21 @@ def job(
         return {"id": batch["id"], **kept[rows]}
 
     began = time.time()
-    dataset = ray.data.range(max(rows * workers, 8 * batch * workers), override_num_blocks=4 * workers)
+    blocks = 4 * workers
+    batch_size = RUNS_OF_A_BATCH * batch
+    batches = max(1, round(rows * workers / batch_size / blocks))  # of a block
+    dataset = ray.data.range(batches * blocks * batch_size, override_num_blocks=blocks)
     if transport:
-        dataset = dataset.map_batches(made, batch_size=batch)
+        dataset = dataset.map_batches(made, batch_size=batch_size)
     found = dataset.map_batches(
         Timed,
         fn_constructor_args=[str(path)],
-        fn_constructor_kwargs={"warm": batch},
-        batch_size=batch,
-        compute=ray.data.ActorPoolStrategy(size=workers),
-        **resources,
+        fn_constructor_kwargs={"warm": batch, "rows": batch},
+        batch_size=batch_size,
+        compute=ray.data.ActorPoolStrategy(
+            size=workers, max_concurrent_calls_per_actor=calls, enable_true_multi_threading=True
+        ),
+        **resources(arguments, 1),
     )
     parts = list(found.iter_batches(batch_size=None, batch_format="numpy"))
     at, who = (np.concatenate([part[column] for part in parts]) for column in ("at", "who"))
@@ -206,9 +249,9 @@ def serve_one(
     replicas: int,
     port: int,
     arguments: argparse.Namespace,
-    resources: dict[str, Any],
+    shared: Mapping[str, float],
 ) -> Heard:
-    """The latency and throughput of replicas that share the resources of one worker, with requests of one row."""
+    """The latency and throughput of replicas that share resources, with requests of one row."""
     from ray import serve
 
     import vkep.ray
@@ -217,8 +260,9 @@ def serve_one(
         model,
         name="rate",
         num_replicas=replicas,
-        options={"rows": batch, "wait_ms": arguments.wait_ms},
-        ray_actor_options={name: amount / replicas for name, amount in resources.items()},
+        options={"rows": batch, "wait_ms": arguments.wait_ms, "runs": arguments.runs},
+        # Ray counts ten-thousandths, and rounds up
+        ray_actor_options={name: math.floor(amount / replicas * 1e4) / 1e4 for name, amount in shared.items()},
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=2,
         logging_config=QUIET,
@@ -229,15 +273,15 @@ def serve_one(
     heard = ask_from(arguments.processes, url, arguments.clients, arguments.seconds, feeds)
     serve.delete("rate")
     if set(heard.statuses) != {200}:
-        print(f"statuses: {heard.statuses}", file=sys.stderr)
+        print(f"statuses: {heard.statuses}, {heard.unanswered} clients lost; {heard.wrong[:2]}", file=sys.stderr)
     return heard
 
 
 def service(arguments: argparse.Namespace) -> int:
-    """Print a service's rates for each size of a run and each number of replicas on a GPU, beside the bare loop's."""
+    """Print a service's rates for each size of a run and each number of replicas, beside the bare loop's on one GPU."""
     import onnx
 
-    resources = {"num_gpus": 1} if arguments.gpus else {"num_cpus": 1}
+    shared = resources(arguments, arguments.served)
     seconds = arguments.seconds
     found: list[dict[str, Any]] = []
     with model_file(arguments) as path:
@@ -249,14 +293,14 @@ def service(arguments: argparse.Namespace) -> int:
             cluster(
                 max(4, *(count + 2 for count in arguments.replicas)),
                 arguments.threads,
-                1 if arguments.gpus else None,
+                arguments.served if arguments.gpus else None,
                 haproxy=arguments.haproxy,
             ),
             serving() as port,
         ):
             for batch in arguments.batches:
                 for replicas in arguments.replicas:
-                    heard = serve_one(str(path), row, batch, replicas, port, arguments, resources)
+                    heard = serve_one(str(path), row, batch, replicas, port, arguments, shared)
                     rate, p50, p99 = heard.rows / seconds, heard.percentile_ms(50), heard.percentile_ms(99)
                     print(
                         f"| {batch} | {replicas} | {alone[batch]:.1f} | {rate:.1f} | {rate / alone[batch]:.2f} | "

@@ -1,0 +1,132 @@
+"""Which requests share a run, and when it starts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from vkep.ray.batcher import Batcher
+
+
+class Runs:
+    """Runs that last until they are let go; each item is a text, and its answer is that text in capitals."""
+
+    def __init__(self, rows: int, wait_s: float, runs: int) -> None:
+        self.started: list[list[str]] = []
+        self.batcher = Batcher(self._run, rows, wait_s, runs)
+        self._goes: list[asyncio.Event] = []
+
+    async def _run(self, items: list[str]) -> Sequence[Any]:
+        self.started.append(items)
+        self._goes.append(asyncio.Event())
+        await self._goes[-1].wait()
+        if "raise" in items:
+            raise OSError("all")
+        return [ValueError(item) if item == "bad" else item.upper() for item in items]
+
+    def end(self, index: int) -> None:
+        """Let a run end."""
+        self._goes[index].set()
+
+    def ask(self, item: str, key: str = "", rows: int = 1) -> asyncio.Task[Any]:
+        return asyncio.ensure_future(self.batcher(item, key, rows))
+
+
+def played(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(main, 20))
+
+
+async def turns() -> None:
+    """Let all that can go on do so."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_what_came_during_runs_goes_together_when_one_ends() -> None:
+    async def main() -> None:
+        runs = Runs(rows=4, wait_s=0, runs=1)
+        first = runs.ask("a")
+        await turns()
+        others = [runs.ask(item) for item in "bcdef"]
+        await asyncio.sleep(0.02)  # they are due, and no run is free
+        assert runs.started == [["a"]]
+        runs.end(0)
+        await turns()
+        assert runs.started == [["a"], ["b", "c", "d", "e"]]
+        runs.end(1)
+        await turns()
+        runs.end(2)
+        assert [await one for one in (first, *others)] == list("ABCDEF") and runs.started[2] == ["f"]
+
+    played(main())
+
+
+def test_a_full_run_does_not_wait_and_another_waits_its_time() -> None:
+    async def main() -> None:
+        runs = Runs(rows=4, wait_s=0.05, runs=8)
+        loop = asyncio.get_running_loop()
+        full = [runs.ask("a", rows=3), runs.ask("b", rows=1)]
+        await turns()
+        assert runs.started == [["a", "b"]]
+        began = loop.time()
+        late = [runs.ask("c", rows=3), runs.ask("d", rows=2)]  # do not fit into one run
+        await turns()
+        assert runs.started[1:] == [["c"]]
+        while len(runs.started) < 3:
+            await asyncio.sleep(0.005)
+        assert runs.started[2] == ["d"] and loop.time() - began >= 0.04
+        for index in range(3):
+            runs.end(index)
+        assert [await one for one in (*full, *late)] == list("ABCD")
+
+    played(main())
+
+
+def test_only_requests_of_one_key_share_a_run_and_the_oldest_goes_first() -> None:
+    async def main() -> None:
+        runs = Runs(rows=8, wait_s=0, runs=1)
+        asked = [runs.ask("first", "z")]
+        await turns()
+        asked += [runs.ask(item, key) for item, key in (("a", "2"), ("b", "1"), ("c", "2"), ("d", "1"))]
+        for index in range(3):
+            await turns()
+            runs.end(index)
+        await asyncio.gather(*asked)
+        assert runs.started == [["first"], ["a", "c"], ["b", "d"]]
+
+    played(main())
+
+
+def test_failures_and_requests_that_were_given_up() -> None:
+    async def main() -> None:
+        runs = Runs(rows=8, wait_s=0, runs=1)
+        first = runs.ask("first")
+        await turns()
+        asked = [runs.ask(item) for item in ("a", "bad", "b")]
+        await turns()
+        runs.end(0)
+        await turns()
+        gone, also, left = runs.ask("gone"), runs.ask("raise"), runs.ask("c")
+        await turns()
+        gone.cancel()
+        asked[2].cancel()
+        await turns()
+        runs.end(1)
+        assert await first == "FIRST" and await asked[0] == "A"
+        with pytest.raises(ValueError, match="bad"):
+            await asked[1]
+        await turns()
+        assert runs.started[2] == ["raise", "c"]
+        runs.end(2)
+        for one in (also, left):
+            with pytest.raises(OSError, match="all"):
+                await one
+        alone = runs.ask("alone")  # the run that raised is free again
+        await turns()
+        runs.end(3)
+        assert await alone == "ALONE"
+
+    played(main())
