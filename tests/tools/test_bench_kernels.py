@@ -61,7 +61,7 @@ def test_every_kernel_of_the_bench_runs() -> None:
     assert all(r.vkep_ms > 0 and r.rate > 0 for r in results)
     kinds = {r.name.split()[0] for r in results}
     assert kinds == {"copy", "add", "gelu", "chain", "transpose", "reduce", "softmax", "layer", "matmul", "attention",
-                     "conv", "depthwise"}  # fmt: skip
+                     "conv", "depthwise", "choose"}  # fmt: skip
 
 
 def test_a_large_device_gets_large_operators() -> None:

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
+import vkep.ops  # noqa: F401  # every kind of problem has its candidates
 from vkep.device.measure.kernel_timer import KernelTimer, Operand
 from vkep.dtypes import DTYPES
 from vkep.ir.tensor import collapse
 from vkep.kernels.attention import gains_by_attention
 from vkep.kernels.attention_problem import AttentionProblem
+from vkep.kernels.choose_token import ChooseTokenProblem
 from vkep.kernels.conv_problem import ConvProblem
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.matmul_problem import MatMulProblem
@@ -54,6 +56,9 @@ MOBILENETV2_CONVS = (
     (96, 14, 576, 1, 1),
     (160, 7, 960, 1, 1),
 )
+
+#: of Llama 3
+VOCABULARY = 128256
 
 #: fewer elements make no shape of every memory-bound operator
 MIN_ELEMENTS = 1 << 18
@@ -97,7 +102,7 @@ class Case:
 
 
 def cases(sizes: Sizes) -> Iterator[Case]:
-    """Memory-bound operators, products, attention, and the convolutions of ResNet-50 and MobileNetV2."""
+    """Memory-bound operators, products, attention, the convolutions of ResNet-50 and MobileNetV2, and the choice of a token."""
     for dtype in sizes.dtypes:
         yield from _memory_bound(dtype, sizes.elements)
     for dtype in sizes.dtypes:
@@ -115,6 +120,8 @@ def cases(sizes: Sizes) -> Iterator[Case]:
                     yield conv_case(batch, c, size, oc, kernel, stride, dtype, torch_channels_last=True)
             for c, size, oc, kernel, stride in MOBILENETV2_CONVS[: sizes.convolutions]:
                 yield conv_case(batch, c, size, oc, kernel, stride, dtype, groups=c if c == oc else 1)
+        for rows in (1, 16):
+            yield choice_case(rows, min(VOCABULARY, sizes.elements // 64), dtype)
 
 
 def _memory_bound(dtype: str, elements: int) -> Iterator[Case]:
@@ -339,3 +346,31 @@ def conv_case(
     if torch_channels_last:
         title += " (torch: NHWC)"
     return Case(title, make, torch_run, moved if groups > 1 else 0, problem.flops)
+
+
+def choice_case(rows: int, vocabulary: int, dtype: str) -> Case:
+    """The next token of each row of logits, with a temperature, top-k and top-p."""
+    heat, top_k, top_p = 0.8, 40, 0.9
+    kind = DTYPES[dtype]
+
+    def make(timer: KernelTimer) -> tuple[list[KernelCall], list[Operand]]:
+        x = timer.operand(_normal(5, (rows, vocabulary), kind.numpy))
+        settings = timer.operand(np.array([(heat, top_k, top_p, 0.0, 1.0, 0.5)] * rows, np.float32))
+        tokens, chosen = timer.operand(nbytes=8 * rows), timer.operand(nbytes=4 * rows)
+        problem = ChooseTokenProblem(rows, vocabulary, vocabulary, dtype)
+        return emit(problem, timer, [x, settings], [tokens, chosen]), [x, settings, tokens, chosen]
+
+    def torch_run(torch: Any) -> Callable[[], Any]:
+        x = torch.randn((rows, vocabulary), device="cuda", dtype=getattr(torch, dtype))
+
+        def run() -> Any:  # the filters of the package transformers
+            z = x.float() / heat
+            z = z.masked_fill(z < torch.topk(z, top_k).values[:, -1:], -math.inf)
+            ordered, places = torch.sort(z)
+            left = ordered.softmax(-1).cumsum(-1) > 1 - top_p
+            p = ordered.masked_fill(~left, -math.inf).softmax(-1)
+            return places.gather(-1, (p / torch.empty_like(p).exponential_()).argmax(-1, keepdim=True))
+
+        return run
+
+    return Case(f"choose token {rows}x{vocabulary} {dtype}", make, torch_run, rows * vocabulary * kind.itemsize)

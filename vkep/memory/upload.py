@@ -30,7 +30,7 @@ PIECE_BYTES = 16 << 20
 PIECES = 2
 #: Number of threads that copy weights from the model's file to staging memory (one does not saturate the bus), and the
 #: most bytes that one copies at once.
-READERS, READ_BYTES = min(8, os.cpu_count() or 1), 2 << 20
+READERS, READ_BYTES = min(4, os.cpu_count() or 1), 2 << 20
 
 #: ``progress(bytes_done, bytes_total, label)``, called after each piece; an exception in it stops the transfer
 Progress = Callable[[int, int, str], None]
