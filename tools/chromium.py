@@ -41,7 +41,7 @@ class Chromium:
         self._profile = tempfile.mkdtemp(prefix="vkep-chromium-")
         theirs_in, self._out = os.pipe()
         self._in, theirs_out = os.pipe()
-        # the browser reads its orders from descriptor 3, and answers on 4
+        # the browser reads commands from descriptor 3 and answers on descriptor 4
         theirs = [fcntl.fcntl(one, fcntl.F_DUPFD, 10) for one in (theirs_in, theirs_out)]
         exec_it = (
             f"import os, sys; os.dup2({theirs[0]}, 3); os.dup2({theirs[1]}, 4); os.execv(sys.argv[1], sys.argv[1:])"
@@ -69,7 +69,8 @@ class Chromium:
             raise
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """One order, and its answer. Raises ``RuntimeError`` where the browser refuses it or has ended, ``TimeoutError``."""
+        """Send a command of the DevTools protocol and return its result. Raises ``RuntimeError`` where the browser
+        refuses it or has ended, ``TimeoutError``."""
         self._number += 1
         order: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
         if self._session is not None:
@@ -111,7 +112,7 @@ class Chromium:
             self.messages.append(parameters["entry"]["text"])
 
     def show(self, url: str, width: int = 1360, height: int = 860, *, dark: bool = False, touch: bool = False) -> None:
-        """Load a page without a network, and wait until its scripts have run."""
+        """Load a page with the network disabled, and wait until its scripts have run."""
         self.call("Network.enable")
         self.call("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
         self.resize(width, height, touch=touch)
@@ -122,7 +123,7 @@ class Chromium:
         self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
 
     def resize(self, width: int, height: int, *, touch: bool = False) -> None:
-        """Another size of the window, in CSS pixels."""
+        """Set the window's size, in CSS pixels."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=touch)
 
     def run(self, script: str) -> Any:
@@ -148,7 +149,7 @@ class Chromium:
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
 
     def click(self, x: float, y: float) -> None:
-        """Press the mouse at a place of the window."""
+        """Press and release the mouse button at a position of the window, in CSS pixels."""
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 

@@ -29,7 +29,7 @@ class Generator:
 
     @property
     def command(self) -> str:
-        """As a person types it."""
+        """The command line, as a user would type it."""
         return " ".join(("python -m", self.module, *self.arguments))
 
 
@@ -50,7 +50,7 @@ GENERATORS = (
 
 
 def changed(generator: Generator, *, keep: bool) -> list[str]:
-    """The generator's files that it writes differently now. They are put back unless `keep`. Raises
+    """The generator's files whose content would differ now. The old ones are restored unless `keep`. Raises
     ``subprocess.CalledProcessError`` where the generator fails."""
     before = {name: (ROOT / name).read_bytes() for name in generator.files}
     try:
@@ -75,7 +75,7 @@ def main() -> int:
         for name in changed(generator, keep=given.write):
             status = 1
             print(
-                f"{name}: {'written anew' if given.write else 'differs from what is generated'} ({generator.command})"
+                f"{name}: {'written again' if given.write else 'differs from what is generated'} ({generator.command})"
             )
     return 0 if given.write else status
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# ruff (rules and format) and mypy; --fix formats and mends what ruff can. Every check runs; the exit code is non-zero
-# when one of them failed.
+# ruff (rules and format) and mypy; --fix formats, and fixes what ruff can. Every check runs; the exit code is not 0 when one
+# of them failed.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ./tools/setup.sh --dev || exit

@@ -6,7 +6,7 @@ python -m tools.ort_soak --json soak.json
 
 Memory is the process's resident set, sampled twenty times in each phase; growth is what lies between the median of the
 second quarter of the samples and that of the last quarter (the first quarter warms caches and pools). The process starts itself
-anew with two of glibc's heaps: with one for each of a hundred threads it keeps what they freed, a megabyte a heap. Python's own
+again with two of glibc's heaps: with a heap for each of a hundred threads, glibc would keep a megabyte per heap. Python's own
 share is what ``tracemalloc`` sees over a twentieth of each phase, run once more. Exit code 1 where memory grew by more than
 ``--allow`` MB, an answer was wrong, or a Vulkan object or a structure of the provider's was left.
 """
@@ -45,7 +45,7 @@ KINDS: tuple[dict[str, str], ...] = (
 _MODEL = """<ir_version: 9, opset_import: ["": 18]>
 soak (float[n,16] x) => (float[n,16] y) <float[16] b = {1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16}> {
   a = Add(x, b) r = Relu(a) s = Mul(r, x) y = Sub(s, b) }"""
-#: how many heaps glibc's malloc has; read when a process starts
+#: number of heaps of glibc's malloc; read when a process starts
 _HEAPS = "MALLOC_ARENA_MAX"
 _STAY = {"OrtEpFactory"}  # a session that outlives its registration still calls it
 
@@ -107,13 +107,13 @@ class Soak:
         return made
 
     def check(self, session: Any, rows: int) -> None:
-        """One run with as many rows: a signature of its own."""
+        """Run once with ``rows`` rows, a signature of its own, and check the answer."""
         x = np.full((rows, 16), float(rows), np.float32)
         expected = np.maximum(x + self._bias, 0) * x - self._bias
         self.wrong += not np.array_equal(session.run(None, {"x": x})[0], expected)
 
     def check_bound(self, session: Any, rows: int) -> None:
-        """The same between tensors on the device."""
+        """As `check`, between tensors on the device."""
         x = np.full((rows, 16), float(rows), np.float32)
         binding = session.io_binding()
         place = ("gpu", self._number, self._vendor)

@@ -37,7 +37,7 @@ from vkep.sizes import Trace
 _FRAMES = 3
 _VKEP = str(Path(dtypes.__file__).parent)
 _SIZES = str(Path(_VKEP, "sizes"))
-#: what a size of a symbolic dimension is where none is given
+#: size of a symbolic dimension where none is given
 _USUAL = 37
 
 
@@ -76,7 +76,7 @@ class Case:
         return {name: values[places[0]] for name, places in self.places.items()}
 
     def at(self, sizes: Mapping[str, Any]) -> dict[str, Known]:
-        """The inputs for other sizes, plain ones or a trace's."""
+        """The inputs for other sizes: integers, or a trace's sizes."""
         return with_sizes(self.inputs, {place: sizes[name] for name, places in self.places.items() for place in places})
 
     def lowered(self, sizes: Mapping[str, Any], caps: DeviceCapabilities, trace: Trace | None = None) -> Program:

@@ -41,15 +41,15 @@ _MODEL = onnx.parser.parse_model(
     '<ir_version: 9, opset_import: ["" : 18]> soak (float[n,m] x) => (float[n,m] y) <float b = {2}>'
     " { a = Add(x, b) r = Relu(a) s = Mul(r, x) y = Sub(s, b) }"
 )
-#: what the C library may keep of a thread's heap, and the interpreter of its objects
+#: memory that the C library may keep of a thread's heap, and the interpreter of its objects
 ALLOW_MB = 8.0
 _READ_TRIES = 3
-#: what one more plan in the cache of the session that lives on is in objects, and another of other sizes
+#: objects of one more plan in the cache of the session that lives on, and of one with other sizes
 PLAN_OBJECTS = 10
 
 
 def slope(values: Sequence[float]) -> float:
-    """What a value grows by from one place in the list to the next: the median of the slopes between any two (Theil and Sen)."""
+    """The growth of a value per round: the median of the slopes between any two rounds (Theil and Sen)."""
     pairs = itertools.combinations(enumerate(values), 2)
     return statistics.median((later - earlier) / (k - n) for (n, earlier), (k, later) in pairs)
 
@@ -75,7 +75,7 @@ def numbers() -> dict[str, float]:
 
 
 class Soak:
-    """The work of all threads. ``count`` has what they did, by name; ``wrong`` what was not expected."""
+    """The work of all threads. ``count`` has the number of operations by name; ``wrong`` lists unexpected results."""
 
     def __init__(self, seed: int, faults: bool) -> None:
         self._seed, self._faults = seed, faults
@@ -178,7 +178,7 @@ class Soak:
                     self.wrong.append(f"{work.__name__}: {error!r}")
 
     def round(self, number: int, seconds: float, threads: int) -> dict[str, float]:
-        """Work in threads for so long, and the numbers after it."""
+        """Run all threads for some seconds; returns the four numbers after that."""
         until = time.monotonic() + seconds
         started = [
             threading.Thread(target=self._repeat, args=(until, random.Random(f"{self._seed}/{number}/{k}")))
@@ -190,14 +190,14 @@ class Soak:
             thread.join()
         self.injector.arm(-1, 0, False)
         found = numbers()
-        for _ in range(_READ_TRIES):  # what a finaliser's thread still clears away
+        for _ in range(_READ_TRIES):  # objects that a finalizer's thread still frees
             time.sleep(0.05)
             again = numbers()
             found = {name: min(value, again[name]) for name, value in found.items()}
         return found
 
     def close(self) -> dict[str, int]:
-        """Close what lived through all rounds; the objects that are left."""
+        """Close the objects that lived through all rounds; returns the objects that are left."""
         if self._kept is not None:
             self._kept.close()
         gc.collect()
@@ -211,7 +211,7 @@ class Soak:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 where nothing grew, was wrong or was left."""
+    """Returns 0 where nothing grew, no answer was wrong and no object was left."""
     parser = argparse.ArgumentParser(prog="python -m tools.soak", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--rounds", type=int, default=30)

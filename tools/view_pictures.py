@@ -23,7 +23,7 @@ PICTURES = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command."""
+    """Take the pictures."""
     parser = argparse.ArgumentParser(prog="python -m tools.view_pictures", description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("inputs", nargs="?", help="an .npz file with keys in_NAME")

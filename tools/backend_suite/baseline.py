@@ -1,4 +1,4 @@
-"""The baseline: the cases that run wholly on Vulkan, which must go on doing so."""
+"""The baseline: the cases that run wholly on Vulkan, and must not stop doing so."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tools.backend_suite.outcome import VULKAN, Outcome
 
 _FOLDER = Path(__file__).resolve().parents[2] / "tests" / "onnx_backend"
 PATH = _FOLDER / "baseline.json"
-#: by what runs the cases; where there is none, no case may fail, and that is all
+#: baseline file by runner; without a file, the only condition is that no case fails
 PATHS = {"vkep": PATH, "ort": _FOLDER / "baseline_ort.json"}
 
 

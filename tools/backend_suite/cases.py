@@ -15,7 +15,7 @@ import onnx.backend.test.loader as loader
 from onnx import numpy_helper
 from onnx.backend.test.runner import Runner
 
-#: in place of an operator, for a case with several
+#: stands for the operator of a case that has several
 GRAPHS = "(graphs)"
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator", "light")
 #: cases whose expected values are draws of numpy's generator, which no other generator can repeat

@@ -3,7 +3,7 @@ docs/operators.md.
 
 python -m tools.backend_suite.contrib                  # the section
 python -m tools.backend_suite.contrib --write          # into docs/operators.md
-python -m tools.backend_suite.contrib --read FOLDER    # first, the tables of kernels anew: of a checkout of ONNX Runtime's
+python -m tools.backend_suite.contrib --read FOLDER    # first reads the tables of kernels, from a checkout of ONNX Runtime's
                                                        # sources, and of the onnxruntime that is installed
 """
 

@@ -27,9 +27,9 @@ from vkep.ops.registry import declared as declared_operators
 from vkep.ops.registry import onnx_history
 from vkep.placement.partition import lower
 
-#: the oldest operator set that vkep promises
+#: the oldest operator set that vkep supports
 OLDEST = 7
-#: other types are no gap: the case's body, or the width that its attribute asks for, is made for one type
+#: declining other types is no gap: the case's body, or an attribute's width, is for one type
 _OF_ONE_TYPE = {"BitCast", "If", "Loop", "Scan", "SequenceMap"}
 #: cases tried for each type: one may decline for another reason than its type
 _TRIES = 12

@@ -55,7 +55,7 @@ def run_case(case: Case) -> Outcome:
     except AssertionError as error:
         where = f"wrong, with nodes on the CPU ({reasons[0]}): " if reasons else "wrong: "
         return outcome(FAILED, [where + _one_line(error)])
-    except Exception as error:  # whatever a broken case raises is its result
+    except Exception as error:  # any exception of a broken case is its result
         return outcome(FAILED, [f"{type(error).__name__}: {_one_line(error)}"])
     if len(validation_log) > complaints:
         return outcome(FAILED, [f"validation layers: {_one_line(validation_log[-1])}"])

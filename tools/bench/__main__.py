@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
             results += measure_model(
                 model, given.peers, given.rounds, environment, given.timeout, status.update, limits
             )
-            # after each model: a long run may be stopped
+            # after each model, since a long run may be stopped
             write_json(given.json, machine, vars(given), results, limits, kernels)
     # Wide enough for the table where the output is no terminal but a file or a log.
     out = Console() if sys.stdout.isatty() else Console(width=180)

@@ -49,9 +49,9 @@ def model_file(path: Path) -> tuple[onnx.ModelProto | Path, Feeds]:
 
 @dataclass(frozen=True)
 class Cost:
-    """Medians over turns: milliseconds of a run, and by how many percent the checks add to a turn's time: the clock's, and the
-    processor's, of all threads (a CPU driver's, too), which other programs on the machine disturb less.
-    """
+    """Medians over turns: the milliseconds of a run, and the percentage that the checks add, by the wall clock and by
+    the processor time of all threads (which includes a CPU driver's). Other programs on the machine disturb the
+    processor time less."""
 
     with_checks_ms: float
     without_ms: float
@@ -66,7 +66,9 @@ def measure(model: onnx.ModelProto | Path, feeds: Feeds, rounds: int) -> Cost:
         runs = runs_a_turn(min(_turn(session, feeds, 3)[0] for session in sessions))
         turns = []
         for number in range(rounds):
-            first = _turn(sessions[number % 2], feeds, runs)  # neither always has the other's caches
+            first = _turn(
+                sessions[number % 2], feeds, runs
+            )  # alternate the order, so that each finds the other's data in the caches equally often
             second = _turn(sessions[1 - number % 2], feeds, runs)
             turns.append((second, first) if number % 2 else (first, second))
     with_checks, without = (statistics.median(turn[which][0] for turn in turns) for which in (0, 1))

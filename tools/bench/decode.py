@@ -44,14 +44,14 @@ class Product:
 
     @property
     def nbytes(self) -> int:
-        """Of all operands, each once."""
+        """Bytes of all operands, each counted once."""
         needs, makes = self.problem.operands
         return sum(_nbytes(need) for need in (*needs, *makes))
 
 
 @dataclass
 class Measured:
-    """One product's time. ``share``: of the copy's bandwidth."""
+    """One product's time. ``share``: achieved bandwidth relative to the copy's."""
 
     name: str
     microseconds: float

@@ -58,7 +58,7 @@ CASES = (
 
 @dataclass
 class Times:
-    """Milliseconds by size."""
+    """Milliseconds of each run, by the run's size."""
 
     new: list[float] = field(default_factory=list)
     again: list[float] = field(default_factory=list)
@@ -92,7 +92,7 @@ def run(session: vkep.InferenceSession, feeds: Feeds) -> float:
 
 
 def fixed_session(case: Case, size: int, options: Options) -> vkep.InferenceSession:
-    """A session whose model has the size as constants."""
+    """A session whose model has the sizes as constants."""
     proto = build_model(case.model, options)
     dims = case.dims(size)
     for value in proto.graph.input:
@@ -113,7 +113,9 @@ def measure(case: Case, count: int, options: Options) -> tuple[Times, str]:
             feeds = inputs(session, case.dims(size), rng)
             with fixed_session(case, size, options) as fixed:
                 run(fixed, feeds)
-                run(session, inputs(session, case.dims(max(sizes) + 1), rng))  # both were idle for as long
+                run(
+                    session, inputs(session, case.dims(max(sizes) + 1), rng)
+                )  # so that both were idle for the same time
                 times.new.append(run(session, feeds))
                 repeated = [(run(session, feeds), run(fixed, feeds)) for _ in range(_RUNS)]
                 times.again.append(statistics.median([a for a, _ in repeated]))
@@ -124,14 +126,15 @@ def measure(case: Case, count: int, options: Options) -> tuple[Times, str]:
 
 
 def _warmed(session: vkep.InferenceSession, case: Case, sizes: Sequence[int], rng: np.random.Generator) -> int:
-    """Meet the smallest and the largest size and some that are left out of the case; bytes held after that."""
+    """Run the smallest and the largest size, and some sizes that the case does not use. Returns the bytes that the
+    arena holds after that."""
     for size in (max(sizes) + 1, max(sizes) + 2, max(sizes) + 3, max(sizes) + 4, max(sizes) + 1):
         run(session, inputs(session, case.dims(size), rng))
     return _held(session)
 
 
 def many(count: int) -> Iterator[str]:
-    """The table of one session that takes ``count`` signatures."""
+    """The table of one session that runs ``count`` signatures, each once."""
     rng = np.random.default_rng(1)
     pairs = [(batch, length) for batch in range(1, 9) for length in range(1, 129)]
     chosen = [pairs[k] for k in rng.permutation(len(pairs))[:count]]

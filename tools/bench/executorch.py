@@ -25,19 +25,20 @@ from vkep.executorch import Program
 
 ROOT = Path(__file__).resolve().parents[2]
 RFC = ROOT / "tests" / "executorch" / "data" / "given" / "unified_vgf_and_vk.pte"
-#: a turn is at least that long
+#: minimum seconds of a turn
 TURN_S = 0.05
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Median milliseconds of each; ``ratio`` is the median of the turns' ratios, which noise of the machine hits less."""
+    """Median milliseconds of each; ``ratio`` is the median of the ratios of adjacent turns, which the machine's noise
+    affects less."""
 
     name: str
     program_ms: float
     session_ms: float
     ratio: float
-    difference: float  #: between their outputs, where the weights are the same
+    difference: float  #: largest difference between their outputs, if the weights are the same
     where: str
 
 
@@ -67,7 +68,7 @@ def measure(pte: Path, onnx: Any, turns: int, prefer: str) -> Pair:
 
 
 def _turn(run: Callable[[], Any]) -> float:
-    """Milliseconds a run."""
+    """Milliseconds per run."""
     count, start = 0, time.perf_counter()
     while True:
         run()

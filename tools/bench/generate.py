@@ -53,7 +53,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
 
 
 class _OnCpu:
-    """A folder's decoder on ONNX Runtime's CPU provider, its caches bound in place."""
+    """A folder's decoder on ONNX Runtime's CPU provider, with its caches bound in place."""
 
     def __init__(self, folder: ModelFolder, room: int) -> None:
         import onnxruntime
@@ -69,7 +69,7 @@ class _OnCpu:
         self._pairs = folder.caches
 
     def run(self, tokens: Sequence[int], done: int) -> int:
-        """The most probable token after ``tokens``, which follow ``done`` ones."""
+        """The most probable token after ``tokens``, of which ``done`` earlier ones are in the caches."""
         binding = self._session.io_binding()
         binding.bind_cpu_input("input_ids", np.array([tokens], np.int64))
         binding.bind_cpu_input("attention_mask", np.ones((1, done + len(tokens)), np.int64))

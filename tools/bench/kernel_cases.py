@@ -92,12 +92,12 @@ class Sizes:
 
 @dataclass
 class Case:
-    """One operator: vkep's computation, the bytes or operations that it needs, and the same in torch."""
+    """One operator: vkep's computation, the bytes or operations that it requires, and the same computation in torch."""
 
     name: str
     make: Callable[[KernelTimer], tuple[list[KernelCall], list[Operand]]]
     torch: Callable[[Any], Callable[[], Any]]
-    nbytes: int = 0  #: what a memory-bound operator reads and writes
+    nbytes: int = 0  #: bytes that a memory-bound operator reads and writes
     flops: int = 0
 
 
@@ -256,7 +256,7 @@ def matmul_case(m: int, n: int, k: int, dtype: str) -> Case:
 
 @functools.lru_cache(2)
 def _normal(seed: int, shape: tuple[int, ...], kind: Any) -> np.ndarray:
-    """Random data; the last ones are kept, for the same operator with another tiling."""
+    """Random data. The latest arrays are kept, so that another tiling of the same operator gets the same data."""
     return np.random.default_rng(seed).standard_normal(shape, np.float32).astype(kind)
 
 

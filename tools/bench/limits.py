@@ -1,4 +1,4 @@
-"""The device's limits, measured by a process of its own: what figures of this run are compared with."""
+"""The device's limits, measured by a separate process. Figures of the same run are compared with them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def limits_of_this_run(environment: Mapping[str, str], timeout: float) -> DeviceLimits | str:
-    """The limits of the device that vkep runs on, or why there are none."""
+    """The limits of the device that vkep runs on, or the reason why they could not be measured."""
     from vkep.device.measure.limits import DeviceLimits
 
     command = [sys.executable, "-m", "tools.bench.limits"]

@@ -16,10 +16,10 @@ from tools.bench.remote import PeerUnavailable, Worker, WorkerFailed
 if TYPE_CHECKING:
     from vkep.device.measure.limits import DeviceLimits
 
-TURN_MS = 100.0  # how long one peer's turn in a round should last at least
+TURN_MS = 100.0  # minimum seconds of a peer's turn in a round
 MOST_RUNS_A_TURN = 20
-SETTLE_S = 0.03  # idle threads of the peer before spin a little after their run
-#: runs that are not timed, at a turn's start: the peer's data comes back into the caches, and an idle GPU's clock to its height
+SETTLE_S = 0.03  # threads of the previous peer still spin for a while after their last run
+#: seconds of runs at a turn's start that are not timed: they fill the caches and raise an idle GPU's clock
 WARM_S = 0.15
 
 
@@ -106,7 +106,7 @@ def measure_model(
         rounds: how many times every peer gets its turn.
         environment: the workers' environment variables.
         timeout: seconds to wait for one answer of a worker.
-        progress: is told in a few words what goes on.
+        progress: called with a short description of each step.
         limits: what the device can do, for the limit of the model's work.
 
     Returns:
@@ -117,7 +117,7 @@ def measure_model(
         ready: dict[str, Worker] = {}
         for peer in peers:
             progress(f"{model.stem}: opening with {peer}")
-            # One at a time, so that no peer's start disturbs another's.
+            # One after another, so that no peer's start disturbs another's.
             worker = stack.enter_context(Worker(peer, dict(environment), timeout))
             try:
                 _open(worker, model, results[peer], limits)
@@ -126,7 +126,7 @@ def measure_model(
                 _give_up(results[peer], why)
         for number in range(rounds):
             progress(f"{model.stem}: round {number + 1} of {rounds}")
-            # Every other round the other way round: what a turn leaves behind meets each neighbour as often.
+            # Every other round in reverse order, so that each peer follows each neighbour equally often.
             for peer, worker in list(ready.items())[:: -1 if number % 2 else 1]:
                 time.sleep(SETTLE_S)
                 result = results[peer]
@@ -152,7 +152,7 @@ def _open(worker: Worker, model: Path, result: Result, limits: DeviceLimits | No
         setattr(result, key, float(answer[key]))
     if limits is not None and answer["work"]:
         result.limit_ms = sum(limits.nanoseconds(*piece) for piece in answer["work"]) / 1e6
-    # The second and third run: pipelines are there, threads are awake.
+    # The second and third run: pipelines exist and threads are awake.
     result.turn = runs_a_turn(min(worker.ask(do="run", warm_s=0.0, count=2)["ms"]))
 
 

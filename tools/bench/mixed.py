@@ -46,7 +46,7 @@ _CHANNELS = 3
 
 @dataclass(frozen=True)
 class Run:
-    """Microseconds of one run, and those in which the host was at work: all but waiting for the GPU."""
+    """Microseconds of one run (wall clock), and those of them in which the host did not wait for the GPU."""
 
     total_us: float
     host_us: float

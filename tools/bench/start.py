@@ -1,4 +1,4 @@
-"""``python -m tools.bench.start``: where the time from a new process to its first answer goes.
+"""``python -m tools.bench.start``: how the time from a new process to its first answer is spent.
 
 The first row is what a user waits for: a new process that imports numpy and vkep, opens the model and runs it (of a folder with a
 language model: answers a prompt of 16 tokens with one token). There
@@ -41,7 +41,7 @@ STEPS = (
     "all steps to the first answer",
     "second run",
 )
-#: what a user writes; it prints when the answer was there, and the processor's seconds until then
+#: a user's script; prints the time of the answer, and the processor's seconds until then
 SCRIPT = """
 import sys
 import numpy as np
@@ -58,7 +58,7 @@ session.run(None, feeds)
 import time
 print(time.time(), time.process_time())
 """
-#: the same of a folder with a language model, to its first token
+#: the same for a folder with a language model, up to its first token
 LANGUAGE_SCRIPT = f"""
 import sys
 from vkep.generation import Generator
@@ -84,7 +84,7 @@ class _Clock:
         self._last = now
 
     def so_far(self, step: str) -> None:
-        """The span since the last mark, which stays; the first one counts."""
+        """The span since the last mark, which is not moved. The first span that is recorded under a name is kept."""
         now = (time.time(), time.process_time())
         self.spans.setdefault(step, (1e3 * (now[0] - self._last[0]), 1e3 * (now[1] - self._last[1])))
 
@@ -93,7 +93,7 @@ class _Clock:
 
 
 def one_process(model: str, start: float) -> dict[str, Span]:
-    """The spans of this process, which has done nothing yet."""
+    """The spans of this process, which must not have imported anything yet."""
     clock = _Clock(start)
     clock.mark("interpreter")
     import numpy as np

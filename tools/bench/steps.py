@@ -1,4 +1,4 @@
-"""``python -m tools.bench.steps``: what a decoder's step costs while its sequence grows.
+"""``python -m tools.bench.steps``: the cost of a decoder's step while its sequence grows.
 
 A model takes one token at a time. Sessions take turns, token by token. In the form of onnxruntime-genai's builder (``--form
 builder``) the caches are buffers of one size:
@@ -35,7 +35,7 @@ from tools.models.language import ARCHITECTURES, PRECISIONS, Language, language_
 
 
 class Steps:
-    """One session that takes tokens. ``at``: how many it holds at first."""
+    """One session that runs one token after another. ``at``: the number of tokens in its caches at first."""
 
     def __init__(self, model: bytes, language: Language, room: int, at: int, grows: bool, in_place: bool) -> None:
         self._session = vkep.InferenceSession(model, fallback="error", save_plans=False)
@@ -72,7 +72,7 @@ class Steps:
         raise NotImplementedError
 
     def _ran(self, results: Sequence[Any]) -> None:
-        """A run is done."""
+        """Called after each run."""
 
     @property
     def plans(self) -> int:
@@ -134,7 +134,7 @@ def measure(language: Language, precision: str, room: int, tokens: int, form: st
         for token in range(tokens + 4):
             for name, session in sessions.items():
                 spent = session.step()
-                if token >= 4:  # plans are made, all is warm
+                if token >= 4:  # plans are made and caches are warm
                     times[name].append(spent)
         yield "| sequence | ms a token | of fixed | plans |"
         yield "|---|---|---|---|"

@@ -15,7 +15,7 @@ SHARE, MILLISECONDS = 0.05, 0.1
 
 @dataclass(frozen=True)
 class Verdict:
-    """One promise on one model; ``held`` is None where a peer was not measured."""
+    """One target on one model; ``held`` is None where a peer was not measured."""
 
     model: str
     promise: str
@@ -28,7 +28,7 @@ class Verdict:
 
 
 def verdicts(results: Iterable[Result]) -> list[Verdict]:
-    """Both promises for each model: close to the plain session, and ahead of the other provider on the same driver."""
+    """Both targets for each model: close to the plain session, and faster than the other provider on the same driver."""
     by_model: dict[str, dict[str, Result]] = {}
     for result in results:
         by_model.setdefault(result.model, {})[result.peer] = result
@@ -46,7 +46,7 @@ def _close(model: str, peers: dict[str, Result]) -> Verdict:
         return Verdict(model, promise, None, missing)
     plain, ours = peers[PLAIN], peers[PROVIDER]
     allowed = max(SHARE * plain.median_ms, MILLISECONDS)
-    # of the turns of a round, which are close in time: a machine that slows down between rounds slows both
+    # by the turns of one round, which are close in time, so that a slow phase of the machine affects both
     more = statistics.median(b - a for a, b in zip(plain.turns_ms, ours.turns_ms, strict=True))
     text = f"{ours.median_ms:.3f} ms; turn by turn {more:+.3f}, at most {allowed:+.3f}"
     return Verdict(model, promise, more <= allowed, text)

@@ -49,7 +49,7 @@ class Tilings:
 
 
 class _Timer(KernelTimer):
-    """Knows all memory that it gave, that of partial sums and packed weights too."""
+    """Also records all memory that it allocates, that of partial sums and packed weights included."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def measure_tilings(
     try:
         found = []
         for case in cases(sizes or Sizes.of(timer.caps.device_type)):
-            chooses = case.flops and "(torch" not in case.name  # the same again for torch's other layout
+            chooses = case.flops and "(torch" not in case.name  # a duplicate for torch's other layout
             if chooses and (not only or any(name in case.name for name in only)):
                 for tilings in _of_case(timer, case):
                     found.append(tilings)

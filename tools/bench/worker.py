@@ -75,7 +75,7 @@ def serve(commands: Any, replies: Any) -> None:
                 answer = {"error": f"unexpected command {command}"}
         except Unavailable as why:
             answer = {"unavailable": str(why)}
-        except Exception as failure:  # whatever an engine raises belongs in the report
+        except Exception as failure:  # any exception of an engine is reported
             answer = {"error": f"{type(failure).__name__}: {failure}"}
         replies.write(json.dumps(answer) + "\n")
         replies.flush()
@@ -84,7 +84,7 @@ def serve(commands: Any, replies: Any) -> None:
 
 
 def main() -> None:
-    """Keep the two pipes for ourselves and give the engines stderr to print on."""
+    """Use the two pipes for commands and replies, and redirect the engines' output to stderr."""
     commands, replies = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     with open(os.devnull) as nothing:

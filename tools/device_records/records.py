@@ -1,6 +1,6 @@
 """Devices as their drivers report them: plans are made for them without the hardware.
 
-Each record names its source. lavapipe and SwiftShader were asked (``vkep devices --json``), the H200 too when it was at hand.
+Each record names its source. lavapipe and SwiftShader were queried (``vkep devices --json``), and so was the H200.
 "Report" is one of vulkan.gpuinfo.org that github.com/KhronosGroup/Vulkan-Profiles keeps (``profiles/LunarG/``, file
 ``vp_gpuinfo_<name>.json``). "Driver" is what Mesa's source says for the device. What neither says (cooperative matrices' shapes,
 memory, the number of cores) is the poorer of what is known of the device.
@@ -52,7 +52,7 @@ def _half_products(sizes: tuple[int, ...]) -> tuple[CooperativeMatrixShape, ...]
 RECORDS: Mapping[str, DeviceCapabilities] = {
     record.name: record
     for record in (
-        _record(  # asked, driver 580; its limits are those of the report nvidia_geforce_rtx_5090_610_43_2_0_freebsd_15_1 too
+        _record(  # queried, driver 580; its limits are those of the report nvidia_geforce_rtx_5090_610_43_2_0_freebsd_15_1 too
             "NVIDIA H200",
             _VULKAN_1_3 | _SUBGROUPS | _NARROW | {"int64", "float64", "cooperative_matrix"},
             (32, 32, 32),
@@ -140,7 +140,7 @@ RECORDS: Mapping[str, DeviceCapabilities] = {
             max_buffer_size=GIB,
             max_allocation_size=GIB,
         ),
-        _record(  # asked
+        _record(  # queried
             "SwiftShader",
             _VULKAN_1_3 | _SUBGROUPS,
             (4, 4, 4),
@@ -152,7 +152,7 @@ RECORDS: Mapping[str, DeviceCapabilities] = {
             max_allocation_size=GIB,
             memory_heaps=(MemoryHeap(2 * GIB, True),),
         ),
-        _record(  # asked
+        _record(  # queried
             "lavapipe",
             _VULKAN_1_3 | _SUBGROUPS | _NARROW | {"int64", "float64"},
             (8, 8, 8),
@@ -167,7 +167,7 @@ RECORDS: Mapping[str, DeviceCapabilities] = {
             min_subgroup_size=1,
             max_subgroup_size=1,
         ),
-        _record(  # made up, as the two before
+        _record(  # invented, as the two before
             "subgroups of 128 lanes", _VULKAN_1_3 | _SUBGROUPS | _NARROW, (128, 128, 128)
         ),
     )

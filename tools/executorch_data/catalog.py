@@ -133,7 +133,7 @@ SMALL: dict[str, Entry] = {
     "cnn_int8": _one(nets.CnnMaxPool, (1, 3, 16, 16), variants=("vgf", "vgf_first", "auto"), quantize="vgf"),
 }
 
-#: for latency; too large to keep
+#: for latency measurements; too large for the repository
 FULL: dict[str, Entry] = {
     "mobilenet_v2_full": _one(nets.MobileNetV2, (1, 3, 224, 224)),
     "resnet18_full": _one(nets.ResNet18, (1, 3, 224, 224)),

@@ -43,7 +43,7 @@ class Cond(nn.Module):
 
 
 class CondDelegated(nn.Module):
-    """Work for a delegate before and after the jump."""
+    """Nodes for a delegate before and after the jump."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class CondDelegated(nn.Module):
 
 
 class Scan(nn.Module):
-    """Carries a value through the rows and stacks what it was."""
+    """Carries a value through the rows and stacks its values."""
 
     def forward(self, start: torch.Tensor, xs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         from torch._higher_order_ops.scan import scan
@@ -89,7 +89,7 @@ class Cache(nn.Module):
 
 
 class Aliases(nn.Module):
-    """Outputs that are inputs, views of inputs, views of results, constants, and the same thing twice."""
+    """Outputs that are inputs, views of inputs, views of results, constants, and one result twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,14 +136,14 @@ class Twice(nn.Module):
 
 
 class Numbers(nn.Module):
-    """Dtypes beside float32."""
+    """Dtypes other than float32."""
 
     def forward(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return a * 2 + 1, (b.float() * 0.5).to(torch.bfloat16), c // 3, (d & (c[:2] > 2)).to(torch.int32)
 
 
 class Last(nn.Module):
-    """Tensors with channels last."""
+    """Tensors in channels-last order."""
 
     def __init__(self) -> None:
         super().__init__()

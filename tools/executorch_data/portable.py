@@ -29,7 +29,7 @@ def expected(name: str, arguments: tuple[Any, ...]) -> list[Any]:
         result = getattr(functional, overload.replace("_out", "") if overload != "out" else "default")(*given)
         return [v.numpy() for v in result]
     dtypes = dict.fromkeys([a.dtype for a in given if isinstance(a, torch.Tensor)][:1])
-    if base == "_fft_r2c":  # it would take real outputs too, and drop a part
+    if base == "_fft_r2c":  # it would accept real outputs too, and drop the imaginary part
         dtypes = {torch.complex64: None}
     for first in (*dtypes, torch.float32, torch.int64, torch.bool):
         for others in (first, torch.int64):

@@ -1,1 +1,1 @@
-"""Inputs that break an operator's specification, drawn by the thousand, and memory that no kernel leaves unseen."""
+"""Random inputs that break an operator's specification, guard pages around tensors, and campaigns of injected faults."""

@@ -38,7 +38,7 @@ def by_onnxruntime(case: Case) -> list[Array]:
 
 
 def _unpacked(case: Case) -> list[Array]:
-    """Packed parts apart, which ONNX Runtime's CPU provider wants."""
+    """Split packed inputs, since ONNX Runtime's CPU provider does not support them."""
     query, key = case.inputs["query"], case.inputs["key"]
     packed = key if key is not None else query
     assert query is not None and packed is not None
@@ -59,7 +59,7 @@ def _reference(case: Case) -> list[Array] | None:
 
 
 def on_vulkan(case: Case, context: Any) -> list[Array]:
-    """vkep's, every node on Vulkan."""
+    """vkep's outputs, with every node on Vulkan."""
     from vkep import InferenceSession
 
     with InferenceSession(case.model(), context=context, fallback="error") as session:
@@ -76,9 +76,9 @@ def verdict(case: Case, context: Any) -> tuple[str, str]:
     source = "onnxruntime"
     try:
         theirs = by_onnxruntime(case)
-    except Exception as error:  # its exceptions have no class of their own
+    except Exception as error:  # its exceptions share no base class
         reason = str(error)[:300]
-    if theirs is None or not case.domain:  # onnx's own evaluator knows its operators best
+    if theirs is None or not case.domain:  # onnx's evaluator is the reference for ONNX's operators
         theirs, source = _reference(case), "the reference"
     try:
         ours = on_vulkan(case, context)
@@ -100,7 +100,7 @@ def _difference(case: Case, name: str, mine: Array, right: Array) -> str:
     if mine.shape != right.shape:
         return f"shape {list(mine.shape)}, expected {list(right.shape)}"
     cut: Callable[[Array], Array] = case.part.get(name, np.asarray)
-    if mine.dtype.kind in "iu":  # codes: a tie may go either way
+    if mine.dtype.kind in "iu":  # quantized codes: a tie may be rounded either way
         a, b = cut(mine).astype(np.int32), cut(right.view(mine.dtype)).astype(np.int32)
         if mine.dtype == np.uint8:
             a, b = (np.stack([t & 15, t >> 4]) for t in (a, b))
@@ -120,10 +120,10 @@ def _difference(case: Case, name: str, mine: Array, right: Array) -> str:
     near = NEAR[case.dtype] * (8 if mine.dtype.name == "float8_e4m3fn" else 1)
     if case.inputs.get("mask_index") is not None:  # a query that sees no key: -10000 in float32 has a step of 0.001
         near = max(near, 2e-3)
-    if case.dtype != "float32":  # a code beside a tie
+    if case.dtype != "float32":  # a code next to a tie
         near *= {4: 30, 8: 4}.get(case.attributes.get("kv_cache_bit_width", 0), 1)
     wrong = ~np.isclose(a, b, rtol=near, atol=near, equal_nan=True)
-    if mine.dtype.name == "float8_e4m3fn":  # the neighbour of a tie
+    if mine.dtype.name == "float8_e4m3fn":  # the other side of a tie
         wrong &= np.abs(a - b) > 0.13 * np.maximum(np.abs(a), np.abs(b))
     return f"up to {np.nanmax(np.abs(a - b)[wrong]):.3g} off in {np.mean(wrong):.0%}" if wrong.any() else ""
 

@@ -19,7 +19,8 @@ MICROSOFT = "com.microsoft"
 
 @dataclass
 class Case:
-    """One call: inputs in order (None: absent), the outputs' names ("" absent), and what of them is defined."""
+    """One call: inputs in order (None: absent), the outputs' names ("": absent), and which elements of the outputs are
+    defined."""
 
     op: str
     domain: str
@@ -34,7 +35,7 @@ class Case:
 
     @property
     def text(self) -> str:
-        """The call in a line."""
+        """The call on one line."""
         shapes = {n: f"{v.dtype}{list(v.shape)}" for n, v in self.inputs.items() if v is not None}
         return f"{self.domain or 'ai.onnx'}.{self.op}-{self.opset} {self.attributes} {shapes} -> {self.outputs}"
 
@@ -57,7 +58,7 @@ class Case:
         weights = [numpy_helper.from_array(values[n], n) for n in self.constants if n in values]
         results = [onnx.ValueInfoProto(name=n) for n in self.outputs if n]
         for result in results:
-            if result.name == "qk":  # a type of its own
+            if result.name == "qk":  # its type may differ
                 element = TensorProto.FLOAT if wide else helper.np_dtype_to_tensor_dtype(np.dtype(FLOATS[self.dtype]))
                 result.CopyFrom(helper.make_tensor_value_info("qk", element, None))
         graph = helper.make_graph([node], "call", inputs, results, weights)
@@ -92,7 +93,7 @@ def tables(rng: Rng, rows: int, half: int, dtype: str) -> tuple[Array, Array]:
 
 
 def without_defaults(options: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
-    """Attributes, by their value and a default that need not be written."""
+    """The attributes without those that have their default value, from pairs of a value and a default."""
     return {name: value for name, (value, default) in options.items() if value != default}
 
 
@@ -120,7 +121,7 @@ def multi_head(rng: Rng) -> Case:
         inputs |= {"key": new(batch, keys, width), "value": new(batch, keys, value_width)}
     with_bias = layout not in ("packed", "packed keys") and rng.random() < 0.3
     inputs["bias"] = new(2 * width + value_width) if with_bias else None
-    if layout == "cross" and inputs["bias"] is not None:  # keys and values have theirs
+    if layout == "cross" and inputs["bias"] is not None:  # keys and values have their own bias
         inputs["bias"][width:] = 0
     past = 5 if layout == "past" else 3 if layout == "past in a buffer" else 0
     total = past + keys
@@ -161,7 +162,7 @@ def _ones_first(rng: Rng, shape: tuple[int, ...]) -> Array:
 
 
 def decoder_masked(rng: Rng) -> Case:
-    """DecoderMaskedMultiHeadAttention: one token."""
+    """DecoderMaskedMultiHeadAttention with one new token."""
     dtype = a_dtype(rng) if rng.random() < 0.5 else "float32"
     dtype = "float16" if dtype == "bfloat16" else dtype
     new = floats_of(rng, dtype)
@@ -305,7 +306,7 @@ def standard(rng: Rng) -> Case:
         attributes |= {"q_num_heads": heads, "kv_num_heads": kv_heads}
     outputs = ["y", "present_key", "present_value"] if past or rng.random() < 0.2 else ["y"]
     if rng.random() < 0.4:
-        mode = one_of(rng, *range(int("softcap" in attributes), 4))  # its mode 0 has the soft cap in it
+        mode = one_of(rng, *range(int("softcap" in attributes), 4))  # in its mode 0 the output includes the soft cap
         attributes |= without_defaults({"qk_matmul_output_mode": (mode, 0)})
         outputs = [*outputs, *[""] * (3 - len(outputs)), "qk"]
     return Case("Attention", "", opset, inputs, outputs, attributes, dtype)

@@ -21,7 +21,8 @@ def by_onnx(case: Case) -> list[Array]:
 
 
 def coded(x: Array, scale: Array, dtype: Any) -> Array:
-    """Numbers divided by their scale, as a cache of ``dtype`` holds them (uint8: two of 4 bits an element)."""
+    """Numbers divided by their scale, in the form in which a cache of ``dtype`` stores them (uint8: two of 4 bits per
+    element)."""
     y = x / scale
     if dtype == np.int8:
         return np.clip(np.rint(y), -128, 127).astype(np.int8)

@@ -16,11 +16,11 @@ import onnx
 from onnx import numpy_helper
 
 Array = np.ndarray[Any, Any]
-#: draws of numbers, which no two engines share
+#: operators that draw random numbers, which differ between engines
 RANDOM = frozenset({
     "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
 })  # fmt: skip
-#: bytes of a call's values: larger ones take long, and break no other way
+#: limit of the bytes of a call's values: larger ones are slow and find no other errors
 _MOST_BYTES = 1 << 18
 
 
@@ -68,7 +68,8 @@ def _node_tests() -> Iterator[tuple[onnx.ModelProto, dict[str, Any]]]:
 
 
 def _call(model: onnx.ModelProto, feeds: dict[str, Any]) -> Call | None:
-    """The call that a model of one node and constants makes; None for others, and for values that are no small tensors."""
+    """The call of a model that consists of one node and constants; None for other models, and for inputs that are not
+    small tensors."""
     constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     nodes = []
     for node in model.graph.node:

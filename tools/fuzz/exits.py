@@ -1,4 +1,4 @@
-"""Interpreters that end while threads open, run and read, with sessions open, also in forked children: none crashes or hangs.
+"""Ends interpreters while threads open, run and read sessions, also in forked children: none may crash or hang.
 
 python -m tools.fuzz.exits --count 500 --seed 1
 """
@@ -45,7 +45,7 @@ _ENDS = ("here", "here", "forked", "forked and os._exit")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 where every interpreter ended with status 0 and said nothing."""
+    """Returns 0 where every interpreter ended with status 0 and printed nothing."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)

@@ -3,11 +3,15 @@
     python -m tools.fuzz.faults --what session shared program --most 500 --seed 1
     python -m tools.fuzz.faults --lost
 
-What was submitted shortly before the fault begins late, so that it still runs then. What is asked of each case: nothing is
-destroyed that the device uses (with VKEP_VALIDATION=1 the layers watch), a `GpuError` or a right answer, right answers of a
-session on the same context and of one on a device of its own, a right answer the next time, and as many live objects as before.
-With ``--lost`` the device is lost at each call in turn that may say so, and says so from then on; all on that device is closed
-then, and the registry gives a new context for its token.
+Submits shortly before the fault begin late, so that they still run when it occurs. Conditions of each case:
+
+- nothing is destroyed that the device uses (with VKEP_VALIDATION=1 the layers check that);
+- the call raises `GpuError` or gives a right answer, and the next one gives a right answer;
+- sessions on the same context and on another device give right answers;
+- there are as many live objects as before.
+
+With ``--lost`` the device is lost at each call in turn that may report it, and at all later calls. Then everything on that device
+is closed, and the registry gives a new context for its token.
 """
 
 from __future__ import annotations
@@ -53,29 +57,29 @@ def session(token: str = "one", source: Any = STATIC) -> list[np.ndarray[Any, An
 
 
 def shared() -> list[np.ndarray[Any, Any]]:
-    """The same beside a session that is there."""
+    """As `session`, with another session on the same context."""
     return session("neighbour")
 
 
 def parts() -> list[np.ndarray[Any, Any]]:
-    """Steps on the device and the host."""
+    """Run a model with steps on the device and on the host."""
     return session("one", PARTS)
 
 
 def shapes() -> list[np.ndarray[Any, Any]]:
-    """Plans of several signatures."""
+    """Run several signatures, each with a plan."""
     with vkep.InferenceSession(DYNAMIC, token="one", save_plans=False) as opened:
         return [opened.run(None, {"x": X[:rows], "b": B})[0] for rows in (1, 2)][1:]
 
 
 def regions() -> list[np.ndarray[Any, Any]]:
-    """Data graphs (VGF) before and after steps of the Vulkan delegate."""
+    """Run data graphs (VGF) before and after steps of the Vulkan delegate."""
     with vkep.InferenceSession(REGIONS, token="one:vgf", prefer="vgf_first", save_plans=False) as opened:
         return [opened.run(None, FEEDS)[0] for _ in range(2)]
 
 
 def onnxruntime() -> list[np.ndarray[Any, Any]]:
-    """A session of ONNX Runtime's on vkep's provider, from the provider's registration until nothing is left of it."""
+    """Register vkep's provider with ONNX Runtime, run a session on it, and unregister it, until no object is left."""
     import onnxruntime as ort
 
     import vkep.ort
@@ -98,12 +102,12 @@ def onnxruntime() -> list[np.ndarray[Any, Any]]:
 
 
 def program() -> list[np.ndarray[Any, Any]]:
-    """A .pte program."""
+    """Run a .pte program."""
     return _program("vulkan.pte")
 
 
 def delegate() -> list[np.ndarray[Any, Any]]:
-    """A .pte program with a VGF delegate."""
+    """Run a .pte program with a VGF delegate."""
     return _program("vgf.pte")
 
 
@@ -125,12 +129,12 @@ WHAT: dict[str, Callable[[], list[np.ndarray[Any, Any]]]] = {
 
 
 def of_onnxruntime(error: Exception) -> bool:
-    """Whether it is ONNX Runtime's exception for a status of the provider, or for one without a device."""
+    """Whether an exception is ONNX Runtime's: for an error status of the provider, or for a missing device."""
     return any(text in str(error) for text in ("[ONNXRuntimeError]", "Unknown Provider Type"))
 
 
 class Bystanders:
-    """A session on the context ``neighbour``, and one on a device of its own."""
+    """Two sessions that must not be affected: one on the context ``neighbour``, and one on a device of its own."""
 
     def __init__(self) -> None:
         self.near = vkep.InferenceSession(STATIC, token="neighbour", save_plans=False)
@@ -163,7 +167,8 @@ class Cases:
         self._before: dict[str, int] = {}
 
     def one(self, at: int, which: int) -> tuple[str, str]:
-        """The call that failed ("": there are no more calls or results), and the error that was found."""
+        """Run one case. Returns the call that failed ("": no call or result is left to fail), and the error that was
+        found."""
         injector = self._injector
         injector.quiet = True
         if self._bystanders is None:
@@ -207,7 +212,7 @@ class Cases:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 where nothing is wrong."""
+    """Returns 0 where no case found an error."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--what", nargs="*", default=list(WHAT), choices=list(WHAT))
     parser.add_argument("--lost", action="store_true", help="lose the device at each call in turn")
@@ -220,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with injector.installed():
         for what in given.what:
             began = time.monotonic()
-            WHAT[what]()  # shaders are compiled, kernels are known
+            WHAT[what]()  # by now shaders are compiled and kernels are known
             injector.arm(-1, 0, given.lost)
             injector.quiet = False
             WHAT[what]()

@@ -1,4 +1,4 @@
-"""Damaged files, opened and run: only documented exceptions, no crash, no hang, nothing left over.
+"""Damaged files, opened and run: they must raise only documented exceptions, not crash or hang, and leave no object.
 
     python -m tools.fuzz.files --cases 100000 --seed 1 --jobs 2 --what onnx external pte
 
@@ -38,7 +38,7 @@ from tools.worker_pool import run_tasks
 
 DATA = Path(__file__).parents[2] / "tests"
 _MOST_MEMORY = 6 << 30
-#: seconds that a case may take on a machine that does other things too
+#: time limit of a case in seconds, on a machine that is also used otherwise
 LIMIT = 120.0
 _RNG = np.random.default_rng(1)
 
@@ -52,7 +52,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """``said`` is "answer" or an exception's name; ``wrong`` is "" where all is well."""
+    """``said`` is "answer" or an exception's name; ``wrong`` is "" or the error that was found."""
 
     task: Task
     said: str
@@ -268,7 +268,7 @@ def _program(source: Any, data: Sequence[Any] = ()) -> None:
 def _programs() -> list[bytes]:
     files = sorted((DATA / "executorch" / "data").glob("*/*.pte"), key=lambda p: (p.stat().st_size, p.name))
     read = [path.read_bytes() for path in files if path.stat().st_size < 200_000]
-    # its SPIR-V is passed to the driver or the layers unchanged
+    # its SPIR-V would be passed to the driver or the layers unchanged
     return [data for data in read if b"VgfBackend" not in data]
 
 
@@ -385,7 +385,7 @@ def run(task: Task) -> Outcome:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 where nothing is wrong."""
+    """Returns 0 where no case found an error."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--cases", type=int, default=1000, help="of each kind")
     parser.add_argument("--seed", type=int, default=1)

@@ -30,7 +30,7 @@ _YEARS = 30 * 365 * 86_400
 
 
 class Cases:
-    """Cases on one cache folder after the other; the draws come from ``draw``."""
+    """Cases on a cache folder each; random choices come from ``draw``."""
 
     def __init__(self, draw: random.Random, jobs: int) -> None:
         self._draw, self._jobs, self._model = draw, jobs, model_bytes()
@@ -58,7 +58,7 @@ class Cases:
 
     def readonly(self, folder: Path) -> None:
         if self._draw.random() < 0.5:
-            self.follow("before it is read-only")  # it is empty otherwise
+            self.follow("before it is read-only")  # otherwise it is empty
         if os.geteuid():
             folder.mkdir(exist_ok=True)
             folder.chmod(0o500)
@@ -92,7 +92,7 @@ class Cases:
 
 @contextmanager
 def mounted(folder: Path, options: str) -> Iterator[None]:
-    """A tmpfs at ``folder``, unmounted at the end."""
+    """Context in which a tmpfs is mounted at ``folder``."""
     folder.mkdir(exist_ok=True, mode=0o700)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"mode=0700,{options}", "tmpfs", str(folder)], check=True)
     try:
@@ -116,7 +116,7 @@ _NEEDS_MOUNT = {"full"} if os.name == "posix" and os.geteuid() else {"full", "re
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 where every process was right."""
+    """Returns 0 where the answer of every process was right."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--count", type=int, default=10, help="cases of each kind")
     parser.add_argument("--jobs", type=int, default=20, help="processes of a crowd")

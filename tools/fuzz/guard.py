@@ -1,7 +1,7 @@
 """Puts every tensor of a plan into separate memory that ends at inaccessible pages (software drivers only).
 
-Where shaders run on the host's processor, a buffer's device address is a host address, and so is any other: tensors can lie in
-memory that the driver knows nothing of. A kernel that touches the pages around one ends the process with SIGSEGV; the bytes that
+Where shaders run on the host's processor, device addresses are host addresses. So tensors can be in memory that the driver
+did not allocate. A kernel that touches the pages around one ends the process with SIGSEGV; the bytes that
 are left between a tensor and these pages hold a pattern, so that what is written there is found after the run, and what is
 read there is no plausible number.
 """
@@ -28,7 +28,7 @@ from vkep.plan.records import Dispatch, Port, Space
 GUARD = 1 << 26
 #: fills memory outside tensors, and tensors before they are written: -4.1e8 as float32, -60 as float16
 PATTERN = 0xCD
-#: addresses of tensors are multiples of this, as kernels may ask for
+#: alignment of tensors, which kernels may rely on
 ALIGNMENT = 16
 #: an activation's number, in bytes of its offset in the plan's slab
 _APART = 1 << 40
@@ -41,7 +41,8 @@ _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class GuardedMemory:
-    """``nbytes`` that end (but for `ALIGNMENT`) where guard pages begin. Raises `OSError` where there is no memory."""
+    """``nbytes`` that end at guard pages (up to `ALIGNMENT` bytes before them). Raises ``OSError`` where the system has
+    no memory."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -64,7 +65,7 @@ class GuardedMemory:
 
     @property
     def is_intact(self) -> bool:
-        """Whether nothing was written beside the tensor."""
+        """Whether nothing was written around the tensor."""
         before, after = self._all[: self._first], self._all[self._first + self.nbytes :]
         return bool((before == PATTERN).all() and (after == PATTERN).all())
 
@@ -73,16 +74,16 @@ class GuardedMemory:
 
 
 class Guards:
-    """What `guarded` made."""
+    """The guarded memory of the plans made inside `guarded`."""
 
     def __init__(self) -> None:
         self.memories: list[tuple[str, GuardedMemory]] = []
-        self._activations: list[int] = []  # bytes, by number
+        self._activations: list[int] = []  # bytes by the activation's number
         self._made: dict[tuple[int, int], GuardedMemory] = {}
         self._constants: dict[tuple[int, int], GuardedMemory] = {}
 
     def broken(self) -> list[str]:
-        """The tensors beside which something was written."""
+        """The tensors around which something was written."""
         return [what for what, memory in self.memories if not memory.is_intact]
 
     def new(self, nbytes: int, what: str) -> GuardedMemory:

@@ -13,7 +13,7 @@ LOST = -4
 _MEMORY = (-1, -2)  # VK_ERROR_OUT_OF_HOST_MEMORY, VK_ERROR_OUT_OF_DEVICE_MEMORY
 _MAY_LOSE = (*_MEMORY, LOST)
 _NO_CAPTURE, _NO_HANDLE = -1000257000, -1000072003
-#: the negative results that the specification names, where they are not `_MEMORY`
+#: the error results that the specification lists, where they differ from `_MEMORY`
 RESULTS: dict[str, tuple[int, ...]] = {
     "vkCreateInstance": (*_MEMORY, -3, -6, -7, -9),
     "vkEnumerateInstanceExtensionProperties": (*_MEMORY, -6),
@@ -40,7 +40,7 @@ RESULTS: dict[str, tuple[int, ...]] = {
     "vkCreateTensorARM": (*_MEMORY, _NO_CAPTURE),
     "vkCreateDataGraphPipelinesARM": _MEMORY,
 }
-#: the most results that one of them has
+#: the largest number of error results of a call
 MOST_RESULTS = max(map(len, RESULTS.values()))
 
 #: number of submits shortly before a fault that begin late
@@ -60,8 +60,8 @@ class DeviceUnderTest:
         self.lock = threading.RLock()  # held in calls `_OF_THE_QUEUE`
         self.lost = False
         self._idle = False
-        self._made: list[tuple[str, Any]] = []  # objects, by their kind
-        self._work: vk.Struct | None = None  # a submit that takes a while
+        self._made: list[tuple[str, Any]] = []  # objects by kind
+        self._work: vk.Struct | None = None  # a submit that takes some time
 
     def _call(self, name: str, *arguments: Any) -> None:
         vk.check(_fetch(self._fn, name)(self._raw, *arguments), f"the injector's {name}")
@@ -89,7 +89,7 @@ class DeviceUnderTest:
         )
 
     def _fills(self) -> vk.Struct:
-        """A submit that writes a buffer over and over."""
+        """Record and submit commands that write a buffer over and over, to keep the queue busy."""
         usage = vk.VK_BUFFER_USAGE_TRANSFER_DST_BIT
         buffer = self._make("Create", "Buffer", vk.make("VkBufferCreateInfo", size=_HELD_BYTES, usage=usage))
         needs = vk.out("VkMemoryRequirements")
@@ -117,7 +117,7 @@ class DeviceUnderTest:
         return vk.make("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=[commands[0]])
 
     def end(self) -> None:
-        """Before it is destroyed, which is idle."""
+        """Called before the device is destroyed, when it is idle."""
         for kind, raw in self._made:
             end = "vkFreeMemory" if kind == "DeviceMemory" else f"vkDestroy{kind}"
             _fetch(self._fn, end)(self._raw, raw, vk.ffi.NULL)
@@ -131,8 +131,8 @@ class Injector:
         self._fails_at, self._which = -1, 0
         self._sticky = False
         self.count = 0
-        self.results: list[int] = []  #: of each call that was counted, how many ways to fail it has
-        self.hit = ""  #: what failed, and how
+        self.results: list[int] = []  #: number of error results of each counted call
+        self.hit = ""  #: the call that failed, and its result
         self.quiet = False  #: whether calls are neither counted nor fail
 
     def arm(self, fails_at: int, which: int, sticky: bool) -> None:
@@ -141,7 +141,7 @@ class Injector:
         self._fails_at, self._which, self._sticky = fails_at, which, sticky
 
     def _result(self, name: str) -> int | None:
-        """The failure of the present call; None: it does not fail."""
+        """The result that the current call fails with; None where it is not to fail."""
         with self._lock:
             codes = (LOST,) if self._sticky else RESULTS.get(name, _MEMORY)
             if self.quiet or (self._sticky and LOST not in RESULTS.get(name, ())):
@@ -167,7 +167,7 @@ class Injector:
 
         def call(*arguments: Any) -> Any:
             if device is not None and device.lost and LOST in RESULTS.get(name, ()):
-                device.lose()  # to its end, where another thread is at it
+                device.lose()  # waits for another thread's call to end
                 return LOST
             failed = self._result(name)
             if failed is not None:

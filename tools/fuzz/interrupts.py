@@ -28,7 +28,7 @@ import onnx.parser
 
 import vkep
 
-#: seconds after which a call hangs
+#: seconds after which a call counts as hanging
 _HANGS = 60
 
 
@@ -57,7 +57,7 @@ class Moments:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.count = 0
-        self._armed = 0  # how many may come
+        self._armed = 0  # number of interrupts allowed
         self._thread: int | None = None
         self._wake = threading.Event()
         self._delay = 0.0
@@ -152,7 +152,7 @@ class Campaign:
                     del self._kept[:-3]
         except Interrupt:
             pass
-        while True:  # a second one may be on its way
+        while True:  # a second one may be pending
             try:
                 self.moments.disarm()
                 return
@@ -180,13 +180,13 @@ def expect(value: Any, right: Any = RIGHT) -> None:
 
 def ends_well(session: vkep.InferenceSession) -> None:
     graph = session._parts.graph
-    ends = time.monotonic() + 20  # the thread of an interrupted run ends by itself
+    ends = time.monotonic() + 20  # the thread of an interrupted run ends soon
     while any(entry.uses.held for entry in (*graph._entries.values(), *graph._evicted)):
         if time.monotonic() > ends:
             raise AssertionError("an executable is in use, and nobody runs it")
         time.sleep(0.01)
     for island in session.islands():
-        runner: Any = getattr(island.runner, "_runner", island.runner)  # with sizes, another's
+        runner: Any = getattr(island.runner, "_runner", island.runner)  # a runner with sizes wraps another one
         if any(room.lock.locked() for room in runner._rooms):
             raise AssertionError("a recording is in use, and nobody runs it")
     session.close()
@@ -303,7 +303,7 @@ WHAT = {f.__name__: f for f in (runs, parts, shapes, binds, reads, opens, closes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 where all is well; raises else, and a hang ends the process."""
+    """Returns 0 where no check failed. Raises where one did; a call that hangs ends the process."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--count", type=int, default=1000, help="interrupts of each kind")
     parser.add_argument("--seed", type=int, default=1)

@@ -32,7 +32,7 @@ import vkep
 _WEIGHTS = np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32)
 _X = np.random.default_rng(2).standard_normal((3, 64)).astype(np.float32)
 _RIGHT = np.maximum(_X @ _WEIGHTS, 0)
-_ROUNDS = 4  #: that share what a folder has
+_ROUNDS = 4  #: sessions that share the folder's contents
 
 
 class _Listener(logging.Handler):
@@ -80,7 +80,7 @@ def start(model: bytes, condition: Callable[[], None] | None = None, silent: boo
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 where every process that was left alone was right."""
+    """Returns 0 where the result of every process that was not killed was right."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--count", type=int, default=100, help="processes to kill")
     parser.add_argument("--jobs", type=int, default=4, help="processes at once")

@@ -1,4 +1,4 @@
-"""Calls made wrong: sizes, ranks, operands, attributes and values that disagree."""
+"""Turns valid calls into invalid ones: sizes, ranks, operands, attributes and values that contradict each other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 
 from tools.fuzz.corpus import Array, Call
 
-#: texts that attributes of other operators have
+#: values of text attributes of other operators
 _TEXTS = (
     "",
     "mean",
@@ -150,7 +150,7 @@ def _rank(case: Case, rng: random.Random) -> str:
 
 
 def _swap(case: Case, rng: random.Random) -> str:
-    """Two operands of one type trade places."""
+    """Exchange two operands of one type."""
     names = [n for n in case.node.input if n]
     pairs = [(a, b) for a in names for b in names if a < b and case.values[a].dtype == case.values[b].dtype]
     if not pairs:
@@ -219,7 +219,7 @@ def _attribute(case: Case, rng: random.Random) -> str:
 
 
 def _new_attribute(case: Case, rng: random.Random) -> str:
-    """One that the operator has and the node leaves out."""
+    """An attribute of the operator that the node does not have."""
     try:
         schema: Any = onnx.defs.get_schema(case.node.op_type, case.opsets.get(case.node.domain, 1), case.node.domain)
         known = {name: spec.default_value for name, spec in schema.attributes.items()}
@@ -251,7 +251,7 @@ def _new_attribute(case: Case, rng: random.Random) -> str:
 
 
 def _other(value: Any, rng: random.Random) -> Any:
-    """Another value of an attribute; None for kinds that are left alone."""
+    """Another value of an attribute; None for kinds of attributes that are not changed."""
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, int):

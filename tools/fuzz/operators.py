@@ -164,7 +164,7 @@ class _Worker:
         self.pipe.send(number)
 
     def answer(self) -> Outcome | None:
-        """The case's outcome; None where it is not there yet."""
+        """The case's outcome; None where it has not arrived yet."""
         ended = ""
         try:
             if self.pipe.poll():
@@ -199,7 +199,7 @@ def _quietly(pipe: Connection, found: dict[str, list[Call]], seed: int) -> None:
 
 
 def outcomes(found: dict[str, list[Call]], seed: int, numbers: Iterable[int], jobs: int) -> Iterator[Outcome]:
-    """The outcome of each case, as they come."""
+    """The outcomes of the cases, in the order in which they arrive."""
     waiting = iter(numbers)
     workers = [_Worker(found, seed) for _ in range(jobs)]
     busy: list[_Worker] = []
@@ -236,7 +236,7 @@ def excused(outcome: Outcome) -> Outcome:
 
 
 def by_operator(only: str = "") -> dict[str, list[Call]]:
-    """The valid calls to start from."""
+    """The valid calls that cases are derived from, by operator."""
     found: dict[str, list[Call]] = defaultdict(list)
     for call in calls():
         if re.fullmatch(only or ".*", call.operator):

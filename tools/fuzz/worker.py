@@ -14,7 +14,7 @@ import numpy as np
 from tools.fuzz.corpus import Array, Call
 from tools.fuzz.mutate import Case, draw
 
-#: bytes of private memory that a case may ask for
+#: limit of a case's private memory, in bytes
 _MOST_MEMORY = 6 << 30
 
 
@@ -31,7 +31,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Outcome:
-    """``verdict`` is "" where all is well: both refuse, or both give the same, or vkep declines."""
+    """``verdict`` is "" where both engines refuse, both give the same result, or vkep declines; otherwise the kind of
+    the difference."""
 
     operator: str
     number: int
@@ -87,7 +88,7 @@ def by_onnxruntime(case: Case) -> Answer:
 
 
 def by_vkep(case: Case, context: Any) -> tuple[Answer, list[str]]:
-    """The answer, and the tensors beside which something was written."""
+    """vkep's answer, and the tensors around which something was written."""
     import vkep
     from gpu_shared.errors import GpuError
     from tools.fuzz.guard import guarded

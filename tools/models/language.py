@@ -28,7 +28,7 @@ BLOCK = 32
 PRECISIONS = ("fp32", "fp16", "int4", "int4-fp16")
 #: most numbers that a weight draws: a larger one repeats them along its last axis, so that large models are made in seconds
 DRAWN = 1 << 22
-#: ids of the tokens that are no bytes
+#: ids of the special tokens
 PAD, BEGIN, END = 256, 257, 258
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
@@ -45,24 +45,24 @@ class Language:
     hidden: int = 64
     heads: int = 4
     kv_heads: int = 2
-    size: int = 16  #: of a head
-    wide: int = 128  #: between the products of a layer
+    size: int = 16  #: features of a head
+    wide: int = 128  #: width of the feed-forward part
     vocabulary: int = 320
     context: int = 256
-    base: float = 10000.0  #: of the angles
+    base: float = 10000.0  #: base of the angles (theta)
     biased: bool = False  #: the projections of attention have a bias
     head_norm: bool = False  #: queries and keys are normalized
     activation: str = "silu"
-    post_norm: bool = False  #: what attention and the products give is normalized too
+    post_norm: bool = False  #: results of attention and of the feed-forward part are normalized too
     embedding_scale: float = 1.0
-    softcap: float = 0.0  #: of attention's scores
+    softcap: float = 0.0  #: soft cap of attention's scores
     logit_cap: float = 0.0
-    window: int = 0  #: keys that layers of an even number see; 0: all
+    window: int = 0  #: number of keys that even layers see; 0: all
     sinks: bool = False
     experts: int = 0
-    rotated: float = 1.0  #: share of a head that turns with the position
-    cache_bits: int = 0  #: of a quantized cache's numbers: 8 or 4
-    latent: int = 0  #: keys and values come from as many numbers (DeepSeek)
+    rotated: float = 1.0  #: share of a head's features that are rotated by the position
+    cache_bits: int = 0  #: bits of a quantized cache's numbers, 8 or 4; 0: floats
+    latent: int = 0  #: size of the latent vector of keys and values (DeepSeek); 0: none
 
 
 ARCHITECTURES = {
@@ -90,7 +90,7 @@ ARCHITECTURES = {
     "deepseek": Language("deepseek_v3", kv_heads=4, latent=24),
     "gpt2": Language("gpt2", kv_heads=4),
 }
-#: those in torch's form
+#: architectures whose graph has the form that optimum exports
 OPTIMUM = {"deepseek", "gpt2"}
 
 
@@ -139,7 +139,7 @@ class _Writer(GraphBuilder):
         return outputs[0], outputs[3]
 
     def experts(self, x: str, name: str) -> str:
-        """Each token by the two of the experts that a router chooses."""
+        """Each token is processed by the two experts that a router chooses."""
         lang = self.language
         router = self.product(x, f"{name}.router", lang.hidden, lang.experts)
         router = self.add("Reshape", router, self.constant("router_shape", [-1, lang.experts]))
@@ -342,7 +342,7 @@ def _torch_attention(w: _Writer, x: str, layer: int, shared: list[str]) -> str:
 
 
 def genai_config(language: Language) -> dict[str, Any]:
-    """The configuration for onnxruntime-genai."""
+    """The configuration that onnxruntime-genai reads."""
     caches = {f"past_{part}_names": f"past_key_values.%d.{part}" for part in ("key", "value")}
     results = {f"present_{part}_names": f"present.%d.{part}" for part in ("key", "value")}
     decoder = {
@@ -369,7 +369,7 @@ def genai_config(language: Language) -> dict[str, Any]:
 
 
 def optimum_config(language: Language) -> dict[str, Any]:
-    """The configuration for transformers."""
+    """The configuration that transformers reads."""
     return {
         "model_type": language.kind,
         "vocab_size": language.vocabulary,
@@ -404,10 +404,8 @@ def tokenizer() -> dict[str, Any]:
 
 
 def write_language(folder: Path, name: str = "llama", precision: str = "fp32", **sizes: Any) -> Language:
-    """Write an architecture's folder, with other sizes where given; what was written.
-
-    Raises ``ValueError`` for a name or a precision that is none.
-    """
+    """Write an architecture's folder, with other sizes where given. Returns what was written. Raises ``ValueError`` for
+    an unknown architecture or precision."""
     if name not in ARCHITECTURES or precision not in PRECISIONS:
         raise ValueError(
             f"got {name!r} in {precision!r}; expected one of {sorted(ARCHITECTURES)} in one of {PRECISIONS}"

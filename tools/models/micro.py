@@ -1,4 +1,4 @@
-"""Models of one operator or a short chain: for the limits of single kernels and for the host's cost a run."""
+"""Models of one operator or a short chain: for the limits of single kernels and for the host's cost per run."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def build_transpose(shape: tuple[int, ...], perm: tuple[int, ...]) -> Callable[[
 
 # name -> builder; the names tell operator and size.
 OPS: dict[str, Callable[[GraphBuilder], None]] = {
-    "op_add_2x3": build_one("Add", (2, 3), 2),  # the cost of a run that computes nothing
+    "op_add_2x3": build_one("Add", (2, 3), 2),  # a run that computes almost nothing: its cost is the host's
     "op_add_4m": build_one("Add", (1024, 4096), 2),
     "op_matmul_256": build_matmul(256),
     "op_matmul_512": build_matmul(512),

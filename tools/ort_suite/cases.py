@@ -1,4 +1,4 @@
-"""A recorded case: a model of one node, its inputs, and what must come of them."""
+"""A recorded case: a model of one node, its inputs, and the expected outputs."""
 
 from __future__ import annotations
 
@@ -218,6 +218,6 @@ def _tolerance(entry: dict[str, Any], dtype: np.dtype) -> tuple[float, float | N
     if dtype.name in _TOLERANCES:
         default = _TOLERANCES[dtype.name]
         return rel or default[1], absolute or default[0]
-    if dtype.name.startswith("float"):  # eight bits: equal, NaN to NaN
+    if dtype.name.startswith("float"):  # 8-bit floats: equal bits, or NaN in both
         return rel, absolute
     return 0.0, None

@@ -55,7 +55,7 @@ def on_cpu_provider(case: Case) -> Verdict:
         return verdict(MISREAD, f"no model: {one_line(error)}")
     try:
         got = _run_cpu_provider(model, feeds)
-    except Exception as error:  # its classes are ONNX Runtime's own
+    except Exception as error:  # its classes are internal to ONNX Runtime
         if any(text in str(error) for text in _NO_KERNEL):
             return verdict(NO_KERNEL, error_text(error))
         return verdict(FAILS if case.must_fail else MISREAD, error_text(error))
@@ -92,7 +92,7 @@ def on_vkep(case: Case) -> Verdict:
         return verdict(REFUSED if case.must_fail else DECLINED, error)
     except VkepError as error:
         return verdict(REFUSED if case.must_fail else DECLINED if str(error).startswith("on the CPU") else ERROR, error)
-    except Exception as error:  # whatever a broken session raises is its result
+    except Exception as error:  # any exception of a broken session is its result
         return verdict(ERROR, f"{type(error).__name__}: {error}")
     finally:
         if session is not None:

@@ -17,7 +17,7 @@ CASES, MODELS, MODELS_THROUGH_ORT = "C++ cases", "model files, plain session", "
 SUITE = "ONNX's backend tests"
 _MUST_FAIL = "C++ cases that must fail"
 _SKIPPED = "skipped"
-#: how many reasons a row tells, and the length of each
+#: number of reasons in a row, and the length of each
 _REASONS, _LENGTH = 3, 140
 
 

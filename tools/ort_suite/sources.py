@@ -21,7 +21,7 @@ _TOKEN = re.compile(
     r"|(?<![0-9A-Za-z_])'(?:\\.|[^'\\\n])+'|^[ \t]*#(?:\\\n|[^\n])*|[{}();]|\bnamespace\b|\bextern\b",
     re.M,
 )
-#: what comes before a declaration
+#: text that may precede a declaration
 _BLANK = re.compile(r"(?:\s+|//[^\n]*|/\*(?:.|\n)*?\*/|(?<![^\n])[ \t]*#(?:\\\n|[^\n])*)*")
 #: after a closing brace: the declaration continues to a semicolon
 _GOES_ON = re.compile(r"\s*[;,=\[(]|\s*[A-Za-z_]\w*\s*(;|=[^=]|\[|\{)")
@@ -88,7 +88,7 @@ def _find(name: str, beside: Path, root: Path) -> Path | None:
 def blocks(text: str) -> list[Block]:
     """The declarations of ``text``, inside of namespaces, outside of everything else."""
     found: list[Block] = []
-    depth = parens = 0  # of braces and parentheses inside of the declaration
+    depth = parens = 0  # nesting depth of braces and parentheses within the declaration
     begin = 0
     namespace = False
     for match in _TOKEN.finditer(text):
@@ -101,7 +101,7 @@ def blocks(text: str) -> list[Block]:
                 continue
             depth += 1
         elif token == "}":
-            if depth == 0:  # a namespace's
+            if depth == 0:  # the end of a namespace
                 begin = after
                 continue
             depth -= 1

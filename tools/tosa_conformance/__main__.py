@@ -83,7 +83,9 @@ class Bench:
         for name, result in zip(description["ofm_name"], results, strict=True):
             if result.dtype.kind == "u":
                 result = result.view(f"i{result.itemsize}")
-            shaped = result.reshape(exact[name].shape).copy()  # of rank 0 too, which ascontiguousarray has not
+            shaped = result.reshape(
+                exact[name].shape
+            ).copy()  # also of rank 0, which ascontiguousarray would turn into rank 1
             if not self._verifier.verify_data(name, compliance, shaped, exact[name], bounds.get(name)):
                 return "wrong", f"{name}: {compliance['tensors'][name]['mode']}"
         return "pass", ""

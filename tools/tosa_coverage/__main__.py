@@ -110,7 +110,7 @@ def _lowered(model: onnx.ModelProto, given: dict[str, Any]) -> Iterator[tuple[st
             continue
         made = {op.name.upper() for op in island.builder.ops[before:]}
         if any(tensor.stored == "int32" for tensor in (island.tensors[n] for n in node.outputs if n)):
-            made |= {"ARITHMETIC_RIGHT_SHIFT", "CONCAT"}  # where the words of an int64 result are made
+            made |= {"ARITHMETIC_RIGHT_SHIFT", "CONCAT"}  # the operations that make the words of an int64 result
         yield node.op_type, made
 
 

@@ -35,7 +35,7 @@ def run_case(case: Case, context: Any) -> tuple[str, str]:
     except VkepError as error:
         detail = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         return ("refused" if str(error).startswith("on the CPU") else "error"), detail
-    except Exception as error:  # whatever a model of the suite meets: counted and shown
+    except Exception as error:  # any exception of a case is counted and shown
         return "error", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return "ok", ""
 

@@ -40,7 +40,8 @@ class Peer(ABC):
         self.run()
 
     def work(self) -> list[tuple[int, int, bool]]:
-        """Operations, bytes, and whether the arithmetic is float16's, of each piece of a run where the engine tells them."""
+        """The operations, the bytes, and whether the arithmetic is float16, of each step of a run, where the engine
+        reports them."""
         return []
 
     @abstractmethod

@@ -21,7 +21,7 @@ _FLAGS = ["--iree-hal-target-device=vulkan", "--iree-opt-level=O3"]
 
 
 class IreePeer(Peer):
-    """float32 and int64 as they come; what a wrong result is worth stands beside its time."""
+    """Runs float32 and int64 models unchanged. The table has the error beside the time, since some results are wrong."""
 
     packages = ("iree-base-compiler", "iree-base-runtime")
 

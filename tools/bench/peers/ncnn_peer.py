@@ -32,8 +32,8 @@ def pnnx_program() -> Path:
 
 
 class NcnnPeer(Peer):
-    """float32 throughout (float16 mode changes results by percents); ncnn has no batch axis, so a batch of one is
-    taken off inputs of three and more axes."""
+    """float32 throughout, since ncnn's float16 mode changes results by percents. ncnn has no batch axis, so a batch of
+    one is removed from inputs of three and more axes."""
 
     packages = ("ncnn", "pnnx")
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime's CPU provider: the reference for correctness, and what a GPU has to beat to be worth it."""
+"""ONNX Runtime's CPU provider: the reference for correctness, and the speed that a GPU must exceed to be useful."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class OrtPluginPeer(OrtPeer):
         return options
 
     def _opened_with(self, session: onnxruntime.InferenceSession, inputs: Mapping[str, Array], provider: str) -> None:
-        """Raises `Unavailable` where the provider took no node: a CPU time would pass for its own."""
+        """Raises `Unavailable` where the provider runs no node: the CPU's time would be reported as the provider's."""
         session.disable_fallback()
         self._opened(session, inputs)
         where: dict[str, Counter[str]] = {}

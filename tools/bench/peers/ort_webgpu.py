@@ -21,7 +21,7 @@ class OrtWebGpuPeer(OrtPluginPeer):
     engine = "WebGPU"
 
     def open(self, model: Path, inputs: Mapping[str, Array]) -> None:
-        # Without it the plugin takes no CPU driver such as lavapipe; with a real GPU it changes nothing.
+        # Without it the plugin ignores CPU drivers such as lavapipe; with a GPU it has no effect.
         os.environ.setdefault("ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER", "1")
         name = onnxruntime_ep_webgpu.get_ep_name()
         onnxruntime.register_execution_provider_library("webgpu", onnxruntime_ep_webgpu.get_library_path())

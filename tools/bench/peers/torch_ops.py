@@ -33,7 +33,7 @@ class TorchGraph:
         if unknown:
             raise Unavailable(f"no torch call is written for: {', '.join(unknown)}")
         self._weights: dict[str, Tensor] = {}
-        # Shapes, axes and splits stay Python lists: torch wants them on the host.
+        # Shapes, axes and splits stay Python lists, since torch expects them on the host.
         self._lists: dict[str, list[int]] = {}
         for tensor in model.graph.initializer:
             array = numpy_helper.to_array(tensor)

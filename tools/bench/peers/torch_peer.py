@@ -51,7 +51,7 @@ class TorchGraphPeer(TorchEagerPeer):
         self._fixed = {name: value.to("cuda") for name, value in self._host.items()}
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # libraries set themselves up outside the capture
+        with torch.cuda.stream(side):  # libraries must initialize outside the capture
             for _ in range(3):
                 self._graph(self._fixed)
         torch.cuda.current_stream().wait_stream(side)
@@ -68,7 +68,7 @@ class TorchGraphPeer(TorchEagerPeer):
 
 
 class TorchDevicePeer(TorchGraphPeer):
-    """The replay alone, with data on the device: the lower limit by the kernels' time."""
+    """The replay alone, with data on the device: a lower limit for the time of the kernels."""
 
     how = "CUDA graph, data on the device"
 

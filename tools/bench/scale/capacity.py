@@ -1,4 +1,4 @@
-"""A capacity plan: what a number of GPUs does, and what limits it, from measured rates. Arithmetic alone."""
+"""A capacity plan: the rate of a number of GPUs and its bottleneck, computed from measured rates."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class Rates:
 
 @dataclass(frozen=True)
 class Site:
-    """The machines: GPUs and network of a node, nodes that one Ray cluster is run with, hours between failures of a GPU."""
+    """The installation: GPUs and network bandwidth of a node, nodes of one Ray cluster, hours between failures of a
+    GPU."""
 
     gpus_per_node: int = 8
     network_gbit: float = 100
@@ -64,7 +65,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Plan:
-    """What ``gpus`` do. Rows and requests are per second."""
+    """The rates of ``gpus`` GPUs. Rows and requests are per second."""
 
     gpus: int
     nodes: int
@@ -73,10 +74,10 @@ class Plan:
     data_limit: str
     service_rows: float
     service_limit: str
-    rows_per_request: int  #: at least this many, so that the proxies are not the limit
+    rows_per_request: int  #: minimum number, so that the proxies are not the bottleneck
     node_gbit: float  #: network that a node's GPUs need at their full rate
     failures_a_day: float
-    lost_rows_a_day: float  #: runs that are done again, and rows that restarting GPUs do not do
+    lost_rows_a_day: float  #: rows per second lost to repeated runs and to GPUs that restart
 
 
 def plan(rates: Rates, gpus: int, site: Site = Site()) -> Plan:
@@ -87,7 +88,7 @@ def plan(rates: Rates, gpus: int, site: Site = Site()) -> Plan:
     nodes = math.ceil(gpus / site.gpus_per_node)
     by_network = site.network_gbit * 1e9 / 8 / rates.row_bytes  # rows a second into a node
     data_node, data_limit = least((on_node * rates.data, "GPUs"), (by_network, "network of a node"))
-    # clients put more rows into a request where proxies would be the limit: one proxy on each node
+    # with one proxy on each node; where proxies would be the bottleneck, clients put more rows into a request
     per_request = max(1, math.ceil(on_node * rates.service / rates.proxy))
     service_node, service_limit = least((on_node * rates.service, "GPUs"), (by_network, "network of a node"))
     if per_request > rates.batch:
@@ -116,7 +117,7 @@ def least(*limits: tuple[float, str]) -> tuple[float, str]:
 
 
 def table(rates: Rates, plans: Sequence[Plan]) -> str:
-    """The plans in markdown, a column each."""
+    """The plans in Markdown, one column per plan."""
     rows = [
         ("nodes", [f"{p.nodes:,}" for p in plans]),
         ("Ray clusters", [f"{p.clusters:,}" for p in plans]),

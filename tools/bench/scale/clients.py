@@ -1,4 +1,4 @@
-"""Clients of a service in the Open Inference protocol with binary tensors: each asks again once it was answered."""
+"""Clients of a service in the Open Inference protocol with binary tensors: each sends a request when the last one is answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Ray instance on this machine for measurements, and what its processes are."""
+"""A Ray instance on this machine for measurements, and its processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cluster(slots: int, threads: int, gpus: int | None = None, *, haproxy: bool 
     if haproxy:
         os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"
         for drained in ("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S"):
-            os.environ[drained] = "0.5"  # no request is under way where a measurement ends; 30 s is the default
+            os.environ[drained] = "0.5"  # no request is in progress when a measurement ends; the default is 30 s
     import ray
 
     ray.init(
@@ -78,7 +78,7 @@ def actors(part: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for actor in ray.util.list_named_actors(all_namespaces=True):
         if part in actor["name"]:
-            with contextlib.suppress(ray.exceptions.RayError, ValueError):  # it has just ended
+            with contextlib.suppress(ray.exceptions.RayError, ValueError):  # the process has just ended
                 handle: Any = ray.get_actor(**actor)
                 found[actor["name"]] = ray.get(handle.__ray_call__.remote(lambda _: os.getpid()), timeout=30)
     return found

@@ -1,4 +1,5 @@
-"""A campaign: replicas are killed while many clients ask with mixed shapes; every answer right, none lost, memory flat."""
+"""A campaign: replicas are killed while many clients send requests of mixed shapes. Every request must get a right answer, and
+memory must not grow."""
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ MODEL = '<ir_version: 9, opset_import: ["": 18]> g (float[n,s] x) => (float[n,s]
 
 
 def request(number: int) -> tuple[dict[str, Array], Callable[[Array], bool]]:
-    """A request of a shape and values of its own."""
+    """A request with a shape and values that differ from the others'."""
     rng = np.random.default_rng(number)
     x = rng.integers(-1000, 1000, (rng.integers(1, 5), rng.integers(1, 17))).astype(np.float32)
     return {"x": x}, lambda y: np.array_equal(y, x * x)
 
 
 class Killer(threading.Thread):
-    """Kills one replica after another, and notes the memory of those that live and of the proxies."""
+    """Kills one replica after another, and records the memory of the replicas that live and of the proxies."""
 
     def __init__(self, every: float) -> None:
         super().__init__(daemon=True)
@@ -46,7 +47,7 @@ class Killer(threading.Thread):
                 self.kills += 1
 
     def note(self) -> None:
-        """Memory as it is now."""
+        """Record the memory in use now."""
         self.proxy_mb.append(sum(map(resident_mb, actors("SERVE_PROXY").values())))
         self.replica_mb.append(max(map(resident_mb, actors("kill#").values()), default=0.0))
 
@@ -57,7 +58,7 @@ class Killer(threading.Thread):
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Run the campaign and print what came of it; 1 where an answer was wrong or missing."""
+    """Run the campaign and print its results; status 1 where an answer was wrong or missing."""
     import onnx.parser
     from ray import serve
 

@@ -199,7 +199,7 @@ def job(
     batch, workers, transport = arguments.batch, arguments.workers, arguments.transport
 
     class Timed(Predictor):
-        """Adds when each batch was done."""
+        """Records when each batch was finished."""
 
         def __call__(self, batch: Any) -> Any:
             rows = len(batch["id"])
@@ -209,7 +209,7 @@ def job(
     kept: dict[int, dict[str, Array]] = {}
 
     def made(batch: Any) -> dict[str, Array]:
-        """Inputs for as many rows."""
+        """Inputs with the batch's number of rows."""
         rows = len(batch["id"])
         if rows not in kept:
             kept[rows] = {name: np.zeros((rows, *one.shape), one.dtype) for name, one in row.items()}
@@ -235,7 +235,10 @@ def job(
     parts = list(found.iter_batches(batch_size=None, batch_format="numpy"))
     at, who = (np.concatenate([part[column] for part in parts]) for column in ("at", "who"))
     times = [at[who == one] for one in np.unique(who)]
-    first, last = max(mine.min() for mine in times), min(mine.max() for mine in times)  # between them all workers work
+    first, last = (
+        max(mine.min() for mine in times),
+        min(mine.max() for mine in times),
+    )  # between these times all workers are busy
     during = int(((at > first) & (at <= last)).sum())
     if last <= first or not during or len(times) < workers:
         raise ValueError(f"a job of {len(at)} rows is too short to measure {workers} workers: give more --seconds")

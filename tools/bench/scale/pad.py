@@ -1,4 +1,5 @@
-"""What padding brings: a batch job's rows of different lengths, each length in runs of its own or padded to common ones."""
+"""The effect of padding: a batch job with rows of different lengths, where each length gets separate runs, or rows are padded to
+common lengths."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ INPUT = "x"
 
 
 def lengths(rows: int, most: int) -> list[int]:
-    """Lengths of texts, drawn: half of them are below a quarter of ``most``."""
+    """Random lengths of texts: half of them are below a quarter of ``most``."""
     drawn = np.random.default_rng(0).lognormal(np.log(most / 4), 0.7, rows)
     return [int(length) for length in np.clip(drawn, 1, most)]
 
@@ -41,7 +42,7 @@ class Counted(Predictor):
 
 
 def job(predictor: Predictor, column: Array, batch: int) -> float:
-    """Seconds of a job."""
+    """Seconds that a job takes."""
     started = time.perf_counter()
     for at in range(0, len(column), batch):
         predictor({INPUT: column[at : at + batch]})
@@ -49,7 +50,7 @@ def job(predictor: Predictor, column: Array, batch: int) -> float:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print each choice's rates."""
+    """Print the rates of each choice."""
     proto = build_model("bert_enc", Options(dynamic=True, float16=arguments.float16))
     width = proto.graph.input[0].type.tensor_type.shape.dim[2].dim_value
     sizes = lengths(arguments.rows, arguments.most)
@@ -64,7 +65,7 @@ def main(arguments: argparse.Namespace) -> int:
         predictors[choice] = Counted(proto, **options)
         first[choice] = job(predictors[choice], column, arguments.batch)
     counts = {choice: (one.runs, one.elements) for choice, one in predictors.items()}
-    # the choices take turns: the machine may be busier at one time than at another
+    # the choices alternate, since the machine's load varies
     turns = [{choice: job(one, column, arguments.batch) for choice, one in predictors.items()} for _ in range(5)]
     print("| choice | runs | padding | first job, rows/s | later, rows/s |")
     print("|---|---|---|---|---|")
