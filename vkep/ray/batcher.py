@@ -41,7 +41,7 @@ class _Queue(Generic[Item]):
         self.rows += request.rows
 
     def take(self, most: int) -> list[_Request[Item]]:
-        """The first requests, of up to ``most`` rows or one, without those that nobody waits for any more."""
+        """The first requests, of up to ``most`` rows or one, without those that were given up."""
         taken: list[_Request[Item]] = []
         rows = 0
         while self.waiting and (not taken or rows + self.waiting[0].rows <= most):
