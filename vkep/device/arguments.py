@@ -21,7 +21,7 @@ from vkep.memory.staging_ring import StagingArena
 from vkep.plan.layout import Layout
 from vkep.plan.memory import align
 from vkep.plan.records import FRESH, Plan, Port, Relocation, Space
-from vkep.plan.sized import PlanSizes, faults, moving_ports, ports
+from vkep.plan.sized import PlanSizes, faults, moved_ports, moving_ports
 
 if TYPE_CHECKING:
     from vkep.device.delegate import VulkanDelegate
@@ -36,7 +36,7 @@ class RunNumbers(NamedTuple):
     """The numbers of a run of certain sizes, which replace those of the plan."""
 
     values: tuple[Any, ...]  #: of `PlanSizes.values`
-    ports: tuple[Port, ...]
+    ports: dict[int, Port]  #: those of `Plan.ports` whose shapes differ
     faults: tuple[tuple[int, str], ...]  #: as `Plan.faults`
     slots: Sequence[int]  #: the slots' addends
     words: np.ndarray[Any, Any]  #: the different arguments and numbers of grids, uint32 (`Places.which`)
@@ -111,7 +111,12 @@ class Places:
                 slots[k] = values[value]
         addends = np.array([values[k] for k in self._addends], np.int64)
         return RunNumbers(
-            values, ports(self.plan, self._moving, values), faults(self.plan, sizes, values), slots, words, addends
+            values,
+            moved_ports(self.plan, self._moving, values),
+            faults(self.plan, sizes, values),
+            slots,
+            words,
+            addends,
         )
 
     def port_bytes(self, numbers: RunNumbers) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from threading import RLock
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -67,7 +67,7 @@ class RunCommands:
         for k, port in enumerate(places.plan.ports):
             self.which[INPUTS if port.is_input else OUTPUTS].append(k)
         self._delegate, self._places, self._table, self._staging = delegate, places, table, staging
-        self._ports: Sequence[Port] = places.plan.ports
+        self._moved: Mapping[int, Port] = {}
         self._host: list[HostPorts | None] = [None, None]  # of the ports that a run bound to the host
         self._copies: dict[_Key, CommandBuffer] = {}
         self._submits: dict[_Key, PreparedSubmit] = {}
@@ -75,14 +75,15 @@ class RunCommands:
 
     # ---- the host's ports
 
-    def set_ports(self, ports: Sequence[Port]) -> None:
-        """Set the ports of the next run; the device has finished the last one. Memory that is too small is freed."""
+    def set_ports(self, moved: Mapping[int, Port]) -> None:
+        """Set the ports of the next run, by the positions in the plan's: those that differ from the plan's. The device has
+        finished the last run. Memory that is too small is freed."""
         grown = []
         with self._making:
-            self._ports = ports
+            self._moved = moved
             for side, host in enumerate(self._host):
                 which = self.which[side]
-                if host is not None and not host.fit({k: ports[which[k]] for k in self._places.moving[side]}):
+                if host is not None and not host.fit({k: moved[which[k]] for k in self._places.moving[side]}):
                     grown.append(side)
         for side in grown:
             self._drop_host(side)
@@ -108,10 +109,9 @@ class RunCommands:
             before = self._host[side]
             bound = set(which) | {k for k, room in enumerate(before.room if before else ()) if room is not None}
             self._drop_host(side)
-            ports = [self._ports[k] for k in self.which[side]]
-            grown = self._places.sizes is not None and any(
-                p.nbytes > self._places.plan.ports[k].nbytes for k, p in zip(self.which[side], ports, strict=True)
-            )
+            plan = self._places.plan.ports
+            ports = [self._moved.get(k, plan[k]) for k in self.which[side]]
+            grown = any(p.nbytes > plan[k].nbytes for k, p in zip(self.which[side], ports, strict=True))
             room = [p.nbytes * 5 // 4 if grown else p.nbytes for p in ports]
             wanted = [nbytes if k in bound else None for k, nbytes in enumerate(room)]
             made = self._host[side] = HostPorts(self._delegate, ports, wanted, self._staging[side])

@@ -22,7 +22,7 @@ from vkep.graph.weights import Weight
 from vkep.plan.layout import Layout, laid_out
 from vkep.plan.memory import check_bytes, too_large
 from vkep.plan.records import Plan, Port
-from vkep.plan.sized import PlanSizes
+from vkep.plan.sized import PlanSizes, ports
 
 if TYPE_CHECKING:
     from gpu_shared.lease import DelegateLease
@@ -224,12 +224,15 @@ class SizedRunner(PlanRunner):
     @functools.cached_property
     def plan(self) -> Plan:  # type: ignore[override]  # made where it is looked at
         """The plan with the ports of these sizes."""
-        return replace(self._runner.plan, ports=self._numbers.ports)
+        return replace(self._runner.plan, ports=ports(self._runner.plan, self._numbers.ports))
 
     @functools.cached_property
     def outputs(self) -> tuple[Port, ...]:
         """The output ports of these sizes, in order."""
-        return tuple([port for port in self._numbers.ports if not port.is_input])
+        moved, plan = self._numbers.ports, self._runner.plan
+        if not any(not port.is_input for port in moved.values()):
+            return self._runner.outputs
+        return tuple([port for port in ports(plan, moved) if not port.is_input])
 
     @property
     def recorded_by(self) -> PlanRunner:

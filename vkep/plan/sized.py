@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -76,7 +76,7 @@ def instance(plan: Plan, sizes: PlanSizes, run: Sequence[int]) -> Plan:
         slots[k] = Slot(slots[k].port, values[value])
     return replace(
         plan,
-        ports=ports(plan, moving_ports(plan, sizes), values),
+        ports=ports(plan, moved_ports(plan, moving_ports(plan, sizes), values)),
         faults=faults(plan, sizes, values),
         slots=tuple(slots),
         activation_bytes=slab,
@@ -112,18 +112,23 @@ def moving_ports(plan: Plan, sizes: PlanSizes) -> tuple[MovingPorts, ...]:
     return tuple([MovingPorts(tuple(which), *key) for key, which in alike.items()])
 
 
-def ports(plan: Plan, moving: Sequence[MovingPorts], values: Sequence[int]) -> tuple[Port, ...]:
-    """The plan's ports, with the shapes that they have for the values of `PlanSizes.values`."""
-    found = list(plan.ports)
+def moved_ports(plan: Plan, moving: Sequence[MovingPorts], values: Sequence[int]) -> dict[int, Port]:
+    """The ports whose shapes depend on sizes, for the values of `PlanSizes.values`."""
+    found = {}
     for which, shape, axes, itemsize in moving:
         dims = list(shape)
         for axis, value in axes:
             dims[axis] = values[value]
         now, nbytes = tuple(dims), itemsize * math.prod(dims)
         for k in which:
-            name, dtype, _, _, is_input = found[k]
+            name, dtype, _, _, is_input = plan.ports[k]
             found[k] = Port(name, dtype, now, nbytes, is_input)
-    return tuple(found)
+    return found
+
+
+def ports(plan: Plan, moved: Mapping[int, Port]) -> tuple[Port, ...]:
+    """The plan's ports, of which some have moved."""
+    return tuple([moved.get(k, port) for k, port in enumerate(plan.ports)])
 
 
 def faults(plan: Plan, sizes: PlanSizes, values: Sequence[int]) -> tuple[tuple[int, str], ...]:

@@ -51,15 +51,22 @@ class _Part(NamedTuple):
     growing: tuple[int, ...] = ()  #: places among its values
 
 
-_NOTHING = _Part(None)
+class _Series:
+    """Signatures that follow one another: the places whose numbers were not the same in all of them."""
+
+    __slots__ = ("moved",)
+
+    def __init__(self) -> None:
+        self.moved: set[int] = set()
 
 
 class _Numbers(NamedTuple):
     """The inputs of a plan: properties that must be equal (``kinds``), and the numbers that may differ."""
 
     kinds: tuple[object, ...]
-    values: tuple[int, ...]
+    values: Sequence[int]
     growing: frozenset[int]  #: places of sizes of memory that has room for more: larger memory follows
+    series: _Series | None = None  #: the signatures that these are among
 
     @classmethod
     def of(cls, parts: Sequence[_Part], over: Over) -> _Numbers:
@@ -71,39 +78,48 @@ class _Numbers(NamedTuple):
 
 
 class Signatures:
-    """The numbers of one signature after another. Of an input that has not changed nothing is read."""
+    """The numbers of one signature after another. Of an input that has not changed nothing is read: where the processor
+    slept during the last run, each object that is read is fetched from memory."""
 
     def __init__(self) -> None:
         self._inputs: object = None
-        self._kept: tuple[Sequence[object], list[_Part], _Numbers] = ((), [], _Numbers((), (), frozenset()))
+        self._marks: tuple[object, ...] = ()
+        self._parts: list[_Part] = []
         self._starts: list[int] = []  # of the inputs' numbers among all
+        self._values: list[int] = []
+        self._series = _Series()
+        self._numbers = _Numbers((), self._values, frozenset())
 
     def numbers(
         self, marks: tuple[object, ...], names: Sequence[str], known: Callable[[str], Known], over: Over
     ) -> _Numbers:
-        """The numbers of the inputs ``names``. Inputs with equal marks have equal properties."""
-        before, parts, numbers = self._kept
-        if self._inputs != (names, over):
-            before, parts = [None] * len(marks), [_NOTHING] * len(marks)
-        parts, values = list(parts), list(numbers.values)
-        made: dict[object, _Part] = {}  # the caches of all layers have the same numbers
-        alike = self._inputs == (names, over)
-        for k in itertools.compress(range(len(marks)), map(operator.ne, marks, before)):
-            part = made.get(marks[k]) or _part_of(known(names[k]))
-            if part.values:
-                made[marks[k]] = part
-            alike = alike and (part.kind, part.growing) == (parts[k].kind, parts[k].growing)
-            if alike:
-                values[self._starts[k] : self._starts[k] + len(part.values)] = part.values
-            parts[k] = part
-        if alike:
-            numbers = _Numbers(numbers.kinds, tuple(values), numbers.growing)
-        else:
-            self._inputs = None  # until all is set
-            numbers = _Numbers.of(parts, over)
-            self._starts = list(itertools.accumulate([len(part.values) for part in parts], initial=0))
-        self._kept, self._inputs = (marks, parts, numbers), (names, over)
-        return numbers
+        """The numbers of the inputs ``names``, valid until the next call. Inputs with equal marks have equal properties."""
+        same, self._inputs = self._inputs == (names, over), None  # until all is set
+        if same:
+            read: dict[object, tuple[_Part, list[int]]] = {}  # the caches of all layers change alike
+            for k in itertools.compress(range(len(marks)), map(operator.ne, marks, self._marks)):
+                change, last = (marks[k], self._marks[k]), self._parts[k]
+                part, differ = read.get(change, (last, []))
+                if not differ:
+                    part = _part_of(known(names[k]))
+                    if (part.kind, part.growing) != (last.kind, last.growing):
+                        same = False
+                        break
+                    pairs = zip(part.values, last.values, strict=True)
+                    differ = [at for at, (now, before) in enumerate(pairs) if now != before]
+                    read[change] = part, differ
+                self._parts[k] = part
+                for at in differ:
+                    self._values[self._starts[k] + at] = part.values[at]
+                    self._series.moved.add(self._starts[k] + at)
+        if not same:
+            self._parts = [_part_of(known(name)) for name in names]
+            self._starts = list(itertools.accumulate([len(part.values) for part in self._parts], initial=0))
+            kinds, values, growing, _ = _Numbers.of(self._parts, over)
+            self._values, self._series = list(values), _Series()
+            self._numbers = _Numbers(kinds, self._values, growing, self._series)
+        self._marks, self._inputs = marks, (names, over)
+        return self._numbers
 
 
 class _Sized:
@@ -116,6 +132,7 @@ class _Sized:
         self.places = {place for group in symbols for place in group}
         self._fixed = _picked([k for k in range(len(numbers.values)) if k not in self.places])
         self.kinds, self._others = numbers.kinds, self._fixed(numbers.values)
+        self._series: _Series | None = None  # one in which the other numbers were the plan's
         self._first = _picked([group[0] for group in symbols])
         self._same = [_picked(group) for group in symbols if len(group) > 1]
         self._conditions, self.executable = conditions, executable
@@ -124,9 +141,11 @@ class _Sized:
 
     def sizes(self, numbers: _Numbers) -> tuple[int, ...] | None:
         """The sizes of a run with these numbers; None where the plan does not apply."""
-        values = numbers.values
-        if numbers.kinds != self.kinds or self._fixed(values) != self._others:
-            return None
+        values, series = numbers.values, numbers.series
+        if series is None or series is not self._series or not self.places.issuperset(series.moved):
+            if numbers.kinds != self.kinds or self._fixed(values) != self._others:
+                return None
+            self._series = series
         if any(len({*same(values)}) > 1 for same in self._same):
             return None
         sizes = self._first(values)
@@ -216,12 +235,12 @@ class SizedPlans:
 
     def _note(self, numbers: _Numbers) -> None:
         seen = self._seen.setdefault(numbers.kinds, [])
-        seen.append(numbers.values)
+        seen.append(tuple(numbers.values))
         del seen[:-_SEEN]
 
     def _symbols(self, numbers: _Numbers) -> list[list[int]]:
         """The places whose number differs from before, or will; those together that have been the same in every signature."""
-        seen = [*self._seen.get(numbers.kinds, ()), numbers.values]
+        seen = [*self._seen.get(numbers.kinds, ()), tuple(numbers.values)]
         groups: dict[tuple[int, ...], list[int]] = {}
         for place, column in enumerate(zip(*seen, strict=True)):
             moves = len(set(column)) > 1 or place in numbers.growing
