@@ -16,13 +16,16 @@ QUIET = {"enable_access_log": False, "log_level": "ERROR"}
 
 
 @contextlib.contextmanager
-def cluster(slots: int, threads: int, gpus: int | None = None, *, haproxy: bool = False) -> Iterator[None]:
+def cluster(
+    slots: int, threads: int, gpus: int | None = None, *, haproxy: bool = False, store_bytes: int = 512 << 20
+) -> Iterator[None]:
     """A Ray instance of ``slots`` processors.
 
     Args:
         threads: processors that lavapipe uses in each worker (0: all), so that workers stand for devices.
         gpus: GPUs of the instance; None: as Ray counts them.
         haproxy: Serve's proxies are HAProxy and not Python.
+        store_bytes: of its object store.
     """
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
@@ -38,7 +41,7 @@ def cluster(slots: int, threads: int, gpus: int | None = None, *, haproxy: bool 
         num_cpus=slots,
         num_gpus=gpus,
         include_dashboard=False,
-        object_store_memory=512 << 20,
+        object_store_memory=store_bytes,
         logging_level="error",
         log_to_driver=False,
     )

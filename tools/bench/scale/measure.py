@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -175,7 +176,10 @@ def jobs(arguments: argparse.Namespace) -> int:
         print(f"{arguments.model} on {device}: a session alone {alone:.1f} rows/s at {arguments.batch} a run\n")
         print("| batches in progress | rows/s of each of the workers | quotient |")
         print("|---|---|---|", flush=True)
-        with cluster(max(4, 3 * workers), arguments.threads, workers if arguments.gpus else None):
+        gpus, slots, store = workers if arguments.gpus else None, max(4, workers + 2), 512 << 20
+        if arguments.transport:  # the processors and half of the memory that processes share make and hold inputs
+            slots, store = max(slots, os.cpu_count() or 1), shutil.disk_usage("/dev/shm").free // 2
+        with cluster(slots, arguments.threads, gpus, store_bytes=store):
             for calls in arguments.calls:
                 rate, _ = job(path, row, arguments, calls, int(alone * seconds))
                 print(f"| {calls} | {rate:.1f} | {rate / alone:.3f} |", flush=True)
@@ -221,7 +225,8 @@ def job(
     batches = max(1, round(rows * workers / batch_size / blocks))  # of a block
     dataset = ray.data.range(batches * blocks * batch_size, override_num_blocks=blocks)
     if transport:
-        dataset = dataset.map_batches(made, batch_size=batch_size)
+        # with the workers' resources Ray would call both in one process
+        dataset = dataset.map_batches(made, batch_size=batch_size, num_cpus=0.5)
     found = dataset.map_batches(
         Timed,
         fn_constructor_args=[str(path)],
