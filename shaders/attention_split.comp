@@ -1,14 +1,14 @@
 // Attention of few queries (a decoder's step): a workgroup processes a block of keys for ROWS rows of one head of keys
 // and values, where a row is a query of a head of its group. With PARTIAL it stores for each row the maximum score, the
-// sum of the powers and the values weighted by them, which attention_join.comp joins; else the only block has all keys
-// and y is stored.
+// sum of the powers and the values weighted by them. The workgroup that finishes last of those with the same rows joins
+// the parts: it finds the others' arrivals in a counter, which it sets to zero again. Else the only block has all keys.
 //
 // Scores count in powers of two: `scale` and `softcap` contain log2(e). KEY_LANES lanes share a key's score, VALUE_LANES lie
 // along a value; UNIT elements (16 bytes, 8 elements of a cache in codes, or one where rows are not aligned) are read at once.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 q; uvec2 k; uvec2 v; uvec2 bias; uvec2 origin; uvec2 sink; uvec2 k_scale; uvec2 v_scale; uvec2 y; uvec2 stats; \
+#define ARGS_BODY { uvec2 q; uvec2 k; uvec2 v; uvec2 bias; uvec2 origin; uvec2 sink; uvec2 k_scale; uvec2 v_scale; uvec2 y; uvec2 parts; uvec2 stats; uvec2 arrivals; \
     uint queries; uint keys; uint row_tiles; uint splits; \
     uint q_batch; uint q_head; uint q_row; uint k_batch; uint k_head; uint k_row; uint v_batch; uint v_head; uint v_row; \
     uint y_head; uint y_row; uint bias_batch; uint bias_head; uint bias_row; float scale; float softcap; int first; int end; }
@@ -32,15 +32,22 @@ layout(constant_id = 17) const uint PARTIAL = 1;
 layout(constant_id = 19) const uint CODE = 0;  // how keys and values are held: kv_codes.glsl
 layout(constant_id = 20) const uint K_CHANNELS = 0;  // 1: a scale for each feature
 layout(constant_id = 21) const uint V_CHANNELS = 0;
-layout(constant_id = 18) const uint EARLY = 0;  // 1: values are loaded before their weights are known; they are one unit of a lane
+layout(constant_id = 18) const uint EARLY = 0;  // values that a lane loads at once, one unit each, the first ones before their weights are known
+layout(constant_id = 22) const uint EARLY_KEYS = 0;  // keys that a lane loads at once, one unit each; it keeps its unit of the queries
+layout(constant_id = 24) const uint HALVES = 0;      // 1: queries are float16
+layout(constant_id = 23) const uint COLUMNS = 16;  // lanes side by side along a value that is joined
 
 const float LOG2_E = 1.44269504089;
 const uint SLICES = gl_WorkGroupSize.x / VALUE_LANES;  // of the keys, for the values
 const uint WITHIN = SUBGROUP_LANES > VALUE_LANES ? SUBGROUP_LANES : VALUE_LANES;  // lanes whose slices add up by shuffles
 const uint PARTS = gl_WorkGroupSize.x / WITHIN;
 const uint WIDTH = VALUE_LANES * UNIT;
-const uint HELD = BLOCK > SLICES ? BLOCK / SLICES : 1;  // keys of a slice
+const uint HELD = EARLY > 0 ? EARLY : 1, HELD_KEYS = EARLY_KEYS > 0 ? EARLY_KEYS : 1;
 const uint ROW_LANES = gl_WorkGroupSize.x / ROWS;
+const uint TURN = gl_WorkGroupSize.x / KEY_LANES;                // keys whose scores are computed at a time
+const uint JOINED = VALUE_SIZE % 4 == 0 ? 4 : 1;                 // elements of a part that are read at once
+const uint JOIN_SLICES = ROW_LANES / COLUMNS;                    // of the parts
+const uint AHEAD = 4;                                            // parts that a lane reads before it adds them up
 
 #include "kv_codes.glsl"
 
@@ -52,10 +59,15 @@ TENSOR(int, Ints)
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Quads { uvec4 v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 8) readonly buffer Pairs { uvec2 v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 4) readonly buffer Words { uint v[]; };
+layout(buffer_reference, std430, buffer_reference_align = 4) coherent buffer Counts { uint v[]; };
+layout(buffer_reference, std430, buffer_reference_align = 4) coherent buffer Parts { float v[]; };
+layout(buffer_reference, std430, buffer_reference_align = 16) coherent buffer PartQuads { vec4 v[]; };
+layout(buffer_reference, std430, buffer_reference_align = 8) coherent buffer PartStats { vec2 v[]; };  // maximum score, sum of powers
 
-shared float queries_of[ROWS * SIZE];
+shared float queries_of[EARLY_KEYS > 0 ? 1 : ROWS * SIZE];
 shared float powers[ROWS * BLOCK];
 shared float slices[PARTS * ROWS * WIDTH];
+shared uint arrived;
 
 float add(float x, float y) { return x + y; }
 float greater(float x, float y) { return max(x, y); }
@@ -85,7 +97,7 @@ void load(uvec2 address, uint at) {
     else unit[0] = decode(uint(Stored(address).v[at / PACK]) >> at % PACK * 4);
 }
 
-float acc[ROWS * UNIT];
+float acc[ROWS * UNIT], scores[ROWS];
 
 void add_weighted(uint place) {
     [[unroll]] for (uint r = 0; r < ROWS; r++) {
@@ -94,95 +106,206 @@ void add_weighted(uint place) {
     }
 }
 
+uint id, split, batch, kv_head, row0, rows, heads, key_end;
+int origin;
+uvec4 held[HELD], held_keys[HELD_KEYS];
+
+// Rows after the last one are computed as the last one, and not stored.
+uint head_of(uint row) { return kv_head * GROUP + min(row, rows - 1) / args.queries; }
+uint query_of(uint row) { return min(row, rows - 1) % args.queries; }
+uint row_at(uint row) { return (batch * heads + head_of(row)) * args.queries + query_of(row); }
+uint query_at(uint row) { return batch * args.q_batch + head_of(row) * args.q_head + query_of(row) * args.q_row; }
+float key_scale(uint e) {
+    return CODE > CODE_BFLOAT16 ? args.scale * Floats(operand(args.k_scale, 6)).v[K_CHANNELS == 1 ? kv_head * SIZE + e : 0] : args.scale;
+}
+
+void store(uint row, uint column, float value) {
+    if (CODE > CODE_BFLOAT16) value *= Floats(operand(args.v_scale, 7)).v[V_CHANNELS == 1 ? kv_head * VALUE_SIZE + column : 0];
+    uint at = batch * heads * args.queries * VALUE_SIZE + head_of(row) * args.y_head + query_of(row) * args.y_row;
+    Elements(operand(args.y, 8)).v[at + column] = T(value);
+}
+
+// Loads the lane's units of the next keys (values), of which `key` is the first; `place`: the unit in the first row of its head.
+void hold_keys(uvec2 at, uint place, uint key) {
+    [[unroll]] for (uint t = 0; t < HELD_KEYS; t++) held_keys[t] = raw_at(at, place + min(key + t * TURN, key_end - 1) * args.k_row);
+}
+void hold_values(uvec2 at, uint place, uint key) {
+    [[unroll]] for (uint h = 0; h < HELD; h++) held[h] = raw_at(at, place + min(key + h * SLICES, key_end - 1) * args.v_row);
+}
+
+// Stores the scores of the TURN keys from `turn` on, of which this lane multiplied a part. All lanes call it.
+void store_scores(uint turn) {
+    uint key = turn + id / KEY_LANES;
+    [[unroll]] for (uint r = 0; r < ROWS; r++) {
+        float score = sum_over(scores[r], id, KEY_LANES);
+        uint query = query_of(row0 + r);
+        int distance = int(key) - int(query) - origin;
+        if (SOFTCAP == 1) score = args.softcap * limited_tanh(score);
+        if (id % KEY_LANES == 0 && key < key_end) {
+            if (BIAS != 0) {
+                uint at = batch * args.bias_batch + head_of(row0 + r) * args.bias_head + query * args.bias_row + (BIAS == 1 ? key : 0);
+                score += float(Biases(operand(args.bias, 3)).v[at]) * LOG2_E;
+            }
+            if (distance >= args.first && distance < args.end) powers[r * BLOCK + key - split * BLOCK] = score;
+        }
+    }
+}
+
+// Joins the parts of all blocks, ROW_LANES lanes a row. All lanes call it.
+void join(float sink) {
+    uint row = row0 + id / ROW_LANES, row_lane = id % ROW_LANES, first = row_at(row) * args.splits;
+    PartStats stats = PartStats(operand(args.stats, 10));
+    uvec2 parts = operand(args.parts, 9);
+    float most = sink, sum = 0.0;
+    for (uint s = row_lane; s < args.splits; s += ROW_LANES) {
+        vec2 part = stats.v[first + s];
+        if (part.y != 0.0) {  // else it sees no key, and has no values
+            float before = most;
+            most = max(most, part.x);
+            sum = (sum != 0.0 ? sum * exp2(before - most) : 0.0) + part.y * exp2(part.x - most);
+        }
+    }
+    float own = most;
+    most = most_over(most, id, ROW_LANES);
+    sum = sum_over(sum != 0.0 ? sum * exp2(own - most) : 0.0, id, ROW_LANES);
+    if (SINK == 1) sum += exp2(sink - most);
+    float share = sum != 0.0 ? 1.0 / sum : 0.0;  // a row that sees no key is zero
+    uint slice = row_lane % JOIN_SLICES, lane = row_lane / JOIN_SLICES;
+    for (uint e0 = 0; e0 < VALUE_SIZE; e0 += COLUMNS * JOINED) {
+        uint e = min(e0 + lane * JOINED, VALUE_SIZE - JOINED);
+        float total[JOINED];
+        [[unroll]] for (uint i = 0; i < JOINED; i++) total[i] = 0.0;
+        for (uint s0 = slice; s0 < args.splits; s0 += JOIN_SLICES * AHEAD) {
+            vec2 weights[AHEAD];
+            float values[AHEAD * JOINED];
+            [[unroll]] for (uint a = 0; a < AHEAD; a++) {
+                uint at = first + min(s0 + a * JOIN_SLICES, args.splits - 1);
+                weights[a] = stats.v[at];
+                vec4 quad = vec4(0.0);
+                if (JOINED == 4) quad = PartQuads(parts).v[(at * VALUE_SIZE + e) / 4];
+                else quad.x = Parts(parts).v[at * VALUE_SIZE + e];
+                [[unroll]] for (uint i = 0; i < JOINED; i++) values[a * JOINED + i] = quad[i];
+            }
+            [[unroll]] for (uint a = 0; a < AHEAD; a++) {
+                bool counts = s0 + a * JOIN_SLICES < args.splits && weights[a].y != 0.0;
+                float weight = counts ? exp2(weights[a].x - most) : 0.0;
+                [[unroll]] for (uint i = 0; i < JOINED; i++) total[i] = fma(weight, counts ? values[a * JOINED + i] : 0.0, total[i]);
+            }
+        }
+        [[unroll]] for (uint i = 0; i < JOINED; i++) {
+            total[i] = sum_over(total[i], id, JOIN_SLICES);
+            if (slice == 0 && row < rows && e0 + lane * JOINED + i < VALUE_SIZE) store(row, e + i, total[i] * share);
+        }
+    }
+}
+
 void main() {
-    uint id = gl_LocalInvocationIndex, split = group_id().x, batch = group_id().z;
-    uint kv_head = group_id().y / args.row_tiles, row0 = group_id().y % args.row_tiles * ROWS, rows = GROUP * args.queries;
-    uint heads = group_count().y / args.row_tiles * GROUP;
-    int origin = ORIGIN == 1 ? Ints(operand(args.origin, 4)).v[batch] : 0;
+    if (surplus_group()) return;  // would be counted twice
+    id = gl_LocalInvocationIndex, split = group_id().x, batch = group_id().z;
+    kv_head = group_id().y / args.row_tiles, row0 = group_id().y % args.row_tiles * ROWS, rows = GROUP * args.queries;
+    heads = group_count().y / args.row_tiles * GROUP;
+    origin = ORIGIN == 1 ? Ints(operand(args.origin, 4)).v[batch] : 0;
 
     // The keys of the block that at least one row sees.
     uint last_query = args.queries - 1;
     int begin = max(int(split * BLOCK), args.first + origin), stop = min(int(min((split + 1) * BLOCK, args.keys)), origin + int(last_query) + args.end);
-    uint key0 = uint(max(begin, 0)), key_end = uint(max(stop, int(key0)));
+    uint key0 = uint(max(begin, 0));
+    key_end = uint(max(stop, int(key0)));
 
     uvec2 q_at = operand(args.q, 0), k_at = operand(args.k, 1), v_at = operand(args.v, 2);
     uint value_lane = id % VALUE_LANES, slice = id / VALUE_LANES, v0 = batch * args.v_batch + kv_head * args.v_head;
-    uvec4 held[EARLY == 1 ? HELD : 1];
-    if (EARLY == 1)
-        if (key0 < key_end)
-            [[unroll]] for (uint i = 0; i < HELD; i++)
-                held[i % (EARLY == 1 ? HELD : 1)] = raw_at(v_at, v0 + min(key0 + slice + i * SLICES, key_end - 1) * args.v_row + min(value_lane * UNIT, VALUE_SIZE - UNIT));
-    for (uint e = id; e < ROWS * SIZE; e += gl_WorkGroupSize.x) {
-        uint row = min(row0 + e / SIZE, rows - 1), head = kv_head * GROUP + row / args.queries;
-        uint at = batch * args.q_batch + head * args.q_head + row % args.queries * args.q_row + e % SIZE;
-        queries_of[e] = float(Elements(q_at).v[at]) * args.scale;
-        if (CODE > CODE_BFLOAT16) queries_of[e] *= Floats(operand(args.k_scale, 6)).v[K_CHANNELS == 1 ? kv_head * SIZE + e % SIZE : 0];
+    uint key_lane = id % KEY_LANES, k0 = batch * args.k_batch + kv_head * args.k_head;
+    float queries[EARLY_KEYS > 0 ? ROWS * UNIT : 1];
+    if (key0 < key_end) {
+        if (EARLY_KEYS > 0) hold_keys(k_at, k0 + key_lane * UNIT, key0 + id / KEY_LANES);
+        if (EARLY > 0) hold_values(v_at, v0 + min(value_lane * UNIT, VALUE_SIZE - UNIT), key0 + slice);
+    }
+    if (EARLY_KEYS > 0) {
+        [[unroll]] for (uint r = 0; r < ROWS; r++) {
+            uint at = query_at(row0 + r) + key_lane * UNIT;
+            [[unroll]] for (uint i = 0; i < UNIT; i += HALVES == 1 ? 8 : 4) {
+                uvec4 raw = Quads(q_at).v[(at + i) / (HALVES == 1 ? 8 : 4)];
+                [[unroll]] for (uint j = 0; j < (HALVES == 1 ? 8 : 4); j++)
+                    queries[(r * UNIT + i + j) % (EARLY_KEYS > 0 ? ROWS * UNIT : 1)] = HALVES == 1 ? unpackHalf2x16(raw[j / 2 % 4])[j % 2] : uintBitsToFloat(raw[j % 4]);
+            }
+        }
+        [[unroll]] for (uint i = 0; i < UNIT; i++) {
+            float scale = key_scale(key_lane * UNIT + i);
+            [[unroll]] for (uint r = 0; r < ROWS; r++) queries[(r * UNIT + i) % (EARLY_KEYS > 0 ? ROWS * UNIT : 1)] *= scale;
+        }
+    } else {
+        for (uint e = id; e < ROWS * SIZE; e += gl_WorkGroupSize.x)
+            queries_of[e] = float(Elements(q_at).v[query_at(row0 + e / SIZE) + e % SIZE]) * key_scale(e % SIZE);
     }
     for (uint e = id; e < ROWS * BLOCK; e += gl_WorkGroupSize.x) powers[e] = uintBitsToFloat(0xff800000u);
     barrier();
 
-    // Scores. All lanes take part in every iteration, since they combine values.
-    for (uint turn = key0; turn < key_end; turn += gl_WorkGroupSize.x / KEY_LANES) {
-        uint key = turn + id / KEY_LANES, lane = id % KEY_LANES, place = batch * args.k_batch + kv_head * args.k_head + min(key, key_end - 1) * args.k_row;
-        float scores[ROWS];
-        [[unroll]] for (uint r = 0; r < ROWS; r++) scores[r] = 0.0;
-        for (uint u = lane * UNIT; u < SIZE; u += KEY_LANES * UNIT) {
-            load(k_at, place + u);
-            [[unroll]] for (uint r = 0; r < ROWS; r++)
-                [[unroll]] for (uint i = 0; i < UNIT; i++) scores[r] = fma(unit[i], queries_of[r * SIZE + u + i], scores[r]);
-        }
-        [[unroll]] for (uint r = 0; r < ROWS; r++) {
-            float score = sum_over(scores[r], id, KEY_LANES);
-            uint row = min(row0 + r, rows - 1), query = row % args.queries, head = kv_head * GROUP + row / args.queries;
-            int distance = int(key) - int(query) - origin;
-            if (SOFTCAP == 1) score = args.softcap * limited_tanh(score);
-            if (lane == 0 && key < key_end) {
-                if (BIAS != 0) {
-                    uint at = batch * args.bias_batch + head * args.bias_head + query * args.bias_row + (BIAS == 1 ? key : 0);
-                    score += float(Biases(operand(args.bias, 3)).v[at]) * LOG2_E;
+    // Scores. All lanes take part in every turn, since they combine values.
+    if (EARLY_KEYS > 0) {
+        for (uint from = key0; from < key_end; from += HELD_KEYS * TURN) {
+            if (from > key0) hold_keys(k_at, k0 + key_lane * UNIT, from + id / KEY_LANES);
+            [[unroll]] for (uint t = 0; t < HELD_KEYS; t++) {
+                if (from + t * TURN < key_end) {
+                    unpack(held_keys[t]);
+                    [[unroll]] for (uint r = 0; r < ROWS; r++) {
+                        scores[r] = 0.0;
+                        [[unroll]] for (uint i = 0; i < UNIT; i++)
+                            scores[r] = fma(unit[i], queries[(r * UNIT + i) % (EARLY_KEYS > 0 ? ROWS * UNIT : 1)], scores[r]);
+                    }
+                    store_scores(from + t * TURN);
                 }
-                if (distance >= args.first && distance < args.end) powers[r * BLOCK + key - split * BLOCK] = score;
             }
+        }
+    } else {
+        for (uint turn = key0; turn < key_end; turn += TURN) {
+            uint place = k0 + min(turn + id / KEY_LANES, key_end - 1) * args.k_row;
+            [[unroll]] for (uint r = 0; r < ROWS; r++) scores[r] = 0.0;
+            for (uint u = key_lane * UNIT; u < SIZE; u += KEY_LANES * UNIT) {
+                load(k_at, place + u);
+                [[unroll]] for (uint r = 0; r < ROWS; r++)
+                    [[unroll]] for (uint i = 0; i < UNIT; i++)
+                        scores[r] = fma(unit[i], queries_of[r * SIZE + u + i], scores[r]);
+            }
+            store_scores(turn);
         }
     }
     barrier();
 
     // The maximum score of each row, the powers and their sum.
     uint own = id / ROW_LANES, row_lane = id % ROW_LANES;
-    float most = uintBitsToFloat(0xff800000u), sum = 0.0;
+    float least = uintBitsToFloat(0xff800000u), most = least, sum = 0.0;
+    float sink = SINK == 1 ? float(Elements(operand(args.sink, 5)).v[head_of(row0 + own)]) * LOG2_E : least;
     for (uint e = row_lane; e < BLOCK; e += ROW_LANES) most = max(most, powers[own * BLOCK + e]);
     most = most_over(most, id, ROW_LANES);
-    uint own_row = min(row0 + own, rows - 1), own_head = kv_head * GROUP + own_row / args.queries;
-    if (PARTIAL == 0 && SINK == 1) most = max(most, float(Elements(operand(args.sink, 5)).v[own_head]) * LOG2_E);
+    if (PARTIAL == 0) most = max(most, sink);
     for (uint e = row_lane; e < BLOCK; e += ROW_LANES) {
         float score = powers[own * BLOCK + e], power = isinf(score) && score < 0.0 ? 0.0 : exp2(score - most);
         powers[own * BLOCK + e] = power;
         sum += power;
     }
     sum = sum_over(sum, id, ROW_LANES);
-    if (PARTIAL == 0 && SINK == 1) sum += exp2(float(Elements(operand(args.sink, 5)).v[own_head]) * LOG2_E - most);
-    uint own_at = (batch * heads + own_head) * args.queries + own_row % args.queries;
     if (PARTIAL == 1) {
-        if (row_lane == 0 && row0 + own < rows) {
-            Floats stats = Floats(operand(args.stats, 9));
-            stats.v[(own_at * args.splits + split) * 2] = most;
-            stats.v[(own_at * args.splits + split) * 2 + 1] = sum;
-        }
-    } else if (sum != 0.0) {  // a row that sees no key is zero
-        for (uint e = row_lane; e < BLOCK; e += ROW_LANES) powers[own * BLOCK + e] /= sum;
+        if (row_lane == 0 && row0 + own < rows)
+            PartStats(operand(args.stats, 10)).v[row_at(row0 + own) * args.splits + split] = vec2(most, sum);
+    } else {
+        if (SINK == 1) sum += exp2(sink - most);
+        if (sum != 0.0)  // a row that sees no key is zero
+            for (uint e = row_lane; e < BLOCK; e += ROW_LANES) powers[own * BLOCK + e] /= sum;
     }
-    if (PARTIAL == 1 && key0 == key_end) return;  // the same for all lanes: nothing reads its values
     barrier();
 
-    // Values: each lane a unit of every row, for a slice of the keys.
-    for (uint u0 = 0; u0 < VALUE_SIZE; u0 += WIDTH) {
+    // Values: each lane a unit of every row, for a slice of the keys. Nothing reads those of a part that sees no key.
+    for (uint u0 = 0; u0 < VALUE_SIZE && (PARTIAL == 0 || key0 < key_end); u0 += WIDTH) {
         [[unroll]] for (uint i = 0; i < ROWS * UNIT; i++) acc[i] = 0.0;
-        if (EARLY == 1) {
-            [[unroll]] for (uint h = 0; h < HELD; h++) {
-                uint key = key0 + slice + h * SLICES;
-                if (key < key_end) {
-                    unpack(held[h % (EARLY == 1 ? HELD : 1)]);
-                    add_weighted(key - split * BLOCK);
+        if (EARLY > 0) {
+            for (uint from = key0; from < key_end; from += HELD * SLICES) {
+                if (from > key0) hold_values(v_at, v0 + min(value_lane * UNIT, VALUE_SIZE - UNIT), from + slice);
+                [[unroll]] for (uint h = 0; h < HELD; h++) {
+                    uint key = from + slice + h * SLICES;
+                    if (key < key_end) {
+                        unpack(held[h]);
+                        add_weighted(key - split * BLOCK);
+                    }
                 }
             }
         } else {
@@ -203,19 +326,29 @@ void main() {
                     slices[(id / WITHIN * ROWS + r) * WIDTH + value_lane * UNIT + i] = acc[r * UNIT + i];
         barrier();
         for (uint e = id; e < ROWS * WIDTH; e += gl_WorkGroupSize.x) {
-            uint row = row0 + e / WIDTH, column = u0 + e % WIDTH, head = kv_head * GROUP + row / args.queries, query = row % args.queries;
+            uint row = row0 + e / WIDTH, column = u0 + e % WIDTH;
             if (row < rows && column < VALUE_SIZE) {
                 float total = 0.0;
                 [[unroll]] for (uint p = 0; p < PARTS; p++) total += slices[p * ROWS * WIDTH + e];
-                if (CODE > CODE_BFLOAT16) total *= Floats(operand(args.v_scale, 7)).v[V_CHANNELS == 1 ? kv_head * VALUE_SIZE + column : 0];
-                if (PARTIAL == 1) {
-                    uint at = ((batch * heads + head) * args.queries + query) * args.splits + split;
-                    Floats(operand(args.y, 8)).v[at * VALUE_SIZE + column] = total;
-                } else {
-                    uint at = batch * heads * args.queries * VALUE_SIZE + head * args.y_head + query * args.y_row;
-                    Elements(operand(args.y, 8)).v[at + column] = T(total);
-                }
+                if (PARTIAL == 1) Parts(operand(args.parts, 9)).v[(row_at(row) * args.splits + split) * VALUE_SIZE + column] = total;
+                else store(row, column, total);
             }
         }
     }
+    if (PARTIAL == 0) return;
+
+    // What each lane has written is visible to the device before the workgroup counts as arrived, and what others have written is
+    // before the last one reads it.
+    Counts counts = Counts(operand(args.arrivals, 11));
+    uint counter = batch * group_count().y + group_id().y;
+    memoryBarrierBuffer();
+    barrier();
+    if (id == 0) {
+        arrived = atomicAdd(counts.v[counter], 1);
+        if (arrived == args.splits - 1) counts.v[counter] = 0;
+    }
+    barrier();
+    if (arrived != args.splits - 1) return;
+    memoryBarrierBuffer();
+    join(sink);
 }

@@ -24,11 +24,11 @@ uint encode(float x, float scale) {
     return (isnan(y) ? 127u : code) | floatBitsToUint(y) >> 31 << 7;
 }
 
-// The number, before its scale, of a code.
+// The number, before its scale, of a code. Integers become the low bits of the float 2^23, which GPUs do faster than they convert.
 float decode(uint code) {
     if (CODE == CODE_BFLOAT16) return uintBitsToFloat(code << 16);
-    if (CODE == CODE_INT8) return float(bitfieldExtract(int(code), 0, 8));
-    if (CODE == CODE_INT4) return float(int(code & 15u) - 8);
+    if (CODE == CODE_INT8) return uintBitsToFloat((code & 255u) ^ 0x4b000080u) - 8388736.0;
+    if (CODE == CODE_INT4) return uintBitsToFloat((code & 15u) | 0x4b000000u) - 8388616.0;
     uint size = code & 127u;
     float magnitude = size < 8u ? float(size) * 0.001953125 : uintBitsToFloat((size << 20) + 0x3c000000u);
     return (code & 128u) != 0u ? -magnitude : magnitude;

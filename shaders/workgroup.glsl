@@ -8,12 +8,15 @@ layout(constant_id = 32) const uint FOLD_X = 0;
 layout(constant_id = 33) const uint FOLD_Y = 0;
 layout(constant_id = 34) const uint FOLD_Z = 0;
 
-// gl_NumWorkGroups and gl_WorkGroupID of that grid. Surplus workgroups repeat the last one.
+// gl_NumWorkGroups and gl_WorkGroupID of that grid. Surplus workgroups repeat the last one, unless they stop.
 uvec3 group_count() { return FOLD_X == 0u ? gl_NumWorkGroups : uvec3(FOLD_X, FOLD_Y, FOLD_Z); }
 uvec3 group_id() {
     if (FOLD_X == 0u) return gl_WorkGroupID;
     uint at = min(gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x, FOLD_X * FOLD_Y * FOLD_Z - 1u);
     return uvec3(at % FOLD_X, at / FOLD_X % FOLD_Y, at / (FOLD_X * FOLD_Y));
+}
+bool surplus_group() {
+    return FOLD_X != 0u && gl_WorkGroupID.x + gl_WorkGroupID.y * gl_NumWorkGroups.x >= FOLD_X * FOLD_Y * FOLD_Z;
 }
 
 // Kernels of one long axis fold it into x and y themselves, so that their pipelines do not depend on its length.

@@ -11,6 +11,7 @@ from gpu_shared.errors import OutOfHostMemoryError
 from tests.session.models import ADD_RELU, DYNAMIC, MATMUL, model
 from vkep import InferenceSession, SharedGpuContext
 from vkep.device.recorded import RecordedPlan
+from vkep.kernels import attention_split
 
 X = np.array([[1, -2, 3], [4, 5, -6]], np.float32)
 B = np.array([1, 1, 1], np.float32)
@@ -115,3 +116,25 @@ def test_after_a_submit_that_failed_addresses_are_sent_anew(
 
 def _no_memory(*_: object) -> int:
     raise OutOfHostMemoryError("vkQueueSubmit")
+
+
+def test_what_a_lost_run_left_in_memory_counts_for_nothing(
+    own_context: SharedGpuContext, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention of few queries counts the workgroups that have arrived, from zero in each run."""
+    monkeypatch.setattr(attention_split, "is_cpu", lambda caps: False)
+    keys = "float[1,2,600,8]"
+    proto = model(
+        f"g (float[1,2,1,8] q, {keys} k, {keys} v) => (float[1,2,1,8] y) {{ y = Attention(q, k, v) }}", opset=24
+    )
+    with InferenceSession(proto, context=own_context) as session:
+        feeds = {n: rng.standard_normal((1, 2, 1 if n == "q" else 600, 8), np.float32) for n in "qkv"}
+        before = session.run(None, feeds)[0]
+        session.run(None, {**feeds, "v": -feeds["v"]})  # so that the memory of the results differs
+        [island] = session.islands()
+        assert [p.shader.source for p in island.plan.pipelines][-1] == "attention_split.comp"
+        for block in [block for room in island.runner._rooms if room.slab for block in room.slab.blocks]:
+            if block.mapped is None:
+                pytest.skip("the device's own memory is not mapped")
+            block.mapped[:] = b"\xff" * len(block.mapped)
+        np.testing.assert_array_equal(session.run(None, feeds)[0], before)

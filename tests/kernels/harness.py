@@ -57,6 +57,9 @@ class NumpyWorkspace:
         self.tensors.append(Tensor.empty(shape, dtype))
         return self.tensors[-1]
 
+    def counters(self, count: int) -> Tensor:
+        return self.constant(np.zeros(count, np.uint32))
+
     def constant(self, array: np.ndarray) -> Tensor:
         self.tensors.append(Tensor(array))
         return self.tensors[-1]

@@ -13,7 +13,9 @@ from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
 from tests.kernels.test_attention import GPU, Case, check, data, expected
 from tools.fuzz.attention_reference import coded, numbers
 from vkep.dtypes import DTYPES
+from vkep.kernels import attention_split
 from vkep.kernels.attention import AttentionProblem, gains_by_attention
+from vkep.kernels.kernel import KernelCall
 from vkep.kernels.select import Emission, candidates, choose
 
 CASES = [
@@ -51,6 +53,15 @@ def run(gpu: Harness, caps: DeviceCapabilities, case: Case, dtype: str, sink: np
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_it_is_numpys(gpu: Harness, caps: DeviceCapabilities, case: Case, dtype: str) -> None:
     run(gpu, caps, case, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_lane_loads_its_keys_in_several_turns(
+    gpu: Harness, caps: DeviceCapabilities, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_split, "_MOST_HELD", 2)
+    monkeypatch.setattr(attention_split, "_GROUPS", 1)
+    run(gpu, caps, Case(1, 700, heads=8, kv_heads=2, first=-650), dtype)
 
 
 @pytest.mark.parametrize("keys", [20, 400])
@@ -127,10 +138,10 @@ def test_lanes_reach_what_the_problem_needs(case: Case, dtype: str) -> None:
     operands = (*problem.needs(), *problem.makes())
     wanted = {need.name: need.extent * DTYPES[need.dtype].itemsize for need in operands}
     e = Emission(NumpyWorkspace(GPU), dict.fromkeys(wanted))
-    calls = next(c for c in candidates(AttentionProblem) if c.name == "split").emit(problem, e)
-    assert isinstance(calls, list)
-    first, last = calls[0].reaches(), calls[-1].reaches()
-    assert {name: (last if name in ("y", "sink") else first)[name] for name in wanted} == wanted
+    call = next(c for c in candidates(AttentionProblem) if c.name == "split").emit(problem, e)
+    assert isinstance(call, KernelCall)
+    reaches = call.reaches()
+    assert {name: reaches[name] for name in wanted} == wanted
 
 
 def test_a_decoders_step_is_split_on_a_gpu_and_a_prompt_is_not(caps: DeviceCapabilities) -> None:

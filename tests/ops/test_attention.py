@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.ops.cases import assert_like, by_onnxruntime, check, model_of, on_vulkan
-from vkep.kernels import attention
+from vkep.kernels import attention, attention_split
 from vkep.ops import sdpa, sdpa_fused
 
 RNG = np.random.default_rng(9)
@@ -25,7 +25,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "in blocks":
         monkeypatch.setattr(sdpa, "_block", lambda *args: 2)
     if request.param == "fused":
-        monkeypatch.setattr(attention, "is_cpu", lambda caps: False)
+        for module in (attention, attention_split):
+            monkeypatch.setattr(module, "is_cpu", lambda caps: False)
+        monkeypatch.setattr(attention_split, "_BLOCKS", (4,))  # several workgroups of keys
         monkeypatch.setattr(attention, "MIN_QUERIES", 1)
         monkeypatch.setattr(sdpa_fused, "MASK_PART", 1)
     return str(request.param)

@@ -36,6 +36,10 @@ class BaseTarget:
         """A tensor with its own storage."""
         return Tensor.contiguous(DTYPES[dtype], shape, label="scratch")
 
+    def counters(self, count: int) -> Tensor:
+        """A tensor with its own storage."""
+        return self.scratch("uint32", (count,))
+
     def prepack(self, weight: Tensor, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Tensor | None:
         """None: weights are not packed."""
         return None

@@ -1,5 +1,5 @@
-"""Attention of few queries (a decoder's step), with its keys split over workgroups, and the dispatch that joins the
-parts: ``shaders/attention_split.comp``, ``shaders/attention_join.comp``."""
+"""Attention of few queries (a decoder's step), with its keys split over workgroups, of which the last one joins the
+parts: ``shaders/attention_split.comp``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from vkep.kernels.launch import (
     ceil_power_of_two,
     element_type,
     floor_power_of_two,
-    grid,
     is_cpu,
     shuffle_sizes,
 )
@@ -26,12 +25,12 @@ from vkep.sizes import record_at_hand
 MAX_QUERIES = 4
 #: maximum rows (queries of heads that share keys) of a workgroup
 _MOST_ROWS = 8
-#: units of values that a lane loads before it knows their weights
-_MOST_HELD = 4
+#: units of keys, and of values, that a lane loads at once
+_MOST_HELD = 8
 _LANES, _LANES_CPU, _LEAST_LANES = 256, 32, 16
 #: workgroups that fill a device, and the keys of each
-_GROUPS, _GROUPS_CPU = 512, 4
-_BLOCKS = (256, 128, 64, 32)
+_GROUPS, _GROUPS_CPU = 256, 4
+_BLOCKS = (512, 256, 128, 64, 32)
 
 
 def _variants() -> tuple[dict[str, str], ...]:
@@ -49,7 +48,7 @@ def _split_reach(call: KernelCall) -> Mapping[str, int]:
     kv_heads = call.groups[1] // call["row_tiles"]
     heads = kv_heads * call["GROUP"]
     rows = batch * heads * call["queries"]
-    partial = 4 * rows * call["splits"]
+    partial = 4 * rows * call["splits"] * call["PARTIAL"]
     last_row = (heads - 1) * call["y_head"] + (call["queries"] - 1) * call["y_row"]
     dense = ((batch - 1) * heads * call["queries"] * call["VALUE_SIZE"] + last_row + call["VALUE_SIZE"]) * size
     columns = {0: 0, 1: call["keys"], 2: 1}[call["BIAS"]]
@@ -60,11 +59,13 @@ def _split_reach(call: KernelCall) -> Mapping[str, int]:
         "v": ceil_div(row_reach(call, "v", (batch, kv_heads, call["keys"]), call["VALUE_SIZE"]), packs) * held,
         "bias": row_reach(call, "bias", (batch, heads, call["queries"]), columns) * call.size_of("BIAS_T"),
         "origin": 4 * batch if call["ORIGIN"] else 0,
-        "sink": heads * size if call["SINK"] and not call["PARTIAL"] else 0,
+        "sink": heads * size if call["SINK"] else 0,
         "k_scale": 4 * scales_of(code, call["K_CHANNELS"], kv_heads * call["SIZE"]),
         "v_scale": 4 * scales_of(code, call["V_CHANNELS"], kv_heads * call["VALUE_SIZE"]),
-        "y": partial * call["VALUE_SIZE"] if call["PARTIAL"] else dense,
-        "stats": 2 * partial if call["PARTIAL"] else 0,
+        "y": dense,
+        "parts": partial * call["VALUE_SIZE"],
+        "stats": 2 * partial,
+        "arrivals": 4 * batch * call.groups[1] * call["PARTIAL"],
     }
 
 
@@ -73,8 +74,7 @@ ATTENTION_SPLIT = Kernel(
     "attention_split.comp",
     operands=(
         *map(Operand, _INPUTS),
-        Operand("y", writes=True),
-        Operand("stats", writes=True),
+        *(Operand(name, writes=True) for name in ("y", "parts", "stats", "arrivals")),
     ),
     params=(
         *uints("queries", "keys", "row_tiles", "splits"),
@@ -97,6 +97,9 @@ ATTENTION_SPLIT = Kernel(
         "SINK": 0,
         "PARTIAL": 1,
         "EARLY": 0,
+        "EARLY_KEYS": 0,
+        "HALVES": 0,
+        "COLUMNS": 16,
         "CODE": 0,
         "K_CHANNELS": 0,
         "V_CHANNELS": 0,
@@ -104,29 +107,6 @@ ATTENTION_SPLIT = Kernel(
     },
     variants=_variants(),
     reach=_split_reach,
-)
-
-
-def _join_reach(call: KernelCall) -> Mapping[str, int]:
-    rows, heads, queries, size = call["rows"], call["heads"], call["queries"], call.size_of("T")
-    partial = 4 * rows * call["splits"]
-    last_row = (heads - 1) * call["y_head"] + (queries - 1) * call["y_row"]
-    return {
-        "values": partial * call["VALUE_SIZE"],
-        "stats": 2 * partial,
-        "sink": heads * size if call["SINK"] else 0,
-        "y": ((rows // (heads * queries) - 1) * heads * queries * call["VALUE_SIZE"] + last_row + call["VALUE_SIZE"])
-        * size,
-    }
-
-
-ATTENTION_JOIN = Kernel(
-    "attention_join.comp",
-    operands=(Operand("values"), Operand("stats"), Operand("sink"), Operand("y", writes=True)),
-    params=uints("rows", "heads", "queries", "splits", "y_head", "y_row"),
-    spec={"VALUE_SIZE": 64, "SINK": 0, "COLUMNS": 64, "SUBGROUP_LANES": 32},
-    variants=tuple({"T": t, **extra} for t in ("float", "float16_t") for extra in ({}, SHUFFLE)),
-    reach=_join_reach,
 )
 
 
@@ -145,6 +125,11 @@ def _rows(problem: AttentionProblem) -> int:
 
 def _value_lanes(problem: AttentionProblem, unit: int, lanes: int) -> int:
     return min(lanes, ceil_power_of_two(ceil_div(problem.value_size, unit)))
+
+
+def _join_lanes(problem: AttentionProblem) -> int:
+    """Lanes along a value that is joined: 4 elements each where that divides them."""
+    return ceil_power_of_two(problem.value_size if problem.value_size % 4 else problem.value_size // 4)
 
 
 def _unit(problem: AttentionProblem) -> int:
@@ -184,8 +169,8 @@ def _block(problem: AttentionProblem, caps: DeviceCapabilities) -> int:
     return next((b for b in fitting if others * ceil_div(problem.keys, b) >= wanted), fitting[-1])
 
 
-def attention_split(problem: AttentionProblem, e: Emission) -> list[KernelCall]:
-    """The dispatch for blocks of keys, and the one that joins several blocks."""
+def attention_split(problem: AttentionProblem, e: Emission) -> KernelCall:
+    """The dispatch for blocks of keys."""
     known = record_at_hand(problem)
     rows, local, block = _rows(known), _lanes(known, e.caps), _block(known, e.caps)
     group = problem.heads // problem.kv_heads
@@ -196,77 +181,52 @@ def attention_split(problem: AttentionProblem, e: Emission) -> list[KernelCall]:
     shuffle, required = shuffle_sizes(e.caps, local)
     key_lanes = 1 if is_cpu(e.caps) else min(16, floor_power_of_two(ceil_div(problem.size, unit)))
     value_lanes = _value_lanes(problem, unit, local)
-    held = max(1, block // (local // value_lanes))
-    early = not is_cpu(e.caps) and unit > 1 and value_lanes * unit >= problem.value_size and held <= _MOST_HELD
+    early = not is_cpu(e.caps) and unit > 1
+    held, held_keys = (min(_MOST_HELD, max(1, block // (local // lanes))) for lanes in (value_lanes, key_lanes))
     glsl = element_type(problem.dtype).glsl
     held_as = CODES[problem.coding][1] if problem.coding else glsl
     bias = element_type(problem.bias_dtype).glsl if problem.bias_strides else glsl
-    lanes = {"SUBGROUP_LANES": shuffle or 1}
-    extra = SHUFFLE if shuffle else {}
     partial = splits > 1
-    values = e.target.scratch("float32", (total, splits, problem.value_size)) if partial else e["y"]
+    parts = e.target.scratch("float32", (total, splits, problem.value_size)) if partial else None
     stats = e.target.scratch("float32", (total, splits, 2)) if partial else None
-    params = attention_params(problem)
-    made = [
-        ATTENTION_SPLIT.call(
-            grid=(splits, problem.kv_heads * tiles, problem.batch),
-            operands={
-                **{name: e.get(name) for name in _INPUTS},
-                "y": values,
-                "stats": stats,
-            },
-            params={**params, "row_tiles": tiles, "splits": splits},
-            spec={
-                "SIZE": problem.size,
-                "VALUE_SIZE": problem.value_size,
-                "ROWS": rows,
-                "BLOCK": block,
-                "KEY_LANES": key_lanes,
-                "VALUE_LANES": value_lanes,
-                "GROUP": group,
-                "UNIT": unit,
-                "BIAS": 0 if problem.bias_strides is None else 1 if problem.bias_strides[3] else 2,
-                "SOFTCAP": int(problem.softcap != 0),
-                "ORIGIN": int(problem.origin),
-                "SINK": int(problem.sink),
-                "PARTIAL": int(partial),
-                "EARLY": int(early),
-                "CODE": NUMBERS[problem.coding],
-                "K_CHANNELS": int(problem.k_channels),
-                "V_CHANNELS": int(problem.v_channels),
-                **lanes,
-            },
-            defines={"T": glsl, "C": held_as, "BIAS_T": bias, **extra},
-            local_size=(local,),
-            subgroup_size=required,
-            flops=problem.flops,
-        )
-    ]
-    if partial:
-        made.append(
-            ATTENTION_JOIN.call(
-                grid=grid(total),
-                operands={"values": values, "stats": stats, "sink": e.get("sink"), "y": e["y"]},
-                params={
-                    "rows": total,
-                    "heads": problem.heads,
-                    "queries": problem.queries,
-                    "splits": splits,
-                    **{name: params[name] for name in ("y_head", "y_row")},
-                },
-                spec={
-                    "VALUE_SIZE": problem.value_size,
-                    "SINK": int(problem.sink),
-                    "COLUMNS": min(local, ceil_power_of_two(problem.value_size)),
-                    **lanes,
-                },
-                defines={"T": glsl, **extra},
-                local_size=(local,),
-                subgroup_size=required,
-                flops=2 * total * splits * problem.value_size,
-            )
-        )
-    return made
+    arrivals = e.target.counters(problem.batch * problem.kv_heads * tiles) if partial else None
+    return ATTENTION_SPLIT.call(
+        grid=(splits, problem.kv_heads * tiles, problem.batch),
+        operands={
+            **{name: e.get(name) for name in (*_INPUTS, "y")},
+            "parts": parts,
+            "stats": stats,
+            "arrivals": arrivals,
+        },
+        params={**attention_params(problem), "row_tiles": tiles, "splits": splits},
+        spec={
+            "SIZE": problem.size,
+            "VALUE_SIZE": problem.value_size,
+            "ROWS": rows,
+            "BLOCK": block,
+            "KEY_LANES": key_lanes,
+            "VALUE_LANES": value_lanes,
+            "GROUP": group,
+            "UNIT": unit,
+            "BIAS": 0 if problem.bias_strides is None else 1 if problem.bias_strides[3] else 2,
+            "SOFTCAP": int(problem.softcap != 0),
+            "ORIGIN": int(problem.origin),
+            "SINK": int(problem.sink),
+            "PARTIAL": int(partial),
+            "EARLY": held if early and value_lanes * unit >= problem.value_size else 0,
+            "EARLY_KEYS": held_keys if early and key_lanes * unit == problem.size else 0,
+            "HALVES": int(problem.dtype == "float16"),
+            "COLUMNS": min(local // rows, _join_lanes(problem)),
+            "CODE": NUMBERS[problem.coding],
+            "K_CHANNELS": int(problem.k_channels),
+            "V_CHANNELS": int(problem.v_channels),
+            "SUBGROUP_LANES": shuffle or 1,
+        },
+        defines={"T": glsl, "C": held_as, "BIAS_T": bias, **(SHUFFLE if shuffle else {})},
+        local_size=(local,),
+        subgroup_size=required,
+        flops=problem.flops + 2 * total * splits * problem.value_size * partial,
+    )
 
 
 def gains_by_split(problem: AttentionProblem, caps: DeviceCapabilities) -> bool:

@@ -35,6 +35,9 @@ class Workspace(Protocol):
     def scratch(self, dtype: str, shape: tuple[int, ...]) -> Any:
         """An uninitialised tensor that lives until the calls that name it have run."""
 
+    def counters(self, count: int) -> Any:
+        """Unsigned integers [count] that are 0 before the calls that name them; these leave them 0 for others."""
+
     def constant(self, array: np.ndarray) -> Any:
         """A tensor with the array's shape, dtype and values."""
 

@@ -43,7 +43,7 @@ from vkep.plan.records import (
 )
 from vkep.plan.schedule import Access, schedule
 from vkep.plan.sized import PlanSizes
-from vkep.sizes import Trace, hint, is_size
+from vkep.sizes import Trace, hint, is_size, largest
 
 #: constants, since an enumeration's attributes are slow to read
 _CONSTANT, _ACTIVATION, _PORT, _FAULT = Space.CONSTANT, Space.ACTIVATION, Space.PORT, Space.FAULT
@@ -73,6 +73,9 @@ class Emitter(BaseTarget):
     check_data: bool = True  #: whether faults are reported
     first_code: int = 1  #: codes are numbered by the operation's place in the plan, since threads emit in any order
     faults: dict[int, str] = field(default_factory=dict)  #: reasons by code
+    #: memory of the counters, which all operations of a plan share, and how many this one needs
+    counting: Storage = field(default_factory=lambda: Storage(0, label="counters"))
+    counted: int = 0
 
     def fault(self, reason: str, node: str = "") -> tuple[Tensor | None, int]:
         """``node``: the node whose specification requires it, where the operation has several."""
@@ -86,6 +89,10 @@ class Emitter(BaseTarget):
                 raise ValueError(f"{self.label!r} has more than {_CODES} reasons for a fault")
             self.faults[code] = text
         return _FAULT_WORD, code
+
+    def counters(self, count: int) -> Tensor:
+        self.counted = largest(self.counted, count)
+        return Tensor.contiguous(DTYPES["uint32"], (count,), self.counting)
 
     def prepack(self, weight: Tensor, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Tensor | None:
         """The weight, transformed once and cached under ``tag``."""
@@ -121,6 +128,7 @@ def emit(
     ``check_data`` kernels report faults in their data. Shapes may hold sizes of ``trace``. ``shared``: outputs' ports
     that are in memory of an input's."""
     packed: dict[tuple[str, str], Tensor] = {}
+    counting = Storage(0, label="counters")
     labels = [_label(op) for op in ops]
     targets = [
         Emitter(
@@ -131,6 +139,7 @@ def emit(
             node=op.node if isinstance(op, KernelOp) else "",
             check_data=check_data,
             first_code=1 + _CODES * k,
+            counting=counting,
         )
         for k, (op, label) in enumerate(zip(ops, labels, strict=True))
     ]
@@ -144,6 +153,11 @@ def emit(
             for k, found in zip(late, pool.map(lambda k: _calls(ops[k], targets[k]), late), strict=True):
                 made[k] = found
     calls = [(call, label) for label, found in zip(labels, made, strict=True) for call in found or ()]
+    counted = largest(0, *(target.counted for target in targets))
+    if counted:  # at each run, since one before may have ended early
+        counting.nbytes = 4 * counted
+        zeros = Pointwise(Tensor.contiguous(DTYPES["uint32"], (counted,), counting), ex.Const("uint", value=0))
+        calls[:0] = [(call, "counters") for call in _pointwise_calls(zeros, targets[0])]
     faults = tuple(entry for target in targets for entry in target.faults.items())
     return _Layout(calls, ports, faults, trace, piece_of(caps.max_buffer_size), shared or {}).planned()
 

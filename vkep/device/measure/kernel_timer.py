@@ -54,6 +54,10 @@ class KernelTimer(KernelRunner):
         """A buffer for intermediate results."""
         return self.operand(nbytes=math.prod(shape) * DTYPES[dtype].itemsize)
 
+    def counters(self, count: int) -> Operand:
+        """A buffer of zeros."""
+        return self.operand(np.zeros(count, np.uint32))
+
     def constant(self, array: np.ndarray) -> Operand:
         """A buffer with the array's bytes, in C order."""
         return self.operand(array)
