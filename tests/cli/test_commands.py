@@ -186,6 +186,9 @@ def test_explain_a_plan(run: Callable[..., Any], models: Path) -> None:
     assert "softmax.comp" in printed
     assert "input 'x'" in printed
     assert "vulkan   Softmax" in printed
+    assert re.search(
+        r"1 node in 1 dispatch, 0 barriers, 1 pipeline; activations .* weights 0 B, [\d.]+ k?FLOP", printed
+    )
 
 
 @pytest.mark.usefixtures("nonzero_declined")
@@ -203,6 +206,7 @@ def test_explain_times(run: Callable[..., Any], models: Path) -> None:
     printed = run("explain", models / "softmax.onnx", "--time").stdout
     assert "100.0%" in printed
     assert "GB/s" in printed
+    assert "in 1 dispatch, each" in printed
 
 
 @pytest.mark.usefixtures("nonzero_declined")

@@ -133,11 +133,13 @@ class ArenaStats:
         }
 
 
-def format_bytes(nbytes: int) -> str:
-    """Return ``nbytes`` as readable text: ``640 B``, ``1.5 MiB (1572864 B)``."""
+def format_bytes(nbytes: int, *, exact: bool = True) -> str:
+    """Return ``nbytes`` as readable text: ``640 B``, ``1.5 MiB (1572864 B)``, or without ``exact`` ``1.5 MiB``."""
     value, unit = float(nbytes), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(value) < 1024 or unit == "TiB":
             break
         value /= 1024
-    return f"{nbytes} B" if unit == "B" else f"{value:.1f} {unit} ({nbytes} B)"
+    if unit == "B":
+        return f"{nbytes} B"
+    return f"{value:.1f} {unit} ({nbytes} B)" if exact else f"{value:.1f} {unit}"

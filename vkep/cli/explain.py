@@ -144,6 +144,8 @@ def print_times(times: Sequence[DispatchTime], top: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from vkep.session.report import counted
+
     total = sum(t.nanoseconds for t in times)
     shown = ranked(times)[: top or None]
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -171,7 +173,7 @@ def print_times(times: Sequence[DispatchTime], top: int) -> None:
         more = total - sum(t.nanoseconds for t in shown)
         typer.echo(f"and {rest} more: {more / 1e3:.1f} us")
     typer.echo(
-        f"{total / 1e3:.1f} us of GPU time in {len(times)} dispatches, each waiting for the one before"
+        f"{total / 1e3:.1f} us of GPU time in {counted(len(times), 'dispatch')}, each waiting for the one before"
         f"; by the device's limits at least {sum(t.limit_ns for t in times) / 1e3:.1f} us\n"
         "(GFLOP/s and GB/s count what the plan needs at least; limits: a copy and multiply-adds, measured on this device)"
     )

@@ -12,7 +12,7 @@ from vkep.pte.flow import INPUT, Flow
 from vkep.pte.method import DecodedMethod
 from vkep.pte.steps import DelegateStep, KernelStep
 from vkep.session.introspection import flatten
-from vkep.session.report import IslandReport
+from vkep.session.report import IslandReport, counted
 
 if TYPE_CHECKING:
     from vkep.executorch.context_resources import ContextResources
@@ -62,7 +62,8 @@ class MethodReport:
             text = f"  delegate {number}: {delegate.backend} on {delegate.device} (context {delegate.context})"
             if delegate.islands:
                 dispatches = sum(i.dispatches for i in delegate.islands)
-                text += f", {delegate.nodes} nodes in {len(delegate.islands)} islands, {dispatches} dispatches"
+                text += f", {counted(delegate.nodes, 'node')} in {counted(len(delegate.islands), 'island')}"
+                text += f", {counted(dispatches, 'dispatch')}"
             lines.append(text)
             lines += [f"    on the CPU: {line}" for line in delegate.on_cpu]
         if self.in_numpy:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vkep.arena.records import ArenaStats
+from vkep.arena.records import ArenaStats, format_bytes
 from vkep.ir.program import Placement
 from vkep.plan.records import Plan
 
@@ -18,6 +18,20 @@ if TYPE_CHECKING:
 
 #: places of nodes, sorted by importance to the user
 PLACES = ("cpu", "deferred", "control", "vgf", "kompute", "vulkan", "inlined", "folded")
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 node``, ``2 nodes``, ``2 dispatches``."""
+    return f"{count} {noun}" + ("" if count == 1 else "es" if noun.endswith("h") else "s")
+
+
+def _size(nbytes: int) -> str:
+    return format_bytes(nbytes, exact=False)
+
+
+def _flops(count: int) -> str:
+    scale, unit = next((s for s in ((1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP")) if count >= s[0]), (0, ""))
+    return f"{count / scale:.2f} {unit}" if scale else f"{count} FLOP"
 
 
 @dataclass(frozen=True)
@@ -162,14 +176,15 @@ class Report:
                 lines.append(f"  {node.where}{engine}: {node.op_type} {node.name!r}: {node.reason}")
         for index, island in enumerate(self.islands):
             lines.append(
-                f"  island {index}: {island.nodes} nodes in {island.dispatches} dispatches, {island.barriers} barriers, "
-                f"{island.pipelines} pipelines; activations {island.activation_bytes / 2**20:.1f} MiB "
-                f"(live at most {island.live_peak_bytes / 2**20:.1f}), weights {island.constant_bytes / 2**20:.1f} MiB, "
-                f"{island.flops / 1e9:.2f} GFLOP"
+                f"  island {index}: {counted(island.nodes, 'node')} in {counted(island.dispatches, 'dispatch')}, "
+                f"{counted(island.barriers, 'barrier')}, {counted(island.pipelines, 'pipeline')}; "
+                f"activations {_size(island.activation_bytes)} (live at most {_size(island.live_peak_bytes)}), "
+                f"weights {_size(island.constant_bytes)}, {_flops(island.flops)}"
             )
         for index, graph in enumerate(self.graphs):
             lines.append(
-                f"  data graph {index} ({self.graph_source}): {graph.nodes} nodes in {len(graph.operations)} TOSA operations "
+                f"  data graph {index} ({self.graph_source}): {counted(graph.nodes, 'node')} in "
+                f"{counted(len(graph.operations), 'TOSA operation')} "
                 f"({', '.join(dict.fromkeys(graph.operations))}), "
                 f"VGF of {graph.vgf_bytes} bytes, {graph.constant_bytes} of them constants; {graph.shared_bytes} bytes of "
                 f"weights shared with Vulkan"
@@ -199,15 +214,15 @@ class MemoryReport:
 
     def __str__(self) -> str:
         weights = sum(self.constants.values())
-        text = f"{self.dump}\nweights: {weights / 2**20:.1f} MiB in {len(self.constants)} constants"
+        text = f"{self.dump}\nweights: {_size(weights)} in {counted(len(self.constants), 'constant')}"
         often = [key for key, users in self.users.items() if users > 1]
         if often:
             saved = sum(self.constants.get(key, 0) * (self.users[key] - 1) for key in often)
-            text += f", {len(often)} of them used by several plans ({saved / 2**20:.1f} MiB not stored again)"
+            text += f", {len(often)} of them used by several plans ({_size(saved)} not stored again)"
         if self.shared_bytes or self.graph_constant_bytes:
             text += (
-                f"; data graphs read {self.shared_bytes / 2**20:.1f} MiB of them in place and have "
-                f"{self.graph_constant_bytes / 2**20:.1f} MiB of constants of their own"
+                f"; data graphs read {_size(self.shared_bytes)} of them in place and have "
+                f"{_size(self.graph_constant_bytes)} of constants of their own"
             )
         return text
 
