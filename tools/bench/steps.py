@@ -5,6 +5,7 @@ builder``) the caches are buffers of one size:
 
 - **fixed**: the mask keeps its length, so that every step has the same signature; the caches are updated in place;
 - **grows**: the mask grows by one with each token; in place;
+- **stays**: the mask grew at first and keeps its length now: the plan is that of **grows**, and no length is new; in place;
 - **two sets**: the mask grows; present and past change places after each token.
 
 In the form that optimum writes (``--form concat``) the caches grow by Concat:
@@ -22,24 +23,35 @@ Printed are the milliseconds of a step (median), their quotient with the first s
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import vkep
 from tools.models.language import ARCHITECTURES, PRECISIONS, Language, language_model
 
+#: tokens that sessions take before they are measured
+_WARM = 4
+
+
+class Way(NamedTuple):
+    """How a session's sequence grows: by one for so many ``grows`` tokens; whether caches are updated in place."""
+
+    grows: float
+    in_place: bool
+
 
 class Steps:
     """One session that runs one token after another. ``at``: the number of tokens in its caches at first."""
 
-    def __init__(self, model: bytes, language: Language, room: int, at: int, grows: bool, in_place: bool) -> None:
+    def __init__(self, model: bytes, language: Language, room: int, at: int, way: Way) -> None:
         self._session = vkep.InferenceSession(model, fallback="error", save_plans=False)
-        self._grows, self._at, self._in_place = grows, at, in_place
+        self._way, self._at, self._steps = way, at, 0
         caches = [info for info in self._session.get_inputs() if info.name.startswith("past_key_values")]
         self._shape = (1, language.kv_heads, room, language.size)
         self._dtype = "float16" if "float16" in caches[0].type else "float32"
@@ -52,7 +64,8 @@ class Steps:
 
     def step(self) -> float:
         """Milliseconds of the next token."""
-        self._at += self._grows
+        self._at += self._steps < self._way.grows
+        self._steps += 1
         mask = np.ones((1, self._at), np.int64)
         start = time.perf_counter()
         binding = self._session.io_binding()
@@ -85,7 +98,7 @@ class Steps:
 class _Builder(Steps):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._present = self._past if self._in_place else self._buffers()
+        self._present = self._past if self._way.in_place else self._buffers()
 
     def _caches(self) -> list[tuple[vkep.DeviceTensor, vkep.DeviceTensor | None]]:
         return list(zip(self._past, self._present, strict=True))
@@ -97,27 +110,38 @@ class _Builder(Steps):
 class _Concat(Steps):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        if not self._in_place:
+        if not self._way.in_place:
             self._past = [self._session.device_tensor(np.zeros(self._part(), self._dtype)) for _ in self._names]
 
     def _part(self) -> tuple[int, ...]:
-        return (*self._shape[:2], self._at - 1 + (not self._in_place), self._shape[3])
+        return (*self._shape[:2], self._at - 1 + (not self._way.in_place), self._shape[3])
 
     def _caches(self) -> list[tuple[vkep.DeviceTensor, vkep.DeviceTensor | None]]:
-        if not self._in_place:
+        if not self._way.in_place:
             return [(past, None) for past in self._past]
         views = [tensor.leading(self._part()) for tensor in self._past]
         return list(zip(views, views, strict=True))
 
     def _ran(self, results: Sequence[Any]) -> None:
-        if not self._in_place:
+        if not self._way.in_place:
             self._past = list(results[: len(self._names)])
 
 
-#: by the model's form: the sessions, each with whether its sequence grows, and whether caches are updated in place
-FORMS: dict[str, tuple[type[Steps], dict[str, tuple[bool, bool]]]] = {
-    "builder": (_Builder, {"fixed": (False, True), "grows": (True, True), "two sets": (True, False)}),
-    "concat": (_Concat, {"fixed": (False, True), "grows": (True, True), "copied": (True, False)}),
+#: by the model's form: the sessions
+FORMS: dict[str, tuple[type[Steps], dict[str, Way]]] = {
+    "builder": (
+        _Builder,
+        {
+            "fixed": Way(0, True),
+            "grows": Way(math.inf, True),
+            "stays": Way(_WARM, True),
+            "two sets": Way(math.inf, False),
+        },
+    ),
+    "concat": (
+        _Concat,
+        {"fixed": Way(0, True), "grows": Way(math.inf, True), "copied": Way(math.inf, False)},
+    ),
 }
 
 
@@ -126,15 +150,15 @@ def measure(language: Language, precision: str, room: int, tokens: int, form: st
     model = language_model(language, precision).SerializeToString()
     kind, ways = FORMS[form]
     sessions: dict[str, Steps] = {}
-    for name, (grows, in_place) in ways.items():
-        at = room // 4 + (tokens // 2 if form == "concat" and not grows else 0)
-        sessions[name] = kind(model, language, room, at, grows, in_place)
+    for name, way in ways.items():
+        at = room // 4 + (tokens // 2 if form == "concat" and not way.grows else 0)
+        sessions[name] = kind(model, language, room, at, way)
     try:
         times: dict[str, list[float]] = {name: [] for name in sessions}
-        for token in range(tokens + 4):
+        for token in range(tokens + _WARM):
             for name, session in sessions.items():
                 spent = session.step()
-                if token >= 4:  # plans are made and caches are warm
+                if token >= _WARM:  # plans are made and caches are warm
                     times[name].append(spent)
         yield "| sequence | ms a token | of fixed | plans |"
         yield "|---|---|---|---|"
