@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from vkep.graph.model import ValueInfo
 from vkep.graph.weights import ArrayWeight
 from vkep.ir.infer import Known
 from vkep.ir.program import Over, Program
+from vkep.session import planned_graph
 from vkep.session.planned_graph import PlannedGraph
 from vkep.sizes import Trace
 
@@ -147,5 +149,47 @@ def test_a_plan_made_ahead_is_in_use_by_nobody() -> None:
     assert planned.plan_static([ValueInfo("x", 1, (2, 3))]) is not None
     closing = threading.Thread(target=planned.close, daemon=True)
     closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
+
+
+class Sized(Planned):
+    """Stands for an executable that serves all sizes of its inputs."""
+
+    def __init__(self, known: Mapping[str, Known], trace: Trace | None = None, over: Over = ()) -> None:
+        super().__init__(known)
+        self.program = Program((), {}, (), (), trace.holds() if trace is not None else None)
+
+    def at(self, sizes: Sequence[int]) -> Sized:
+        made = Sized({})
+        made.owns = False
+        return made
+
+
+def test_threads_that_meet_a_new_size_at_once_share_its_executable() -> None:
+    planned = PlannedGraph(Sized, {}, 4)
+    for size in (2, 3):
+        run(planned, size)
+    values = {"x": np.zeros(7, np.float32)}
+    signature = planned.signature(values)
+    first, second = (planned._match(signature, signature, values, ()) for _ in range(2))  # both found no entry before
+    assert first is not None and second is not None and first.executable is second.executable
+    assert planned.use(values).executable is first.executable
+
+
+def test_executables_of_sizes_that_are_forgotten_in_use_are_waited_for() -> None:
+    planned = PlannedGraph(Sized, {}, 4)
+    for size in (2, 3):
+        run(planned, size)
+    held = planned.use({"x": np.zeros(7, np.float32)})
+    with mock.patch.object(planned_graph, "_SIGNATURES", 1):
+        for size in range(8, 14):
+            run(planned, size)
+    assert held.executable not in [entry.executable for entry in planned._entries.values()]
+    closing = threading.Thread(target=planned.close)
+    with held.hold:
+        closing.start()
+        closing.join(0.1)
+        assert closing.is_alive()
     closing.join(10)
     assert not closing.is_alive()
