@@ -16,6 +16,7 @@ from tests.kernels.test_products import packed
 from vkep.dtypes import DTYPES
 from vkep.errors import Decline
 from vkep.ir.tensor import Tensor as TensorView
+from vkep.kernels.cooperative_tiles import float16_shape
 from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.fused_product import FusedProductProblem
 from vkep.kernels.kernel import Operand
@@ -148,6 +149,21 @@ def test_two_packed_products(
     sizes = (n, k, bits, block, dtype, zeros)
     problem = FusedProductProblem(packed_problem(m, *sizes), Form(epsilon, paired=True))
     compare(gpu, discrete, problem, Weights.packed(*sizes), Weights.packed(*sizes))
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(16, 70, 300), (5, 33, 1024), (32, 16, 96)])
+def test_two_packed_products_on_cooperative_matrices(
+    gpu: Harness, discrete: DeviceCapabilities, monkeypatch: pytest.MonkeyPatch, m: int, n: int, k: int
+) -> None:
+    shape = float16_shape(discrete)
+    if shape is None:
+        pytest.skip("the device has no cooperative matrices")
+    known = (shape.m, shape.n, shape.k, discrete.subgroup_size)
+    monkeypatch.setattr("vkep.kernels.matmul_codes_fragments._KNOWN", known)
+    sizes = (n, k, 4, 32, "float16", "packed")
+    problem = packed_problem(m, *sizes)
+    assert choose(problem, discrete).candidate.name == "fragments"
+    compare(gpu, discrete, FusedProductProblem(problem, Form(paired=True)), *[Weights.packed(*sizes) for _ in range(2)])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, Tensor
 from tools.plan_digests import DEVICES
 from vkep.errors import Decline
-from vkep.kernels.cooperative_tiles import no_cooperative_tile
+from vkep.kernels.cooperative_tiles import float16_shape, no_cooperative_tile
 from vkep.kernels.deform import DeformColumnsProblem
 from vkep.kernels.matmul_along_k import Weights, share
 from vkep.kernels.matmul_generic import GenericProductProblem
@@ -182,13 +182,35 @@ def test_many_rows_by_few_bits_on_cooperative_matrices(gpu: Harness, case: FewBi
     dataclasses.replace(case, dtype="float16").run(gpu, caps, candidate="cooperative")
 
 
+#: and (columns, n groups, k groups, stages of weights, stages of a)
+BY_FRAGMENTS = [
+    (FewBits(2, 37, 32, block=32), (1, 1, 4, 1, 1)),
+    (FewBits(16, 130, 1056, block=32, zeros="packed"), (2, 2, 2, 2, 1)),
+    (FewBits(8, 70, 640, block=64, zeros="float"), (2, 1, 4, 2, 2)),
+    (FewBits(31, 33, 1000, bits=2, block=64, zeros="packed"), (1, 1, 4, 2, 2)),
+    (FewBits(17, 64, 513, bits=8, block=128, zeros="packed"), (1, 1, 4, 1, 1)),
+    (FewBits(5, 16, 4096, bits=8, block=32), (1, 2, 8, 2, 1)),
+]
+
+
+@pytest.mark.parametrize(("case", "choice"), BY_FRAGMENTS, ids=str)
+def test_few_rows_by_few_bits_on_cooperative_matrices(gpu: Harness, case: FewBits, choice: tuple[int, ...]) -> None:
+    caps = dataclasses.replace(gpu.caps, device_type="discrete")
+    if float16_shape(caps) is None:
+        pytest.skip("the device has no cooperative matrices")
+    key = f"fragments {case.m} {case.n} {case.k} {case.bits} {case.block}"
+    dataclasses.replace(case, dtype="float16").run(gpu, caps, candidate="fragments", tuned={key: choice})
+
+
 def test_which_kernel_takes_few_bits() -> None:
     gpu, cpu = DEVICES["gpu with cooperative matrices"], DEVICES["cpu"]
 
     def chosen(m: int, dtype: str, caps: DeviceCapabilities, block: int = 32, at_b: int = 16) -> str:
         return choose(MatMulNBitsProblem(m, 4096, 4096, 4, block, dtype, at_b=at_b), caps).candidate.name
 
-    assert [chosen(m, "float16", gpu) for m in (1, 8, 9, 512)] == ["codes", "codes", "cooperative", "cooperative"]
+    assert [chosen(m, "float16", gpu) for m in (1, 8, 9, 512)] == ["codes", "fragments", "fragments", "cooperative"]
+    narrow = dataclasses.replace(gpu, subgroup_size=16, min_subgroup_size=16, max_subgroup_size=16)
+    assert [chosen(m, "float16", narrow) for m in (8, 9)] == ["codes", "cooperative"]
     assert [chosen(m, "float32", gpu) for m in (1, 512)] == ["codes", "tiled"]
     assert chosen(1, "float16", gpu, block=16) == "along k"
     assert chosen(1, "float16", gpu, at_b=4) == "along k"

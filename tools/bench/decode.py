@@ -1,6 +1,6 @@
 """The products and the attention of a decoder's step by GPU timestamps, as a share of the copy's bandwidth.
 
-    python -m tools.bench.decode [--only NAME ...] [--smallest] [--sweep] [--json FILE]
+    python -m tools.bench.decode [--only NAME ...] [--rows 1 4] [--smallest] [--sweep] [--json FILE]
 
 Each one runs over copies of its weights (or keys and values) that no cache holds together, one after the other with a barrier
 between, as layers do, and side by side. The share counts the bytes of all operands once. ``--sweep`` tries every way to share
@@ -134,9 +134,13 @@ def _ways(timer: KernelTimer, product: Product) -> tuple[str, tuple[Choice, ...]
 
 
 def measure(
-    only: Sequence[str] = (), smallest: bool = False, sweep: bool = False, tell: Callable[[str], None] = print
+    only: Sequence[str] = (),
+    smallest: bool = False,
+    sweep: bool = False,
+    rows: Sequence[int] = (1, 4),
+    tell: Callable[[str], None] = print,
 ) -> list[Measured]:
-    """Measure the products whose names contain one of ``only`` (none: all). Raises `DriverNotFoundError`,
+    """Measure the products of some numbers of rows whose names contain one of ``only`` (none: all). Raises `DriverNotFoundError`,
     `DeviceNotFoundError`.
     """
     timer = KernelTimer()
@@ -148,7 +152,7 @@ def measure(
         found = []
         shapes = ((64, 256),) if smallest else SHAPES[:2] if timer.caps.device_type == "cpu" else SHAPES
         steps = attentions(((4, 2, 64, 100),) if smallest else ATTENTIONS)
-        for product in itertools.chain(products(shapes, (1,) if smallest else (1, 4)), steps):
+        for product in itertools.chain(products(shapes, (1,) if smallest else rows), steps):
             if only and not any(name in product.name for name in only):
                 continue
             limit_us = limits.nanoseconds(0, product.nbytes) / 1e3
@@ -177,11 +181,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="NAME", help="products whose name contains one of these"
     )
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 4], metavar="M", help="rows of the products (1 4)")
     parser.add_argument("--smallest", action="store_true", help="one small shape: that everything runs")
     parser.add_argument("--sweep", action="store_true", help="also every way to share the weights among lanes")
     parser.add_argument("--json", type=Path, help="write everything measured to this file")
     given = parser.parse_args(arguments)
-    found = measure(given.only, given.smallest, given.sweep, lambda line: print(line, flush=True))
+    found = measure(given.only, given.smallest, given.sweep, given.rows, lambda line: print(line, flush=True))
     if given.json is not None:
         given.json.write_text(json.dumps([asdict(m) for m in found], indent=1) + "\n", encoding="utf-8")
     return 0 if found else 1

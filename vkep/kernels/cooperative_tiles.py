@@ -130,6 +130,11 @@ _START, _STORE = 3.2, 3.62e-5
 _REDUCE, _PARTIAL = 2.11, 3.06e-6
 
 
+def compute_units(caps: DeviceCapabilities) -> int:
+    """The number of a device's cores, a guess where the driver does not report it."""
+    return caps.compute_units or _COMPUTE_UNITS.get(caps.device_type, _COMPUTE_UNITS_SMALL)
+
+
 def float16_shape(caps: DeviceCapabilities) -> CooperativeMatrixShape | None:
     """The shape to multiply float16 matrices with float32 sums: the largest that the device lists, or None.
 
@@ -231,7 +236,7 @@ def _fastest(
     """The candidate of the least estimated time: waves of as many workgroups as the cores take at once, each as long as
     its stages, with padding, and its stores; and the cost of adding the parts. On another device all times scale alike.
     """
-    units = caps.compute_units or _COMPUTE_UNITS.get(caps.device_type, _COMPUTE_UNITS_SMALL)
+    units = compute_units(caps)
     best: tuple[float, CooperativeTile, int] | None = None
     for tile, cost in tiles.items():
         if not tile.runs_on(caps, shape, b_along_k):

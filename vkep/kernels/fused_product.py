@@ -13,6 +13,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import Decline
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.matmul_codes import matmul_codes
+from vkep.kernels.matmul_codes_fragments import codes_by_fragments
 from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
 from vkep.kernels.matmul_problem import MatMulProblem
 from vkep.kernels.matmul_rows import matmul_rows
@@ -85,7 +86,7 @@ def not_one_row(product: MatMulNBitsProblem | MatMulProblem) -> str:
 
 
 #: the candidates of a product that compute it in every form
-_MAKES = {"codes": matmul_codes, "rows": matmul_rows}
+_MAKES = {"codes": matmul_codes, "fragments": codes_by_fragments, "rows": matmul_rows}
 
 
 def _why_not(problem: FusedProductProblem, caps: DeviceCapabilities) -> str:

@@ -12,6 +12,7 @@ from vkep.kernels.kernel import KernelCall
 from vkep.kernels.launch import element_type
 from vkep.kernels.matmul_along_k import Weights, no_lanes, product_along_k
 from vkep.kernels.matmul_codes import matmul_codes, no_codes
+from vkep.kernels.matmul_codes_fragments import codes_by_fragments, no_fragments, unknown_order
 from vkep.kernels.matmul_codes_tiles import cooperative_codes, no_cooperative_codes, no_tiled_codes, tiled_codes
 from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
 from vkep.kernels.select import Candidate, Emission, When, implement
@@ -66,6 +67,7 @@ def _worth_tiles(problem: MatMulNBitsProblem, caps: DeviceCapabilities) -> str:
 
 implement(
     MatMulNBitsProblem,
+    Candidate("fragments", codes_by_fragments, when=_both(no_fragments), worth=unknown_order),
     Candidate("codes", matmul_codes, when=_both(no_codes)),
     Candidate("cooperative", cooperative_codes, when=_both(no_cooperative_codes), worth=_worth_tiles),
     Candidate("tiled", tiled_codes, when=_both(no_tiled_codes), worth=_worth_tiles),
