@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -314,6 +315,24 @@ def test_timeline_waits(device: Any) -> None:
         assert submit.submit(wait_value=expected - 1) == expected
         timeline.wait(expected, timeout_s=10)
     assert timeline.completed == 5
+
+
+def test_a_wait_asks_for_the_value_before_it_blocks(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    timeline, pool, blocked = Timeline(device), CommandPool(device), []
+    submit, functions = PreparedSubmit(timeline, [pool.allocate().begin().end()]), timeline._state._functions
+    block = functions.vkWaitSemaphores
+    monkeypatch.setattr(functions, "vkWaitSemaphores", lambda *given: blocked.append(given) or block(*given))
+    timeline._polls = True  # as for a GPU
+    monkeypatch.setattr(gpu_shared.timeline, "_POLLING", 30.0)
+    timeline.wait(submit.submit())
+    assert timeline._state.completed == 1 and not blocked
+    monkeypatch.setattr(gpu_shared.timeline, "_polled_until", math.inf)  # another thread does
+    timeline.wait(submit.submit())
+    monkeypatch.setattr(gpu_shared.timeline, "_polled_until", 0.0)
+    monkeypatch.setattr(gpu_shared.timeline, "_POLLING", 0.0)
+    monkeypatch.setattr(timeline._state, "refresh", lambda: timeline._state.completed)  # it takes longer
+    timeline.wait(submit.submit())
+    assert timeline._state.completed == 3 and len(blocked) == 2
 
 
 def test_a_wait_that_times_out(device: Any) -> None:
