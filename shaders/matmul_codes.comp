@@ -8,6 +8,7 @@
 // K_LANES units, the next one of a and of the weights is on its way in registers. Lanes add up by shuffles, then
 // through shared memory. NORMED (one row): the product of a's RMS norm, a * gain / sqrt(mean of a's squares + epsilon).
 // PAIRED: the products by two W of n columns. Half of a lane's COLUMNS are of each, and the epilogue makes one y of both.
+// TURNED (one row): columns of one W that are half a head apart, which are rotated and stored as turned.glsl says.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_integer_dot_product : require
@@ -25,8 +26,15 @@
 #else
 #define PAIR_OPERANDS
 #endif
-#define ARGS_BODY { uvec2 a; uvec2 b; uvec2 scales; uvec2 zeros; uvec2 y; NORM_OPERANDS PAIR_OPERANDS EXTRA_OPERANDS \
-    uint m; uint n; uint k; uint units; uint blocks; uint zero_bytes; NORM_PARAMS EXTRA_PARAMS }
+#ifdef TURNED
+#define TURN_OPERANDS uvec2 cos; uvec2 sin; uvec2 first; uvec2 ids; uvec2 present_key; uvec2 present_value; uvec2 fault;
+#define TURN_PARAMS uint heads; uint kv_heads; uint room; uint table_rows; uint fault_code;
+#else
+#define TURN_OPERANDS
+#define TURN_PARAMS
+#endif
+#define ARGS_BODY { uvec2 a; uvec2 b; uvec2 scales; uvec2 zeros; uvec2 y; NORM_OPERANDS PAIR_OPERANDS TURN_OPERANDS EXTRA_OPERANDS \
+    uint m; uint n; uint k; uint units; uint blocks; uint zero_bytes; NORM_PARAMS TURN_PARAMS EXTRA_PARAMS }
 #include "args.glsl"
 #include "workgroup.glsl"
 #include "epilogue.glsl"
@@ -40,16 +48,22 @@ layout(constant_id = 10) const uint BLOCK = 32;  // weights that share a scale, 
 layout(constant_id = 11) const uint ZEROS = 0;   // 0: half of the codes' range, 1: packed codes, 2: values of T
 layout(constant_id = 15) const uint SUBGROUP_LANES = 32;
 
-#ifdef PAIRED
+#if defined(PAIRED) || defined(TURNED)
 const uint SIDES = 2;
 #else
 const uint SIDES = 1;
+#endif
+#ifdef PAIRED
+const uint WS = 2;
+#else
+const uint WS = 1;
 #endif
 #ifdef NORMED
 const uint PAIR_BASE = 6;  // the first operand of the second W
 #else
 const uint PAIR_BASE = 5;
 #endif
+const uint TURN_BASE = PAIR_BASE, Y = 4;
 const uint OF_SIDE = COLUMNS / SIDES;
 #define WORDS BITS  // of a unit of 32 weights
 const uint PARTS_OF_WORD = 8 / BITS;  // each has four codes, as many apart
@@ -62,6 +76,7 @@ const uint PARTS = K_LANES / WITHIN;
 const float LARGEST = DIGITS == 2 ? 32512.0 : 8323072.0;  // 127 * 2**8, 127 * 2**16
 
 TENSOR(T, Elements)
+#include "turned.glsl"
 layout(buffer_reference, scalar) readonly buffer Floats { T v[]; };
 layout(buffer_reference, scalar) readonly buffer Bytes { uint8_t v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 8) readonly buffer Pairs { uvec2 v[]; };
@@ -74,10 +89,10 @@ const uint TURNS = (SHARED_GROUPS + gl_WorkGroupSize.x - 1) / gl_WorkGroupSize.x
 shared uvec4 staged[2 * SLAB_QUADS];
 shared float parts[gl_WorkGroupSize.x / WITHIN * VALUES];
 
-Floats a, scales[SIDES];
-Bytes zeros[SIDES];
-Pairs b_pairs[SIDES];
-Quads b_quads[SIDES];
+Floats a, scales[WS];
+Bytes zeros[WS];
+Pairs b_pairs[WS];
+Quads b_quads[WS];
 uint column_at[COLUMNS];
 vec4 next_a[TURNS];
 uint words[2 * COLUMNS * WORDS];  // of this unit and the next
@@ -93,7 +108,7 @@ shared float squares_of[gl_WorkGroupSize.x / WITHIN];
 void load_unit(uint turn, uint u) {
     uint at = min(u, args.units - 1), block = at * 32 / BLOCK;
     [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
-        uint side = c / OF_SIDE, column = column_at[c], slot = turn * COLUMNS + c, first = column * (args.blocks * (BLOCK / 32)) + at;
+        uint side = c / OF_SIDE % WS, column = column_at[c], slot = turn * COLUMNS + c, first = column * (args.blocks * (BLOCK / 32)) + at;
         if (BITS == 2) {
             uvec2 two = b_pairs[side].v[first];
             words[slot * WORDS] = two.x;
@@ -211,7 +226,14 @@ void main() {
     gain = Floats(operand(args.gain, 5));
 #endif
     // Rows and columns past the edge repeat the last one: their results are not stored.
-    [[unroll]] for (uint c = 0; c < COLUMNS; c++) column_at[c] = min(column0 + c % OF_SIDE, args.n - 1);
+#ifdef TURNED
+    uint columns = args.n / 2;  // pairs
+    [[unroll]] for (uint c = 0; c < COLUMNS; c++) column_at[c] = column_of(min(column0 + c % OF_SIDE, columns - 1)) + c / OF_SIDE * HALF;
+    Turn angle = turn_of(min(column0 + lane % OF_SIDE, columns - 1));
+#else
+    uint columns = args.n;
+    [[unroll]] for (uint c = 0; c < COLUMNS; c++) column_at[c] = min(column0 + c % OF_SIDE, columns - 1);
+#endif
     [[unroll]] for (uint v = 0; v < VALUES; v++) acc[v] = 0.0;
 
     load_unit(0, lane);
@@ -257,15 +279,24 @@ void main() {
 #endif
     for (uint v = lane; v < VALUES / SIDES; v += K_LANES) {
         uint row = row0 + v / OF_SIDE, column = column0 + v % OF_SIDE, at = v / OF_SIDE * COLUMNS + v % OF_SIDE;
-        if (row < args.m && column < args.n) {
+        if (row < args.m && column < columns) {
             float sum = 0.0;
             [[unroll]] for (uint p = 0; p < PARTS; p++) sum += parts[(group * PARTS + p) * VALUES + at];
-#ifdef PAIRED
-            w = 0.0;
-            [[unroll]] for (uint p = 0; p < PARTS; p++) w += parts[(group * PARTS + p) * VALUES + at + OF_SIDE];
-            w *= inv_rms;
+            sum *= inv_rms;
+#if defined(PAIRED) || defined(TURNED)
+            float second = 0.0;
+            [[unroll]] for (uint p = 0; p < PARTS; p++) second += parts[(group * PARTS + p) * VALUES + at + OF_SIDE];
+            second *= inv_rms;
 #endif
-            Elements(operand(args.y, 4)).v[row * args.n + column] = T(epilogue(sum * inv_rms, row * args.n + column, row, column));
+#ifdef TURNED
+            uint to = column_of(column);
+            store_turned(column, vec2(epilogue(sum, to, 0, to), epilogue(second, to + HALF, 0, to + HALF)), angle);
+#else
+#ifdef PAIRED
+            w = second;
+#endif
+            Elements(operand(args.y, Y)).v[row * args.n + column] = T(epilogue(sum, row * args.n + column, row, column));
+#endif
         }
     }
 }

@@ -5,6 +5,7 @@
 // SLICES-th step of k, UNROLL of them a turn, and loading a turn while it multiplies the one before. They add up by shuffles (SUBGROUP_LANES; 1: none), then through shared memory.
 // NORMED (one row): the product of a's RMS norm, a * gain / sqrt(mean of a's squares + epsilon).
 // PAIRED: the products by two b. A lane has WIDTH columns of each, and the epilogue makes one y of both.
+// TURNED (one row): columns of one b that are half a head apart, which are rotated and stored as turned.glsl says.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -20,10 +21,17 @@
 #else
 #define PAIR_OPERANDS
 #endif
-#define ARGS_BODY { uvec2 a; uvec2 b; uvec2 y; NORM_OPERANDS PAIR_OPERANDS EXTRA_OPERANDS \
+#ifdef TURNED
+#define TURN_OPERANDS uvec2 cos; uvec2 sin; uvec2 first; uvec2 ids; uvec2 present_key; uvec2 present_value; uvec2 fault;
+#define TURN_PARAMS uint heads; uint kv_heads; uint room; uint table_rows; uint fault_code;
+#else
+#define TURN_OPERANDS
+#define TURN_PARAMS
+#endif
+#define ARGS_BODY { uvec2 a; uvec2 b; uvec2 y; NORM_OPERANDS PAIR_OPERANDS TURN_OPERANDS EXTRA_OPERANDS \
     uint m; uint n; uint k; uint batch1; uint a_row; uint a_col; uint b_row; uint b_col; \
     uint y_row; uint y_col; uint a_batch0; uint a_batch1; uint b_batch0; uint b_batch1; uint y_batch0; uint y_batch1; \
-    float alpha; NORM_PARAMS EXTRA_PARAMS }
+    float alpha; NORM_PARAMS TURN_PARAMS EXTRA_PARAMS }
 #include "args.glsl"
 #include "workgroup.glsl"
 #include "epilogue.glsl"
@@ -38,11 +46,22 @@ layout(constant_id = 7) const uint UNROLL = 4;
 layout(constant_id = 8) const uint T_BYTES = 4;
 layout(constant_id = 15) const uint SUBGROUP_LANES = 1;
 
-#ifdef PAIRED
+#if defined(PAIRED) || defined(TURNED)
 const uint SIDES = 2;
 #else
 const uint SIDES = 1;
 #endif
+#ifdef PAIRED
+const uint BS = 2;
+#else
+const uint BS = 1;
+#endif
+#ifdef NORMED
+const uint PAIR_BASE = 4;  // the operand of the second b
+#else
+const uint PAIR_BASE = 3;
+#endif
+const uint TURN_BASE = PAIR_BASE, Y = 2;
 const uint SLICES = gl_WorkGroupSize.x / COLUMN_LANES;
 const uint SUMS = ROWS * WIDTH, VALUES = SUMS * SIDES;
 const uint WITHIN = SUBGROUP_LANES < COLUMN_LANES ? COLUMN_LANES : SUBGROUP_LANES;  // lanes whose slices add up by shuffles
@@ -51,13 +70,17 @@ const uint WORDS = WIDTH * T_BYTES / 4;  // 0: one float16 at a time
 const uint LOADED = WORDS == 0 ? 1 : WORDS;
 
 TENSOR(T, Elements)
+#include "turned.glsl"
+#ifndef TURNED
+const uint HALF = 0;
+#endif
 layout(buffer_reference, std430, buffer_reference_align = 8) buffer Pairs { uvec2 v[]; };
 layout(buffer_reference, std430, buffer_reference_align = 16) buffer Quads { uvec4 v[]; };
 shared float parts[PARTS * COLUMN_LANES * VALUES];
 
-Elements a, b[SIDES];
-Pairs b_pairs[SIDES];
-Quads b_quads[SIDES];
+Elements a, b[BS];
+Pairs b_pairs[BS];
+Quads b_quads[BS];
 // of two turns
 uint words[2 * UNROLL * SIDES * LOADED];
 float x[2 * UNROLL * ROWS];
@@ -90,7 +113,10 @@ float value_of(uint s, uint c) {
 void load_turn(uint turn, uint k) {
     [[unroll]] for (uint i = 0; i < UNROLL; i++) {
         uint s = turn * UNROLL + i, step = min(k + i * SLICES, args.k - 1);
-        [[unroll]] for (uint side = 0; side < SIDES; side++) load_step(s * SIDES + side, side, b0 + step * args.b_row);
+        [[unroll]] for (uint side = 0; side < SIDES; side++) {
+            uint at = b0 + step * args.b_row + (BS == 1 ? side * HALF * args.b_col : 0);
+            load_step(s * SIDES + side, side % BS, at);
+        }
         [[unroll]] for (uint r = 0; r < ROWS; r++) x[s * ROWS + r] = float(a.v[a_at[r] + step * args.a_col]);
 #ifdef NORMED
         factor[s] = float(gain.v[step]);
@@ -125,17 +151,22 @@ void main() {
     b_quads[0] = Quads(operand(args.b, 1));
 #ifdef NORMED
     gain = Elements(operand(args.gain, 3));
-    const uint pair_base = 4;  // the operand of the second b
-#else
-    const uint pair_base = 3;
 #endif
 #ifdef PAIRED
-    b[1] = Elements(operand(args.b2, pair_base));
-    b_pairs[1] = Pairs(operand(args.b2, pair_base));
-    b_quads[1] = Quads(operand(args.b2, pair_base));
+    b[1] = Elements(operand(args.b2, PAIR_BASE));
+    b_pairs[1] = Pairs(operand(args.b2, PAIR_BASE));
+    b_quads[1] = Quads(operand(args.b2, PAIR_BASE));
 #endif
     // Rows and columns past the edge repeat the last one: their results are not stored.
-    b0 = batch0 * args.b_batch0 + batch1 * args.b_batch1 + min(column0 + lane * WIDTH, args.n - WIDTH) * args.b_col;
+#ifdef TURNED
+    uint columns = args.n / 2;  // pairs
+    uint b_column = column_of(min(column0 + lane * WIDTH, columns - WIDTH));
+    uint early = min(column0 + id / SUMS * WIDTH + id % WIDTH, columns - 1);
+    Turn angle = turn_of(early);
+#else
+    uint columns = args.n, b_column = min(column0 + lane * WIDTH, columns - WIDTH);
+#endif
+    b0 = batch0 * args.b_batch0 + batch1 * args.b_batch1 + b_column * args.b_col;
     [[unroll]] for (uint r = 0; r < ROWS; r++)
         a_at[r] = batch0 * args.a_batch0 + batch1 * args.a_batch1 + min(row0 + r, args.m - 1) * args.a_row;
 
@@ -174,16 +205,26 @@ void main() {
     for (uint e = id; e < COLUMN_LANES * SUMS; e += gl_WorkGroupSize.x) {
         uint row = row0 + e % SUMS / WIDTH, column = column0 + e / SUMS * WIDTH + e % WIDTH;
         uint at = e / SUMS * VALUES + e % SUMS;
-        if (row < args.m && column < args.n) {
+        if (row < args.m && column < columns) {
             float sum = 0.0;
             for (uint p = 0; p < PARTS; p++) sum += parts[p * COLUMN_LANES * VALUES + at];
-#ifdef PAIRED
-            w = 0.0;
-            for (uint p = 0; p < PARTS; p++) w += parts[p * COLUMN_LANES * VALUES + at + SUMS];
-            w *= factor_of_row;
+            sum *= factor_of_row;
+#if defined(PAIRED) || defined(TURNED)
+            float second = 0.0;
+            for (uint p = 0; p < PARTS; p++) second += parts[p * COLUMN_LANES * VALUES + at + SUMS];
+            second *= factor_of_row;
 #endif
-            Elements(operand(args.y, 2)).v[y0 + row * args.y_row + column * args.y_col] =
-                T(epilogue(factor_of_row * sum, o0 + row * args.n + column, row, column));
+#ifdef TURNED
+            uint to = column_of(column);
+            if (column != early) angle = turn_of(column);
+            store_turned(column, vec2(epilogue(sum, to, 0, to), epilogue(second, to + HALF, 0, to + HALF)), angle);
+#else
+#ifdef PAIRED
+            w = second;
+#endif
+            Elements(operand(args.y, Y)).v[y0 + row * args.y_row + column * args.y_col] =
+                T(epilogue(sum, o0 + row * args.n + column, row, column));
+#endif
         }
     }
 }

@@ -1,8 +1,14 @@
-"""Made-up devices that selection and planning are tested for, without a driver."""
+"""Made-up devices that selection and planning are tested for, without a driver, and a GPU's kernels on any driver."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
 from gpu_shared.capabilities import FEATURE_NAMES, CooperativeMatrixShape, DeviceCapabilities
+from vkep.kernels import attention, attention_split, matmul, matmul_codes, select
 
 #: the shape of cooperative matrices that the float16 kernels use
 HALF = CooperativeMatrixShape(16, 16, 16, "float16", "float16", "float32", "float32")
@@ -17,3 +23,17 @@ GPU = DeviceCapabilities.for_tests(
     max_shared_memory_bytes=49152,
     compute_units=132,
 )
+
+
+@contextmanager
+def as_a_gpu() -> Iterator[None]:
+    """A decoder's step is computed by the kernels of a GPU, also where the driver is a CPU's."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (attention, attention_split, matmul_codes):
+            patch.setattr(module, "is_cpu", lambda caps: False)
+        patch.setattr(matmul, "no_subgroup_tile", lambda *given: "as a GPU")
+        select._asked.cache_clear()
+        try:
+            yield
+        finally:
+            select._asked.cache_clear()

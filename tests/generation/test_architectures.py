@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.devices import as_a_gpu
 from tests.generation.reference import Reference
 from tools.models.language import ARCHITECTURES, OPTIMUM, write_language
 from vkep.generation import Generator
+from vkep.ir.program import IslandStep
 
 pytestmark = pytest.mark.gpu
 
@@ -25,6 +27,23 @@ def test_the_same_tokens(name: str, tmp_path: Path) -> None:
         answers = generator.generate(prompts, max_tokens=10, ignore_end=True)
     assert [a.tokens for a in answers] == [theirs.greedy(p, 10) for p in prompts]
     assert all(a.reason == "length" for a in answers)
+
+
+def test_a_step_as_on_a_gpu(tmp_path: Path) -> None:
+    """Norms, the rotation and the caches' rows are parts of products, and gate and up are one dispatch."""
+    language = write_language(tmp_path, "llama", "int4", layers=1)
+    theirs = Reference(tmp_path / "model.onnx", language.kv_heads, language.size)
+    prompt = list(range(40, 50))
+    with as_a_gpu(), Generator(tmp_path, fallback="error", save_plans=False) as generator:
+        answer = generator.generate(prompt, max_tokens=8, ignore_end=True)
+        latest = generator.decoder.session._parts.graph.latest
+        assert latest is not None
+        plans = [step.plan for step in latest.program.steps if isinstance(step, IslandStep)]
+    assert answer.tokens == theirs.greedy(prompt, 8)
+    shaders = [plan.pipelines[d.pipeline].shader for plan in plans for d in plan.dispatches]
+    for form in ("TURNED", "PAIRED"):
+        assert sum(form in dict(shader.defines) for shader in shaders) == language.layers
+    assert not {"norm.comp", "cache_update.comp"} & {shader.source for shader in shaders}
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -1,4 +1,5 @@
-"""Products of a row's RMS norm, and two products of the same rows, as a GPU selects them."""
+"""Products of a row's RMS norm, two products of the same rows, and those of a token's queries, keys and values, as a GPU
+selects them."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from tests.kernels.test_products import packed
 from vkep.dtypes import DTYPES
 from vkep.errors import Decline
 from vkep.ir.tensor import Tensor as TensorView
+from vkep.kernels.cache_update import CacheUpdateProblem
 from vkep.kernels.cooperative_tiles import float16_shape
 from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.fused_product import FusedProductProblem
@@ -190,6 +192,64 @@ def test_two_dense_products(
     compare(gpu, discrete, problem, Weights.dense(n, k, dtype), Weights.dense(n, k, dtype))
 
 
+@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize(("dtype", "epsilon", "ids"), [("float16", EPSILON, False), ("float32", None, True)])
+@settings(max_examples=6)
+@given(half=st.sampled_from([4, 12, 32]), heads=st.integers(1, 5), kv_heads=st.integers(1, 3), place=st.integers(0, 8))
+def test_queries_keys_and_values(
+    gpu: Harness,
+    discrete: DeviceCapabilities,
+    packs: bool,
+    dtype: str,
+    epsilon: float | None,
+    ids: bool,
+    half: int,
+    heads: int,
+    kv_heads: int,
+    place: int,
+) -> None:
+    """A bias is added, both halves of each head of queries and keys turn, and keys and values go to a row of the caches."""
+    k, room, rows, size = 96, 9, 20, 2 * half
+    heads *= kv_heads
+    n = (heads + 2 * kv_heads) * size
+    weights = Weights.packed(n, k, 4, 32, dtype, "") if packs else Weights.dense(n, k, dtype)
+    product: Any = packed_problem(1, n, k, 4, 32, dtype, "")
+    if not packs:
+        product = MatMulProblem(1, n, k, (0, k, 1), (0, n, 1), dtype=dtype, b_constant=True, alignment=16)
+    strides = (0, size, 0)
+    sizes = (1, heads, kv_heads, 1, size, size, room, room, 0)
+    update = CacheUpdateProblem(
+        *sizes, strides, strides, strides, dtype, half=half, table_rows=rows, ids=ids, fault="outside", over=True
+    )
+    a, gain = RNG.normal(size=k).astype(dtype), RNG.uniform(-1, 1, k).astype(dtype)
+    bias, angles = RNG.normal(size=n).astype(dtype), RNG.uniform(-3, 3, (rows, half))
+    tables = [np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)]
+    position = 13 if ids else place
+    positions = [Tensor(np.array([position]))] if ids else []
+    given = [*([a, gain] if epsilon else [a]), *weights.operands, *tables, np.array([place], np.int32)]
+    caches = [Tensor(RNG.normal(size=(kv_heads, room, size)).astype(dtype)) for _ in range(2)]
+    before = [cache.array.astype(np.float64) for cache in caches]
+    turned = Tensor.empty((heads, size), dtype)
+    epilogue = Epilogue(
+        "v += E(operand(args.e0, EXTRA_BASE + 0u)).v[col];",
+        f"TENSOR({STORAGE[dtype]}, E)",
+        ((Operand("e0"), Tensor(bias)),),
+    )
+    problem = FusedProductProblem(product, Form(epsilon, update=update))
+    gpu.compute(problem, discrete, [*map(Tensor, given), *positions], [turned, *caches], epilogue=epilogue)
+
+    rows_of = ((normed(a, gain) if epsilon else a.astype(np.float64)) @ weights.matrix + bias).reshape(-1, 2, half)
+    cosine, sine = (table[position].astype(np.float64) for table in tables)
+    first, second = rows_of[:, 0], rows_of[:, 1]
+    expected = np.concatenate([first * cosine - second * sine, second * cosine + first * sine], 1)
+    expected[heads + kv_heads :] = rows_of.reshape(-1, size)[heads + kv_heads :]
+    for cache, new in zip(before, (expected[heads : heads + kv_heads], expected[heads + kv_heads :]), strict=True):
+        cache[:, place] = new
+    rtol = 2e-3 if dtype == "float16" else 1e-4
+    for got, want in zip((turned, *caches), (expected[:heads], *before), strict=True):
+        np.testing.assert_allclose(got.array, want, rtol=rtol, atol=np.abs(expected).max() * rtol)
+
+
 def test_the_less_aligned_of_two_weights_counts() -> None:
     product = packed_problem(1, 8, 64, 4, 32, "float16", "")
     row, codes = (TensorView.contiguous(DTYPES[dtype], (64,)) for dtype in ("float16", "uint8"))
@@ -204,6 +264,11 @@ def test_other_products_are_refused(discrete: DeviceCapabilities, gpu: Harness) 
         FusedProductProblem(rows, Form(EPSILON))
     with pytest.raises(ValueError, match="neither a norm nor two products"):
         FusedProductProblem(rows, Form())
+    update = CacheUpdateProblem(1, 2, 1, 1, 4, 4, 9, 9, 0, *[(0, 4, 0)] * 3, "float32", half=2, over=True)
+    with pytest.raises(ValueError, match="8 columns of float32, the update takes 16"):
+        FusedProductProblem(MatMulProblem(1, 8, 8, (0, 8, 1), (0, 8, 1)), Form(update=update))
+    with pytest.raises(ValueError, match="not both halves"):
+        Form(update=dataclasses.replace(update, half=1))
     along_k = MatMulProblem(1, 64, 64, (0, 64, 1), (0, 1, 64), alignment=16)
     with pytest.raises(Decline, match="along k"):
         choose(FusedProductProblem(along_k, Form(EPSILON)), discrete)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +10,12 @@ import numpy as np
 import onnx
 import pytest
 
+from tests.devices import as_a_gpu
 from tests.lowering.test_norms import GPU, dispatched
 from tools.models.builder import GraphBuilder
 from tools.models.language import BLOCK, MICROSOFT, packed
 from tools.plan_digests import DEVICES
 from vkep import InferenceSession
-from vkep.kernels import matmul, matmul_codes, select
 
 Open = Callable[..., InferenceSession]
 K, N = 96, 40
@@ -62,17 +61,6 @@ def _gated(bits: int, whole: bool, activation: str, biased: bool = False, rows: 
     return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
-@contextmanager
-def _as_a_gpu() -> Iterator[None]:
-    """Few rows are computed as on a GPU: the session's driver may be a CPU's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matmul_codes, "is_cpu", lambda caps: False)
-        patch.setattr(matmul, "no_subgroup_tile", lambda *given: "as a GPU")
-        select._asked.cache_clear()
-        yield
-    select._asked.cache_clear()
-
-
 @pytest.mark.parametrize(
     ("bits", "whole", "activation", "biased", "rows", "dispatches"),
     [
@@ -90,7 +78,7 @@ def test_one_dispatch_computes_both(
     proto = _gated(bits, whole, activation, biased, rows)
     x = {"x": np.random.default_rng(3).normal(size=(1, rows, K)).astype(np.float32)}
     [expected] = open_session(proto).run(None, x)
-    with _as_a_gpu():
+    with as_a_gpu():
         session = open_session(proto)
         assert session.report().islands[0].dispatches == dispatches
         [y] = session.run(None, x)
@@ -102,7 +90,7 @@ def test_a_product_that_others_read_stays(open_session: Open, whole: bool) -> No
     proto = _gated(4, whole, "silu", more=True)
     x = {"x": np.random.default_rng(3).normal(size=(1, 1, K)).astype(np.float32)}
     expected = open_session(proto).run(None, x)
-    with _as_a_gpu():
+    with as_a_gpu():
         got = open_session(proto).run(None, x)
     for one, other in zip(got, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-4 * np.abs(other).max())

@@ -26,8 +26,9 @@ from vkep.kernels.select import Candidate, Emission, choose, implement
 class FusedProductProblem(Problem):
     """``product`` in a ``form``: with the RMS norm of its row (arXiv:1910.07467), and beside a second product of its a.
 
-    The operands are a, the norm's ``gain`` [k], the product's weights, and the second product's weights, alike. ``y`` is the
-    first product; an epilogue has the second one's element as ``w``. Neither the norm nor the products are rounded to the
+    The operands are a, the norm's ``gain`` [k], the product's weights, the second product's weights, alike, and those of the
+    form's update behind its q, k and v, whose results are then the product's. Else ``y`` is the first product; an epilogue has
+    the second one's element as ``w``. Neither the norm nor the products are rounded to the
     element type. Raises ``ValueError`` for a form that changes nothing, and for a norm of several rows or of an ``a`` that
     does not lie densely.
     """
@@ -41,6 +42,12 @@ class FusedProductProblem(Problem):
         reason = "neither a norm nor two products" if self.form == Form() else ""
         if self.form.epsilon is not None:
             reason = not_one_row(self.product)
+        update = self.form.update
+        if update is not None:
+            reason = not_one_row(self.product)
+            width = (update.heads + 2 * update.kv_heads) * update.size
+            if self.product.n != width or self.product.dtype != update.dtype:
+                reason = f"{self.product.n} columns of {self.product.dtype}, the update takes {width} of {update.dtype}"
         if reason:
             raise ValueError(f"fused product: {reason}")
 
@@ -56,12 +63,15 @@ class FusedProductProblem(Problem):
             k, dtype = self.product.k, self.product.dtype
             before = (Need("a", dtype, (k,), flat=True), Need("gain", dtype, (k,), flat=True))
         second = [replace(need, name=f"{need.name}2") for need in weights] if self.form.paired else []
-        return (*before, *weights, *second)
+        more = () if self.form.update is None else self.form.update.needs()[3:]
+        return (*before, *weights, *second, *more)
 
     def makes(self) -> tuple[Need, ...]:
-        return self.product.makes()
+        return (self.product if self.form.update is None else self.form.update).makes()
 
     def placed(self, operands: Mapping[str, Any]) -> FusedProductProblem:
+        if self.form.update is not None:  # the order of the product's own result does not matter
+            operands = {**operands, "y": operands["turned"]}
         product: Any = self.product.placed(operands)
         if self.form.paired:  # the address that is less aligned counts
             second: Any = self.product.placed({**operands, "b": operands["b2"]})

@@ -12,7 +12,7 @@ from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import ceil_div, ceil_power_of_two, floor_power_of_two, grid, is_cpu, shuffle_sizes
 from vkep.kernels.matmul_along_k import MAX_ROWS, row_tile
 from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
-from vkep.kernels.product_form import PLAIN, Form, in_forms
+from vkep.kernels.product_form import PLAIN, Form, in_forms, turned_reach
 from vkep.kernels.select import Emission
 from vkep.kernels.tiles import STORAGE
 from vkep.kernels.tuning import Tuned, estimated
@@ -28,7 +28,8 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
         "zeros": {0: 0, 1: n * call["zero_bytes"], 2: scales}[call["ZEROS"]],
     }
     second = {f"{name}2": nbytes for name, nbytes in weights.items()}
-    return {"a": m * call["k"] * size, "gain": call["k"] * size, **weights, **second, "y": m * n * size}
+    reach = {"a": m * call["k"] * size, "gain": call["k"] * size, **weights, **second, "y": m * n * size}
+    return reach | turned_reach(call, size)
 
 
 MATMUL_CODES = Kernel(
@@ -49,12 +50,22 @@ MATMUL_CODES = Kernel(
     reach=_reach,
 )
 _FORMS = in_forms(MATMUL_CODES, ("b", "scales", "zeros"))
-_, MATMUL_CODES_NORMED, MATMUL_CODES_PAIRED, MATMUL_CODES_NORMED_PAIRED = _FORMS
+(
+    _,
+    MATMUL_CODES_NORMED,
+    MATMUL_CODES_PAIRED,
+    MATMUL_CODES_NORMED_PAIRED,
+    MATMUL_CODES_TURNED,
+    MATMUL_CODES_NORMED_TURNED,
+) = _FORMS
 #: weights of a unit, and the maximum groups of four elements of a that a lane loads for a slab
 _UNIT, _MOST_TURNS = 32, 2
 #: workgroups that fill a large GPU
 _GROUPS = 256
 _LANES = 256
+#: divisions for one row by the least columns of each, measured on 132 cores (`Share`): about 16 columns a workgroup, which has
+#: more lanes where fewer workgroups run
+_OF_ONE_ROW = ((12288, (4, 16, 128)), (6144, (2, 32, 256)), (3072, (2, 64, 512)), (0, (4, 128, 512)))
 
 
 @dataclass(frozen=True)
@@ -95,12 +106,15 @@ def share(problem: MatMulNBitsProblem, caps: DeviceCapabilities, tuned: Tuned) -
     choice = tuned(lambda: [astuple(s) for s in _shares(problem, caps)], "codes", *sizes)
     if choice is not None:
         return Share(*choice)
-    # Measured on 132 cores: 32 lanes along k where that gives enough workgroups, else up to 128 in workgroups of twice
-    # the size
-    few = problem.n < _GROUPS * 4 * _LANES // 32
-    k_lanes = max(8, min(128 if few else 32, ceil_power_of_two(ceil_div(problem.k, _UNIT))))
-    local = 2 * _LANES if k_lanes >= 128 else _LANES
-    columns = 4 if row_tile(problem.m) <= 2 else 2
+    rows, units = row_tile(problem.m), ceil_power_of_two(ceil_div(problem.k, _UNIT))
+    if rows == 1:
+        columns, k_lanes, local = next(sizes for least, sizes in _OF_ONE_ROW if problem.n >= least)
+    else:
+        # Measured on 132 cores: 32 lanes along k where that gives enough workgroups, else up to 128 in workgroups of
+        # twice the size
+        columns, k_lanes = 4 if rows <= 2 else 2, 128 if problem.n < _GROUPS * 4 * _LANES // 32 else 32
+        local = 2 * _LANES if min(k_lanes, units) >= 128 else _LANES
+    k_lanes = max(8, min(k_lanes, units))
     lanes = min(caps.max_workgroup_invocations, caps.max_workgroup_size[0])
     estimates = [Share(columns, k_lanes >> halved, min(local, floor_power_of_two(lanes))) for halved in range(5)]
     return next((s for s in estimates if s.fits(problem, caps)), None)
@@ -124,36 +138,37 @@ def no_codes(problem: MatMulNBitsProblem, caps: DeviceCapabilities) -> str:
 
 def matmul_codes(problem: MatMulNBitsProblem, e: Emission, form: Form = PLAIN) -> list[KernelCall]:
     """The dispatch of a product of few rows in a form."""
-    kernel = form.kernel(_FORMS)
     # lanes share the columns of both products as those of one
-    columns = problem.n * (2 if form.paired else 1)
+    columns = form.columns(problem.n) * form.sides
     shared = share(replace(problem, n=columns), e.caps, e.target.tuned)
     assert shared is not None, "asked by no_codes"
     shuffle, required = shuffle_sizes(e.caps, shared.local)
     rows = row_tile(problem.m)
     return [
-        kernel.call(
+        form.kernel(_FORMS).call(
             grid=grid(ceil_div(columns, shared.columns * (shared.local // shared.k_lanes)), ceil_div(problem.m, rows)),
-            operands={operand.name: e.get(operand.name) for operand in kernel.operands},
-            params={
-                "m": problem.m,
-                "n": problem.n,
-                "k": problem.k,
-                "units": ceil_div(problem.k, _UNIT),
-                "blocks": problem.blocks,
-                "zero_bytes": problem.zero_bytes,
-                **form.params,
-            },
-            spec={
-                "BITS": problem.bits,
-                "ROWS": rows,
-                "COLUMNS": shared.columns,
-                "K_LANES": shared.k_lanes,
-                "DIGITS": _digits(problem),
-                "BLOCK": problem.block,
-                "ZEROS": problem.zeros_kind,
-                "SUBGROUP_LANES": shuffle or 1,
-            },
+            **form.arguments(
+                _FORMS,
+                e,
+                params={
+                    "m": problem.m,
+                    "n": problem.n,
+                    "k": problem.k,
+                    "units": ceil_div(problem.k, _UNIT),
+                    "blocks": problem.blocks,
+                    "zero_bytes": problem.zero_bytes,
+                },
+                spec={
+                    "BITS": problem.bits,
+                    "ROWS": rows,
+                    "COLUMNS": shared.columns,
+                    "K_LANES": shared.k_lanes,
+                    "DIGITS": _digits(problem),
+                    "BLOCK": problem.block,
+                    "ZEROS": problem.zeros_kind,
+                    "SUBGROUP_LANES": shuffle or 1,
+                },
+            ),
             local_size=(shared.local, 1, 1),
             subgroup_size=required,
             flops=problem.flops * (2 if form.paired else 1),

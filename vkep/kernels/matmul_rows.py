@@ -17,7 +17,7 @@ from vkep.kernels.launch import (
 )
 from vkep.kernels.matmul_along_k import MAX_ROWS, row_tile
 from vkep.kernels.matmul_problem import PRODUCT_PARAMS, MatMulProblem, product_reach, unaddressable
-from vkep.kernels.product_form import PLAIN, Form, in_forms
+from vkep.kernels.product_form import PLAIN, Form, in_forms, turned_reach
 from vkep.kernels.select import Emission
 from vkep.kernels.tiles import STORAGE
 from vkep.kernels.tuning import Tuned
@@ -33,6 +33,7 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
         "b2": b,
         "y": product_reach(call, "y", m, n) * size,
         "gain": k * size,
+        **turned_reach(call, size),
     }
 
 
@@ -45,7 +46,9 @@ MATMUL_ROWS = Kernel(
     reach=_reach,
 )
 _FORMS = in_forms(MATMUL_ROWS, ("b",))
-_, MATMUL_ROWS_NORMED, MATMUL_ROWS_PAIRED, MATMUL_ROWS_NORMED_PAIRED = _FORMS
+_, MATMUL_ROWS_NORMED, MATMUL_ROWS_PAIRED, MATMUL_ROWS_NORMED_PAIRED, MATMUL_ROWS_TURNED, MATMUL_ROWS_NORMED_TURNED = (
+    _FORMS
+)
 #: maximum results of a lane, and minimum lanes of a workgroup
 _MOST_VALUES, _LEAST_LANES = 32, 64
 #: lanes that a GPU runs at once, as workgroups are counted here
@@ -96,49 +99,56 @@ def shares(caps: DeviceCapabilities, values: int) -> list[Share]:
 
 
 def share(
-    problem: MatMulProblem, width: int, rows: int, caps: DeviceCapabilities, tuned: Tuned, sides: int = 1
+    problem: MatMulProblem, width: int, rows: int, caps: DeviceCapabilities, tuned: Tuned, form: Form = PLAIN
 ) -> Share:
     """The division of the columns among lanes, tuned or else estimated: 128 adjacent bytes of a row per group of lanes,
-    fewer where too few workgroups would be busy. ``sides``: products whose columns a lane has."""
+    fewer where too few workgroups would be busy."""
     problem = record_at_hand(problem)
-    sizes = (problem.m, sides * problem.n, problem.k, problem.products, 4 if problem.dtype == "float32" else 2)
-    choice = tuned(lambda: [s.choice for s in shares(caps, width * rows * sides)], "rows", *sizes)
+    columns, sums = form.columns(problem.n), rows * form.sides
+    values = width * sums + (form.epsilon is not None)  # in shared memory, of each lane
+    sizes = (problem.m, columns * form.sides, problem.k, problem.products, 4 if problem.dtype == "float32" else 2)
+    choice = tuned(lambda: [s.choice for s in shares(caps, values)], "rows", *sizes)
     if choice is not None:
         return Share(*choice)
     itemsize = 4 if problem.dtype == "float32" else 2
     lanes = min(32, max(1, 128 // (width * itemsize)))
     least = max(1, 32 // (width * itemsize))
-    while lanes > least and ceil_div(problem.n, lanes * width) * problem.products < _BUSY_GROUPS:
+    while lanes > least and ceil_div(columns, lanes * width) * problem.products < _BUSY_GROUPS:
         lanes //= 2
-    busy = ceil_div(problem.n, lanes * width) * problem.products
-    local = min(_most_lanes(caps, width * rows * sides), 256 if busy >= 4 * _BUSY_GROUPS else 512)
-    return Share(lanes, 4 if rows * sides > 1 else 8, local)
+    busy = ceil_div(columns, lanes * width) * problem.products
+    local = min(_most_lanes(caps, values), 256 if busy >= 4 * _BUSY_GROUPS else 512)
+    return Share(lanes, 4 if sums > 1 else 8, local)
 
 
 def matmul_rows(problem: MatMulProblem, e: Emission, form: Form = PLAIN) -> list[KernelCall]:
     """The dispatch of a product of few rows in a form."""
-    rows, sides = row_tile(problem.m), 2 if form.paired else 1
+    rows, sides, columns = row_tile(problem.m), form.sides, form.columns(problem.n)
     group = 4 if problem.dtype == "float32" else 8
     widths = [w for w in (group, 4) if w * rows * sides <= _MOST_VALUES and problem.in_groups("b", 3, w)]
+    if form.update is not None:
+        widths = [w for w in widths if form.update.half % w == 0]
     width = widths[0] if widths else 1
-    shared = share(problem, width, rows, e.caps, e.target.tuned, sides)
+    shared = share(problem, width, rows, e.caps, e.target.tuned, form)
     shuffle, required = shuffle_sizes(e.caps, shared.local)
     return [
         form.kernel(_FORMS).call(
-            grid=(ceil_div(problem.n, shared.column_lanes * width), ceil_div(problem.m, rows), problem.products),
-            operands=e.operands,
-            params={**problem.params, **form.params},
-            spec={
-                "ROWS": rows,
-                "COLUMN_LANES": shared.column_lanes,
-                "WIDTH": width,
-                "UNROLL": shared.unroll,
-                "T_BYTES": 4 if problem.dtype == "float32" else 2,
-                "SUBGROUP_LANES": shuffle or 1,
-            },
+            grid=(ceil_div(columns, shared.column_lanes * width), ceil_div(problem.m, rows), problem.products),
+            **form.arguments(
+                _FORMS,
+                e,
+                params=problem.params,
+                spec={
+                    "ROWS": rows,
+                    "COLUMN_LANES": shared.column_lanes,
+                    "WIDTH": width,
+                    "UNROLL": shared.unroll,
+                    "T_BYTES": 4 if problem.dtype == "float32" else 2,
+                    "SUBGROUP_LANES": shuffle or 1,
+                },
+            ),
             local_size=(shared.local, 1, 1),
             subgroup_size=required,
-            flops=problem.flops * sides,
+            flops=2 * problem.m * columns * sides * problem.k * problem.products,
             **call_arguments(
                 e.epilogue,
                 {"T": STORAGE[problem.dtype], **(SHUFFLE if shuffle else {}), **form.defines},

@@ -23,6 +23,7 @@ from vkep.passes.in_place import in_place
 from vkep.passes.layout import lay_out
 from vkep.passes.norms import fold_norms
 from vkep.passes.pairs import pair_products
+from vkep.passes.turned import turn_products
 from vkep.plan.records import Port
 from vkep.sizes import Trace
 
@@ -97,6 +98,7 @@ class Island:
         ops = fold_norms(ops, results, caps)
         if shared:
             ops = in_place(ops, {t.storage.port: t for t in results if t.storage.port is not None}, shared)
+            ops = turn_products(ops, results, caps)
         planned = emit(ops, ports, caps, check_data=self.builder.check_data, tuned=tuned, trace=trace, shared=shared)
         return IslandStep(planned.plan, planned.weights, tuple(self.nodes), planned.sizes, tuple(written))
 

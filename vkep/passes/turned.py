@@ -1,0 +1,69 @@
+"""The product of a token's queries, keys and values with their rotation and the caches' new rows: one dispatch of a decoder's
+step (`vkep.kernels.fused_product`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.errors import Decline
+from vkep.ir.ops import KernelOp, Op
+from vkep.ir.tensor import Tensor
+from vkep.kernels.cache_update import CacheUpdateProblem
+from vkep.kernels.fused_product import FusedProductProblem, not_one_row
+from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
+from vkep.kernels.matmul_problem import MatMulProblem
+from vkep.kernels.problem import Problem
+from vkep.kernels.product_form import Form, not_turned
+from vkep.kernels.select import bind, choose
+from vkep.passes.fuse import Uses, sole_producer
+
+
+def turn_products(ops: Sequence[Op], results: Iterable[Tensor], caps: DeviceCapabilities) -> list[Op]:
+    """The operations without updates of caches whose queries, keys and values are all that a product of one row computes, where
+    the device has kernels that do both. ``results`` are the tensors that must exist at the end."""
+    updates = [op for op in ops if isinstance(op, KernelOp) and isinstance(op.problem, CacheUpdateProblem)]
+    if not updates:
+        return list(ops)
+    kept, uses = {t.storage for t in results}, Uses(ops)
+    made: dict[int, Op | None] = {}
+    for update in updates:
+        product = sole_producer(update.inputs[0].storage, update, uses, kept)
+        turned = _turned(product, update, caps) if isinstance(product, KernelOp) else None
+        if turned is not None:
+            made[id(product)], made[id(update)] = None, turned
+    return [new for old in ops if (new := made.get(id(old), old)) is not None]
+
+
+def _turned(of: KernelOp, update: KernelOp, caps: DeviceCapabilities) -> KernelOp | None:
+    """Both in one; None where the product's columns are not the update's, or no kernel computes both."""
+    product: Problem = of.problem
+    form = product.form if isinstance(product, FusedProductProblem) else Form()
+    product = product.product if isinstance(product, FusedProductProblem) else product
+    problem = update.problem
+    assert isinstance(problem, CacheUpdateProblem)
+    if not isinstance(product, (MatMulNBitsProblem, MatMulProblem)) or form.paired or not_one_row(product):
+        return None
+    if not_turned(problem) or product.dtype != problem.dtype:
+        return None
+    first = 0  # column of the queries, the keys, the values
+    for t, heads, strides in zip(
+        update.inputs[:3],
+        (problem.heads, problem.kv_heads, problem.kv_heads),
+        (problem.q_strides, problem.k_strides, problem.v_strides),
+        strict=True,
+    ):
+        if t.storage is not of.outputs[0].storage or t.offset != first or (heads > 1 and strides[1] != problem.size):
+            return None
+        first += heads * problem.size
+    if first != product.n:
+        return None
+    both = FusedProductProblem(product, replace(form, update=problem))
+    inputs = [*of.inputs, *update.inputs[3:]]
+    try:
+        choose(both.placed(bind(both, inputs, update.outputs)), caps)
+    except Decline:
+        return None
+    labels = list(dict.fromkeys([*of.labels, *update.labels]))
+    return KernelOp(both, inputs, update.outputs, labels, update.node, of.epilogue, of.epilogue_of)
