@@ -55,7 +55,7 @@ MATMUL_CODES_FRAGMENTS = Kernel(
     variants=(HALVES,),
     reach=_reach,
 )
-_, _, MATMUL_CODES_FRAGMENTS_PAIRED, _ = in_forms(MATMUL_CODES_FRAGMENTS, ("b", "scales", "zeros"))
+MATMUL_CODES_FRAGMENTS_PAIRED = in_forms(MATMUL_CODES_FRAGMENTS, ("b", "scales", "zeros"))[2]
 #: rows beyond which tiles in shared memory are faster
 MOST_ROWS = 32
 #: weights of a unit, and units of a stage
