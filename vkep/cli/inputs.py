@@ -25,7 +25,8 @@ INTEGERS_BELOW = 2
 
 
 def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """``["x=1x3x224x224", "n="]`` as ``{"x": (1, 3, 224, 224), "n": ()}`` (no size after the sign: a scalar)."""
+    """``["x=1x3x224x224", "n="]`` as ``{"x": (1, 3, 224, 224), "n": ()}`` (no size after the sign: a scalar).
+    Raises `UsageError`."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name, text in _pairs(texts, "--shape", "NAME=1x3x224x224"):
         parts = text.replace(",", "x").split("x") if text else []
@@ -36,7 +37,7 @@ def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 
 def parse_dims(texts: Sequence[str]) -> dict[str, int]:
-    """``["batch=4"]`` as ``{"batch": 4}``."""
+    """``["batch=4"]`` as ``{"batch": 4}``. Raises `UsageError`."""
     dims = {}
     for name, text in _pairs(texts, "--dim", "SYMBOL=N"):
         if not (text.isascii() and text.isdigit()):

@@ -209,6 +209,8 @@ class GraphRunner:
 
     Bytes cross its border in the order in which the program stores them: where that differs from the order of the
     dimensions (channels last), the exporter gave the VGF's tensor the stored shape.
+
+    Raises `InvalidPteError` where the program's tensors differ from the VGF's.
     """
 
     def __init__(

@@ -169,7 +169,8 @@ class PackedWeight(Weight):
 
 
 class ExternalWeight(Weight):
-    """A weight in an external data file, read on each use (ONNX IR, "External Data")."""
+    """A weight in an external data file, read on each use (ONNX IR, "External Data"). Raises `InvalidModelError`
+    for a location that is missing, outside the model's folder or too short."""
 
     in_file = True
 

@@ -159,6 +159,8 @@ class StagingArena(BufferArena):
 
     It is the same BFC arena, without streams: a user waits for the copy before it frees the block (CUDA plugin EP arena
     allocator design, section 3.4: the pinned arena is not stream-aware).
+
+    Raises ``ValueError`` for another kind.
     """
 
     def __init__(self, device: Device, memory_kind: str) -> None:

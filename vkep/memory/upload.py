@@ -132,6 +132,8 @@ class Uploader:
         pieces: pieces in flight, 1 or more; host memory stays below ``pieces * piece_bytes`` in each direction.
 
     It holds blocks of the context's shared staging arenas until ``close`` (or ``trim``).
+
+    Raises ``TypeError``, ``ValueError`` for sizes that are not allowed.
     """
 
     def __init__(self, lease: DelegateLease, *, piece_bytes: int = PIECE_BYTES, pieces: int = PIECES) -> None:

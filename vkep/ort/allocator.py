@@ -206,7 +206,8 @@ ALLOCATORS: dict[tuple[int, int], type[ReadOnlyAllocator]] = {
 
 
 class DataTransfer(CStruct, struct="OrtDataTransferImpl"):
-    """Copies between host memory and vkep's device memory, and within the latter. `CanCopy` is C (`VkepTransfer`)."""
+    """Copies between host memory and vkep's device memory, and within the latter. `CanCopy` is C (`VkepTransfer`).
+    Raises ``ValueError`` for devices of more vendors than it has room for."""
 
     room = "VkepTransfer"
 

@@ -10,7 +10,8 @@ from vkep.ort.boundary import API_LEVEL, NULL, OrtError, ffi, use_tables
 
 
 class Ort:
-    """The tables that ONNX Runtime passed to the plugin. ``api`` and ``ep_api`` are the raw ones."""
+    """The tables that ONNX Runtime passed to the plugin. ``api`` and ``ep_api`` are the raw ones. Raises
+    `OrtError` for a version without the interface that vkep needs."""
 
     def __init__(self, base: Any) -> None:
         self.version = ffi.string(base.GetVersionString()).decode()

@@ -112,7 +112,7 @@ class EpDevices:
         return chosen
 
     def by_number(self, number: int) -> DeviceCapabilities:
-        """The device with a memory info's device id."""
+        """The device with a memory info's device id. Raises ``ValueError``."""
         if not 0 <= number < len(self.devices):
             raise ValueError(f"no Vulkan device has the number {number}; there are {len(self.devices)}")
         return self.devices[number]

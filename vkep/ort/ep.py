@@ -40,7 +40,8 @@ _NAME = ffi.new("char[]", EP_NAME.encode())
 
 
 class Ep(CStruct, struct="OrtEp"):
-    """One session's provider. It may outlive the factory that created it. Its streams are created in C (`VkepEp`)."""
+    """One session's provider. It may outlive the factory that created it. Its streams are created in C (`VkepEp`).
+    Raises ``ValueError`` for options that exclude each other."""
 
     room = "VkepEp"
 

@@ -37,7 +37,8 @@ _FIRST_LEVEL = 24  # interface versions that introduced these structures; later 
 
 
 class MemoryHandle(CStruct, struct="OrtExternalMemoryHandle"):
-    """Imported memory. Its tensors do not keep it alive: release them first. It may outlive its importer."""
+    """Imported memory. Its tensors do not keep it alive: release them first. It may outlive its importer. Raises
+    ``ValueError`` for an offset outside the allocation, and as `ImportedBuffer`."""
 
     def __init__(self, domain: memory.MemoryDomain, ep_device: Any, descriptor: Any, memory_type: int | None) -> None:
         kind, offset, size = _MEMORY[descriptor.handle_type], descriptor.offset_bytes, descriptor.size_bytes

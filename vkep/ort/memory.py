@@ -91,7 +91,8 @@ class MemoryDomain:
         return self._enter(self.arena.reserve(nbytes), 0)
 
     def free(self, pointer: int) -> None:
-        """Free a block; the memory is reused once the GPU has finished with what was submitted so far."""
+        """Free a block; the memory is reused once the GPU has finished with what was submitted so far. Raises
+        ``ValueError`` where no block starts there."""
         given = lib.vkep_give(self.spares, pointer)
         if given == 1:
             return

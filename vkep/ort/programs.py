@@ -140,7 +140,8 @@ def enabled() -> list[Path]:
 
 
 def enable() -> Path:
-    """Write the file into the first writable folder; returns its path. Raises ``OSError``."""
+    """Write the file into the first writable folder; returns its path. Raises `PermissionError` where there is
+    none, ``OSError``."""
     for folder in places():
         if folder.is_dir() and os.access(folder, os.W_OK):
             (folder / FILE).write_text(LINE, encoding="utf-8")

@@ -51,7 +51,8 @@ class OrtSubgraph:
         return lower(graph.nodes, known_values(self.view, _no_size), self.made, self.view.opsets, caps)
 
     def loaded(self, device: DeviceCapabilities) -> IslandStep | Nodes | None:
-        """The data of an EPContext node; None for other graphs. Raises `InvalidModelError`."""
+        """The data of an EPContext node; None for other graphs. Raises `InvalidModelError`, and
+        `UnsupportedModelError` where data and node disagree about their values."""
         nodes = self.view.graph.nodes
         if len(nodes) != 1 or not context_nodes.is_context(nodes[0]):
             return None

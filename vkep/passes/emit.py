@@ -78,7 +78,8 @@ class Emitter(BaseTarget):
     counted: int = 0
 
     def fault(self, reason: str, node: str = "") -> tuple[Tensor | None, int]:
-        """``node``: the node whose specification requires it, where the operation has several."""
+        """``node``: the node whose specification requires it, where the operation has several. Raises
+        ``ValueError`` for more reasons than there are codes."""
         if not self.check_data:
             return None, 0
         text = f"{node or self.node or self.label}: {reason}"

@@ -174,7 +174,7 @@ class ScanShape:
         )
 
     def trips(self, shapes: Sequence[tuple[int, ...]]) -> int:
-        """The number of steps, from the shapes of all inputs."""
+        """The number of steps, from the shapes of all inputs. Raises `Decline` where they disagree."""
         counts = {s[a] for s, a in zip(shapes[self.states :], self.input_axes, strict=True)}
         if len(counts) != 1:
             raise Decline(f"scan inputs of {sorted(counts)} steps; expected one number")
@@ -188,7 +188,7 @@ def _shape(value: Known) -> tuple[int, ...]:
 
 def empty_result(info: ValueInfo, axis: int = 0) -> np.ndarray[Any, Any]:
     """The stacked result of a loop without steps: no elements along ``axis``; dimensions that the body leaves open are
-    0."""
+    0. Raises `Decline` where its element type is not known."""
     dtype = dtypes.from_onnx(info.elem_type)
     if dtype is None:
         raise Decline(f"the body's output {info.name!r} has no known element type")

@@ -49,7 +49,8 @@ DAMAGED = (
 
 
 def chunks(magic: bytes, header: Mapping[str, Any], weights: Mapping[str, Weight]) -> Iterator[bytes | memoryview]:
-    """The bytes of ``header`` and of the weights' arrays, in chunks: one array at a time is in memory."""
+    """The bytes of ``header`` and of the weights' arrays, in chunks: one array at a time is in memory. Raises
+    ``ValueError`` for an element type that cannot be written."""
     entries = {}
     offset = 0
     for key, weight in weights.items():
@@ -68,7 +69,8 @@ def chunks(magic: bytes, header: Mapping[str, Any], weights: Mapping[str, Weight
 
 
 def read(magic: bytes, data: bytes | memoryview) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
-    """The header and the arrays, which are views of ``data``. Raises one of `DAMAGED`."""
+    """The header and the arrays, which are views of ``data``. Raises one of `DAMAGED`: ``ValueError`` for
+    data that do not begin with ``magic`` or were altered."""
     if bytes(data[: len(magic)]) != magic:
         raise ValueError(f"the data does not begin with {magic!r}")
     length, digest = _START.unpack_from(data, len(magic))

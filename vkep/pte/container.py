@@ -97,7 +97,8 @@ class PteFile:
         self.methods: Mapping[str, schema.ExecutionPlan] = dict(zip(names, self.program.execution_plan, strict=True))
 
     def constant(self, index: int, nbytes: int) -> memoryview:
-        """The first ``nbytes`` bytes of constant ``index``: in the flatbuffer (old files) or in the constant segment."""
+        """The first ``nbytes`` bytes of constant ``index``: in the flatbuffer (old files) or in the constant
+        segment. Raises `InvalidPteError` where there is none."""
         where = f"{self.name}: constant {index}"
         if self.program.constant_buffer:
             if not 0 <= index < len(self.program.constant_buffer):
@@ -108,7 +109,7 @@ class PteFile:
         return self._part(self.program.constant_segment, index, nbytes, where)
 
     def initial(self, segments_index: int, index: int, nbytes: int) -> memoryview:
-        """The initial bytes of a mutable tensor."""
+        """The initial bytes of a mutable tensor. Raises `InvalidPteError` where there are none."""
         where = f"{self.name}: initial state {index}"
         if not 0 <= segments_index < len(self.program.mutable_data_segments):
             raise InvalidPteError(f"{where}: the program has {len(self.program.mutable_data_segments)} such segments")
@@ -122,7 +123,7 @@ class PteFile:
         return _first(segment[offset:] if offset <= len(segment) else segment[:0], nbytes, where)
 
     def processed(self, delegate: schema.BackendDelegate) -> memoryview:
-        """The data that a delegate's backend wrote at export."""
+        """The data that a delegate's backend wrote at export. Raises `InvalidPteError` where there is none."""
         reference, where = delegate.processed, f"{self.name}: the data of delegate {delegate.id!r}"
         if reference.location is schema.DataLocation.SEGMENT:
             return self._segments.view(reference.index, where)

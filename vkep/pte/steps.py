@@ -65,6 +65,8 @@ def decode_steps(
     """The instructions of a method. ``arity`` has (inputs, outputs) of each delegate.
 
     Raises `InvalidPteError` for indices that do not exist, and a wrong number of arguments.
+
+    Raises `UnsupportedProgramError` for several chains.
     """
     if len(plan.chains) != 1:
         raise UnsupportedProgramError(f"{where} has {len(plan.chains)} chains of instructions; vkep runs one")

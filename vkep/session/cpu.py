@@ -35,6 +35,8 @@ class CpuRunner:
 
     The evaluator is chosen at the first run, when the inputs' types are known: onnxruntime, or onnx's reference where
     that is not installed or does not know the nodes (a newer opset or type). ``engine`` is its name.
+
+    Raises `UnsupportedModelError` for nodes that no evaluator knows.
     """
 
     def __init__(self, step: CpuStep, opsets: Mapping[str, int]) -> None:

@@ -210,6 +210,8 @@ def python_value(literal: Literal) -> int | float | bool:
 def std430(type_: Type, spec: Mapping[int, int]) -> tuple[int, int]:
     """Alignment and size of a type in bytes under std430 (Vulkan specification, "Offset and Stride Assignment"), with
     bool as 32 bits. This is how Vulkan counts a workgroup's shared memory against ``maxComputeSharedMemorySize``.
+
+    Raises `NotComputable` for a type without a fixed size.
     """
     if isinstance(type_, Scalar):
         size = 4 if type_.kind == "bool" else type_.width // 8

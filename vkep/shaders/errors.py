@@ -44,7 +44,7 @@ class Diagnostic:
 
 class ShaderCompileError(ShaderError, ValueError):
     """The compiler refused the GLSL. ``file``, ``line``, ``message`` and ``source_line`` are those of the first error;
-    ``diagnostics`` has all of them."""
+    ``diagnostics`` has all of them. Raises ``ValueError`` when it is made without a diagnostic."""
 
     def __init__(self, diagnostics: Sequence[Diagnostic], defines: Mapping[str, str], compiler: str) -> None:
         if not diagnostics:

@@ -41,6 +41,8 @@ class Page:
     """A page of one run, or of two to compare. Jupyter shows it inline.
 
     ``documents``: see `vkep.view.document`; the first is compared with the second, if there is one.
+
+    Raises ``ValueError`` for another number of documents.
     """
 
     def __init__(self, documents: Sequence[dict[str, Any]]) -> None:

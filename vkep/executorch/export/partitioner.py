@@ -36,6 +36,8 @@ class UnifiedGpuPartitioner(Partitioner):
     For ``to_edge_transform_and_lower(exported, partitioner=[UnifiedGpuPartitioner(spec)])``. Then `report` has each
     node's delegate and the reason; `reports` has one report for each method, in the order in which they were
     partitioned.
+
+    Raises ``TypeError`` and ``ValueError`` for arguments that are not allowed.
     """
 
     def __init__(self, compile_spec: UnifiedGpuCompileSpec, *, data_graphs: str = "driver") -> None:

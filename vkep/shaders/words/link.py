@@ -27,7 +27,8 @@ class Linker:
         self._linked: list[int] = []
 
     def function(self, name: str) -> tuple[int, int]:
-        """The ids of a function and of the type of its result, in the module that is written."""
+        """The ids of a function and of the type of its result, in the module that is written. Raises
+        `InvalidSpirvError` for an unknown name."""
         try:
             found = self._named[name]
         except KeyError:
