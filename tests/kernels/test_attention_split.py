@@ -22,6 +22,7 @@ CASES = [
     Case(1, 40),
     Case(1, 300, heads=8, kv_heads=2, batch=2),
     Case(1, 300, heads=6, kv_heads=2, merged=True),
+    Case(1, 200, size=16, heads=4, kv_heads=2, batch=32),  # many sequences
     Case(4, 90, size=80, value_size=40, heads=4, kv_heads=1, batch=2),
     Case(3, 70, size=10, value_size=7),  # elements one by one
     Case(2, 500, size=128, value_size=256, first=-9, end=300),

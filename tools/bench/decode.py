@@ -18,21 +18,29 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import vkep.ops  # noqa: F401  # every kind of problem has its candidates
 from vkep.device.measure.kernel_timer import KernelTimer
 from vkep.device.measure.limits import measure_limits
 from vkep.dtypes import DTYPES
+from vkep.errors import Decline
 from vkep.kernels.attention_problem import AttentionProblem
+from vkep.kernels.epilogue import Epilogue
+from vkep.kernels.fused_product import FusedProductProblem
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
 from vkep.kernels.matmul_problem import MatMulProblem
 from vkep.kernels.problem import Need, Problem
-from vkep.kernels.select import emit
+from vkep.kernels.product_form import Form
+from vkep.kernels.select import choose, emit
 from vkep.kernels.tuning import Choice, Trial
 
 #: bytes of weights that are read in turn: beyond any cache; on a CPU driver less
 _ROTATED, _ROTATED_CPU = 256 << 20, 32 << 20
-#: (columns, k) of Llama 3.2 1B's and 3.1 8B's products: the larger ones of a layer, and the head
-SHAPES = ((8192, 2048), (2048, 8192), (3072, 2048), (14336, 4096), (4096, 14336), (128256, 2048))
+#: (columns, k) of Llama 3.2 1B's and 3.1 8B's products: those of a layer, and the head
+SHAPES = (
+    *((8192, 2048), (2048, 8192), (3072, 2048)),
+    *((14336, 4096), (4096, 14336), (6144, 4096), (4096, 4096), (128256, 2048)),
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,11 @@ class Product:
 
     name: str
     problem: Problem
+
+    @property
+    def epilogue(self) -> Epilogue | None:
+        """What reads the second of two products."""
+        return Epilogue("v *= w;") if isinstance(self.problem, FusedProductProblem) else None
 
     @property
     def nbytes(self) -> int:
@@ -78,6 +91,9 @@ def products(shapes: Sequence[tuple[int, int]] = SHAPES, rows: Sequence[int] = (
                 if (bits == 4 and dtype == "float16") or (n, k) == shapes[0]:
                     nbits = MatMulNBitsProblem(m, n, k, bits, 32, dtype, at_a=16, at_b=16)
                     yield Product(f"{m} by {k} by {n}, {bits} bits, {dtype}", nbits)
+                    if (bits, dtype) == (4, "float16"):
+                        pair = FusedProductProblem(nbits, Form(paired=True))
+                        yield Product(f"{m} by {k} by twice {n}, {bits} bits, {dtype}", pair)
             for dtype in ("float16", "float32"):
                 if dtype == "float16" or (n, k) == shapes[0]:
                     for along, strides in (("k", (0, 1, k)), ("columns", (0, n, 1))):
@@ -117,18 +133,26 @@ def _time(timer: KernelTimer, product: Product, waits: bool = True) -> float:
     for _ in range(copies):
         weights = [timer.operand(nbytes=_nbytes(need)) for need in needs[1:]]
         given += weights
-        calls += emit(product.problem, timer, [shared[0], *weights], shared[1:])
+        calls += emit(product.problem, timer, [shared[0], *weights], shared[1:], product.epilogue)
     try:
         return timer.milliseconds(calls, 4, waits) * 1e3 / copies
     finally:
         timer.release(*given, *shared)
 
 
+def _runs(product: Product, timer: KernelTimer) -> bool:
+    try:
+        choose(product.problem, timer.caps)
+    except Decline:  # two products in one dispatch: not every kernel of few rows takes two
+        return False
+    return True
+
+
 def _ways(timer: KernelTimer, product: Product) -> tuple[str, tuple[Choice, ...]]:
     trial = Trial()
     timer.choices = trial
     inputs, outputs = ([timer.operand(nbytes=_nbytes(need)) for need in needs] for needs in product.problem.operands)
-    emit(product.problem, timer, inputs, outputs)
+    emit(product.problem, timer, inputs, outputs, product.epilogue)
     timer.choices = {}
     return next(((key, question.candidates) for key, question in trial.asked.items()), ("", ()))
 
@@ -154,6 +178,8 @@ def measure(
         steps = attentions(((4, 2, 64, 100),) if smallest else ATTENTIONS)
         for product in itertools.chain(products(shapes, (1,) if smallest else rows), steps):
             if only and not any(name in product.name for name in only):
+                continue
+            if not _runs(product, timer):
                 continue
             limit_us = limits.nanoseconds(0, product.nbytes) / 1e3
             us = _time(timer, product)

@@ -31,6 +31,8 @@ _LANES, _LANES_CPU, _LEAST_LANES = 256, 32, 16
 #: workgroups that fill a device, and the keys of each
 _GROUPS, _GROUPS_CPU = 256, 4
 _BLOCKS = (512, 256, 128, 64, 32)
+#: sequences times heads of keys from which on workgroups are smaller, and more: several share a core
+_CROWD, _CROWD_LANES, _CROWD_HELD, _CROWD_GROUPS, _CROWD_BLOCK = 64, 128, 4, 1024, 64
 
 
 def _variants() -> tuple[dict[str, str], ...]:
@@ -110,10 +112,14 @@ ATTENTION_SPLIT = Kernel(
 )
 
 
+def _is_crowd(problem: AttentionProblem, caps: DeviceCapabilities) -> bool:
+    return not is_cpu(caps) and problem.batch * problem.kv_heads >= _CROWD
+
+
 def _lanes(problem: AttentionProblem, caps: DeviceCapabilities) -> int:
     """Lanes of a workgroup: fewer where their parts of the values do not fit shared memory."""
     most = floor_power_of_two(min(caps.max_workgroup_invocations, caps.max_workgroup_size[0]))
-    lanes = min(_LANES_CPU if is_cpu(caps) else _LANES, most)
+    lanes = min(_LANES_CPU if is_cpu(caps) else _CROWD_LANES if _is_crowd(problem, caps) else _LANES, most)
     while lanes > _LEAST_LANES and _shared_bytes(problem, _BLOCKS[-1], lanes, caps) > caps.max_shared_memory_bytes:
         lanes //= 2
     return lanes
@@ -162,9 +168,13 @@ def _block(problem: AttentionProblem, caps: DeviceCapabilities) -> int:
     """Keys of a workgroup: few enough for enough workgroups; all of them where there are few."""
     tiles = ceil_div(problem.heads // problem.kv_heads * problem.queries, _rows(problem))
     others = problem.batch * problem.kv_heads * tiles
-    wanted = _GROUPS_CPU if is_cpu(caps) else _GROUPS
+    crowd = _is_crowd(problem, caps)
+    wanted = _GROUPS_CPU if is_cpu(caps) else _CROWD_GROUPS if crowd else _GROUPS
     fitting = [
-        b for b in _BLOCKS if _shared_bytes(problem, b, _lanes(problem, caps), caps) <= caps.max_shared_memory_bytes
+        b
+        for b in _BLOCKS
+        if _shared_bytes(problem, b, _lanes(problem, caps), caps) <= caps.max_shared_memory_bytes
+        and (b >= _CROWD_BLOCK or not crowd)
     ]
     return next((b for b in fitting if others * ceil_div(problem.keys, b) >= wanted), fitting[-1])
 
@@ -182,7 +192,8 @@ def attention_split(problem: AttentionProblem, e: Emission) -> KernelCall:
     key_lanes = 1 if is_cpu(e.caps) else min(16, floor_power_of_two(ceil_div(problem.size, unit)))
     value_lanes = _value_lanes(problem, unit, local)
     early = not is_cpu(e.caps) and unit > 1
-    held, held_keys = (min(_MOST_HELD, max(1, block // (local // lanes))) for lanes in (value_lanes, key_lanes))
+    most_held = _CROWD_HELD if _is_crowd(known, e.caps) else _MOST_HELD
+    held, held_keys = (min(most_held, max(1, block // (local // lanes))) for lanes in (value_lanes, key_lanes))
     glsl = element_type(problem.dtype).glsl
     held_as = CODES[problem.coding][1] if problem.coding else glsl
     bias = element_type(problem.bias_dtype).glsl if problem.bias_strides else glsl
