@@ -9,6 +9,7 @@
     int pad_top; int pad_left; FIELDS8(dim) FIELDS8(mul) FIELDS8(shift) }
 #include "args.glsl"
 #include "elements.glsl"
+#include "real.glsl"
 #include "fastdiv.glsl"
 #include "workgroup.glsl"
 
@@ -24,13 +25,13 @@ void main() {
     uint tap = at[2] * dims[3] + at[3], pixel = at[4] * dims[5] + at[5];
     uint group = at[0] * args.offset_groups + at[1] / args.group_channels;
     InTensor offset = InTensor(operand(args.offset, 1));
-    float shift_h = load_element(offset.v[((group * taps + tap) * 2u) * pixels + pixel]);
-    float shift_w = load_element(offset.v[((group * taps + tap) * 2u + 1u) * pixels + pixel]);
-    float h = float(int(at[4] * args.stride_h + at[2] * args.dilation_h) - args.pad_top) + shift_h;
-    float w = float(int(at[5] * args.stride_w + at[3] * args.dilation_w) - args.pad_left) + shift_w;
-    float sum = 0.0;
+    REAL shift_h = load_element(offset.v[((group * taps + tap) * 2u) * pixels + pixel]);
+    REAL shift_w = load_element(offset.v[((group * taps + tap) * 2u + 1u) * pixels + pixel]);
+    REAL h = REAL(int(at[4] * args.stride_h + at[2] * args.dilation_h) - args.pad_top) + shift_h;
+    REAL w = REAL(int(at[5] * args.stride_w + at[3] * args.dilation_w) - args.pad_left) + shift_w;
+    REAL sum = 0.0;
     // zero outside; the test also keeps the conversions to int within their defined range
-    if (h > -1.0 && w > -1.0 && h < float(args.height) && w < float(args.width)) {
+    if (h > -1.0 && w > -1.0 && h < REAL(args.height) && w < REAL(args.width)) {
         InTensor x = InTensor(operand(args.x, 0));
         uint plane = (at[0] * dims[1] + at[1]) * args.height * args.width;
         int top = int(floor(h)), left = int(floor(w));
@@ -38,7 +39,7 @@ void main() {
             for (int j = 0; j < 2; ++j) {
                 uint row = uint(top + i), col = uint(left + j);
                 if (row >= args.height || col >= args.width) continue;
-                float weight = (1.0 - abs(h - float(top + i))) * (1.0 - abs(w - float(left + j)));
+                REAL weight = (1.0 - abs(h - REAL(top + i))) * (1.0 - abs(w - REAL(left + j)));
                 sum += weight * load_element(x.v[plane + row * args.width + col]);
             }
         }

@@ -7,6 +7,7 @@
     uint points; uint points_mul; uint points_shift; uint size0; uint size1; uint size2; }
 #include "args.glsl"
 #include "elements.glsl"
+#include "real.glsl"
 #include "fastdiv.glsl"
 #include "workgroup.glsl"
 
@@ -17,35 +18,35 @@ layout(constant_id = 7) const uint ALIGN = 0;
 
 #ifdef GRID_BFLOAT16
 TENSOR(uint16_t, Grid)
-float grid_element(uint16_t v) { return uintBitsToFloat(uint(v) << 16); }
+REAL grid_element(uint16_t v) { return REAL(uintBitsToFloat(uint(v) << 16)); }
 #else
 TENSOR(GRID_T, Grid)
-float grid_element(GRID_T v) { return float(v); }
+REAL grid_element(GRID_T v) { return REAL(v); }
 #endif
 
-float reflect_into(float v, float low, float high) {
+REAL reflect_into(REAL v, REAL low, REAL high) {
     if (v >= low && v <= high) return v;
-    float range = high - low;
+    REAL range = high - low;
     if (range <= 0.0) return low;
-    float beyond = v < low ? low - v : v - high;
-    float turns = floor(beyond / range);
-    float rest = beyond - turns * range;
+    REAL beyond = v < low ? low - v : v - high;
+    REAL turns = floor(beyond / range);
+    REAL rest = beyond - turns * range;
     bool even = mod(turns, 2.0) == 0.0;
     return (v < low) == even ? low + rest : high - rest;
 }
 
 // The element's position on an axis for an integer tap, or -1 outside.
-int tap_position(int at, int size, float low, float high) {
+int tap_position(int at, int size, REAL low, REAL high) {
     if (PADDING == 0u) return at >= 0 && at < size ? at : -1;
     if (PADDING == 1u) return clamp(at, 0, size - 1);
-    return clamp(int(reflect_into(float(at), low, high)), 0, size - 1);
+    return clamp(int(reflect_into(REAL(at), low, high)), 0, size - 1);
 }
 
-float weight(int tap, float fraction) {
+REAL weight(int tap, REAL fraction) {
     if (METHOD == 0u) return 1.0;
     if (METHOD == 1u) return tap == 0 ? 1.0 - fraction : fraction;
-    const float a = -0.75;
-    float d = abs(float(tap - 1) - fraction);
+    const REAL a = -0.75;
+    REAL d = abs(REAL(tap - 1) - fraction);
     return d <= 1.0 ? ((a + 2.0) * d - (a + 3.0)) * d * d + 1.0 : ((a * d - 5.0 * a) * d + 8.0 * a) * d - 4.0 * a;
 }
 
@@ -61,19 +62,19 @@ void main() {
     int taps = METHOD == 0u ? 1 : METHOD == 1u ? 2 : 4;
 
     int positions[3][4];
-    float weights[3][4];
+    REAL weights[3][4];
     uint base = rest;
     [[unroll]] for (uint axis = 0u; axis < RANK; ++axis) {
-        float at = grid_element(grid.v[(image * args.points + point) * RANK + RANK - 1u - axis]);
-        float size = float(sizes[axis]);
-        float low = ALIGN != 0u ? 0.0 : -0.5, high = ALIGN != 0u ? size - 1.0 : size - 0.5;
+        REAL at = grid_element(grid.v[(image * args.points + point) * RANK + RANK - 1u - axis]);
+        REAL size = REAL(sizes[axis]);
+        REAL low = ALIGN != 0u ? 0.0 : -0.5, high = ALIGN != 0u ? size - 1.0 : size - 0.5;
         at = ALIGN != 0u ? (at + 1.0) * 0.5 * (size - 1.0) : ((at + 1.0) * size - 1.0) * 0.5;
         if (!(abs(at) <= 4.6116860e18)) at = low;  // NaN: ONNX Runtime uses the border
         if (METHOD == 0u) at = roundEven(at);
         if (PADDING == 2u && (at < low || at > high)) at = reflect_into(at, low, high);
         at = clamp(at, -1e6, 1e6 + size);  // within the range of int but still outside; each tap is clamped later
         int first = METHOD == 0u ? int(at) : int(floor(at)) - (METHOD == 2u ? 1 : 0);
-        float fraction = at - floor(at);
+        REAL fraction = at - floor(at);
         for (int tap = 0; tap < taps; ++tap) {
             positions[axis][tap] = tap_position(first + tap, sizes[axis], low, high);
             weights[axis][tap] = weight(tap, fraction);
@@ -87,13 +88,13 @@ void main() {
     int taps1 = RANK > 1u ? taps : 1, taps2 = RANK > 2u ? taps : 1;
     int stride1 = RANK > 2u ? sizes[2] : 1;
     int stride0 = RANK > 1u ? stride1 * sizes[1] : 1;
-    float sum = 0.0;
+    REAL sum = 0.0;
     for (int i = 0; i < taps; ++i)
         for (int j = 0; j < taps1; ++j)
             for (int k = 0; k < taps2; ++k) {
                 if (positions[0][i] < 0 || positions[1][j] < 0 || positions[2][k] < 0) continue;
                 int offset = positions[0][i] * stride0 + positions[1][j] * stride1 + positions[2][k];
-                sum += weights[0][i] * weights[1][j] * weights[2][k] * float(load_element(x.v[base + uint(offset)]));
+                sum += weights[0][i] * weights[1][j] * weights[2][k] * REAL(load_element(x.v[base + uint(offset)]));
             }
     OutTensor(operand(args.y, 2)).v[id] = store_element(COMPUTE_T(sum));
 }

@@ -1,7 +1,7 @@
 // Max, average and lp pooling of x [images * channels, depth, height, width] (2-D: depth 1; 1-D: height 1 too). One lane per
 // output element.
 //
-// Defines: IN_T, COMPUTE_T, and MAX_POOL (with LOWEST, and PROPAGATE_NAN for floats), AVERAGE_POOL or LP_POOL. WITH_INDICES
+// Defines: IN_T, COMPUTE_T (double: p is 1 or 2), and MAX_POOL (with LOWEST, and PROPAGATE_NAN for floats), AVERAGE_POOL or LP_POOL. WITH_INDICES
 // adds int64 indices of the maxima in the flat input, width fastest, or with COLUMN_MAJOR depth fastest.
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -46,7 +46,7 @@ void main() {
     uvec3 where = uvec3(0u);
     bool none = true;
 #else
-    float total = 0.0;
+    COMPUTE_T total = COMPUTE_T(0.0);
 #endif
     uvec2 taps_d = taps_of(d0, KERNEL_D, args.dilation_d, args.depth);
     uvec2 taps_h = taps_of(h0, KERNEL_H, args.dilation_h, args.height);
@@ -71,7 +71,7 @@ void main() {
 #elif defined(AVERAGE_POOL)
                 total += v;
 #else
-                total += args.p == 2.0 ? v * v : args.p == 1.0 ? abs(v) : pow(abs(v), args.p);
+                total += args.p == 2.0 ? v * v : args.p == 1.0 ? abs(v) : COMPUTE_T(pow(float(abs(v)), args.p));
 #endif
             }
         }
@@ -84,7 +84,7 @@ void main() {
         * count_inside(w0, KERNEL_W, args.dilation_w, all ? w0 : 0, int(args.width + (all ? args.pad_end_w : 0u)));
     COMPUTE_T result = total / float(count);
 #elif defined(LP_POOL)
-    COMPUTE_T result = args.p == 2.0 ? sqrt(total) : args.p == 1.0 ? total : pow(total, 1.0 / args.p);
+    COMPUTE_T result = args.p == 2.0 ? sqrt(total) : args.p == 1.0 ? total : COMPUTE_T(pow(float(total), 1.0 / args.p));
 #else
     COMPUTE_T result = best;
 #endif

@@ -1,6 +1,6 @@
 // Resamples the middle of x [outer, axis, inner] to `out_axis` positions: y[o, j, i] = sum over taps t of
 // weights[j, t] * x[o, positions[j, t], i]. A negative first position stands for the extrapolation value.
-// Defines: COMPUTE_T float; CONVERT(v) keeps the result within the range of OUT_T.
+// Defines: COMPUTE_T float or double; CONVERT(v) keeps the result within the range of OUT_T.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -27,9 +27,9 @@ void main() {
     uint outer = fast_divmod(row, args.out_axis, args.out_axis_mul, args.out_axis_shift, j);
     uint base = outer * args.axis * args.inner + i;
     uint table = j * args.taps;
-    float total = 0.0;
+    COMPUTE_T total = COMPUTE_T(0.0);
     if (positions.v[table] < 0) {
-        total = args.extrapolation;
+        total = COMPUTE_T(args.extrapolation);
     } else {
         for (uint t = 0u; t < args.taps; ++t) {
             uint from = min(uint(positions.v[table + t]), args.axis - 1u);

@@ -144,7 +144,8 @@ def older_gaps(entry: Taken) -> dict[int, list[str]]:
     entries = [d for d in declared_operators() if d.op_type == entry.operator and not d.domain]
     for schema in history if entries else ():
         later = [s.since_version for s in history if s.since_version > schema.since_version]
-        if schema.deprecated or schema.has_function or (later and min(later) <= OLDEST):  # type: ignore[attr-defined]
+        has_body = schema.has_function or schema.has_context_dependent_function  # type: ignore[attr-defined]
+        if schema.deprecated or has_body or (later and min(later) <= OLDEST):
             continue
         serving = [d for d in entries if d.accepts_version(schema.since_version)]
         for constraint in schema.type_constraints:

@@ -143,6 +143,16 @@ _DIFFERENCES = (
         "ONNX wants 1 coordinate or more",
     ),
     (
+        "GroupQueryAttention of the CPU provider refuses q_norm_weight and k_norm_weight",
+        "they are computed",
+        "the schema has them; the WebGPU provider computes them",
+    ),
+    (
+        "a graph's output that is declared with another rank than its node gives is refused",
+        "the node's result is returned",
+        "the declaration has no effect on the values (TfIdfVectorizer's case Empty_Dim2)",
+    ),
+    (
         "Reshape nodes that its optimizer removes are not checked",
         "their numbers of elements are",
         "ONNX's text (reshape_fusion_input_is_graph_input.onnx)",
@@ -165,7 +175,7 @@ Types that Vulkan does not take: of the newest version's first constraint, by ON
 (`python -m tools.backend_suite.element_types`); of older versions, since operator set 7, by declaration. What is not listed
 is taken. Operators without node cases (Multinomial, MaxRoiPool, RandomNormal and their like) are in the table above by
 declaration. float64 is taken where GLSL has what the operator needs in double precision, or vkep computes it
-(`vkep/ops/doubles.py`); there are no pools, recurrences, norms of rows, Fourier transforms and resampling for it.
+(`vkep/ops/doubles.py`).
 
 | operator | declined | reason |
 |---|---|---|

@@ -70,6 +70,7 @@ def on_cpu_provider(case: Case) -> Verdict:
 
 def on_vkep(case: Case) -> Verdict:
     """The case in a plain session on the default Vulkan device."""
+    from gpu_shared.errors import OutOfDeviceMemoryError
     from vkep import InferenceSession
     from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelError, VkepError
 
@@ -92,6 +93,8 @@ def on_vkep(case: Case) -> Verdict:
         return verdict(REFUSED if case.must_fail else DECLINED, error)
     except VkepError as error:
         return verdict(REFUSED if case.must_fail else DECLINED if str(error).startswith("on the CPU") else ERROR, error)
+    except OutOfDeviceMemoryError as error:  # a tensor that no buffer of the device holds
+        return verdict(REFUSED if case.must_fail else ERROR, f"OutOfDeviceMemoryError: {error}")
     except Exception as error:  # any exception of a broken session is its result
         return verdict(ERROR, f"{type(error).__name__}: {error}")
     finally:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from vkep.errors import InvalidNode
 from vkep.kernels.dims import last_coordinates, magic_dims
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.launch import element_defines, fields8, flat_lanes
+from vkep.kernels.launch import element_defines, fields8, flat_lanes, real_defines
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import Candidate, Emission, implement
 
@@ -102,7 +102,7 @@ def _columns(problem: DeformColumnsProblem, e: Emission) -> KernelCall:
             **magic_dims(dims),
         },
         spec={"HAS_MASK": int(problem.masked)},
-        defines=element_defines(problem.dtype),
+        defines=element_defines(problem.dtype) | real_defines(problem.dtype),
     )
 
 

@@ -66,6 +66,11 @@ def element_defines(dtype: str, out: str | None = None) -> dict[str, str]:
     return defines
 
 
+def real_defines(*dtypes: str) -> dict[str, str]:
+    """Defines of ``shaders/real.glsl``: positions and sums are doubles where any of these element types is float64."""
+    return {"DOUBLES": "1"} if "float64" in dtypes else {}
+
+
 def limit(dtype: str, lowest: bool) -> str:
     """GLSL for the minimum (or maximum) of an element type: minus (plus) infinity for floats."""
     kind = element_type(dtype)

@@ -160,7 +160,9 @@ def _takes(problem: PoolProblem, caps: DeviceCapabilities) -> str:
         return "the channels lie last"
     if not 1 <= rank <= 3:
         return f"{rank} spatial axes, expected 1 to 3"
-    if kind.glsl_compute != "float" and (problem.op != "max" or kind.itemsize == 8):
+    if kind.name == "float64" and problem.op == "lp" and problem.p not in (1, 2):
+        return f"an Lp pool of float64 with p {problem.p}, expected 1 or 2 (GLSL has no power of doubles)"
+    if kind.kind != "float" and (problem.op != "max" or kind.itemsize == 8):
         return f"{problem.op} pooling of {problem.dtype!r} has no kernel; floats (max: also 8- to 32-bit integers) have"
     if problem.indices and problem.op != "max":
         return f"indices are an output of max pooling, not of {problem.op!r}"

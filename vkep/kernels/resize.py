@@ -39,7 +39,8 @@ def axis_defines(dtype: str, out: str) -> dict[str, str]:
     """The variant from elements of ``dtype`` to elements of ``out``: computed in floats, clamped to the integers'
     range."""
     kind = element_type(out)
-    defines = element_defines(dtype, out) | {"COMPUTE_T": "float", "CONVERT(v)": "v"}
+    compute = "double" if "float64" in (dtype, out) else "float"
+    defines = element_defines(dtype, out) | {"COMPUTE_T": compute, "CONVERT(v)": "v"}
     if kind.kind != "float":
         info = np.iinfo(np.uint8 if kind.kind == "bool" else kind.numpy)
         greatest = np.nextafter(np.float32(info.max), np.float32(0)) if info.max >= 2**24 else np.float32(info.max)
@@ -359,7 +360,7 @@ def _takes_axes(problem: ResizeProblem, caps: DeviceCapabilities) -> str:
         return "no interpolation"
     if problem.mode.mode == "nearest" and kind.kind != "float" and kind.itemsize >= 4:
         return f"{problem.dtype!r} has numbers that float32 has not"
-    if kind.itemsize == 8:
+    if kind.itemsize == 8 and kind.kind != "float":
         return f"{problem.mode.mode} interpolation of {problem.dtype!r} has no kernel (it computes in float32)"
     most = largest(*[math.prod(shape) for _, shape in _shrunk_first(problem)])
     return f"{most} elements between two axes; the kernels take fewer than 2**31" if most >= LIMIT else ""
@@ -367,12 +368,13 @@ def _takes_axes(problem: ResizeProblem, caps: DeviceCapabilities) -> str:
 
 def _axes(problem: ResizeProblem, e: Emission) -> list[KernelCall]:
     calls, source, source_type = [], e["x"], problem.dtype
+    between = "float64" if problem.dtype == "float64" else "float32"
     steps = _shrunk_first(problem)
     for n, (d, shape) in enumerate(steps):
         before, (positions, weights) = problem.shape[d], problem.samples(d)
         last = n == len(steps) - 1
-        target_type = problem.dtype if last else "float32"
-        target = e["y"] if last else e.target.scratch("float32", shape)
+        target_type = problem.dtype if last else between
+        target = e["y"] if last else e.target.scratch(between, shape)
         total, taps = math.prod(shape), positions.shape[1]
         call = RESIZE_AXIS.call(
             **flat_lanes(e.caps, total),

@@ -11,7 +11,7 @@ from vkep.errors import InvalidNode
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.indices import FAULT, FAULT_CODE, FAULT_REACH, index_defines, noting
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
-from vkep.kernels.launch import ceil_div, element_defines, element_type, flat_lanes
+from vkep.kernels.launch import ceil_div, element_defines, element_type, flat_lanes, real_defines
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import Candidate, Emission, implement
 
@@ -21,10 +21,14 @@ PADDINGS = ("zeros", "border", "reflection")
 LARGEST_SAMPLING_RATIO = 1024
 
 
+#: integers that float32 does not hold exactly, and float64 does
+_WIDE = ("int32", "uint32")
+
+
 def _grid_defines(dtype: str, grid_dtype: str) -> dict[str, str]:
     kind = element_type(grid_dtype)
     extra = {"GRID_BFLOAT16": "1"} if kind.name == "bfloat16" else {"GRID_T": kind.glsl}
-    return element_defines(dtype) | extra
+    return element_defines(dtype) | extra | real_defines("float64" if dtype in _WIDE else dtype, grid_dtype)
 
 
 def _grid_reach(call: KernelCall) -> Mapping[str, int]:
@@ -134,11 +138,11 @@ class GridSampleProblem(Problem):
 def _takes_grid(problem: GridSampleProblem, caps: DeviceCapabilities) -> str:
     if problem.rank > 3:
         return f"{problem.rank} spatial axes; the kernel takes 1 to 3"
-    return _in_float32(problem.dtype, problem.grid_dtype)
-
-
-def _in_float32(*dtypes: str) -> str:
-    return "float64; the kernel computes in float32" if "float64" in dtypes else ""
+    if element_type(problem.dtype).kind != "float" and problem.method != "nearest":
+        return f"{problem.method} samples of {problem.dtype}, whose rounding ONNX leaves open"
+    if problem.dtype in _WIDE and not caps.has("float64"):
+        return f"{problem.dtype} is computed in float64, which the device has not"
+    return ""
 
 
 def _grid_sample(problem: GridSampleProblem, e: Emission) -> KernelCall:
@@ -226,7 +230,7 @@ class RoiAlignProblem(_Regions):
 def _takes_roi_align(problem: RoiAlignProblem, caps: DeviceCapabilities) -> str:
     if problem.sampling_ratio > LARGEST_SAMPLING_RATIO:
         return f"sampling_ratio is {problem.sampling_ratio}; the kernel takes up to {LARGEST_SAMPLING_RATIO}"
-    return _in_float32(problem.dtype)
+    return ""
 
 
 def _roi_align(problem: RoiAlignProblem, e: Emission) -> KernelCall:
@@ -242,7 +246,7 @@ def _roi_align(problem: RoiAlignProblem, e: Emission) -> KernelCall:
             "fault_code": code,
         },
         spec={"MAXIMUM": int(problem.maximum)},
-        defines={**element_defines(problem.dtype), **index_defines(problem.index_dtype)},
+        defines=element_defines(problem.dtype) | index_defines(problem.index_dtype) | real_defines(problem.dtype),
     )
 
 
@@ -301,4 +305,8 @@ def _crop(problem: CropProblem, e: Emission) -> KernelCall:
     )
 
 
-implement(CropProblem, Candidate("crop", _crop, when=lambda problem, _: _in_float32(problem.dtype)))
+def _takes_crop(problem: CropProblem, caps: DeviceCapabilities) -> str:
+    return "float64; the kernel computes in float32" if problem.dtype == "float64" else ""
+
+
+implement(CropProblem, Candidate("crop", _crop, when=_takes_crop))

@@ -169,7 +169,7 @@ def conv_transpose(
     return with_bias(b, b.cast(transposed_convolution(b, x, w, window, a.group), dtype), bias)
 
 
-@operator("DeformConv", types={"T": (*FLOATS, "bfloat16")})
+@operator("DeformConv", types={"T": CONV_TYPES})
 def deform_conv(
     b: Builder,
     x: Tensor,

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from vkep.ir.builder import Builder
-from vkep.ir.expr import Expr
+from vkep.ir.expr import Const, Expr
 
 _INFINITY, _NAN = "packDouble2x32(uvec2(0u, 0x7ff00000u))", "packDouble2x32(uvec2(0u, 0x7ff80000u))"
 
@@ -223,6 +223,11 @@ def power(b: Builder, x: Expr, y: Expr) -> Expr:
     signed = b.expr("({0} && {1} && {2} && !isinf({3}) ? -{4} : {4})", negative, whole, odd, y, grown, ctype="double")
     real = b.expr(f"({{0}} < 0.0lf && !isinf({{0}}) && !{{1}} ? {_NAN} : {{2}})", x, whole, signed)
     return b.expr("({1} == 0.0lf || {0} == 1.0lf ? 1.0lf : isnan({0}) ? {0} : isnan({1}) ? {1} : {2})", x, y, real)
+
+
+def power_of(b: Builder, x: Expr, exponent: float) -> Expr:
+    """`power` with a known exponent."""
+    return power(b, x, Const("double", value=float(exponent)))
 
 
 def hard_swish(b: Builder, x: Expr) -> Expr:

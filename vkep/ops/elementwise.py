@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vkep import dtypes
+from vkep.dtypes import DTYPES
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.pointwise_ops import NAN
@@ -61,6 +62,8 @@ def _declare_unary(op_type: str, op: str, among: tuple[str, ...]) -> None:
     def lower(b: Builder, x: Tensor) -> Tensor:
         if x.dtype.name == "float64" and op_type in doubles.UNARY:
             return _in_double(b, op_type, x)
+        if x.dtype.kind != "float":  # Erf before version 13: the integer part of the float's value
+            return b.cast(b.pointwise(op, b.cast(x, DTYPES["float32"])), x.dtype)
         return b.pointwise(op, x)
 
     lower.__name__ = op_type.lower()
@@ -72,7 +75,7 @@ def _declare_unary(op_type: str, op: str, among: tuple[str, ...]) -> None:
 for _name, _template in _EXACT.items():
     _declare_unary(_name, _template, FLOATING)
 for _name, _template in _SINGLE.items():
-    _declare_unary(_name, _template, FLOATING)
+    _declare_unary(_name, _template, ARITHMETIC)
 
 
 @operator("Exp", since=6, types={"T": every("Exp", among=FLOATING)})

@@ -20,6 +20,7 @@ from vkep.kernels.norm import (
 )
 from vkep.ops import doubles
 from vkep.ops.allowed import FLOATING, SINGLE, every
+from vkep.ops.gather import padded
 from vkep.ops.reduction import middle, reduce_axes
 from vkep.ops.registry import operator
 
@@ -225,12 +226,26 @@ def layer_normalization(
 @operator(
     "RMSNormalization",
     since=23,
-    types={"T": every("RMSNormalization", among=SINGLE), "V": every("RMSNormalization", "V", SINGLE)},
+    types={"T": every("RMSNormalization", among=FLOATING), "V": every("RMSNormalization", "V", FLOATING)},
 )
 def rms_normalization(b: Builder, x: Tensor, scale: Tensor, *, a: LayerNormAttributes) -> Tensor:
     if a.stash_type != 1:
         b.decline(f"stash_type {a.stash_type}: statistics are kept in float32")
+    if x.dtype.name == "float64":
+        first = b.axis(a.axis, x.rank)
+        scale = b.broadcast("scale", b.cast(scale, x.dtype), x.shape)
+        return _double_norm(b, x, list(range(first, x.rank)), scale, None, a.epsilon)
     return row_norm(b, x, scale, axis=a.axis, epsilon=a.epsilon, rms=True)[0]
+
+
+def _double_norm(b: Builder, x: Tensor, axes: list[int], scale: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
+    """float64 ``x`` without its mean (RMS norm, without ``bias``: with it) over the square root of its variance over ``axes``."""
+    if bias is not None:
+        x = b.pointwise("sub", x, reduce_axes(b, "mean", x, axes, keepdims=True))
+    variance = reduce_axes(b, "mean", b.pointwise("({0} * {0})", x), axes, keepdims=True)
+    normal = b.expr("({0} / sqrt({1} + {2}))", x, variance, epsilon)
+    result = b.expr("mul", normal, scale)
+    return b.store(result if bias is None else b.expr("add", result, bias), x.dtype, shape=x.shape)
 
 
 def _group_norm(b: Builder, x: Tensor, groups: int, scale: Tensor, bias: Tensor, epsilon: float) -> Tensor:
@@ -239,8 +254,12 @@ def _group_norm(b: Builder, x: Tensor, groups: int, scale: Tensor, bias: Tensor,
     return b.result(problem, x, scale, bias, shape=x.shape)
 
 
-@operator("InstanceNormalization", since=6, types={"T": every("InstanceNormalization", among=SINGLE)})
+@operator("InstanceNormalization", since=6, types={"T": every("InstanceNormalization", among=FLOATING)})
 def instance_normalization(b: Builder, x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
+    if x.dtype.name == "float64":
+        _expect_channels(b, x, scale=scale, B=bias)
+        scale, bias = (b.reshape(t, (x.shape[1], *[1] * (x.rank - 2))) for t in (scale, bias))
+        return _double_norm(b, x, list(range(2, x.rank)), scale, bias, epsilon)
     return _group_norm(b, x, x.shape[1], scale, bias, epsilon)
 
 
@@ -251,9 +270,16 @@ def group_normalization(
     return _group_norm(b, x, num_groups, scale, bias, epsilon)
 
 
-@operator("LRN", types={"T": every("LRN", among=SINGLE)})
+@operator("LRN", types={"T": every("LRN", among=FLOATING)})
 def lrn(b: Builder, x: Tensor, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Tensor:
     images, channels, inner = x.shape[0], x.shape[1], math.prod(x.shape[2:])
+    if x.dtype.name == "float64":
+        before, ends = (size - 1) // 2, [0] * (x.rank - 2)
+        wide = padded(b, b.pointwise("({0} * {0})", x), [0, before, *ends], [0, size - 1 - before, *ends])
+        windows = wide.view((*x.shape, size), (*wide.strides, wide.strides[1]))
+        total = reduce_axes(b, "sum", windows, [x.rank], keepdims=False)
+        level = b.expr("({1} + {2} * {0})", total, bias, alpha / size)
+        return b.store(b.expr("mul", x, doubles.power_of(b, level, -beta)), x.dtype, shape=x.shape)
     problem = LocalResponseNormProblem(images, channels, inner, x.dtype.name, size, alpha, beta, bias)
     return b.result(problem, x, shape=x.shape)
 

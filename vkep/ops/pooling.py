@@ -11,7 +11,8 @@ from vkep.graph.windows import Window
 from vkep.ir.builder import LARGEST, Builder
 from vkep.ir.tensor import Tensor
 from vkep.kernels.pool import PoolProblem
-from vkep.ops.allowed import SINGLE, every
+from vkep.ops import doubles
+from vkep.ops.allowed import FLOATING, every
 from vkep.ops.gather import padded, scatter_elements_
 from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import operator
@@ -31,7 +32,7 @@ def _pool(
     return outs
 
 
-@operator("MaxPool", types={"T": every("MaxPool", among=(*SINGLE, "int8", "uint8"))})
+@operator("MaxPool", types={"T": every("MaxPool", among=(*FLOATING, "int8", "uint8"))})
 def max_pool(
     b: Builder,
     x: Tensor,
@@ -44,7 +45,7 @@ def max_pool(
     return _pool(b, "max", x, window, indices=wanted, column_major=bool(storage_order))
 
 
-@operator("AveragePool", types={"T": every("AveragePool", among=SINGLE)})
+@operator("AveragePool", types={"T": every("AveragePool", among=FLOATING)})
 def average_pool(
     b: Builder,
     x: Tensor,
@@ -56,7 +57,7 @@ def average_pool(
     return _pool(b, "average", x, window, count_include_pad=bool(count_include_pad))[0]
 
 
-@operator("LpPool", since=2, types={"T": every("LpPool", among=SINGLE)})
+@operator("LpPool", since=2, types={"T": every("LpPool", among=FLOATING)})
 def lp_pool(
     b: Builder,
     x: Tensor,
@@ -74,27 +75,32 @@ def _spatial(b: Builder, x: Tensor) -> list[int]:
     return list(range(2, x.rank))
 
 
-@operator("GlobalAveragePool", types={"T": every("GlobalAveragePool", among=SINGLE)})
+@operator("GlobalAveragePool", types={"T": every("GlobalAveragePool", among=FLOATING)})
 def global_average_pool(b: Builder, x: Tensor) -> Tensor:
     return reduce_axes(b, "mean", x, _spatial(b, x), keepdims=True)
 
 
-@operator("GlobalMaxPool", types={"T": every("GlobalMaxPool", among=SINGLE)})
+@operator("GlobalMaxPool", types={"T": every("GlobalMaxPool", among=FLOATING)})
 def global_max_pool(b: Builder, x: Tensor) -> Tensor:
     return reduce_axes(b, "max", x, _spatial(b, x), keepdims=True)
 
 
-@operator("GlobalLpPool", types={"T": every("GlobalLpPool", among=SINGLE)})
+@operator("GlobalLpPool", types={"T": every("GlobalLpPool", among=FLOATING)})
 def global_lp_pool(b: Builder, x: Tensor, *, p: float = 2) -> Tensor:
     axes = _spatial(b, x)
     if p in (1, 2):
         return reduce_axes(b, "l1" if p == 1 else "l2", x, axes, keepdims=True)
+    if x.dtype.name == "float64":
+        total = reduce_axes(
+            b, "sum", b.store(doubles.power_of(b, b.expr("abs({0})", x), p), x.dtype), axes, keepdims=True
+        )
+        return b.store(doubles.power_of(b, b.expr("same", total), 1 / p), x.dtype)
     powers = b.cast(b.pointwise("pow(abs({0}), {1})", x, float(p), dtype=DTYPES["float32"]), DTYPES["float32"])
     total = reduce_axes(b, "sum", powers, axes, keepdims=True)
     return b.pointwise("pow({0}, {1})", total, 1.0 / p, dtype=x.dtype)
 
 
-@operator("MaxUnpool", types={"T1": every("MaxUnpool", "T1", SINGLE), "T2": ("int64",)})
+@operator("MaxUnpool", types={"T1": every("MaxUnpool", "T1", FLOATING), "T2": ("int64",)})
 def max_unpool(
     b: Builder,
     x: Tensor,

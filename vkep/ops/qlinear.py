@@ -11,14 +11,16 @@ import numpy as np
 
 from vkep.dtypes import DTYPES
 from vkep.graph.attributes import ConvAttributes
+from vkep.ir import float8
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
+from vkep.ops.allowed import every
 from vkep.ops.contraction import matrix_product
 from vkep.ops.convolution import convolution
 from vkep.ops.quantization import rounded_to
 from vkep.ops.registry import operator
 
-_INT32 = DTYPES["int32"]
+_FLOAT32, _INT32 = DTYPES["float32"], DTYPES["int32"]
 _SCALES = ("float32", "float16", "bfloat16")
 _BYTES = ("int8", "uint8")
 
@@ -59,7 +61,10 @@ def matmul_integer(
 
 @operator(
     "QLinearMatMul",
-    types={"T1": _BYTES, "T2": _BYTES, "T3": _BYTES, "TS": _SCALES},
+    types={
+        **{name: every("QLinearMatMul", name, (*_BYTES, *float8.FORMATS)) for name in ("T1", "T2", "T3")},
+        "TS": _SCALES,
+    },
 )
 def qlinear_matmul(
     b: Builder,
@@ -72,8 +77,14 @@ def qlinear_matmul(
     y_scale: Tensor,
     y_zero_point: Tensor,
 ) -> Tensor:
-    product = integer_product(b, a, y, a_zero_point, b_zero_point)
     factor = b.expr("({0} * {1} / {2})", _rows(b, a, a_scale), b_scale, _rows(b, a, y_scale), ctype="float")
+    made = y_zero_point.dtype
+    if "bits" in (a.dtype.kind, y.dtype.kind, made.kind):  # 8-bit floats, whose zero points are 0
+        if {"bits"} != {a.dtype.kind, y.dtype.kind, made.kind}:
+            b.decline(f"{a.dtype} times {y.dtype} to {made}; the kernels take 8-bit floats or integers, not both")
+        floats = matrix_product(b, b.cast(a, _FLOAT32), b.cast(y, _FLOAT32))
+        return b.store(float8.encode(b.expr("mul", floats, factor), made), made, shape=floats.shape)
+    product = integer_product(b, a, y, a_zero_point, b_zero_point)
     value = b.expr("mul_float", product, factor, ctype="float")
     result = rounded_to(b, value, _rows(b, a, y_zero_point), y_zero_point.dtype)
     return b.store(result, y_zero_point.dtype, shape=product.shape)

@@ -25,6 +25,7 @@ from vkep.ops.registry import operator
 
 _FLOAT32 = DTYPES["float32"]
 _SCALES = ("float32", "float16", "bfloat16")
+_POWERS = "float8_e8m0fnu"  # scales that are powers of two, as in OCP's MX formats
 _QUANTIZED = tuple(n for n in ("int8", "uint8", "int16", "uint16", "int4", "uint4", "int2", "uint2") if n in DTYPES)
 _NARROW = tuple(n for n in float8.FORMATS if n in DTYPES)  # 8-bit and 4-bit floats
 
@@ -104,7 +105,7 @@ def rounded_to(b: Builder, value: Expr, zero_point: Expr | Tensor | None, to: DT
     types={
         "T1": (*_SCALES, "int32"),
         # zero points before version 23, then scales
-        "T2": every("QuantizeLinear", "T2", (*_SCALES, *_QUANTIZED, *_NARROW, "int32")),
+        "T2": every("QuantizeLinear", "T2", (*_SCALES, *_QUANTIZED, *_NARROW, "int32", _POWERS)),
         "T3": (*_QUANTIZED, *_NARROW),
     },
 )
@@ -124,11 +125,12 @@ def quantize_linear(
         b.decline(f"no kernel quantizes to {dtypes.onnx_name(a.output_dtype)}")
     blocks = Blocks(b, x, y_scale, a.axis, a.block_size)
     scale = blocks.spread(y_scale)
-    division = (dtypes.from_onnx(a.precision) if a.precision else y_scale.dtype) or _FLOAT32
+    powers = y_scale.dtype.name == _POWERS
+    division = (dtypes.from_onnx(a.precision) if a.precision else x.dtype if powers else y_scale.dtype) or _FLOAT32
     if division.name not in (*_SCALES, "int32"):
         b.decline(f"a division in {division}")
     value = b.expr("cast", b.reshape(x, blocks.shape), ctype="float")
-    factor = b.expr("cast", scale, ctype="float")
+    factor = b.cast_expr(ex.leaf(scale), scale.dtype, _FLOAT32) if powers else b.expr("cast", scale, ctype="float")
     zero = None if y_zero_point is None else blocks.spread(y_zero_point)
     if to.kind == "bits":  # a float's zero point is 0 (ONNX QuantizeLinear)
         code = float8.encode(b.expr("div", value, factor, ctype="float"), to, bool(a.saturate))
@@ -147,7 +149,7 @@ def quantize_linear(
     types={
         "T": ("int8", "uint8", "int32"),
         "T1": (*_QUANTIZED, *_NARROW, "int32"),
-        "T2": _SCALES,
+        "T2": every("DequantizeLinear", "T2", (*_SCALES, _POWERS)),
         "T3": _SCALES,
     },
 )
@@ -171,6 +173,8 @@ def dequantized(
     """``(x - zero_point) * scale``; constants of fewer than 8 bits stay packed in memory."""
     blocks = Blocks(b, x, scale, axis, block_size)
     shape = blocks.shape
+    if scale.dtype.name == _POWERS:
+        scale = b.cast(scale, _FLOAT32)
     factor, zero = blocks.spread(scale), None if zero_point is None else blocks.spread(zero_point)
     if x.dtype.kind == "bits":
         number = b.cast_expr(ex.leaf(b.reshape(x, shape)), x.dtype, _FLOAT32)

@@ -171,9 +171,13 @@ def dropout_1(
     return [y, b.cast(mask, x.dtype)]
 
 
-@operator("Dropout", since=12, types={"T": every("Dropout", among=FLOATING), "T2": ("bool",)})
+@operator("Dropout", since=12, types={"T": every("Dropout"), "T2": ("bool",)})
 def dropout(
     b: Builder, x: Tensor, ratio: Tensor | None = None, training_mode: Tensor | None = None, *, seed: int | None = None
 ) -> list[Tensor]:
     rate = training_rate(b, ratio, training_mode)
-    return dropped(b, x, rate, seed) if rate else [x, b.full(x.shape, True, _BOOL)]
+    if not rate:
+        return [x, b.full(x.shape, True, _BOOL)]
+    if x.dtype.name not in FLOATING:
+        b.decline(f"training with {x.dtype}")
+    return dropped(b, x, rate, seed)

@@ -33,7 +33,7 @@ from vkep.ops.recurrent_layer import (
 from vkep.ops.registry import FLOATS, operator
 
 _FLOAT32 = DTYPES["float32"]
-_TYPES = (*FLOATS, "bfloat16")
+_TYPES = (*FLOATS, "bfloat16", "float64")
 
 
 def _widened(b: Builder, *tensors: Tensor | None) -> list[Any]:
@@ -232,7 +232,7 @@ def lstm(
             layer, "LSTM", d, functions[d], inputs, weights, h0=h, c0=c, peepholes=peepholes, input_forget=forget
         )
         if last is None:
-            wide = b.cast(c, _FLOAT32)
+            wide = c if c.dtype.name == "float64" else b.cast(c, _FLOAT32)
             last = _lstm_steps(layer, d, functions[d], inputs, weights, peepholes, h, wide, forget)
         last_h.append(last[0])
         last_c.append(last[1])

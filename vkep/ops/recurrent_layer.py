@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from vkep.graph.attributes import RecurrentAttributes
@@ -12,6 +12,7 @@ from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.kernels.recurrent import RecurrentProblem, carries
+from vkep.ops import doubles
 from vkep.ops.contraction import matrix_product
 
 #: GLSL of {0} with parameters alpha {1} and beta {2}, and the parameters' defaults (None: has none)
@@ -30,16 +31,29 @@ _ACTIVATIONS: dict[str, tuple[str, float | None, float | None]] = {
 }
 
 
+#: in double precision, for which GLSL has neither exp nor log
+_DOUBLES: dict[str, Callable[..., Expr]] = {
+    "tanh": lambda b, x, _, __: doubles.tanh(b, x),
+    "sigmoid": lambda b, x, _, __: doubles.sigmoid(b, x),
+    "softplus": lambda b, x, _, __: doubles.softplus(b, x),
+    "scaledtanh": lambda b, x, alpha, beta: b.expr("mul", doubles.tanh(b, b.expr("mul", x, beta)), alpha),
+    "elu": lambda b, x, alpha, _: b.expr("({0} < 0.0lf ? {2} * {1} : {0})", x, doubles.expm1(b, x), alpha),
+}
+
+
 @dataclass(frozen=True)
 class Activation:
     """One activation function: GLSL of ``{0}`` with its parameters, and the bound that its input is clipped to."""
 
+    name: str
     template: str
     values: tuple[float, ...]
     clip: float | None
 
     def __call__(self, b: Builder, x: Expr) -> Expr:
         clipped = x if self.clip is None else b.expr("limited({0}, -{1}, {1})", x, self.clip)
+        if x.ctype == "double" and self.name in _DOUBLES:
+            return _DOUBLES[self.name](b, clipped, *self.values)
         return b.expr(self.template, clipped, *self.values)
 
     def glsl(self, name: str) -> str:
@@ -67,7 +81,7 @@ def activations_of(
         if not all(map(math.isfinite, values)):
             b.decline(f"activation {name!r} with parameters {values}")
         # LSTM's third activation is for the cell, which ONNX Runtime does not clip
-        made.append(Activation(template, values, a.clip if len(made) % len(defaults) < 2 else None))
+        made.append(Activation(name.lower(), template, values, a.clip if len(made) % len(defaults) < 2 else None))
     count = len(defaults)
     return [made[i * count : (i + 1) * count] for i in range(directions)]
 
@@ -113,7 +127,7 @@ class Layer:
         """Store a state: the new one where the sequence continues, else the old one."""
         alive = self.alive(step)
         if alive is not None:
-            new = self.b.expr("where", alive, new, old, ctype="float")
+            new = self.b.expr("where", alive, new, old, ctype=new.ctype)
         return self.b.store(new, old.dtype, shape=(self.batch, self.hidden), out=out)
 
     def emit(self, new: Expr, old: Tensor, step: int, direction: int) -> Tensor:
@@ -195,7 +209,9 @@ def initial_state(layer: Layer, initial: Tensor | None, index: int, layout: int)
     alive = layer.alive(0)
     if alive is None:
         return state
-    return layer.b.store(layer.b.expr("({0} ? {1} : 0.0)", alive, state, ctype="float"), state.dtype, shape=state.shape)
+    return layer.b.store(
+        layer.b.expr("({0} ? {1} : 0.0)", alive, state, ctype=state.dtype.glsl_compute), state.dtype, shape=state.shape
+    )
 
 
 def gate(gates: Tensor, index: int, hidden: int) -> Tensor:

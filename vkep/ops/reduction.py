@@ -14,7 +14,7 @@ from vkep.kernels.argreduce import ArgReduceProblem
 from vkep.kernels.cumsum import ScanProblem
 from vkep.kernels.reduce import ReduceProblem
 from vkep.kernels.topk import TopKProblem
-from vkep.ops.allowed import ARITHMETIC, FLOATING, SINGLE, every
+from vkep.ops.allowed import ARITHMETIC, FLOATING, every
 from vkep.ops.elementwise import exp, log
 from vkep.ops.generators import positions
 from vkep.ops.registry import INDICES, operator
@@ -81,8 +81,8 @@ _REDUCTIONS = {
     "ReduceSumSquare": ("sumsq", ARITHMETIC),
     "ReduceL1": ("l1", ARITHMETIC),
     "ReduceL2": ("l2", ARITHMETIC),
-    "ReduceLogSum": ("logsum", (*SINGLE, "float64")),
-    "ReduceLogSumExp": ("logsumexp", (*SINGLE, "float64")),
+    "ReduceLogSum": ("logsum", ARITHMETIC),
+    "ReduceLogSumExp": ("logsumexp", ARITHMETIC),
 }
 _OF_BOOL = {"max": "any", "min": "all"}
 
@@ -91,6 +91,8 @@ def _declare(op_type: str, op: str, types: tuple[str, ...]) -> None:
     first_with_input = 13 if op_type == "ReduceSum" else 18
 
     def reduced(b: Builder, data: Tensor, axes: list[int], keepdims: int) -> Tensor:
+        if data.dtype.kind in ("int", "uint") and op.startswith("logsum"):  # a cast from float, as ONNX's function body
+            return b.cast(reduce_axes(b, op, b.cast(data, DTYPES["float32"]), axes, bool(keepdims)), data.dtype)
         if data.dtype.name == "float64" and op.startswith("logsum"):
             return _double_log_sum(b, data, axes, bool(keepdims), op == "logsumexp")
         return reduce_axes(b, _OF_BOOL[op] if data.dtype.kind == "bool" else op, data, axes, bool(keepdims))

@@ -15,11 +15,17 @@ from vkep.ir.tensor import Tensor
 from vkep.kernels.elimination import DeterminantProblem
 from vkep.kernels.resize import ResizeMode, ResizeProblem
 from vkep.kernels.sampling import GridSampleProblem, MaxRoiPoolProblem, RoiAlignProblem
-from vkep.ops.allowed import ARITHMETIC, SINGLE, every
+from vkep.ops.allowed import ARITHMETIC, FLOATING, SINGLE, every
 from vkep.ops.convolution import sum_of_windows
 from vkep.ops.registry import operator
 
-_RESIZED = ("float32", "float16", "bfloat16", "int8", "int16", "int32", "uint8", "uint16", "uint32", "bool", "int64")
+_RESIZED = (
+    "float32", "float16", "bfloat16", "int8", "int16", "int32", "uint8", "uint16", "uint32", "bool", "int64",
+    "uint64", "float64",
+)  # fmt: skip
+
+#: what GridSample takes; of integers the nearest alone
+_SAMPLED = (*FLOATING, "int8", "int16", "int32", "uint8", "uint16", "uint32", "bool")
 
 
 def _resize(b: Builder, x: Tensor, to: Resized, mode: ResizeMode, roi: tuple[float, ...] | None = None) -> Tensor:
@@ -74,7 +80,7 @@ def resize(
 
 
 @operator(
-    "GridSample", until=19, types={"T1": every("GridSample", "T1", SINGLE), "T2": every("GridSample", "T2", SINGLE)}
+    "GridSample", until=19, types={"T1": every("GridSample", "T1", _SAMPLED), "T2": every("GridSample", "T2", FLOATING)}
 )
 def grid_sample_16(
     b: Builder, x: Tensor, grid: Tensor, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros"
@@ -83,7 +89,7 @@ def grid_sample_16(
 
 
 @operator(
-    "GridSample", since=20, types={"T1": every("GridSample", "T1", SINGLE), "T2": every("GridSample", "T2", SINGLE)}
+    "GridSample", since=20, types={"T1": every("GridSample", "T1", _SAMPLED), "T2": every("GridSample", "T2", FLOATING)}
 )
 def grid_sample_(
     b: Builder, x: Tensor, grid: Tensor, *, align_corners: int = 0, mode: str = "linear", padding_mode: str = "zeros"
@@ -98,7 +104,7 @@ def _grid_sample(b: Builder, x: Tensor, grid: Tensor, align_corners: int, mode: 
     return b.result(problem, x, grid)
 
 
-@operator("AffineGrid", types={"T1": every("AffineGrid", "T1", SINGLE), "T2": ("int64",)})
+@operator("AffineGrid", types={"T1": every("AffineGrid", "T1", FLOATING), "T2": ("int64",)})
 def affine_grid(b: Builder, theta: Tensor, size: Tensor, *, align_corners: int = 0) -> Tensor:
     sizes = b.ints(size, "size") or []
     rank = len(sizes) - 2
@@ -107,19 +113,20 @@ def affine_grid(b: Builder, theta: Tensor, size: Tensor, *, align_corners: int =
                   "[n, 3, 4] for [n, c, d, h, w]")  # fmt: skip
     batch, _, *spatial = sizes
     total = b.expr("same", b.reshape(theta.slice(2, rank, 1), [batch, *[1] * rank, rank]))
+    wide = np.float64 if theta.dtype.name == "float64" else np.float32
     for column, axis in enumerate(reversed(range(rank))):  # theta's columns have x first, the last axis
         length = spatial[axis]
         if align_corners:
             places = np.linspace(-1.0, 1.0, length) if length > 1 else np.zeros(length)
         else:
             places = (2 * np.arange(length) + 1) / max(length, 1) - 1
-        place = b.constant(places.astype(np.float32).reshape([length, *[1] * (rank - axis)]))
+        place = b.constant(places.astype(wide).reshape([length, *[1] * (rank - axis)]))
         factor = b.reshape(theta.slice(2, column, 1), [batch, *[1] * rank, rank])
         total = b.expr("({2} + {0} * {1})", factor, place, total)
     return b.store(total, theta.dtype, shape=[batch, *spatial, rank])
 
 
-@operator("RoiAlign", since=10, types={"T1": every("RoiAlign", "T1", SINGLE), "T2": ("int64",)})
+@operator("RoiAlign", since=10, types={"T1": every("RoiAlign", "T1", FLOATING), "T2": ("int64",)})
 def roi_align(
     b: Builder, x: Tensor, rois: Tensor, batch_indices: Tensor, *, opset: int,
     coordinate_transformation_mode: str = "half_pixel", mode: str = "avg", output_height: int = 1, output_width: int = 1,

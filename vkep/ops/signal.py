@@ -13,9 +13,10 @@ import numpy as np
 from vkep.dtypes import DTYPES
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
+from vkep.ops.allowed import FLOATING
 from vkep.ops.contraction import matrix_product
 from vkep.ops.gather import padded
-from vkep.ops.registry import FLOATS, INDICES, operator
+from vkep.ops.registry import INDICES, operator
 
 _FLOAT32 = DTYPES["float32"]
 #: largest length of one product, and the largest where the length has no factors
@@ -23,7 +24,7 @@ _SHORT, _LONGEST = 128, 4096
 
 
 def fourier(b: Builder, x: Tensor, inverse: bool = False) -> Tensor:
-    """The transform along axis 1 of float32 ``x`` [rows, n, 1 (real) or 2 (complex)], without scaling: [rows, n, 2]."""
+    """The unscaled transform [rows, n, 2] along axis 1 of float32 or float64 ``x`` [rows, n, 1 (real) or 2 (complex)]."""
     rows, n, parts = x.shape[0], int(x.shape[1]), x.shape[2]  # the transform's factors are constants
     if n <= _SHORT:
         return _product(b, x, inverse)
@@ -38,12 +39,16 @@ def fourier(b: Builder, x: Tensor, inverse: bool = False) -> Tensor:
     columns = b.reshape(x, (rows, first, after, parts)).transpose((0, 2, 1, 3))
     inner = _product(b, b.reshape(columns, (rows * after, first, parts)), inverse)
     angle = (2 if inverse else -2) * np.pi / n * np.outer(np.arange(after), np.arange(first))
-    cos = b.constant(np.cos(angle)[..., None].astype(np.float32))
-    sin = b.constant(np.stack([-np.sin(angle), np.sin(angle)], -1).astype(np.float32))
+    cos = b.constant(np.cos(angle)[..., None].astype(x.dtype.numpy))
+    sin = b.constant(np.stack([-np.sin(angle), np.sin(angle)], -1).astype(x.dtype.numpy))
     inner = b.reshape(inner, (rows, after, first, 2))
     turned = b.pointwise("({0} * {1} + {2} * {3})", inner, cos, inner.slice(3, 1, 2, -1), sin)
     outer = fourier(b, b.reshape(turned.transpose((0, 2, 1, 3)), (rows * first, after, 2)), inverse)
     return b.reshape(b.reshape(outer, (rows, first, after, 2)).transpose((0, 2, 1, 3)), (rows, n, 2))
+
+
+def _wide(b: Builder, x: Tensor) -> Tensor:
+    return x if x.dtype.name == "float64" else b.cast(x, _FLOAT32)
 
 
 def _product(b: Builder, x: Tensor, inverse: bool) -> Tensor:
@@ -53,7 +58,7 @@ def _product(b: Builder, x: Tensor, inverse: bool) -> Tensor:
     cos, sin = np.cos(angle), np.sin(angle)
     of_real = np.stack([cos, sin], -1)  # [j, k, part of the result]
     matrix = of_real[:, None] if parts == 1 else np.stack([of_real, np.stack([-sin, cos], -1)], 1)
-    weights = b.constant(matrix.reshape(n * parts, n * 2).astype(np.float32))
+    weights = b.constant(matrix.reshape(n * parts, n * 2).astype(x.dtype.numpy))
     return b.reshape(matrix_product(b, b.reshape(x, (rows, n * parts)), weights), (rows, n, 2))
 
 
@@ -77,7 +82,7 @@ def transformed(b: Builder, x: Tensor, axis: int, length: int | None, inverse: b
         b.decline(f"a transform of length {length}")
     dtype = x.dtype
     bins = length // 2 + 1
-    x = _fitted(b, b.cast(x, _FLOAT32), axis, bins if inverse and onesided else length)
+    x = _fitted(b, _wide(b, x), axis, bins if inverse and onesided else length)
     order = [*(i for i in range(x.rank - 1) if i != axis), axis, x.rank - 1]
     lead = [x.shape[i] for i in order[:-2]]
     rows = b.reshape(x.transpose(order), (math.prod(lead), x.shape[axis], x.shape[-1]))
@@ -104,7 +109,7 @@ def _two_sided(b: Builder, x: Tensor, length: int) -> Tensor:
     b.copy(x, out=out.slice(1, 0, bins))
     rest = length - bins
     if rest:
-        sign = b.constant(np.array([1, -1], np.float32))
+        sign = b.constant(np.array([1, -1], x.dtype.numpy))
         b.pointwise("mul", x.slice(1, rest, rest, -1), sign, out=out.slice(1, bins, rest))
     return out
 
@@ -113,7 +118,7 @@ def _scalar(b: Builder, t: Tensor | None, what: str) -> int | None:
     return None if t is None else int(b.number(t, what))
 
 
-@operator("DFT", since=17, until=19, types={"T1": (*FLOATS, "bfloat16"), "T2": INDICES})
+@operator("DFT", since=17, until=19, types={"T1": FLOATING, "T2": INDICES})
 def dft_17(
     b: Builder, x: Tensor, dft_length: Tensor | None = None, *, axis: int = 1, inverse: int = 0, onesided: int = 0
 ) -> Tensor:
@@ -121,7 +126,7 @@ def dft_17(
     return transformed(b, x, b.axis(axis, x.rank), length, bool(inverse), bool(onesided))
 
 
-@operator("DFT", since=20, types={"T1": (*FLOATS, "bfloat16"), "T2": INDICES})
+@operator("DFT", since=20, types={"T1": FLOATING, "T2": INDICES})
 def dft(
     b: Builder,
     x: Tensor,
@@ -136,7 +141,7 @@ def dft(
     return transformed(b, x, b.axis(-2 if where is None else where, x.rank), length, bool(inverse), bool(onesided))
 
 
-@operator("STFT", types={"T1": (*FLOATS, "bfloat16"), "T2": INDICES})
+@operator("STFT", types={"T1": FLOATING, "T2": INDICES})
 def stft(
     b: Builder,
     signal: Tensor,
@@ -157,11 +162,11 @@ def stft(
     frames = (samples - length) // step + 1
     rows, along, within = signal.strides
     spread = signal.view((batch, frames, length, parts), (rows, along * step, along, within))
-    framed = b.cast(spread, _FLOAT32)
+    framed = _wide(b, spread)
     if window is not None:
         if window.shape[0] != length:
             b.decline(f"a window of {window.shape[0]} samples for frames of {length}")
-        factors = b.reshape(b.cast(window, _FLOAT32), (length, 1))
+        factors = b.reshape(_wide(b, window), (length, 1))
         framed = b.pointwise("mul", framed, factors)
     result = fourier(b, b.reshape(framed, (batch * frames, length, parts)))
     bins = length // 2 + 1 if onesided else length
