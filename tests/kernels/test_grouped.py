@@ -7,7 +7,7 @@ import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, Tensor
-from vkep.kernels.grouped import MOST_GROUPS, GroupedProductProblem, GroupRowsProblem
+from vkep.kernels.grouped import MOST_GROUPS, GroupedCodesProblem, GroupedProductProblem, GroupRowsProblem
 from vkep.kernels.select import candidates
 
 
@@ -51,3 +51,42 @@ def test_product_by_the_matrix_of_a_block(
     kept = [0, 1, 3, 4]
     expected = a[kept].astype(np.float64) @ b[owners[kept]].astype(np.float64).swapaxes(1, 2)
     np.testing.assert_allclose(y.array[kept], expected, rtol=2e-3, atol=2e-3 if dtype == "float32" else 2e-2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(
+    ("bits", "block", "zeros"), [(4, 32, "blocks"), (4, 64, "rows"), (8, 16, ""), (2, 16, "blocks")]
+)
+def test_product_by_packed_weights(
+    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str, bits: int, block: int, zeros: str
+) -> None:
+    m, n, k, groups = 9, 37, 64, 3
+    owners = np.array([2, 0, 3, 1], np.int32)  # 3: no group
+    problem = GroupedCodesProblem(4, m, n, k, groups, bits, block, dtype, zeros)
+    a, scales = rng.normal(size=(4, m, k)).astype(dtype), rng.uniform(0.1, 1, (groups, n, k // block)).astype(dtype)
+    shapes = {need.name: need.shape for need in problem.needs()}
+    packed = {
+        name: rng.integers(0, 256, shape).astype(np.uint8) for name, shape in shapes.items() if name in ("b", "zeros")
+    }
+    y = Tensor.empty((4, m, n), dtype)
+    before = y.array[2].copy()
+    inputs = [a, packed["b"], owners, scales, *([packed["zeros"]] if zeros else [])]
+    gpu.compute(problem, caps, [Tensor(t) for t in inputs], [y])
+
+    def codes(values: np.ndarray, count: int) -> np.ndarray:
+        shifts = np.arange(0, 8, bits)
+        return (
+            (values[..., None] >> shifts & (1 << bits) - 1)
+            .reshape(*values.shape[:-1], -1)[..., :count]
+            .astype(np.float64)
+        )
+
+    zero = np.full((groups, n, 1), float(1 << (bits - 1)))
+    if zeros:
+        zero = codes(packed["zeros"], k // block if zeros == "blocks" else n)
+        zero = np.repeat(zero, block, 2) if zeros == "blocks" else zero[..., None]
+    weights = (codes(packed["b"], k) - zero) * np.repeat(scales.astype(np.float64), block, 2)
+    np.testing.assert_array_equal(y.array[2].tobytes(), before.tobytes())
+    kept = [0, 1, 3]
+    expected = a[kept].astype(np.float64) @ weights[owners[kept]].swapaxes(1, 2)
+    np.testing.assert_allclose(y.array[kept], expected, rtol=2e-3, atol=0.02 if dtype == "float32" else 1.0)

@@ -11,6 +11,7 @@ from tests.ops.cases import Array, check, model_of, on_vulkan
 from tests.ops.test_contrib_fused import against, sigmoid, silu
 from vkep import InferenceSession
 from vkep.errors import VkepError
+from vkep.ops import contrib_experts
 
 pytestmark = pytest.mark.usefixtures("vulkan")
 RNG = np.random.default_rng(29)
@@ -106,6 +107,13 @@ def test_quantized_experts(
     # onnxruntime rounds the activations of 8-bit experts to 8 bits
     loose = 0.02 if bits == 8 and block else 2e-3
     check("QMoE", inputs, constants=weights, rtol=loose, atol=loose, **attributes, **MS)
+
+
+@pytest.mark.parametrize(("bits", "block", "zeros"), [(4, 0, True), (4, 32, True), (8, 0, False)])
+def test_a_gpu_keeps_weights_packed(monkeypatch: pytest.MonkeyPatch, bits: int, block: int, zeros: bool) -> None:
+    monkeypatch.setattr(contrib_experts, "is_cpu", lambda caps: False)
+    monkeypatch.delattr(contrib_experts.Matrices, "dense")
+    test_quantized_experts((2, 5), 4, 2, bits, block, zeros, "swiglu")
 
 
 @pytest.mark.parametrize("tokens", [(9,), (1,)])

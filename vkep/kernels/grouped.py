@@ -1,5 +1,5 @@
 """Products of rows by the matrix of each row's group: rows in blocks of one group (``shaders/group_rows.comp``), and a product
-that looks up a block's matrix (``shaders/grouped_tiled.comp``, ``shaders/grouped_subgroup.comp``).
+that looks up a block's matrix (``shaders/grouped_tiled.comp``, also of packed weights; ``shaders/grouped_subgroup.comp``).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
+from vkep.errors import InvalidNode
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import ceil_div, is_cpu, lanes
 from vkep.kernels.matmul import pack_panels
@@ -135,6 +136,28 @@ GROUPED_SUBGROUP = Kernel(
 )
 
 
+def _codes_reach(call: KernelCall) -> Mapping[str, int]:
+    m, n, k, size, blocks, groups = call["m"], call["n"], call["k"], call.size_of("T"), call.groups[2], call["groups"]
+    return {
+        "a": blocks * m * k * size,
+        "b": groups * n * k * call["BITS"] // 8,
+        "owners": 4 * blocks,
+        "y": blocks * m * n * size,
+        "scales": groups * n * (k // call["BLOCK"]) * size,
+        "zeros": (0, groups * n, groups)[call["ZEROS"]] * call["zero_bytes"],
+    }
+
+
+GROUPED_CODES = Kernel(
+    "grouped_tiled.comp",
+    operands=(*_OPERANDS, Operand("scales"), Operand("zeros")),
+    params=(*_SIZES, ("zero_bytes", "uint")),
+    spec={**GROUPED_TILED.spec, "BITS": 4, "BLOCK": 32, "ZEROS": 0},
+    variants=tuple({**defines, "CODES": "1"} for defines in TILED_DEFINES.values()),
+    reach=_codes_reach,
+)
+
+
 @dataclass(frozen=True)
 class GroupedProductProblem(Problem):
     """``y`` [blocks, m, n]: the rows of block i of ``a`` [blocks, m, k] times the transpose of matrix ``owners[i]`` of
@@ -224,6 +247,96 @@ def _tiled(problem: GroupedProductProblem, e: Emission) -> KernelCall:
     )
 
 
+@dataclass(frozen=True)
+class GroupedCodesProblem(Problem):
+    """`GroupedProductProblem` for weights ``(code - zero) * scale``: ``b`` [groups, n, k * bits / 8] (uint8) holds codes of
+    2, 4 or 8 bits, the first in the lowest bits.
+
+    ``scales`` [groups, n, k / block] are of ``dtype``. ``zeros`` (uint8) are packed codes too: of "blocks" [groups, n,
+    ceil(k / block * bits / 8)], of "rows" [groups, ceil(n * bits / 8)], or absent ("") for ``2**(bits - 1)``.
+    """
+
+    blocks: int
+    m: int
+    n: int
+    k: int
+    groups: int
+    bits: int
+    block: int
+    dtype: str
+    zeros: str = ""
+    alignment: int = 1  #: bytes, of a
+
+    def __post_init__(self) -> None:
+        if self.k % self.block:
+            raise InvalidNode(f"rows of {self.k} codes in blocks of {self.block}")
+
+    @property
+    def zero_bytes(self) -> int:
+        """Bytes of a row's, or of a group's zero points."""
+        return ceil_div((self.k // self.block if self.zeros == "blocks" else self.n) * self.bits, 8)
+
+    def needs(self) -> tuple[Need, ...]:
+        rows = (self.groups, self.n)
+        operands = (
+            Need("a", self.dtype, (self.blocks, self.m, self.k)),
+            Need("b", "uint8", (*rows, self.k * self.bits // 8), flat=True),
+            Need("owners", "int32", (self.blocks,)),
+            Need("scales", self.dtype, (*rows, self.k // self.block), flat=True),
+        )
+        of = {"": None, "blocks": (*rows, self.zero_bytes), "rows": (self.groups, self.zero_bytes)}[self.zeros]
+        return operands if of is None else (*operands, Need("zeros", "uint8", of, flat=True))
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("y", self.dtype, (self.blocks, self.m, self.n)),)
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.blocks * self.m * self.n * self.k
+
+    def placed(self, operands: Mapping[str, Any]) -> GroupedCodesProblem:
+        return replace(self, alignment=alignment_of(operands["a"]))
+
+
+def no_codes(problem: GroupedCodesProblem, caps: DeviceCapabilities) -> str:
+    """Why packed weights are not unpacked within the product; "" where they are."""
+    if problem.dtype not in STORAGE:
+        return f"element type is {problem.dtype!r}, expected one of {sorted(STORAGE)}"
+    if problem.k * problem.bits % 32 or problem.groups * problem.n * problem.k >= 1 << 32:
+        return f"rows of {problem.k} codes of {problem.bits} bits: the kernel takes whole words, and fewer than 2**32 codes"
+    return no_shared_tile(caps)
+
+
+def _codes(problem: GroupedCodesProblem, e: Emission) -> KernelCall:
+    tile = shared_tiling(problem.m, problem.n, 1, problem.blocks, e.caps, e.target.tuned).tile
+    wide = tile.loads_wide and problem.alignment % (16 if problem.dtype == "float32" else 8) == 0
+    return GROUPED_CODES.call(
+        grid=(ceil_div(problem.n, tile.n), ceil_div(problem.m, tile.m), problem.blocks),
+        operands={**e.operands, "zeros": e.get("zeros")},
+        params={
+            "m": problem.m,
+            "n": problem.n,
+            "k": problem.k,
+            "groups": problem.groups,
+            "zero_bytes": problem.zero_bytes,
+        },
+        spec={
+            **tile.spec,
+            "A_ALONG_K": 1,
+            "B_ALONG_K": 1,
+            "A_WIDE": int(wide and problem.k % 4 == 0),
+            "B_WIDE": int(tile.loads_wide),
+            "BITS": problem.bits,
+            "BLOCK": problem.block,
+            "ZEROS": ("", "blocks", "rows").index(problem.zeros),
+        },
+        defines={**TILED_DEFINES[problem.dtype], "CODES": "1"},
+        local_size=(tile.lanes,),
+        flops=problem.flops,
+    )
+
+
+implement(GroupedCodesProblem, Candidate("packed weights", _codes, when=no_codes))
 implement(
     GroupedProductProblem,
     Candidate("subgroups as vectors", _subgroup, when=_no_subgroup),

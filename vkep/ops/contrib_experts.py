@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from vkep.dtypes import DTYPES, DType
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
-from vkep.kernels.grouped import GroupedProductProblem, GroupRowsProblem, block_of
+from vkep.kernels.grouped import GroupedCodesProblem, GroupedProductProblem, GroupRowsProblem, block_of, no_codes
+from vkep.kernels.launch import is_cpu
 from vkep.ops.allowed import SINGLE
 from vkep.ops.contraction import matrix_product
 from vkep.ops.contrib import MICROSOFT, outputs, unpacked_codes, wants_output
@@ -114,17 +115,36 @@ class Matrices:
 
 def _applied(b: Builder, x: Tensor, matrices: Matrices, owners: Tensor | None = None) -> Tensor:
     """Blocks ``x`` [blocks, rows, k] through a matrix each, of expert ``owners[i]`` where that is given: [blocks, rows, n]."""
-    dense, bias = matrices.dense(b, x.dtype), matrices.bias
+    bias = matrices.bias
     if owners is None:
-        y = matrix_product(b, x, dense.transpose((0, 2, 1)))
+        y = matrix_product(b, x, matrices.dense(b, x.dtype).transpose((0, 2, 1)))
     else:
-        (blocks, rows, k), (experts, n, _) = x.shape, dense.shape
-        dense = b.contiguous(dense)
-        constant = dense.storage.is_constant
-        y = b.result(GroupedProductProblem(blocks, rows, n, k, experts, x.dtype.name, constant), x, dense, owners)
+        (blocks, rows, k), (experts, n) = x.shape, matrices.weights.shape[:2]
+        packed = _applied_packed(b, x, matrices, owners)
+        if packed is None:
+            dense = b.contiguous(matrices.dense(b, x.dtype))
+            constant = dense.storage.is_constant
+            packed = b.result(
+                GroupedProductProblem(blocks, rows, n, k, experts, x.dtype.name, constant), x, dense, owners
+            )
+        y = packed
         if bias is not None:
             bias = gathered(b, bias, b.pointwise("min({0}, {1})", owners, experts - 1))
     return y if bias is None else b.pointwise("add", y, b.reshape(bias, (bias.shape[0], 1, bias.shape[1])))
+
+
+def _applied_packed(b: Builder, x: Tensor, matrices: Matrices, owners: Tensor) -> Tensor | None:
+    """The product on packed weights; None where they are unpacked before, as a CPU driver's products are faster."""
+    if not matrices.bits or matrices.scales is None or matrices.weights.offset % 4 or is_cpu(b.caps):
+        return None
+    (blocks, rows, k), (experts, n) = x.shape, matrices.weights.shape[:2]
+    zeros, block = matrices.zero_points, k // (matrices.scales.size // (experts * n))
+    kind = "" if zeros is None else "rows" if zeros.rank == 2 else "blocks"
+    problem = GroupedCodesProblem(blocks, rows, n, k, experts, matrices.bits, block, x.dtype.name, kind)
+    if no_codes(problem, b.caps):
+        return None
+    operands = (x, matrices.weights, owners, b.cast(matrices.scales, x.dtype), zeros)
+    return b.result(problem, *(b.contiguous(t) for t in operands if t is not None))
 
 
 def _activated(b: Builder, a: MoEAttributes, y: Tensor, third: Tensor | None) -> Tensor:
