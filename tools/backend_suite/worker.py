@@ -31,7 +31,7 @@ def run_case(case: Case) -> Outcome:
     vulkan = on_cpu = False
     try:
         model = case.model()
-        prepared = VulkanBackend.prepare(model, context=_context())
+        prepared = VulkanBackend.prepare(model, context=shared_context())
         try:
             for inputs, expected in case.data(model):
                 dtypes = tuple(dict.fromkeys(str(getattr(v, "dtype", type(v).__name__)) for v in [*inputs, *expected]))
@@ -69,7 +69,7 @@ def run_case(case: Case) -> Outcome:
 _kept: list[SharedGpuContext] = []
 
 
-def _context() -> SharedGpuContext:
+def shared_context() -> SharedGpuContext:
     """This process's: to make one takes longer than most cases. One that a case lost is replaced."""
     if not _kept or not _kept[0].is_valid:
         _kept[:] = [SharedGpuContext.create({"gpu_shared_context_token": "cases"})]

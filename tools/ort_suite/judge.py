@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tools.backend_suite.through_ort import error_text, open_session, run_session
+from tools.backend_suite.worker import shared_context
 from tools.ort_suite.cases import Case
 
 #: verdicts on ONNX Runtime's CPU provider, which say whether a case was understood
@@ -83,7 +84,7 @@ def on_vkep(case: Case) -> Verdict:
     session: Any = None
     try:
         model, feeds = case.model(), case.feeds()
-        session = InferenceSession(model, save_plans=False)
+        session = InferenceSession(model, context=shared_context(), save_plans=False)
         names = list(case.expected())
         got = dict(zip(names, session.run(None, feeds), strict=True))
         placed = [(n.where, f"{n.op_type}: {n.reason}") for n in session.report().nodes]

@@ -20,6 +20,7 @@ from vkep.ops.contrib import MICROSOFT
 from vkep.ops.contrib_sparse_attention import Projections, longformer
 from vkep.ops.elementwise import gelu
 from vkep.ops.normalization import row_norm, softmax_over
+from vkep.ops.qlinear import ratio
 from vkep.ops.quantization import rounded_to
 from vkep.ops.registry import FLOATS, operator
 from vkep.ops.sdpa import default_scale, merge_heads, split_heads
@@ -90,9 +91,9 @@ def _saturated(b: Builder, value: ex.Expr, shape: Sequence[int]) -> Tensor:
 def _quantized(b: Builder, x: Tensor, scale: Tensor) -> Tensor:
     """``x / scale``, rounded and saturated: times the reciprocal, in float16 for float16."""
     if x.dtype is _FLOAT32:
-        value = b.expr("({0} * (1.0 / {1}))", x, scale, ctype="float")
+        value = b.expr("mul", x, b.divide(1.0, scale))
     else:
-        reciprocal = ex.Expr("float", ex.rounded(x.dtype, "(1.0 / {0})"), (b.expr("same", scale),))
+        reciprocal = ex.Expr("float", ex.rounded(x.dtype, "{0}"), (b.divide(1.0, scale),))
         value = ex.Expr("float", ex.rounded(x.dtype, "({0} * {1})"), (b.expr("same", x), reciprocal))
     return _saturated(b, value, x.shape)
 
@@ -190,7 +191,7 @@ def qordered_matmul(
     _scalars(b, scale_A=a_scale, scale_Y=y_scale)
     b.expect("scale_B", b_scale, (), (1,), (columns,))
     b.expect("bias", bias, (columns,))
-    added = [] if bias is None else [b.expr("({0} / {1})", bias, y_scale, ctype="float")]
+    added = [] if bias is None else [b.divide(bias, y_scale)]
     if c is not None:
         if c_scale is None:
             b.invalid("C without scale_C")
@@ -198,8 +199,8 @@ def qordered_matmul(
         b.expect("C", c, shape, shape[-2:], (1, *shape[-2:]))
         _scalars(b, scale_C=c_scale)
         c = b.reshape(c, c.shape[-a.rank :])
-        added.append(b.expr("mul_float", c, b.expr("({0} / {1})", c_scale, y_scale, ctype="float"), ctype="float"))
-    alpha = b.expr("({0} * {1} / {2})", a_scale, b_scale, y_scale, ctype="float")
+        added.append(b.expr("mul_float", c, b.divide(c_scale, y_scale), ctype="float"))
+    alpha = ratio(b, a_scale, b_scale, y_scale)
     matrix = _to_rows(b, y, _COL)
     if a.rank == 2 and matrix.rank == 3:
         matrix = b.reshape(matrix, matrix.shape[1:])
@@ -273,13 +274,11 @@ def qordered_attention(
         b.expect(f"{name}_weight", weight, (inner, hidden))
         b.expect(f"scale_{name}_weight", factor, (), (1,), (hidden,))
         b.expect(f"{name}_bias", bias, (hidden,))
-        alpha = b.expr("({0} * {1} / {2})", factor, x_scale, scale, ctype="float")
-        made = _product(b, x, _to_rows(b, weight, _COL), alpha, b.expr("({0} / {1})", bias, scale, ctype="float"))
+        alpha = ratio(b, factor, x_scale, scale)
+        made = _product(b, x, _to_rows(b, weight, _COL), alpha, b.divide(bias, scale))
         heads.append(split_heads(b, made, num_heads))
     q, k, v = heads
-    scores = _product(
-        b, q, k.transpose((0, 1, 3, 2)), b.expr("({0} * {1} / {2})", q_scale, k_scale, scores_scale, ctype="float")
-    )
+    scores = _product(b, q, k.transpose((0, 1, 3, 2)), ratio(b, q_scale, k_scale, scores_scale))
     # a masked key is 0 after the softmax too, so that a row without any key is 0
     kept = None if mask is None else b.expr("ne", b.reshape(mask, (batch, 1, 1, length)), 0, ctype="bool")
     value = b.expr(f"(float({{0}}) * {{1}} * {default_scale(q.shape[3])!r})", scores, scores_scale, ctype="float")
@@ -287,10 +286,10 @@ def qordered_attention(
         value = b.expr("({0} ? {1} : -1e30)", kept, value, ctype="float")
     weights = b.contiguous(b.store(value, _FLOAT32, shape=scores.shape))
     shares = softmax_over(b, weights, batch * num_heads * length, length, 1)
-    share = b.expr("({0} / {1})", shares, softmax_scale, ctype="float")
+    share = b.divide(shares, softmax_scale)
     if kept is not None:
         share = b.expr("({0} ? {1} : 0.0)", kept, share, ctype="float")
-    alpha = b.expr("({0} * {1} / {2})", softmax_scale, v_scale, y_scale, ctype="float")
+    alpha = ratio(b, softmax_scale, v_scale, y_scale)
     return merge_heads(b, _product(b, _saturated(b, share, scores.shape), v, alpha))
 
 
@@ -347,7 +346,7 @@ def qordered_longformer_attention(
     ):
         b.expect(f"{name}weight", matrix, (hidden, 3 * hidden))
         b.expect(f"{name}bias", added, (3 * hidden,))
-        alpha = b.expr("({0} * {1} / {2})", x_scale, factor, scale, ctype="float")
+        alpha = ratio(b, x_scale, factor, scale)
         whole = _product(b, x, _to_rows(b, matrix, _COL), alpha, b.expr("same", added))
         parts = _real(b, whole, scale, _FLOAT16)
         made.append((parts.slice(2, 0, hidden), parts.slice(2, hidden, hidden), parts.slice(2, 2 * hidden, hidden)))

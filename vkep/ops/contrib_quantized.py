@@ -276,7 +276,7 @@ def _declare_qlinear(op_type: str, op: str) -> None:
         b.expect("C_scale", z_scale, (), (1,))
         b.expect("C_zero_point", z_zero_point, (), (1,))
         left, right = real(b, x, x_scale, x_zero_point), real(b, y, y_scale, y_zero_point)
-        value = b.expr("div", b.expr(op, left, right), z_scale, ctype="float")
+        value = b.divide(b.expr(op, left, right), z_scale)
         shape = broadcast_shapes(x.shape, y.shape)
         return b.store(rounded_to(b, value, z_zero_point, x.dtype), x.dtype, shape=shape)
 
@@ -351,5 +351,5 @@ def qgemm(
     if y_scale is None:
         return b.store(result, a_scale.dtype, shape=total.shape)
     dtype = y_zero_point.dtype if y_zero_point is not None else a.dtype
-    result = rounded_to(b, b.expr("div", result, y_scale, ctype="float"), y_zero_point, dtype)
+    result = rounded_to(b, b.divide(result, y_scale), y_zero_point, dtype)
     return b.store(result, dtype, shape=total.shape)

@@ -13,6 +13,7 @@ from vkep.dtypes import DTYPES
 from vkep.graph.attributes import ConvAttributes
 from vkep.ir import float8
 from vkep.ir.builder import Builder
+from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import every
 from vkep.ops.contraction import matrix_product
@@ -52,6 +53,11 @@ def integer_product(b: Builder, x: Tensor, y: Tensor, x_zero: Tensor | None, y_z
     return matrix_product(b, x, y, _INT32)
 
 
+def ratio(b: Builder, x: Tensor, y: Tensor, z: Tensor) -> Expr:
+    """``x * y / z`` in float32, by which an integer result is scaled before it is rounded: so rounded at each step itself."""
+    return b.divide(b.expr("mul", x, y, ctype="float"), z)
+
+
 @operator("MatMulInteger", types={"T1": _BYTES, "T2": _BYTES})
 def matmul_integer(
     b: Builder, a: Tensor, y: Tensor, a_zero_point: Tensor | None = None, b_zero_point: Tensor | None = None
@@ -77,7 +83,7 @@ def qlinear_matmul(
     y_scale: Tensor,
     y_zero_point: Tensor,
 ) -> Tensor:
-    factor = b.expr("({0} * {1} / {2})", _rows(b, a, a_scale), b_scale, _rows(b, a, y_scale), ctype="float")
+    factor = ratio(b, _rows(b, a, a_scale), b_scale, _rows(b, a, y_scale))
     made = y_zero_point.dtype
     if "bits" in (a.dtype.kind, y.dtype.kind, made.kind):  # 8-bit floats, whose zero points are 0
         if {"bits"} != {a.dtype.kind, y.dtype.kind, made.kind}:
@@ -146,6 +152,6 @@ def qlinear_conv(
     b.expect("the bias", bias, (shape[1],))
     if bias is not None:
         value = b.expr("add", value, _channels(b, bias, len(shape), 1))
-    factor = b.expr("({0} * {1} / {2})", x_scale, _channels(b, w_scale, len(shape), 1), y_scale, ctype="float")
+    factor = ratio(b, x_scale, _channels(b, w_scale, len(shape), 1), y_scale)
     result = rounded_to(b, b.expr("mul_float", value, factor, ctype="float"), y_zero_point, y_zero_point.dtype)
     return b.store(result, y_zero_point.dtype, shape=shape)

@@ -133,10 +133,10 @@ def quantize_linear(
     factor = b.cast_expr(ex.leaf(scale), scale.dtype, _FLOAT32) if powers else b.expr("cast", scale, ctype="float")
     zero = None if y_zero_point is None else blocks.spread(y_zero_point)
     if to.kind == "bits":  # a float's zero point is 0 (ONNX QuantizeLinear)
-        code = float8.encode(b.expr("div", value, factor, ctype="float"), to, bool(a.saturate))
+        code = float8.encode(b.divide(value, factor), to, bool(a.saturate))
         return b.reshape(b.store(code, to, shape=blocks.shape), x.shape)
     if division.name in ("float16", "bfloat16"):
-        quotient = ex.Expr("float", ex.rounded(division, "({0} / {1})"), (value, factor))
+        quotient = ex.Expr("float", ex.rounded(division, "{0}"), (b.divide(value, factor),))
         result = rounded_to(b, quotient, zero, to)
     else:
         result = quantized(b, value, factor, zero, to)
