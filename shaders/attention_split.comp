@@ -1,10 +1,11 @@
-// Attention of few queries (a decoder's step): a workgroup processes a block of keys for ROWS rows of one head of keys
-// and values, where a row is a query of a head of its group. With PARTIAL it stores for each row the maximum score, the
-// sum of the powers and the values weighted by them. The workgroup that finishes last of those with the same rows joins
-// the parts: it finds the others' arrivals in a counter, which it sets to zero again. Else the only block has all keys.
+// Attention of few queries (a decoder's step): a workgroup processes a block of keys for ROWS rows of one head of keys and
+// values, where a row is a query of a head of its group. With PARTIAL it stores for each row the maximum score, the sum of the
+// powers and the values weighted by them. The workgroups of the same rows count their arrivals in a counter; the last one joins
+// the parts and sets the counter to zero again. Without PARTIAL there is one block with all keys.
 //
-// Scores count in powers of two: `scale` and `softcap` contain log2(e). KEY_LANES lanes share a key's score, VALUE_LANES lie
-// along a value; UNIT elements (16 bytes, 8 elements of a cache in codes, or one where rows are not aligned) are read at once.
+// Scores are exponents of two: `scale` and `softcap` contain log2(e). KEY_LANES lanes share a key's score, VALUE_LANES lanes
+// lie along a value. UNIT elements are read at once: 16 bytes, 8 elements of a quantized cache, or one where rows are not
+// aligned.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -24,29 +25,29 @@ layout(constant_id = 8) const uint KEY_LANES = 8;
 layout(constant_id = 9) const uint VALUE_LANES = 8;
 layout(constant_id = 10) const uint GROUP = 1;
 layout(constant_id = 11) const uint UNIT = 8;
-layout(constant_id = 12) const uint BIAS = 0;  // 1: dense along the keys, 2: the same for all keys
+layout(constant_id = 12) const uint BIAS = 0;  // 1: contiguous along the keys, 2: the same for all keys
 layout(constant_id = 13) const uint SOFTCAP = 0;
 layout(constant_id = 14) const uint ORIGIN = 0;
 layout(constant_id = 16) const uint SINK = 0;
 layout(constant_id = 17) const uint PARTIAL = 1;
-layout(constant_id = 19) const uint CODE = 0;  // how keys and values are held: kv_codes.glsl
-layout(constant_id = 20) const uint K_CHANNELS = 0;  // 1: a scale for each feature
+layout(constant_id = 19) const uint CODE = 0;  // element format of keys and values (kv_codes.glsl)
+layout(constant_id = 20) const uint K_CHANNELS = 0;  // 1: one scale per feature, 0: one per tensor
 layout(constant_id = 21) const uint V_CHANNELS = 0;
-layout(constant_id = 18) const uint EARLY = 0;  // values that a lane loads at once, one unit each, the first ones before their weights are known
-layout(constant_id = 22) const uint EARLY_KEYS = 0;  // keys that a lane loads at once, one unit each; it keeps its unit of the queries
+layout(constant_id = 18) const uint EARLY = 0;  // values that a lane loads at once, one unit each; the first before their weights are known
+layout(constant_id = 22) const uint EARLY_KEYS = 0;  // keys that a lane loads at once, one unit each; its unit of the queries stays in registers
 layout(constant_id = 24) const uint HALVES = 0;      // 1: queries are float16
-layout(constant_id = 23) const uint COLUMNS = 16;  // lanes side by side along a value that is joined
+layout(constant_id = 23) const uint COLUMNS = 16;  // lanes along a value when parts are joined
 
 const float LOG2_E = 1.44269504089;
-const uint SLICES = gl_WorkGroupSize.x / VALUE_LANES;  // of the keys, for the values
-const uint WITHIN = SUBGROUP_LANES > VALUE_LANES ? SUBGROUP_LANES : VALUE_LANES;  // lanes whose slices add up by shuffles
+const uint SLICES = gl_WorkGroupSize.x / VALUE_LANES;  // number of slices that the keys are divided into, for the values
+const uint WITHIN = SUBGROUP_LANES > VALUE_LANES ? SUBGROUP_LANES : VALUE_LANES;  // lanes whose slices are added by shuffles
 const uint PARTS = gl_WorkGroupSize.x / WITHIN;
 const uint WIDTH = VALUE_LANES * UNIT;
 const uint HELD = EARLY > 0 ? EARLY : 1, HELD_KEYS = EARLY_KEYS > 0 ? EARLY_KEYS : 1;
 const uint ROW_LANES = gl_WorkGroupSize.x / ROWS;
 const uint TURN = gl_WorkGroupSize.x / KEY_LANES;                // keys whose scores are computed at a time
 const uint JOINED = VALUE_SIZE % 4 == 0 ? 4 : 1;                 // elements of a part that are read at once
-const uint JOIN_SLICES = ROW_LANES / COLUMNS;                    // of the parts
+const uint JOIN_SLICES = ROW_LANES / COLUMNS;                    // number of slices that the parts are divided into
 const uint AHEAD = 4;                                            // parts that a lane reads before it adds them up
 
 #include "kv_codes.glsl"
@@ -85,7 +86,7 @@ void unpack(uvec4 raw) {
     }
 }
 
-uvec4 raw_at(uvec2 address, uint at) {  // `at` in numbers
+uvec4 raw_at(uvec2 address, uint at) {  // `at` counts elements
     if (CODE == CODE_INT4) return uvec4(Words(address).v[at / UNIT], 0, 0, 0);
     if (CODE > CODE_BFLOAT16) return uvec4(Pairs(address).v[at / UNIT], 0, 0);
     return Quads(address).v[at / UNIT];
@@ -151,7 +152,7 @@ void store_scores(uint turn) {
     }
 }
 
-// Joins the parts of all blocks, ROW_LANES lanes a row. All lanes call it.
+// Joins the parts of all blocks, with ROW_LANES lanes per row. All lanes must call it.
 void join(float sink) {
     uint row = row0 + id / ROW_LANES, row_lane = id % ROW_LANES, first = row_at(row) * args.splits;
     PartStats stats = PartStats(operand(args.stats, 10));
@@ -159,7 +160,7 @@ void join(float sink) {
     float most = sink, sum = 0.0;
     for (uint s = row_lane; s < args.splits; s += ROW_LANES) {
         vec2 part = stats.v[first + s];
-        if (part.y != 0.0) {  // else it sees no key, and has no values
+        if (part.y != 0.0) {  // 0: the part has no visible key, and its values were not written
             float before = most;
             most = max(most, part.x);
             sum = (sum != 0.0 ? sum * exp2(before - most) : 0.0) + part.y * exp2(part.x - most);
@@ -169,7 +170,7 @@ void join(float sink) {
     most = most_over(most, id, ROW_LANES);
     sum = sum_over(sum != 0.0 ? sum * exp2(own - most) : 0.0, id, ROW_LANES);
     if (SINK == 1) sum += exp2(sink - most);
-    float share = sum != 0.0 ? 1.0 / sum : 0.0;  // a row that sees no key is zero
+    float share = sum != 0.0 ? 1.0 / sum : 0.0;  // a row without a visible key is zero
     uint slice = row_lane % JOIN_SLICES, lane = row_lane / JOIN_SLICES;
     for (uint e0 = 0; e0 < VALUE_SIZE; e0 += COLUMNS * JOINED) {
         uint e = min(e0 + lane * JOINED, VALUE_SIZE - JOINED);
@@ -200,7 +201,7 @@ void join(float sink) {
 }
 
 void main() {
-    if (surplus_group()) return;  // would be counted twice
+    if (surplus_group()) return;  // a repeated workgroup would be counted twice
     id = gl_LocalInvocationIndex, split = group_id().x, batch = group_id().z;
     kv_head = group_id().y / args.row_tiles, row0 = group_id().y % args.row_tiles * ROWS, rows = GROUP * args.queries;
     heads = group_count().y / args.row_tiles * GROUP;
@@ -240,7 +241,7 @@ void main() {
     for (uint e = id; e < ROWS * BLOCK; e += gl_WorkGroupSize.x) powers[e] = uintBitsToFloat(0xff800000u);
     barrier();
 
-    // Scores. All lanes take part in every turn, since they combine values.
+    // Scores. All lanes execute every iteration, since they combine values.
     if (EARLY_KEYS > 0) {
         for (uint from = key0; from < key_end; from += HELD_KEYS * TURN) {
             if (from > key0) hold_keys(k_at, k0 + key_lane * UNIT, from + id / KEY_LANES);
@@ -289,12 +290,13 @@ void main() {
             PartStats(operand(args.stats, 10)).v[row_at(row0 + own) * args.splits + split] = vec2(most, sum);
     } else {
         if (SINK == 1) sum += exp2(sink - most);
-        if (sum != 0.0)  // a row that sees no key is zero
+        if (sum != 0.0)  // a row without a visible key is zero
             for (uint e = row_lane; e < BLOCK; e += ROW_LANES) powers[own * BLOCK + e] /= sum;
     }
     barrier();
 
-    // Values: each lane a unit of every row, for a slice of the keys. Nothing reads those of a part that sees no key.
+    // Values: each lane computes a unit of every row, for a slice of the keys. Values of a part without a visible key are not
+    // read.
     for (uint u0 = 0; u0 < VALUE_SIZE && (PARTIAL == 0 || key0 < key_end); u0 += WIDTH) {
         [[unroll]] for (uint i = 0; i < ROWS * UNIT; i++) acc[i] = 0.0;
         if (EARLY > 0) {
@@ -337,8 +339,8 @@ void main() {
     }
     if (PARTIAL == 0) return;
 
-    // What each lane has written is visible to the device before the workgroup counts as arrived, and what others have written is
-    // before the last one reads it.
+    // Each lane's writes become available to the device before the workgroup is counted, and the other workgroups' writes
+    // become visible before the last one reads them.
     Counts counts = Counts(operand(args.arrivals, 11));
     uint counter = batch * group_count().y + group_id().y;
     memoryBarrierBuffer();

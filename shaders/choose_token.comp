@@ -1,10 +1,10 @@
-// The next token of each sequence by its settings: temperature, top_k, top_p, min_p, repetition penalty and a random number of
-// [0, 1) (`vkep.generation.sampling.Sampling`); temperature 0 takes the greatest logit. Six dispatches (PASS), of which all but the
-// last give each sequence several workgroups, a block of tokens each. What they find lies in `state`.
+// Chooses the next token of each sequence by its settings: temperature, top_k, top_p, min_p, repetition penalty and a random
+// number of [0, 1) (`vkep.generation.sampling.Sampling`); temperature 0 takes the greatest logit. Six dispatches (PASS). All
+// but the last have several workgroups per sequence, each for a block of tokens. Results are passed on in `state`.
 //
-// Nothing is sorted. A logit's place below the greatest one, in steps of 2^-15 of the logits over the temperature, is its key:
-// 2^20 keys cover the 32 below which nothing is chosen. Two counts of keys, by their upper and lower 10 bits, find the key where
-// top-k ends, and the same with sums of probabilities that where top-p ends.
+// Nothing is sorted. The key of a logit is its distance below the greatest one, after division by the temperature, in steps of
+// 2^-15. 2^20 keys cover a distance of 32, beyond which no token is chosen. Counting keys by their upper and then by their
+// lower 10 bits gives the key where top-k ends. Sums of probabilities instead of counts give the key where top-p ends.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -13,7 +13,7 @@
 #include "args.glsl"
 #include "workgroup.glsl"
 
-layout(constant_id = 4) const uint CHANGED = 0;  // 1: seen or never change logits, which a buffer of their own then holds
+layout(constant_id = 4) const uint CHANGED = 0;  // 1: the lists `seen` or `never` change logits, which are then copied to a buffer
 layout(constant_id = 5) const uint PASS = 0;
 const uint GREATEST = 0, COARSE = 1, TOP_K = 2, TOP_P = 3, SUM = 4, PICK = 5;  // passes
 const uint BINS = 1024;
@@ -21,12 +21,13 @@ const uint KEYS = BINS * BINS;
 const float RANGE = 32.0;
 const uint NONE = 0xffffffffu;
 
-// A sequence's state: keys counted by their upper bits, sums of their lower bits, keys counted by their lower bits of the bin where
-// top-k ends and of the one where top-p does; numbers; and the greatest logit, its place and the sum of each block.
+// The state of a sequence: counts of keys by their upper bits; sums of their lower bits; counts by their lower bits of the keys
+// in the bin where top-k ends, and in the bin where top-p ends; single numbers; the greatest logit, its index and the sum of
+// each block.
 const uint COUNTS = 0, OFFSETS = BINS, FINE_K = 2 * BINS, FINE_P = 3 * BINS, NUMBERS = 4 * BINS;
 const uint TOP = NUMBERS, PLACE = NUMBERS + 1;
-const uint LAST = NUMBERS + 2, CHOSEN_LAST = NUMBERS + 9;            // the last key that top-k leaves, and that top-p does
-const uint UPPER_K = NUMBERS + 3, LESS_K = NUMBERS + 4;              // the bin where top-k ends, and what those before it add up to
+const uint LAST = NUMBERS + 2, CHOSEN_LAST = NUMBERS + 9;            // the last key that top-k keeps, and that top-p keeps
+const uint UPPER_K = NUMBERS + 3, LESS_K = NUMBERS + 4;              // the bin where top-k ends, and the sum of the bins before it
 const uint UPPER_P = NUMBERS + 5, LESS_P = NUMBERS + 6, LOW_P = NUMBERS + 7, WANTED_P = NUMBERS + 8;
 const uint BLOCKS = NUMBERS + 16;
 
@@ -43,7 +44,7 @@ shared uint places[gl_WorkGroupSize.x];
 shared uint found;
 shared float before;
 
-uint id, row, block, first, stop;  // the block's tokens
+uint id, row, block, first, stop;  // the block's tokens are first to stop - 1
 float top, heat, lowest;
 
 uint at(uint place) { return row * (BLOCKS + 3 * args.blocks) + place; }
@@ -57,7 +58,7 @@ float logit(uint i) {
     return float(Elements(operand(args.x, 0)).v[row * args.x_row + i]);
 }
 float z_of(uint i) { return (logit(i) - top) / heat; }
-// NONE where it is out of range, or NaN.
+// The key of a logit; NONE beyond the last key and for NaN.
 uint key_of(float z) { return z >= -RANGE ? min(uint(-z * (float(KEYS) / RANGE)), KEYS - 1) : NONE; }
 // The probability of a token relative to the greatest one's; 0 where it is not chosen.
 float share(uint i, uint last) {
@@ -66,8 +67,8 @@ float share(uint i, uint last) {
     return key <= last && (z >= lowest || z == 0.0) ? exp(z) : 0.0;
 }
 
-// What a bin adds: its count, or the probability of its keys relative to the greatest one's. Of bins of upper bits (`fine` NONE)
-// by the mean and the spread of their lower bits.
+// The contribution of a bin: its count, or the probability of its keys relative to the greatest one's. That of a bin of upper
+// bits (`fine` NONE) is computed from the mean and the spread of the lower bits.
 float added(uint bin, uint upper, uint fine, bool by_share) {
     float count = float(state((fine == NONE ? COUNTS : fine) + bin));
     if (!by_share || count == 0.0) return count;
@@ -76,7 +77,7 @@ float added(uint bin, uint upper, uint fine, bool by_share) {
     return exp(-float(bin) * (RANGE / float(BINS))) * (count - sum + 0.5 * sum * sum / count);
 }
 
-// `sums` becomes the sums of the lanes' values up to each lane, always added in the same order. All lanes call it.
+// Sets `sums` to the running sums of the lanes' values, always added in the same order. All lanes must call it.
 void sum_up(float value) {
     barrier();
     sums[id] = value;
@@ -89,7 +90,7 @@ void sum_up(float value) {
     }
 }
 
-// The lowest of the lanes' `number`s. All lanes call it.
+// The lowest of the lanes' values of `number`. All lanes must call it.
 uint lowest_of(uint number) {
     barrier();
     if (id == 0) found = NONE;
@@ -101,8 +102,8 @@ uint lowest_of(uint number) {
     return least;
 }
 
-// The first of `count` bins up to which they add up to `wanted` or more, beginning with `start`; `count` where they do not.
-// `before` becomes what those before it add up to. All lanes call it.
+// The first of `count` bins whose running sum, which begins with `start`, is `wanted` or more; `count` if there is none. Sets
+// `before` to the running sum before that bin. All lanes must call it.
 uint bin_of(float wanted, float start, uint upper, uint fine, uint count, bool by_share) {
     uint each = max(BINS / gl_WorkGroupSize.x, 1), bin = min(id * each, count), end = min(bin + each, count);
     float own = 0.0;
@@ -125,7 +126,7 @@ uint bin_of(float wanted, float start, uint upper, uint fine, uint count, bool b
     return found;
 }
 
-// Adds the block's keys with these upper bits to a count by their lower ones.
+// Counts the block's keys that have these upper bits by their lower bits.
 void count_fine(uint upper, uint fine) {
     barrier();
     for (uint b = id; b < BINS; b += gl_WorkGroupSize.x) counts[b] = 0;
@@ -139,7 +140,7 @@ void count_fine(uint upper, uint fine) {
         if (counts[b] > 0) atomicAdd(Uints(operand(args.state, 7)).v[at(fine + b)], counts[b]);
 }
 
-// `sums` and `places` of lane 0 become the greatest value, and the first place of it.
+// Sets `sums` and `places` of lane 0 to the greatest value and its first index.
 void greatest(float best, uint place) {
     sums[id] = best;
     places[id] = place;
@@ -156,7 +157,7 @@ void greatest(float best, uint place) {
     }
 }
 
-// Logits of the block with the penalty, and without the tokens that are never chosen.
+// Writes the block's logits with the penalty, and minus infinity for tokens that are never chosen.
 void change() {
     Elements x = Elements(operand(args.x, 0));
     Floats logits = Floats(operand(args.logits, 6));
@@ -165,7 +166,7 @@ void change() {
     memoryBarrierBuffer();
     barrier();
     float penalty = setting(4);
-    for (uint s = id; s < args.seen_count; s += gl_WorkGroupSize.x) {  // the same token again gives the same
+    for (uint s = id; s < args.seen_count; s += gl_WorkGroupSize.x) {  // a repeated token gets the same value again
         int64_t token = Longs(operand(args.seen, 2)).v[row * args.seen_count + s];
         if (token < int64_t(first) || token >= int64_t(stop)) continue;
         float old = float(x.v[row * args.x_row + uint(token)]);
@@ -181,7 +182,7 @@ void change() {
     barrier();
 }
 
-// The greatest logit of the block; the counts become 0.
+// Finds the greatest logit of the block, and sets the counts to 0.
 void find_greatest() {
     for (uint b = block * gl_WorkGroupSize.x + id; b < NUMBERS; b += args.blocks * gl_WorkGroupSize.x) keep(b, 0u);
     if (CHANGED == 1) change();
@@ -253,7 +254,7 @@ void end_top_k(float top_k) {
 }
 
 void end_top_p(float top_k, float top_p) {
-    // Bins that top-k leaves: `end` whole ones by upper bits, then `low` of those of `upper_k`.
+    // Bins that top-k keeps: the first `end` bins of upper bits, then `low` bins of lower bits of `upper_k`.
     uint end = BINS, low = BINS, upper_k = state(UPPER_K), last = KEYS - 1, upper = NONE;
     float wanted = 0.0;
     if (upper_k != NONE) {
@@ -311,7 +312,7 @@ uint pick() {
             if (passed + own > wanted) found = b;
             else passed += own;
         }
-        before = wanted - passed;  // what the sum of the found block's tokens must pass
+        before = wanted - passed;  // the value that the sum of the found block's tokens must exceed
     }
     barrier();
     if (found == NONE) return id == 0 ? token : NONE;
@@ -322,7 +323,7 @@ uint pick() {
     for (uint i = from; i < to; i++) own += share(i, last);
     sum_up(own);
     uint lane = lowest_of(sums[id] > wanted ? id : NONE);
-    if (lane == NONE) lane = ~lowest_of(own > 0.0 ? ~id : NONE);  // rounding: the last one that has some
+    if (lane == NONE) lane = ~lowest_of(own > 0.0 ? ~id : NONE);  // rounding: none did, so the last lane with some
     if (id != lane) return NONE;
     float passed = id > 0 ? sums[id - 1] : 0.0;
     for (uint i = from; i < to && passed <= wanted; i++) {

@@ -1,14 +1,14 @@
-// How a cache of keys and values holds numbers where its elements are none of the kernel's own floats: `CODE`, a spec constant of
-// the shader that includes this. Integers and 8-bit floats are numbers divided by a scale.
+// Formats of quantized caches of keys and values. `CODE`, a spec constant of the shader that includes this, is the format. An
+// element is a number divided by a scale, as an integer or an 8-bit float.
 #ifndef KV_CODES_GLSL
 #define KV_CODES_GLSL
 const uint CODE_BFLOAT16 = 1;
 const uint CODE_INT8 = 2;
 const uint CODE_FLOAT8 = 3;  // e4m3fn
-const uint CODE_INT4 = 4;    // plus 8, two in a byte, the first in the low bits
-const uint PACK = CODE == CODE_INT4 ? 2 : 1;  // numbers of an element
+const uint CODE_INT4 = 4;    // stored plus 8, two per byte, the first in the low bits
+const uint PACK = CODE == CODE_INT4 ? 2 : 1;  // numbers per element
 
-// The code of x / scale, in the low bits.
+// The code of x / scale, in the low bits of the result.
 uint encode(float x, float scale) {
     if (CODE == CODE_BFLOAT16) {
         uint bits = floatBitsToUint(x);
@@ -20,11 +20,12 @@ uint encode(float x, float scale) {
     float magnitude = min(abs(y), 448.0);
     int exponent = max(int(floatBitsToUint(magnitude) >> 23) - 127, -6);
     uint count = uint(roundEven(magnitude * uintBitsToFloat(uint(3 - exponent + 127) << 23)));
-    uint code = min((uint(exponent + 6) << 3) + count, 126u);  // a carry of the count goes to the exponent
+    uint code = min((uint(exponent + 6) << 3) + count, 126u);  // a carry of the fraction increments the exponent
     return (isnan(y) ? 127u : code) | floatBitsToUint(y) >> 31 << 7;
 }
 
-// The number, before its scale, of a code. Integers become the low bits of the float 2^23, which GPUs do faster than they convert.
+// The number of a code, without its scale. Integers are put into the low bits of the float 2^23, which is faster on GPUs than a
+// conversion.
 float decode(uint code) {
     if (CODE == CODE_BFLOAT16) return uintBitsToFloat(code << 16);
     if (CODE == CODE_INT8) return uintBitsToFloat((code & 255u) ^ 0x4b000080u) - 8388736.0;

@@ -1,14 +1,16 @@
 // y (m by n) = a (m by k) @ W for few rows and a W of codes of 2, 4 or 8 bits in blocks that have a scale each (com.microsoft
 // MatMulNBits), by dot products of packed bytes.
 //
-// a is converted to integers in shared memory: each 32 elements of a row are scaled by the largest of them, to DIGITS
-// signed bytes (two: 16 bits, more than the precision of float16; three: 24 bits, the precision of float32). Codes then
-// need no conversion: four are taken out of a word at once, and dot products are exact. K_LANES neighbouring lanes
-// share COLUMNS columns, each taking every K_LANES-th unit of 32 weights. While the workgroup multiplies a slab of
-// K_LANES units, the next one of a and of the weights is on its way in registers. Lanes add up by shuffles, then
-// through shared memory. NORMED (one row): the product of a's RMS norm, a * gain / sqrt(mean of a's squares + epsilon).
-// PAIRED: the products by two W of n columns. Half of a lane's COLUMNS are of each, and the epilogue makes one y of both.
-// TURNED (one row): columns of one W that are half a head apart, which are rotated and stored as turned.glsl says.
+// a is converted to integers in shared memory: each 32 elements of a row are scaled by the largest of them, to DIGITS signed
+// bytes (two: 16 bits, more than the precision of float16; three: 24 bits, the precision of float32). Codes then need no
+// conversion: four are extracted from a word at once, and dot products are exact. K_LANES neighbouring lanes share COLUMNS
+// columns; each takes every K_LANES-th unit of 32 weights. While the workgroup multiplies a slab of K_LANES units, the next
+// slab of a and of the weights is being loaded into registers. Sums are added across lanes by shuffles, then through shared
+// memory.
+//
+// NORMED (one row): a is replaced by its RMS norm, a * gain / sqrt(mean of a's squares + epsilon). PAIRED: products by two W of
+// n columns each. Half of a lane's COLUMNS belong to each W, and the epilogue computes one y from both. TURNED (one row): pairs
+// of columns of one W that are half a head apart. They are rotated and stored as turned.glsl describes.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_integer_dot_product : require
@@ -44,7 +46,7 @@ layout(constant_id = 5) const uint ROWS = 1;
 layout(constant_id = 6) const uint COLUMNS = 4;
 layout(constant_id = 7) const uint K_LANES = 32;
 layout(constant_id = 8) const uint DIGITS = 2;
-layout(constant_id = 10) const uint BLOCK = 32;  // weights that share a scale, 32 or more
+layout(constant_id = 10) const uint BLOCK = 32;  // weights per scale, 32 or more
 layout(constant_id = 11) const uint ZEROS = 0;   // 0: half of the codes' range, 1: packed codes, 2: values of T
 layout(constant_id = 15) const uint SUBGROUP_LANES = 32;
 
@@ -65,10 +67,10 @@ const uint PAIR_BASE = 5;
 #endif
 const uint TURN_BASE = PAIR_BASE, Y = 4;
 const uint OF_SIDE = COLUMNS / SIDES;
-#define WORDS BITS  // of a unit of 32 weights
-const uint PARTS_OF_WORD = 8 / BITS;  // each has four codes, as many apart
-const uint EACH = 32 / BITS;  // codes of a word
-// A unit of a: the digits of its 8 groups of four elements, group by group, and what they all have in common (scale, sum).
+#define WORDS BITS  // words per unit of 32 weights
+const uint PARTS_OF_WORD = 8 / BITS;  // each part has four codes, which are PARTS_OF_WORD codes apart
+const uint EACH = 32 / BITS;  // codes per word
+// A unit of a: the digits of its 8 groups of four elements, group by group, then the unit's scale and sum.
 const uint PITCH = 8 * DIGITS / 4 + 1;
 const uint VALUES = ROWS * COLUMNS;
 const uint WITHIN = K_LANES < SUBGROUP_LANES ? K_LANES : SUBGROUP_LANES;
@@ -83,7 +85,7 @@ layout(buffer_reference, std430, buffer_reference_align = 8) readonly buffer Pai
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Quads { uvec4 v[]; };
 
 const uint SLAB_QUADS = ROWS * K_LANES * PITCH;
-const uint SHARED_GROUPS = ROWS * K_LANES * 8;  // of four elements of a, of a slab
+const uint SHARED_GROUPS = ROWS * K_LANES * 8;  // groups of four elements of a, per slab
 const uint TURNS = (SHARED_GROUPS + gl_WorkGroupSize.x - 1) / gl_WorkGroupSize.x;
 
 shared uvec4 staged[2 * SLAB_QUADS];
@@ -95,7 +97,7 @@ Pairs b_pairs[WS];
 Quads b_quads[WS];
 uint column_at[COLUMNS];
 vec4 next_a[TURNS];
-uint words[2 * COLUMNS * WORDS];  // of this unit and the next
+uint words[2 * COLUMNS * WORDS];  // weights of this unit and of the next
 float loaded_scale[2 * COLUMNS], loaded_zero[2 * COLUMNS];
 float acc[VALUES];
 #ifdef NORMED
@@ -127,7 +129,7 @@ void load_unit(uint turn, uint u) {
         } else if (ZEROS == 2) {
             loaded_zero[slot] = float(Floats(uvec2(zeros[side])).v[column * args.blocks + block]);
         }
-        if (BITS == 8 && ZEROS != 0) loaded_zero[slot] -= 128.0;  // 8-bit codes count from the middle, as signed bytes do
+        if (BITS == 8 && ZEROS != 0) loaded_zero[slot] -= 128.0;  // 8-bit codes are used as signed bytes, which are 128 less
     }
 }
 
@@ -156,7 +158,7 @@ void store_slab(uint buffer0) {
         v *= next_gain[i];
 #endif
         vec4 size = abs(v);
-        float most = max(max(size.x, size.y), max(size.z, size.w)), check = dot(v - v, vec4(1.0));  // NaN for what is not finite
+        float most = max(max(size.x, size.y), max(size.z, size.w)), check = dot(v - v, vec4(1.0));  // NaN if an element is not finite
         [[unroll]] for (uint mask = 4; mask > 0; mask /= 2) {
             most = max(most, subgroupShuffleXor(most, mask));
             check += subgroupShuffleXor(check, mask);
@@ -166,7 +168,7 @@ void store_slab(uint buffer0) {
         [[unroll]] for (uint mask = 4; mask > 0; mask /= 2) sum += subgroupShuffleXor(sum, mask);
         if (e < SHARED_GROUPS) {
             uint to = buffer0 + e / 8 * PITCH;
-            [[unroll]] for (uint d = DIGITS; d > 0; d--) {  // the lowest digit first, which is a group's last
+            [[unroll]] for (uint d = DIGITS; d > 0; d--) {  // the lowest digit first; it is stored last
                 ivec4 rest = x + 128 >> 8;
                 uvec4 digit = uvec4(x - rest * 256) & 0xffu;
                 uint word = group * DIGITS + d - 1;
@@ -225,7 +227,7 @@ void main() {
 #ifdef NORMED
     gain = Floats(operand(args.gain, 5));
 #endif
-    // Rows and columns past the edge repeat the last one: their results are not stored.
+    // Rows and columns past the edge repeat the last one, and their results are not stored.
 #ifdef TURNED
     uint columns = args.n / 2;  // pairs
     [[unroll]] for (uint c = 0; c < COLUMNS; c++) column_at[c] = column_of(min(column0 + c % OF_SIDE, columns - 1)) + c / OF_SIDE * HALF;

@@ -1,8 +1,8 @@
-// y (m by n) = a (m by k) @ W for a W of codes of 2, 4 or 8 bits in blocks that have a scale each (com.microsoft MatMulNBits), float16
-// with float32 sums, on cooperative matrices. Codes become halves on their way from registers to shared memory.
+// y (m by n) = a (m by k) @ W for a W of codes of 2, 4 or 8 bits in blocks that have a scale each (com.microsoft MatMulNBits),
+// float16 with float32 sums, on cooperative matrices. Codes are converted to float16 when they are stored to shared memory.
 //
-// A_VECTOR: a runs along k in aligned groups of eight, else it is gathered one by one. Workgroup z is the split, PARTIAL as in
-// matmul_tiled.comp.
+// A_VECTOR: a is loaded along k in aligned groups of eight, otherwise one element at a time. Workgroup z is the split, PARTIAL
+// as in matmul_tiled.comp.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -16,7 +16,7 @@
 layout(constant_id = 18) const uint A_VECTOR = 1;
 layout(constant_id = 19) const uint BITS = 4;
 layout(constant_id = 20) const uint BAND = 16;
-layout(constant_id = 22) const uint BLOCK = 32;  // weights that share a scale, 16 or more
+layout(constant_id = 22) const uint BLOCK = 32;  // weights per scale, 16 or more
 layout(constant_id = 23) const uint ZEROS = 0;   // 0: half of the codes' range, 1: packed codes, 2: values of T
 
 TENSOR(T, Elements)
@@ -33,7 +33,7 @@ uint row0, column0, k_end;
 
 void begin_stage(uint k) {}
 
-// Rows and columns past the edge repeat the last one: their results are not stored.
+// Rows and columns past the edge repeat the last one, and their results are not stored.
 uvec4 load_a(uint row, uint k, uint) {
     if (WHOLE_K == 0 && k >= k_end) return uvec4(0);
     uint at = min(row0 + row, args.m - 1) * args.k + k;
@@ -47,8 +47,8 @@ uvec4 load_a(uint row, uint k, uint) {
     return units;
 }
 
-// Eight codes, and the values for converting them to float16, as loaded: nothing waits for them before they are staged.
-// They are (codes, codes of 8 bits or the place of the zero point in its byte, scale, zero point).
+// Eight codes and the values for their conversion, as loaded: (codes, further codes of 8 bits or the position of the zero point
+// in its byte, scale, zero point). They are first used when they are staged, so that loads overlap.
 uvec4 load_b(uint column, uint k) {
     if (WHOLE_K == 0 && k >= k_end) return uvec4(0);
     column = min(column0 + column, args.n - 1);
@@ -67,7 +67,7 @@ uvec4 load_b(uint column, uint k) {
     return raw;
 }
 
-// The lowest bits of a float16 of 1024 and more are its integer part: codes need no conversion.
+// The lowest bits of a float16 in [1024, 2048) are its integer part, so codes need no conversion instruction.
 uvec4 halves_of(uvec4 raw) {
     f16vec2 scale = f16vec2(unpackFloat2x16(raw.z).x), zero = f16vec2(1 << (BITS - 1));
     if (ZEROS == 1) zero = f16vec2(BITS == 8 ? raw.w : raw.w >> raw.y & (1u << BITS) - 1);

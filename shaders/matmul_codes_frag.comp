@@ -1,16 +1,16 @@
 // y (m by n) = a (m by k) @ W for 2 to 32 rows and a W of codes of 2, 4 or 8 bits in blocks that have a scale each (com.microsoft
 // MatMulNBits), float16 with float32 sums, on cooperative matrices that are filled from registers.
 //
-// Of so few rows a weight is used once, so its way through shared memory would be the limit. Which of the steps of k is which
-// weight does not matter as long as a has the same order. So a stage is four units of 32 weights, lane 4 * g + t takes unit t of
-// every (lanes / 4)-th column from g on, and steps 2 * t and 2 * t + 1 of 8 (and so on for the next 8) are a pair of its codes that
-// lie half a word apart and are taken out together: these are the elements of a matrix that the lane has in the order that drivers
-// are known to use. The kernel loads a matrix of indices and looks whether it is that order. If it is not, the same pairs go
-// through shared memory, each subgroup's through its own part.
+// With so few rows each weight is used once, so passing it through shared memory would be the bottleneck. The order of the
+// steps of k does not matter as long as a has the same order. So a stage is four units of 32 weights. Lane 4 * g + t takes unit
+// t of every (lanes / 4)-th column from g on. Of each 8 steps, steps 2 * t and 2 * t + 1 are a pair of its codes that are half
+// a word apart and are extracted together. In the order of elements that drivers are known to use, these are the elements of a
+// matrix that the lane holds. The kernel loads a matrix of indices to test for that order. In another order the same pairs pass
+// through shared memory, where each subgroup has its own part.
 //
-// ROW_TILES by COLUMN_TILES matrices a subgroup; K_GROUPS subgroups of a workgroup share the stages, and add up through shared
-// memory. PAIRED: the products by two W of n columns. Half of a subgroup's
-// COLUMN_TILES are of each, and the epilogue makes one y of both.
+// A subgroup computes ROW_TILES by COLUMN_TILES matrices. K_GROUPS subgroups of a workgroup share the stages, and their sums
+// are added through shared memory. PAIRED: products by two W of n columns each. Half of a subgroup's COLUMN_TILES belong to
+// each W, and the epilogue computes one y from both products.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_cooperative_matrix : require
@@ -34,36 +34,36 @@ layout(constant_id = 6) const uint COLUMN_TILES = 2;
 layout(constant_id = 7) const uint K_GROUPS = 8;
 layout(constant_id = 8) const uint N_GROUPS = 1;   // subgroups of a workgroup along columns
 layout(constant_id = 9) const uint SLOTS = 2;      // stages of b in registers
-layout(constant_id = 10) const uint BLOCK = 32;    // weights that share a scale, 32 or more
+layout(constant_id = 10) const uint BLOCK = 32;    // weights per scale, 32 or more
 layout(constant_id = 11) const uint ZEROS = 0;     // 0: half of the codes' range, 1: packed codes, 2: values of T
-layout(constant_id = 12) const uint A_VECTOR = 1;  // 1: a runs along k in aligned groups of eight, 2: and k is whole stages
+layout(constant_id = 12) const uint A_VECTOR = 1;  // 1: a is loaded along k in aligned groups of eight, 2: and k is whole stages
 layout(constant_id = 14) const uint MAT_M = 16;
 layout(constant_id = 15) const uint MAT_N = 16;
 layout(constant_id = 16) const uint MAT_K = 16;
 layout(constant_id = 17) const uint SUBGROUP_LANES = 32;
 layout(constant_id = 18) const uint A_SLOTS = 2;   // stages of a in registers: SLOTS, or 1
 
-#define WORDS BITS  // of a unit of 32 weights
+#define WORDS BITS  // words per unit of 32 weights
 const uint CODES = 32 / BITS;
-const uint HALF = CODES / 2;  // pairs of a word
+const uint HALF = CODES / 2;  // pairs per word
 const uint LINES = SUBGROUP_LANES / 4;             // columns, or rows of a, that lanes load together
-const uint UNITS = COLUMN_TILES * MAT_N / LINES;   // of a lane and stage
-const uint ROWS = ROW_TILES * MAT_M / LINES;       // of a lane
+const uint UNITS = COLUMN_TILES * MAT_N / LINES;   // units per lane and stage
+const uint ROWS = ROW_TILES * MAT_M / LINES;       // rows per lane
 #ifdef PAIRED
 const uint SIDES = 2;
 #else
 const uint SIDES = 1;
 #endif
-const uint OF_SIDE = COLUMN_TILES / SIDES * MAT_N;  // columns of a subgroup, of each W
-const uint PAIRS = MAT_K / 8;                      // of a lane and step
-const uint COLUMNS = N_GROUPS * OF_SIDE;            // of a workgroup
-// In units of 16 bytes: columns and rows of MAT_K halves on their way to matrices (an odd pitch: neighbours lie in different banks),
-// and sums on their way to be added.
+const uint OF_SIDE = COLUMN_TILES / SIDES * MAT_N;  // columns per subgroup, of each W
+const uint PAIRS = MAT_K / 8;                      // pairs per lane and step
+const uint COLUMNS = N_GROUPS * OF_SIDE;            // columns per workgroup
+// Sizes in units of 16 bytes: columns and rows of MAT_K halves before they are loaded as matrices (the pitch is odd, which puts
+// neighbours into different banks), and sums before they are added.
 const uint PITCH = PAIRS + (PAIRS + 1) % 2;
 const uint STAGED = (COLUMN_TILES * MAT_N + ROW_TILES * MAT_M) * PITCH;
 const uint SUM_PITCH = COLUMN_TILES * MAT_N / 4 + 1;
 const uint SUMS = MAT_M * SUM_PITCH;
-const uint PART = STAGED > SUMS ? STAGED : SUMS;  // of a subgroup
+const uint PART = STAGED > SUMS ? STAGED : SUMS;  // size per subgroup
 
 TENSOR(T, Elements)
 layout(buffer_reference, scalar) readonly buffer Halves { float16_t v[]; };
@@ -116,7 +116,7 @@ void load_b(uint stage, uint slot) {
     }
 }
 
-// Rows past the edge repeat the last one: their results are not stored.
+// Rows past the edge repeat the last one, and their results are not stored.
 void load_a(uint stage, uint slot) {
     uint k = (stage * 4 + gl_SubgroupInvocationID % 4) * 32;
     [[unroll]] for (uint r = 0; r < ROWS; r++) {
@@ -136,8 +136,8 @@ void load_a(uint stage, uint slot) {
     }
 }
 
-// The lowest bits of a float16 of 1024 and more are its integer part: codes need no conversion. An odd pair stays where it is, one
-// code higher, so that it needs no shift of its own: all this is exact up to the product with the scale.
+// The lowest bits of a float16 in [1024, 2048) are its integer part, so codes need no conversion instruction. An odd pair stays
+// in its bits, one code higher, and so needs no shift. All steps before the product with the scale are exact.
 f16vec2 weights_of(uint word, uint pair, float16_t scale, float16_t zero) {
     uint higher = BITS < 8 ? pair % 2 * BITS : 0, codes = word >> BITS * pair - higher & 0x00010001u * ((1u << BITS) - 1) << higher;
     float16_t unit = float16_t(1.0 / float(1u << higher)), least = float16_t(1024.0) * unit;
@@ -147,7 +147,7 @@ f16vec2 weights_of(uint word, uint pair, float16_t scale, float16_t zero) {
     return values * f16vec2(scale);
 }
 
-// Of a's pair: its element in the first half of a word, or (odd) that in the second.
+// The element of a's pair in the first half of a word, or with `odd` that in the second half.
 float16_t row_element(uint slot, uint r, uint pair, uint odd) {
     uint i = pair / HALF * CODES + pair % HALF + odd * HALF;
     return unpackFloat2x16(rows[((A_SLOTS == 1 ? 0 : slot) * ROWS + r) * 16 + i / 2])[i % 2];
@@ -181,7 +181,7 @@ void multiply_in_order(uint slot) {
     }
 }
 
-// All subgroups of a workgroup call it, as often: there are drivers where a barrier of a subgroup is one of the workgroup.
+// All subgroups of a workgroup must call it equally often: in some drivers a subgroup's barrier is one of the workgroup.
 void multiply_staged(uint slot, bool counts) {
     uint part = gl_SubgroupID * PART, a_part = part + COLUMN_TILES * MAT_N * PITCH;
     uint line = gl_SubgroupInvocationID / 4, word = gl_SubgroupInvocationID % 4;
@@ -236,7 +236,7 @@ void multiply_stages(uint begin, bool in_order) {
     }
 }
 
-// Whether the lanes have the elements that multiply_in_order() fills.
+// Whether the lanes hold the elements that multiply_in_order() fills.
 bool expected_order() {
     if (MAT_M != 16 || MAT_N != 16 || MAT_K != 16 || SUBGROUP_LANES != 32) return false;
     uint id = gl_LocalInvocationIndex, lane = gl_SubgroupInvocationID;
@@ -259,7 +259,7 @@ bool expected_order() {
     return unexpected == 0;
 }
 
-// The sum in a row that the parts of K_GROUPS subgroups have.
+// The sum of the K_GROUPS subgroups' parts for an element of a row.
 float sum_of_parts(uint from, uint word) {
     float sum = 0.0;
     [[unroll]] for (uint part = 0; part < K_GROUPS; part++) sum += uintBitsToFloat(memory[from + part * PART + word / 4])[word % 4];

@@ -29,7 +29,7 @@ vec4 load_a_wide(uint row, uint k) {
     bool inside = row0 + row < args.m && k < k_end;
     return inside ? vec4(a_wide.v[((row0 + row) * args.k + k) / 4]) : vec4(0.0);
 }
-// Four weights from a multiple of four on.
+// Four weights; the index of the first is a multiple of four.
 vec4 load_b_wide(uint column, uint k) {
     column += column0;
     if (column >= args.n || k >= k_end) return vec4(0.0);

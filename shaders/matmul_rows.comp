@@ -1,11 +1,13 @@
-// y[batch] = alpha * a[batch] (m by k) * b[batch] (k by n) for few rows and a b that is not dense along k: the time is
-// that of reading b once, at full width. (`matmul_along_k.comp` is for a b that is dense along k.)
+// y[batch] = alpha * a[batch] (m by k) * b[batch] (k by n) for few rows and a b that is not contiguous along k. Its time is
+// that of reading b once at the full memory bandwidth. (`matmul_along_k.comp` is for a b that is contiguous along k.)
 //
-// A workgroup computes ROWS rows by COLUMN_LANES * WIDTH columns; the lanes of a column share its sum, each taking every
-// SLICES-th step of k, UNROLL of them a turn, and loading a turn while it multiplies the one before. They add up by shuffles (SUBGROUP_LANES; 1: none), then through shared memory.
-// NORMED (one row): the product of a's RMS norm, a * gain / sqrt(mean of a's squares + epsilon).
-// PAIRED: the products by two b. A lane has WIDTH columns of each, and the epilogue makes one y of both.
-// TURNED (one row): columns of one b that are half a head apart, which are rotated and stored as turned.glsl says.
+// A workgroup computes ROWS rows by COLUMN_LANES * WIDTH columns. SLICES lanes share a column: each takes every SLICES-th step
+// of k, UNROLL of them per iteration, and loads the next iteration's elements while it multiplies. Their sums are added by
+// shuffles (among SUBGROUP_LANES; 1: none), then through shared memory.
+//
+// NORMED (one row): a is replaced by its RMS norm, a * gain / sqrt(mean of a's squares + epsilon). PAIRED: products by two b. A
+// lane has WIDTH columns of each, and the epilogue computes one y from both. TURNED (one row): pairs of columns of one b that
+// are half a head apart. They are rotated and stored as turned.glsl describes.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -64,7 +66,7 @@ const uint PAIR_BASE = 3;
 const uint TURN_BASE = PAIR_BASE, Y = 2;
 const uint SLICES = gl_WorkGroupSize.x / COLUMN_LANES;
 const uint SUMS = ROWS * WIDTH, VALUES = SUMS * SIDES;
-const uint WITHIN = SUBGROUP_LANES < COLUMN_LANES ? COLUMN_LANES : SUBGROUP_LANES;  // lanes whose slices add up by shuffles
+const uint WITHIN = SUBGROUP_LANES < COLUMN_LANES ? COLUMN_LANES : SUBGROUP_LANES;  // lanes whose slices are added by shuffles
 const uint PARTS = gl_WorkGroupSize.x / WITHIN;
 const uint WORDS = WIDTH * T_BYTES / 4;  // 0: one float16 at a time
 const uint LOADED = WORDS == 0 ? 1 : WORDS;
@@ -81,14 +83,14 @@ shared float parts[PARTS * COLUMN_LANES * VALUES];
 Elements a, b[BS];
 Pairs b_pairs[BS];
 Quads b_quads[BS];
-// of two turns
+// elements of two iterations
 uint words[2 * UNROLL * SIDES * LOADED];
 float x[2 * UNROLL * ROWS];
-uint b0, a_at[ROWS];  // where the lane's columns and the rows begin
+uint b0, a_at[ROWS];  // first elements of the lane's columns and of the rows
 float acc[VALUES];
 #ifdef NORMED
 Elements gain;
-float factor[2 * UNROLL];  // gains of two turns
+float factor[2 * UNROLL];  // gains of two iterations
 float squares = 0.0;
 shared float squares_of[PARTS];
 #endif
@@ -157,7 +159,7 @@ void main() {
     b_pairs[1] = Pairs(operand(args.b2, PAIR_BASE));
     b_quads[1] = Quads(operand(args.b2, PAIR_BASE));
 #endif
-    // Rows and columns past the edge repeat the last one: their results are not stored.
+    // Rows and columns past the edge repeat the last one, and their results are not stored.
 #ifdef TURNED
     uint columns = args.n / 2;  // pairs
     uint b_column = column_of(min(column0 + lane * WIDTH, columns - WIDTH));
@@ -189,7 +191,7 @@ void main() {
     for (uint mask = WITHIN / 2; mask >= COLUMN_LANES; mask /= 2) squares += subgroupShuffleXor(squares, mask);
 #endif
 #ifdef NORMED
-    if (id % WITHIN == 0) squares_of[id / WITHIN] = squares;  // lanes of the other columns have the same sums
+    if (id % WITHIN == 0) squares_of[id / WITHIN] = squares;  // lanes of other columns have the same sums
 #endif
     if (id % WITHIN < COLUMN_LANES)
         [[unroll]] for (uint v = 0; v < VALUES; v++) parts[(id / WITHIN * COLUMN_LANES + lane) * VALUES + v] = acc[v];

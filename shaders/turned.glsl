@@ -3,14 +3,14 @@
 // of columns HALF apart, and defines TURN_BASE, the first of these operands, and Y, the queries' operand.
 #ifdef TURNED
 #include "fault.glsl"
-layout(constant_id = 20) const uint HALF = 1;  // features that turn with as many others: half of a head
+layout(constant_id = 20) const uint HALF = 1;  // pairs of features that are rotated: half of a head
 layout(constant_id = 21) const uint IDS = 0;   // 1: the position is an input
 
 TENSOR(int, Ints)
 TENSOR(int64_t, Longs)
 
 struct Turn {
-    uint row;  // of the caches
+    uint row;  // row of the caches
     float cosine, sine;
 };
 
