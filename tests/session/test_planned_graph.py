@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -17,6 +17,7 @@ from vkep.graph.weights import ArrayWeight
 from vkep.ir.infer import Known
 from vkep.ir.program import Over, Program
 from vkep.session import planned_graph
+from vkep.session.following import Following
 from vkep.session.planned_graph import PlannedGraph
 from vkep.sizes import Trace
 
@@ -33,8 +34,12 @@ class Planned:
         self.known = dict(known)
         self.closed = False
 
-    def run(self, values: dict[str, Any], targets: Mapping[str, Any]) -> None:
+    def run(
+        self, values: dict[str, Any], targets: Mapping[str, Any], *, meanwhile: Callable[[], None] | None = None
+    ) -> None:
         values["y"] = self
+        if meanwhile is not None:
+            meanwhile()
 
     def close(self) -> None:
         self.closed = True
@@ -172,7 +177,10 @@ def test_threads_that_meet_a_new_size_at_once_share_its_executable() -> None:
         run(planned, size)
     values = {"x": np.zeros(7, np.float32)}
     signature = planned.signature(values)
-    first, second = (planned._match(signature, signature, values, ()) for _ in range(2))  # both found no entry before
+    known = planned._known(values)
+    first, second = (  # both found no entry before
+        planned._match(signature, signature, tuple(values), known.__getitem__, ()) for _ in range(2)
+    )
     assert first is not None and second is not None and first.executable is second.executable
     assert planned.use(values).executable is first.executable
 
@@ -193,3 +201,35 @@ def test_executables_of_sizes_that_are_forgotten_in_use_are_waited_for() -> None
         assert closing.is_alive()
     closing.join(10)
     assert not closing.is_alive()
+
+
+def test_a_size_that_goes_on_growing_is_foretold_during_the_run_before() -> None:
+    planned = PlannedGraph(Sized, {}, 4)
+    for size in (2, 3, 5, 7, 9):
+        run(planned, size)
+    assert planned.latest is not None
+    with mock.patch.object(planned, "_known_one", side_effect=AssertionError("it reads the inputs")):
+        for size in (11, 13):
+            assert run(planned, size) is planned.latest
+    known = len(planned._entries)
+    for size in (20, 14, 31):  # nothing follows from these
+        run(planned, size)
+    assert len(planned._entries) == known + 3 + 0
+
+
+def test_what_follows_is_foretold_from_two_equal_steps_of_sizes_alone() -> None:
+    kind, other = np.dtype(np.float32), np.dtype(np.int64)
+    still = (kind, (4, 4), (8, 8))
+    for signatures, expected in (
+        ([((kind, (2,)), still), ((kind, (3,)), still), ((kind, (4,)), still)], ((kind, (5,)), still)),
+        ([((kind, (9, 1)),), ((kind, (6, 2)),), ((kind, (3, 3)),)], ((kind, (0, 4)),)),
+        ([((kind, (2,)),), ((kind, (1,)),), ((kind, (0,)),)], None),  # below 0
+        ([((kind, (2,)),), ((kind, (3,)),), ((kind, (5,)),)], None),
+        ([((kind, (2,)),), ((kind, (2,)),), ((kind, (2,)),)], None),
+        ([((kind, (2,)),), ((other, (3,)),), ((kind, (4,)),)], None),
+        ([((kind, (2,)),), ((kind, (3,), (9,)),), ((kind, (4,)),)], None),
+        ([((other, (), b"1"),), ((other, (), b"2"),), ((other, (), b"3"),)], None),
+        ([((list, 2),), ((list, 3),), ((list, 4),)], None),
+    ):
+        following = Following()
+        assert [following.after(signature) for signature in signatures] == [None, None, expected]

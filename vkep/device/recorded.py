@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
@@ -132,14 +132,20 @@ class RecordedPlan:
     # ---- running
 
     def run(
-        self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None]
+        self,
+        inputs: Sequence[Array | DeviceTensor],
+        outputs: Sequence[Array | DeviceTensor | None],
+        meanwhile: Callable[[], None] | None = None,
     ) -> list[Array | DeviceTensor]:
         """Run once. ``inputs`` in port order, of the ports' dtypes and shapes (checked by the session); an output given
-        as a device tensor or an array is written there, the others are returned as new arrays. Raises
+        as a device tensor or an array is written there, the others are returned as new arrays. ``meanwhile`` is called
+        while the device works. Raises
         `InvalidInputError` where the data break an operator's specification (after a run that writes only device
         tensors, reading them raises it), `DeviceLostError`, `GpuError`.
         """
         value = self.submit(inputs, outputs)
+        if meanwhile is not None:
+            meanwhile()
         if not all(isinstance(o, DeviceTensor) for o in outputs):
             self._delegate.lease.wait(value)
         return self.collect(outputs)

@@ -89,12 +89,15 @@ class PlanRunner:
             raise
 
     def run(
-        self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None]
+        self,
+        inputs: Sequence[Array | DeviceTensor],
+        outputs: Sequence[Array | DeviceTensor | None],
+        meanwhile: Callable[[], None] | None = None,
     ) -> list[Array | DeviceTensor]:
         """See `RecordedPlan.run`."""
         room = self._rooms.free()
         with room.lock:
-            return self._recording_in(room).run(inputs, outputs)
+            return self._recording_in(room).run(inputs, outputs, meanwhile)
 
     def run_at(self, addresses: list[int]) -> RunCheck | None:
         """See `RecordedPlan.run_at`."""

@@ -22,7 +22,7 @@ from vkep.executorch.delegate_payloads import VgfBlob, VulkanBlob
 from vkep.pte.values import TensorValue, Value
 from vkep.pte.vk_graph import VkGraph, VkTensor
 from vkep.session.executor import Executable, IslandExecutor, Watch, own_array, own_tensor
-from vkep.session.planned_graph import Signature
+from vkep.session.following import Signature
 from vkep.session.planner import Planner
 from vkep.session.submit_batch import Staged
 

@@ -97,13 +97,19 @@ class Executable:
         alone = len(self.steps) == 1 and self._shared is None and not self.constants and not self.program.lists
         return self.steps[0] if alone else None
 
-    def run(self, values: Values, targets: Targets, watch: Watch | None = None) -> None:
+    def run(
+        self,
+        values: Values,
+        targets: Targets,
+        watch: Watch | None = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
         """Run the steps; results are added to ``values``. ``targets`` are the outputs' destinations. A ``watch`` runs
-        each step itself, to time it.
+        each step itself, to time it. ``meanwhile`` is called while the device works, where this is `direct`.
         """
         values.update({name: array.copy() for name, array in self.constants.items()})  # the caller may change its copy
         if self._shared is None:
-            self._run(values, targets, watch)
+            self._run(values, targets, watch, meanwhile)
             self._gather(values)
             return
         with self._with_shared(self._shared, values, targets) as places:
@@ -114,12 +120,16 @@ class Executable:
         for name, value in self.program.lists.items():
             values[name] = gathered(value, values.__getitem__)
 
-    def _run(self, values: Values, targets: Targets, watch: Watch | None) -> None:
+    def _run(
+        self, values: Values, targets: Targets, watch: Watch | None, meanwhile: Callable[[], None] | None = None
+    ) -> None:
         for step in self._runs:
             stop_if_told()
             check_wanted()
             if watch is not None:
                 watch(step, values, targets)
+            elif isinstance(step, IslandExecutor):
+                step.run(values, targets, meanwhile)
             else:
                 step.run(values, targets)
 
@@ -176,9 +186,10 @@ class IslandExecutor:
         """The plan; for runs of certain sizes with their ports."""
         return self.runner.plan
 
-    def run(self, values: Values, targets: Targets) -> None:
-        """Run the plan on ``values`` by its ports' names. Raises `InvalidInputError` for a target that does not fit."""
-        results = self.runner.run([values[n] for n in self.inputs], self._written(targets))
+    def run(self, values: Values, targets: Targets, meanwhile: Callable[[], None] | None = None) -> None:
+        """Run the plan on ``values`` by its ports' names; ``meanwhile`` is called while the device works. Raises
+        `InvalidInputError` for a target that does not fit."""
+        results = self.runner.run([values[n] for n in self.inputs], self._written(targets), meanwhile)
         values.update(zip(self.outputs, results, strict=True))
 
     def trace(self, values: Values, targets: Targets, clock: ClockSync) -> PlanTrace:

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from threading import Lock, RLock
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpu_shared.errors import ClosedError
+from gpu_shared.errors import ClosedError, GpuError
 from gpu_shared.steady import UseCount, check_wanted, park_at_exit, run_steady, set_in_run, steady
 from vkep import dtypes
 from vkep.device.tensor import DeviceTensor, on_host
-from vkep.errors import InvalidInputError
+from vkep.errors import InvalidInputError, VkepError
 from vkep.graph.model import ValueInfo
 from vkep.graph.weights import ArrayWeight
 from vkep.ir.infer import Known
 from vkep.ir.program import DeferredStep, HostValue, NoValue, Over, ValueSpec, declared_value
 from vkep.session.executor import Executable, Targets, Values, Watch
+from vkep.session.following import Following, Signature, known_of
 from vkep.session.sequences import known_list, spread
 from vkep.session.sized_plans import MakePlan, SizedPlans
 
 #: maximum number of signatures whose executables are kept, including those that share a plan
 _SIGNATURES = 256
-#: properties of a run's inputs, one by one: see `PlannedGraph.signature`
-Signature = tuple[object, ...]
 
 
 class PlannedGraph:
@@ -62,6 +61,8 @@ class PlannedGraph:
         self._evicted: list[_Entry] = []
         self._lock = Lock()
         self._planning = RLock()  # a progress callback may close the session that is being planned
+        self._adding = False  # whether an executable is planned, which takes long
+        self._following = Following()
         self._sealed = False
         self._closed = False
         self.latest: Executable | None = None  #: the executable planned last
@@ -83,13 +84,40 @@ class PlannedGraph:
             if direct:
                 set_in_run(True)
                 try:
-                    used.executable.run(values, allowed(targets, over, used.executable))
+                    self._run_directly(
+                        values, allowed(targets, over, used.executable), used.executable, signature, over
+                    )
                 finally:
                     set_in_run(False)
         if not direct:  # values passed between its parts may be incomplete after an interrupt
             run_steady(lambda: self._run(values, targets, signature, over, watch))
         if self._evicted:
             self._close_evicted()
+
+    def _run_directly(
+        self, values: Values, targets: Targets, executable: Executable, signature: Signature, over: Over
+    ) -> None:
+        if executable.owns or self._asked:
+            executable.run(values, targets)
+        else:
+            inputs = dict(values)
+            executable.run(values, targets, meanwhile=lambda: self._foretell(signature, inputs, over))
+
+    def _foretell(self, signature: Signature, values: Mapping[str, Any], over: Over) -> None:
+        """Enter the executable of the signature that follows this one, where sizes go on as they changed so far."""
+        following = self._following.after(signature)
+        key = (following, over) if over else following
+        if following is None or key in self._entries or self._adding:
+            return
+        moved = {n: mark for n, now, mark in zip(values, signature, following, strict=True) if mark is not now}
+
+        def known(name: str) -> Known:
+            return known_of(moved[name]) if name in moved else self._known_one(values, name)
+
+        with contextlib.suppress(VkepError, GpuError):  # a run of that signature will report it
+            used = self._match(key, following, tuple(values), known, over, foretold=True)
+            if used is not None:
+                used.hold.release()
 
     def _run(self, values: Values, targets: Targets, signature: Signature, over: Over, watch: Watch | None) -> None:
         used = self.use(values, signature, over)
@@ -104,7 +132,9 @@ class PlannedGraph:
         """
         signature = self.signature(values) if signature is None else signature
         key = (signature, over) if over else signature
-        found = self._take(key) or self._match(key, signature, values, over)
+        found = self._take(key) or self._match(
+            key, signature, tuple(values), lambda name: self._known_one(values, name), over
+        )
         return found or self.use_key(key, lambda: self._plan_for(values, over))
 
     def use_key(self, key: Hashable, make: Callable[[], Executable]) -> Use:
@@ -181,6 +211,8 @@ class PlannedGraph:
                         with contextlib.suppress(KeyError):
                             self._entries.move_to_end(key)
                         self._newest = entry
+                        if entry.foretold:
+                            entry.foretold, self.latest = False, entry.executable
                     return Use(entry.executable, hold)
             except BaseException:
                 hold.release()  # a traceback may keep this frame alive
@@ -194,7 +226,11 @@ class PlannedGraph:
                 return found
             self._close_evicted()
             check_wanted()
-            executable = make()
+            self._adding = True
+            try:
+                executable = make()
+            finally:
+                self._adding = False
             if self._closed:
                 executable.close()
                 raise ClosedError(self._name)
@@ -207,19 +243,30 @@ class PlannedGraph:
             self._close_evicted()
             return used
 
-    def _match(self, key: Hashable, signature: Signature, values: Mapping[str, Any], over: Over) -> Use | None:
+    def _match(
+        self,
+        key: Hashable,
+        signature: Signature,
+        names: Sequence[str],
+        known: Callable[[str], Known],
+        over: Over,
+        foretold: bool = False,
+    ) -> Use | None:
         """Enter the executable for a new signature, where a plan with sizes is valid for it: nothing is created on the
         device. The graph's declared inputs are satisfied then, as for the signatures that the plan was made from."""
         if self._plans is None or not self._plans.count or self._closed:
             return None
         with self._planning:
-            found = self._plans.match(signature, tuple(values), lambda name: self._known_one(values, name), over)
+            found = self._plans.match(signature, names, known, over)
             if found is None or self._closed:
                 return None
             with self._lock:
                 entry = self._entries.setdefault(key, _Entry(found))  # another thread may have entered one
                 used = Use(entry.executable, entry.uses.hold())
-                self._newest, self.latest = entry, entry.executable
+                if foretold:
+                    entry.foretold = True
+                else:
+                    self._newest, self.latest = entry, entry.executable
                 if len(self._entries) > _SIGNATURES:
                     self._evict()
         return used
@@ -271,10 +318,11 @@ class PlannedGraph:
 class _Entry:
     """An executable with its number of users: an evicted one is closed by its last user."""
 
-    __slots__ = ("evicted", "executable", "uses")
+    __slots__ = ("evicted", "executable", "foretold", "uses")
 
     def __init__(self, executable: Executable) -> None:
         self.executable, self.uses = executable, UseCount()
+        self.foretold = False  #: no run has used it
         self.evicted = False  #: it is in no table, and may be closed once no run uses it
 
 
