@@ -91,8 +91,11 @@ def not_turned(update: CacheUpdateProblem) -> str:
     """Why a product cannot compute an update of a cache; "" where it can."""
     if (update.batch, update.length) != (1, 1) or not update.over or update.used:
         return "not one token in the memory of its past"
+    more = {need.name for need in update.operands[0]} - {"q", "k", "v", *_TURN_INPUTS}
+    if more or update.cache:
+        return f"the update reads {', '.join(sorted(more)) or 'a cache of another type'}"
     halves = 2 * update.half == update.size == update.value_size and not update.interleaved
-    return "" if halves and not update.cache else "not both halves of each head are rotated, or the cache has codes"
+    return "" if halves else "not both halves of each head are rotated"
 
 
 def in_forms(kernel: Kernel, weights: Sequence[str]) -> tuple[Kernel, ...]:
