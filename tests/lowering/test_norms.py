@@ -23,9 +23,11 @@ GPU = replace(
 )
 
 
-def dispatched(precision: str, tokens: int, caps: DeviceCapabilities) -> list[ShaderVariant]:
+def dispatched(
+    precision: str, tokens: int, caps: DeviceCapabilities, architecture: str = "llama"
+) -> list[ShaderVariant]:
     """The shader of each dispatch of a decoder's run on some tokens."""
-    loaded = load_model(language_model(replace(ARCHITECTURES["llama"], hidden=128, heads=8), precision))
+    loaded = load_model(language_model(replace(ARCHITECTURES[architecture], hidden=128, heads=8), precision))
     sizes = {"batch": 1, "length": tokens, "total": 20, "past": 19, "past_length": 19}
     known: dict[str, Known] = dict(loaded.graph.weights)
     for info in loaded.graph.inputs:
@@ -46,6 +48,16 @@ def kernels(precision: str, tokens: int, caps: DeviceCapabilities) -> Counter[st
 @pytest.mark.parametrize("precision", ["int4-fp16", "fp16"])
 def test_a_step_has_no_norms(precision: str) -> None:
     assert kernels(precision, 1, GPU)["norm.comp"] == 0
+
+
+@pytest.mark.parametrize("caps", [GPU, DEVICES["cpu"]], ids=["gpu", "cpu"])
+def test_a_sum_with_a_norm_is_part_of_it(caps: DeviceCapabilities) -> None:
+    """Gemma normalizes what attention and the products add: two norms a layer that no product reads."""
+    one, rows = (
+        Counter(s.source for s in dispatched("int4-fp16", tokens, caps, "gemma2"))["pointwise.comp"]
+        for tokens in (1, 3)
+    )
+    assert rows - one >= 2 * ARCHITECTURES["gemma2"].layers
 
 
 def test_rows_and_cpus_keep_them() -> None:

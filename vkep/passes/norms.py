@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import Decline
-from vkep.ir.ops import KernelOp, Op
+from vkep.ir import expr as ex
+from vkep.ir.ops import KernelOp, Op, Pointwise
 from vkep.ir.tensor import Tensor
 from vkep.kernels.fused_product import FusedProductProblem, not_one_row
 from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
@@ -16,7 +17,7 @@ from vkep.kernels.norm import LayerNormProblem
 from vkep.kernels.problem import Problem
 from vkep.kernels.product_form import Form
 from vkep.kernels.select import bind, choose
-from vkep.passes.fuse import Uses
+from vkep.passes.fuse import Uses, sole_producer
 
 
 def fold_norms(ops: Sequence[Op], results: Iterable[Tensor], caps: DeviceCapabilities) -> list[Op]:
@@ -34,6 +35,35 @@ def fold_norms(ops: Sequence[Op], results: Iterable[Tensor], caps: DeviceCapabil
             made[id(norm)] = None
             made |= {id(old): new for old, new in zip(products, folded, strict=True)}
     return [op for old in ops if (op := made.get(id(old), old)) is not None]
+
+
+def add_to_norms(ops: Sequence[Op], results: Iterable[Tensor]) -> list[Op]:
+    """The operations with a sum of an RMS norm of one row and another row as the norm's bias: a dispatch less, for models that
+    normalize what a layer adds. ``results`` as for `fold_norms`."""
+    kept, uses = {t.storage for t in results}, Uses(ops)
+    made: dict[int, Op | None] = {}
+    for op in ops:
+        if not isinstance(op, Pointwise) or op.expr.op != "add" or len(op.inputs) != 2 or not op.out.is_contiguous:
+            continue
+        for row, other in (op.inputs, op.inputs[::-1]):
+            norm = sole_producer(row.storage, op, uses, kept)
+            if (
+                isinstance(norm, KernelOp)
+                and _is_rms(norm)
+                and isinstance(norm.problem, LayerNormProblem)
+                and row.is_whole
+                and other.is_contiguous
+                and all(isinstance(leaf, ex.Leaf) for leaf in op.expr.args)
+                and other.dtype is row.dtype is op.out.dtype
+                and other.size == row.size == op.out.size == norm.problem.axis
+                and id(norm) not in made
+            ):
+                problem = replace(norm.problem, bias=True)
+                labels = [*norm.labels, *op.labels]
+                made[id(norm)] = None
+                made[id(op)] = KernelOp(problem, [*norm.inputs, other], [op.out], labels, norm.node)
+                break
+    return [new for old in ops if (new := made.get(id(old), old)) is not None]
 
 
 def _is_rms(op: KernelOp) -> bool:
