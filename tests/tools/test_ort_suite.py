@@ -213,3 +213,8 @@ def test_another_devices_counts_have_rows_of_their_own(tmp_path: Path) -> None:
     text = results.section(path)
     assert "| C++ cases | 1 | 100.0% | 100.0% | 1 |" in text and "| C++ cases, on a GPU | 1 | 0.0% |" in text
     assert "| C++ cases that must fail, on a GPU | 1 | 100.0% |  |" in text
+
+
+def test_the_page_has_the_counts() -> None:
+    page = results.PAGE.read_text()
+    assert results.replaced(page) == page, "python -m tools.ort_suite FOLDER --write"

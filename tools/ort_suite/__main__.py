@@ -61,7 +61,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default="", help="with --write: a row of its own for a device that is not lavapipe")
     parser.add_argument("--json", type=Path, help="write every verdict here")
     parser.add_argument("--again", type=Path, help="verdicts of an earlier run (its --json), in place of running")
-    parser.add_argument("--write", action="store_true", help=f"keep the counts ({results.PATH.name})")
+    parser.add_argument(
+        "--write", action="store_true", help=f"keep the counts ({results.PATH.name}, {results.PAGE.name})"
+    )
     parser.add_argument("--baseline", type=Path, help="verdicts of an earlier run: exit code 1 where a case is worse")
     parser.add_argument("--cache", type=Path, default=Path(platformdirs.user_cache_dir("vkep")) / "ort_suite")
     parser.add_argument("--quiet", action="store_true", help="counts only")
@@ -100,6 +102,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.write:
         through = results.MODELS if args.through == "vkep" else results.MODELS_THROUGH_ORT
         results.keep(through if args.models else results.CASES, verdicts, device=args.device)
+        results.PAGE.write_text(results.replaced(results.PAGE.read_text()))
     return compare(verdicts, args.baseline) if args.baseline else 0
 
 

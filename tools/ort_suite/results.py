@@ -12,6 +12,8 @@ from typing import Any
 from tools.ort_suite.judge import CPU, DECLINED, ERROR, LOST, RAN, REFUSED, VULKAN, WRONG, Verdict
 
 PATH = Path(__file__).with_name("results.json")
+PAGE = Path(__file__).parents[2] / "docs/operators.md"
+_TITLE = "## ONNX Runtime's own tests"
 CASES, MODELS, MODELS_THROUGH_ORT = "C++ cases", "model files, plain session", "model files, through ONNX Runtime"
 #: onnx's backend tests, whose own table (``tools.backend_suite``) is lavapipe's
 SUITE = "ONNX's backend tests"
@@ -46,7 +48,7 @@ def section(path: Path = PATH) -> str:
     """The part of ``docs/operators.md``."""
     kept: dict[str, Any] = json.loads(path.read_text())
     lines = [
-        "## ONNX Runtime's own tests",
+        _TITLE,
         "`python -m tools.ort_suite FOLDER --write` on a checkout of its sources, and with `--models`, and with `--models",
         "--through ort`: the C++ cases that its CPU provider answers as they expect, and the model files that it runs. Whole",
         "is a case of which every node ran on Vulkan; those that are wrong are in the table above. A row of another device has",
@@ -80,6 +82,12 @@ def section(path: Path = PATH) -> str:
             )
             lines.append(f"| {operator} | {counts.total()} | {rest} | {why.replace('|', ' ')} |")
     return "\n".join(lines) + "\n"
+
+
+def replaced(page: str, path: Path = PATH) -> str:
+    """The page with its part made again from the counts that are kept."""
+    before, _, after = page.partition(_TITLE)
+    return before + section(path) + "\n## " + after.partition("\n## ")[2]
 
 
 def _total(entries: dict[str, Any]) -> Counter[str]:
