@@ -1,6 +1,7 @@
 // Appends the keys and values of new tokens to the past ones in a cache [batch, kv heads, room, size], and rotates the keys and
-// the queries by the angles of the tokens' positions. Rows after the new ones keep the past's contents. In rows that attention
-// reads, NaN and infinity become 0. With OVER the cache is the past's own memory: only the new rows are written, and NaN and
+// the queries by the angles of the tokens' positions. With NORM it first divides each of their rows by its root mean square and
+// multiplies it by a gain. Rows after the new ones keep the past's contents. In rows that attention reads, NaN and infinity
+// become 0. With OVER the cache is the past's own memory: only the new rows are written, and NaN and
 // infinity in later rows that attention reads.
 //
 // Grid: z 0 processes keys and then the queries of the heads that share them, as rows after those of the cache; z 1 values. y
@@ -9,10 +10,10 @@
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
 #define ARGS_BODY { uvec2 q; uvec2 k; uvec2 v; uvec2 past_key; uvec2 past_value; uvec2 cos; uvec2 sin; uvec2 first; uvec2 ids; \
-    uvec2 k_scale; uvec2 v_scale; uvec2 turned; uvec2 present_key; uvec2 present_value; uvec2 fault; \
+    uvec2 k_scale; uvec2 v_scale; uvec2 q_gain; uvec2 k_gain; uvec2 turned; uvec2 present_key; uvec2 present_value; uvec2 fault; \
     uint kv_heads; uint tokens; uint old; uint room; uint used; uint table_rows; uint lanes; \
     uint q_batch; uint q_head; uint q_row; uint k_batch; uint k_head; uint k_row; uint v_batch; uint v_head; uint v_row; \
-    uint fault_code; }
+    uint fault_code; float epsilon; }
 #include "args.glsl"
 #include "workgroup.glsl"
 #include "fault.glsl"
@@ -29,7 +30,10 @@ layout(constant_id = 12) const uint CODE = 0;  // the cache's element format (kv
 layout(constant_id = 13) const uint K_CHANNELS = 0;  // 1: one scale per feature, 0: one per tensor
 layout(constant_id = 14) const uint V_CHANNELS = 0;
 layout(constant_id = 15) const uint CLEAN = 1;  // 0: the cache's type has no NaN and no infinity
+layout(constant_id = 16) const uint NORM = 0;
 #include "kv_codes.glsl"
+
+const uint SQUARES = SIZE % 8 == 0 ? 8 : 1;  // that are added up at a time
 
 TENSOR(T, Elements)
 TENSOR(C, Stored)
@@ -42,19 +46,31 @@ layout(buffer_reference, std430, buffer_reference_align = 16) buffer Quads { uve
 uint position_of(uint batch, uint t, int first) {
     int64_t asked = IDS == 1 ? Longs(operand(args.ids, 8)).v[batch * args.tokens + t] : int64_t(first) + int64_t(t);
     if (asked >= 0 && asked < int64_t(args.table_rows)) return uint(asked);
-    note_fault(operand(args.fault, 14), args.fault_code);
+    note_fault(operand(args.fault, 16), args.fault_code);
     return 0;
 }
 
-// Feature e of the row that starts at `at`, after the rotation.
+float inverse_rms(Elements x, uint at) {
+    float sum = 0.0;
+    for (uint e = 0; e < SIZE; e += SQUARES)
+        [[unroll]] for (uint i = 0; i < SQUARES; i++) sum = fma(float(x.v[at + e + i]), float(x.v[at + e + i]), sum);
+    return inversesqrt(sum / float(SIZE) + args.epsilon);
+}
+
+float factor;  // of the row, with NORM
+Elements gain;
+
+float feature(Elements x, uint at, uint e) { return NORM == 1 ? float(x.v[at + e]) * factor * float(gain.v[e]) : float(x.v[at + e]); }
+
+// Feature e of the row at `at`, rotated.
 float turn(Elements x, uint at, uint e, uint position) {
-    if (e >= 2 * HALF) return float(x.v[at + e]);
+    if (e >= 2 * HALF) return feature(x, at, e);
     uint pair = INTERLEAVED == 1 ? e / 2 : e % (HALF == 0 ? 1 : HALF);
     bool second = INTERLEAVED == 1 ? e % 2 == 1 : e >= HALF;
     uint other = INTERLEAVED == 1 ? e ^ 1 : second ? e - HALF : e + HALF;
     float cosine = float(Elements(operand(args.cos, 5)).v[position * HALF + pair]);
     float sine = float(Elements(operand(args.sin, 6)).v[position * HALF + pair]);
-    return float(x.v[at + e]) * cosine + (second ? 1.0 : -1.0) * float(x.v[at + other]) * sine;
+    return feature(x, at, e) * cosine + (second ? 1.0 : -1.0) * feature(x, at, other) * sine;
 }
 
 bool is_number(C x) {
@@ -71,7 +87,7 @@ void main() {
     int first = Ints(operand(args.first, 7)).v[batch];
     if (OVER == 1) first = clamp(first, 0, int(args.room - args.tokens));
 
-    uvec2 present = values ? operand(args.present_value, 13) : operand(args.present_key, 12);
+    uvec2 present = values ? operand(args.present_value, 15) : operand(args.present_key, 14);
     uint rows = OVER == 1 ? args.tokens : args.room, turning = HALF > 0 && !values ? GROUP * args.tokens : 0;
     if (row < rows) {
         uint at = OVER == 1 ? uint(first) + row : row, to = (kv * args.room + at) * width + u0;
@@ -81,6 +97,10 @@ void main() {
                                : batch * args.k_batch + head * args.k_head + t * args.k_row;
             uint position = HALF > 0 && !values ? position_of(batch, t, first) : 0;
             uvec2 new = values ? operand(args.v, 2) : operand(args.k, 1), scales = values ? operand(args.v_scale, 10) : operand(args.k_scale, 9);
+            if (NORM == 1 && !values) {
+                gain = Elements(operand(args.k_gain, 12));
+                factor = inverse_rms(Elements(new), from);
+            }
             bool channels = values ? V_CHANNELS == 1 : K_CHANNELS == 1;
             [[unroll]] for (uint i = 0; i < UNIT; i++) {
                 if (CODE == 0 && values) {
@@ -117,9 +137,14 @@ void main() {
         uint from = batch * args.q_batch + q_head * args.q_head + t * args.q_row;
         uint to = ((batch * args.kv_heads * GROUP + q_head) * args.tokens + t) * SIZE;
         uint position = position_of(batch, t, first);
+        Elements q = Elements(operand(args.q, 0));
+        if (NORM == 1) {
+            gain = Elements(operand(args.q_gain, 11));
+            factor = inverse_rms(q, from);
+        }
         [[unroll]] for (uint i = 0; i < UNIT * PACK; i++) {
             uint e = u0 * PACK + i;
-            if (e < SIZE) Elements(operand(args.turned, 11)).v[to + e] = T(turn(Elements(operand(args.q, 0)), from, e, position));
+            if (e < SIZE) Elements(operand(args.turned, 13)).v[to + e] = T(turn(q, from, e, position));
         }
     }
     if (OVER == 1 && CLEAN == 1) {

@@ -39,7 +39,8 @@ def run(gpu: Harness, caps: DeviceCapabilities, case: Case, dtype: str, sink: np
     y = Tensor.empty((shape[0], shape[2], shape[1], shape[3]) if case.merged else shape, dtype)
     given = [Tensor(np.ascontiguousarray(t.swapaxes(1, 2)) if case.merged else t) for t in heads]
     given += [Tensor(t) for t in (bias, sink) if t is not None]
-    gpu.compute(case.problem(dtype, sink=sink is not None), caps, given, [y], candidate="split")
+    target = gpu.compute(case.problem(dtype, sink=sink is not None), caps, given, [y], candidate="split")
+    assert not any(t.array.any() for t in target.tensors if t.array.dtype == np.uint32), "counters are left at zero"
     got = y.array.swapaxes(1, 2) if case.merged else y.array
     wanted = expected(case, *tensors)
     if sink is not None:
@@ -63,6 +64,12 @@ def test_a_lane_loads_its_keys_in_several_turns(
     monkeypatch.setattr(attention_split, "_MOST_HELD", 2)
     monkeypatch.setattr(attention_split, "_GROUPS", 1)
     run(gpu, caps, Case(1, 700, heads=8, kv_heads=2, first=-650), dtype)
+
+
+def test_surplus_workgroups_of_a_folded_grid_do_not_arrive(gpu: Harness, caps: DeviceCapabilities) -> None:
+    """15 workgroups, as 2 by 8."""
+    few = dataclasses.replace(caps, max_workgroup_count=(2, *caps.max_workgroup_count[1:]))
+    run(gpu, few, Case(1, 90, heads=5, kv_heads=5), "float32")
 
 
 @pytest.mark.parametrize("keys", [20, 400])

@@ -29,6 +29,12 @@ def turned(x: np.ndarray[Any, Any], cos: np.ndarray[Any, Any], sin: np.ndarray[A
     return y
 
 
+def normed(x: np.ndarray[Any, Any], gain: np.ndarray[Any, Any]) -> Any:
+    """``x`` [..., size] by RMS norm with an epsilon of 1e-3."""
+    x = x.astype(np.float64)
+    return x / np.sqrt(np.square(x).mean(-1, keepdims=True) + 1e-3) * gain
+
+
 @pytest.mark.parametrize("over", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(
@@ -40,6 +46,8 @@ def turned(x: np.ndarray[Any, Any], cos: np.ndarray[Any, Any], sin: np.ndarray[A
         ((2, 4, 2, 1, 16, 8, 9, 9), {}),
         ((3, 4, 2, 4, 16, 8, 9, 9), {"half": 8}),
         ((2, 2, 1, 3, 8, 8, 6, 6), {"half": 4, "interleaved": True, "ids": True}),
+        ((2, 4, 2, 2, 16, 8, 9, 9), {"half": 6, "epsilon": 1e-3}),
+        ((1, 2, 2, 1, 7, 5, 4, 4), {"half": 3, "interleaved": True, "epsilon": 1e-3}),
         ((3, 2, 2, 4, 8, 8, 0, 7), {}),  # no past
     ],
 )
@@ -80,6 +88,10 @@ def test_the_new_rows_are_turned_and_what_follows_is_a_number(
     news = [Tensor(flat[start:].copy()) for start in (starts if turns else starts[1:])]
     given = [*news, *map(Tensor, past if problem.has_past else ()), *map(Tensor, tables if turns else ())]
     given += [Tensor(rows), *([Tensor(ids)] if problem.ids else [])]
+    gains = [RNG.uniform(0.5, 1.5, size).astype(dtype) for _ in problem.gains]
+    given += map(Tensor, gains)
+    if gains:
+        q, k = (normed(t, gain) for t, gain in zip((q, k), gains, strict=True))
     made = [Tensor.empty(need.shape, need.dtype) for need in problem.makes()]
     if over:
         made[-2:] = [Tensor(t.copy()) for t in past]

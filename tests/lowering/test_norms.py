@@ -40,9 +40,9 @@ def dispatched(
     return [plan.pipelines[d.pipeline].shader for plan in plans for d in plan.dispatches]
 
 
-def kernels(precision: str, tokens: int, caps: DeviceCapabilities) -> Counter[str]:
+def kernels(precision: str, tokens: int, caps: DeviceCapabilities, architecture: str = "llama") -> Counter[str]:
     """How often a decoder's run on some tokens dispatches each GLSL file."""
-    return Counter(shader.source for shader in dispatched(precision, tokens, caps))
+    return Counter(shader.source for shader in dispatched(precision, tokens, caps, architecture))
 
 
 @pytest.mark.parametrize("precision", ["int4-fp16", "fp16"])
@@ -58,6 +58,12 @@ def test_a_sum_with_a_norm_is_part_of_it(caps: DeviceCapabilities) -> None:
         for tokens in (1, 3)
     )
     assert rows - one >= 2 * ARCHITECTURES["gemma2"].layers
+
+
+def test_norms_of_queries_and_keys_are_in_the_update_of_the_cache() -> None:
+    assert kernels("int4-fp16", 1, GPU, "qwen3")["norm.comp"] == 0
+    assert kernels("int4-fp16", 3, GPU, "qwen3")["norm.comp"] == 5  # those of a layer's rows, and the last
+    assert kernels("int4-fp16", 1, DEVICES["cpu"], "qwen3")["norm.comp"] == 9
 
 
 def test_rows_and_cpus_keep_them() -> None:

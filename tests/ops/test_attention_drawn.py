@@ -10,6 +10,7 @@ from tests.ops.cases import shared_context
 from tools.fuzz.attention import OPERATORS, draw, verdict
 from tools.fuzz.attention_calls import MICROSOFT
 from vkep.kernels import attention_split
+from vkep.passes import norms
 
 #: enough that GroupQueryAttention's cases have each input and attribute
 CASES = dict.fromkeys(OPERATORS, 6) | {"GroupQueryAttention": 20}
@@ -22,7 +23,8 @@ def test_a_drawn_call(name: str, index: int, way: str, monkeypatch: pytest.Monke
     if way == "split":  # as on a GPU, for a token's attention
         if case.domain != MICROSOFT or "Group" not in name:
             pytest.skip("products take it here, and the kernel that splits keys has tests of its own")
-        monkeypatch.setattr(attention_split, "is_cpu", lambda caps: False)
+        for module in (attention_split, norms):
+            monkeypatch.setattr(module, "is_cpu", lambda caps: False)
     result, why = verdict(case, shared_context())
     assert result in ("equal", "accepted"), f"{result}: {why} in {case.text}"
 

@@ -21,6 +21,7 @@ import numpy as np
 from tools.fuzz import attention_calls, attention_reference, grouped_calls
 from tools.fuzz.attention_calls import MICROSOFT, Array, Case, Rng
 from vkep.kernels import attention_split
+from vkep.passes import norms
 
 #: the greatest difference from a reference in float32, of values near 1
 NEAR = {"float32": 2e-4, "float16": 1e-2, "bfloat16": 8e-2}
@@ -155,10 +156,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="*", default=[], choices=list(OPERATORS))
     parser.add_argument("--case", type=int)
-    parser.add_argument("--split", action="store_true", help="take the kernel of few queries, as a GPU does")
+    parser.add_argument("--split", action="store_true", help="take the kernels of few queries, as a GPU does")
     args = parser.parse_args()
     if args.split:
-        setattr(attention_split, "is_cpu", lambda caps: False)  # noqa: B010
+        for module in (attention_split, norms):
+            setattr(module, "is_cpu", lambda caps: False)  # noqa: B010
     context = SharedGpuContext.create({"gpu_shared_context_token": "attention"})
     found: Counter[tuple[str, str, str]] = Counter()
     for index in range(args.cases) if args.case is None else [args.case]:

@@ -168,14 +168,14 @@ def _block(problem: AttentionProblem, caps: DeviceCapabilities) -> int:
     """Keys of a workgroup: few enough for enough workgroups; all of them where there are few."""
     tiles = ceil_div(problem.heads // problem.kv_heads * problem.queries, _rows(problem))
     others = problem.batch * problem.kv_heads * tiles
-    crowd = _is_crowd(problem, caps)
+    crowd, lanes = _is_crowd(problem, caps), _lanes(problem, caps)
     wanted = _GROUPS_CPU if is_cpu(caps) else _CROWD_GROUPS if crowd else _GROUPS
+    most = max(_BLOCKS[-1], ceil_power_of_two(problem.keys))
     fitting = [
-        b
-        for b in _BLOCKS
-        if _shared_bytes(problem, b, _lanes(problem, caps), caps) <= caps.max_shared_memory_bytes
-        and (b >= _CROWD_BLOCK or not crowd)
+        b for b in _BLOCKS if b <= most and _shared_bytes(problem, b, lanes, caps) <= caps.max_shared_memory_bytes
     ]
+    if crowd:
+        fitting = [b for b in fitting if b >= _CROWD_BLOCK] or fitting
     return next((b for b in fitting if others * ceil_div(problem.keys, b) >= wanted), fitting[-1])
 
 

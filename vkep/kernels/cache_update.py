@@ -14,11 +14,13 @@ from vkep.kernels.launch import ceil_div, element_type, lanes
 from vkep.kernels.problem import Need, Problem, alignment_of, extent
 from vkep.kernels.select import Candidate, Emission, implement
 from vkep.kernels.tiles import STORAGE
-from vkep.sizes import largest
+from vkep.sizes import hint, largest
 
 Strides = tuple[int, int, int]
 #: caches of these types hold numbers alone
 _WITHOUT_NAN = ("int8", "uint8")
+#: so many new tokens of a cache in place are written an element a lane: a lane of more takes longer than there are lanes for
+_FEW_TOKENS = 16
 
 
 def _reach(call: KernelCall) -> Mapping[str, int]:
@@ -45,6 +47,7 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
         "ids": 8 * batch * length * call["IDS"],
         "k_scale": 4 * scales_of(call["CODE"], call["K_CHANNELS"], kv_heads * head),
         "v_scale": 4 * scales_of(call["CODE"], call["V_CHANNELS"], kv_heads * value),
+        **dict.fromkeys(("q_gain", "k_gain"), call["NORM"] * head * size),
         "turned": turns * batch * heads * length * head * size,
         "present_key": batch * kv_heads * call["room"] * key_row,
         "present_value": batch * kv_heads * call["room"] * value_row,
@@ -52,7 +55,21 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
     }
 
 
-_INPUTS = ("q", "k", "v", "past_key", "past_value", "cos", "sin", "first", "ids", "k_scale", "v_scale")
+_INPUTS = (
+    "q",
+    "k",
+    "v",
+    "past_key",
+    "past_value",
+    "cos",
+    "sin",
+    "first",
+    "ids",
+    "k_scale",
+    "v_scale",
+    "q_gain",
+    "k_gain",
+)
 _OUTPUTS = ("turned", "present_key", "present_value")
 CACHE_UPDATE = Kernel(
     "cache_update.comp",
@@ -65,7 +82,8 @@ CACHE_UPDATE = Kernel(
         *("kv_heads", "tokens", "old", "room", "used", "table_rows", "lanes"),
         *(f"{name}_{axis}" for name in "qkv" for axis in ("batch", "head", "row")),
         "fault_code",
-    ),
+    )
+    + (("epsilon", "float"),),
     spec={
         "SIZE": 64,
         "VALUE_SIZE": 64,
@@ -79,6 +97,7 @@ CACHE_UPDATE = Kernel(
         "K_CHANNELS": 0,
         "V_CHANNELS": 0,
         "CLEAN": 1,
+        "NORM": 0,
     },
     variants=tuple({"T": t, "C": c} for t in STORAGE.values() for c in (t, "uint16_t", "uint8_t")),
     reach=_reach,
@@ -105,6 +124,9 @@ class CacheUpdateProblem(Problem):
     type's range. An element of uint8 has two numbers of 4 bits, so that a row has half as many elements.
 
     ``over``: the past is in the present's memory, and is not an operand.
+
+    ``epsilon``: each row of q and k is divided by its root mean square (with epsilon below the root) and multiplied by ``q_gain``
+    and ``k_gain`` [size] before it is rotated; None: it is not.
     """
 
     batch: int
@@ -130,6 +152,7 @@ class CacheUpdateProblem(Problem):
     cache: str = ""
     k_channels: bool = False
     v_channels: bool = False
+    epsilon: float | None = None
 
     def needs(self) -> tuple[Need, ...]:
         past = (self.batch, self.kv_heads, self.old)
@@ -153,6 +176,7 @@ class CacheUpdateProblem(Problem):
             Need("first", "int32", (self.batch,)),
             *([Need("ids", "int64", (self.batch, self.length), flat=True)] if self.ids else ()),
             *(scales if self.scaled else ()),
+            *(Need(name, self.dtype, (self.size,), flat=True) for name in self.gains),
         )
 
     def makes(self) -> tuple[Need, ...]:
@@ -163,6 +187,11 @@ class CacheUpdateProblem(Problem):
             Need("present_key", self.stored, (*cache, self.width(self.size))),
             Need("present_value", self.stored, (*cache, self.width(self.value_size))),
         )
+
+    @property
+    def gains(self) -> tuple[str, ...]:
+        """The names of the gains, where there are any."""
+        return () if self.epsilon is None else ("q_gain", "k_gain")
 
     @property
     def stored(self) -> str:
@@ -205,6 +234,8 @@ def _update(problem: CacheUpdateProblem, e: Emission) -> KernelCall:
     unit = 16 // element_type(problem.stored).itemsize
     if problem.alignment % 16 or width % unit or value_width % unit or (problem.cache == "uint8" and problem.size % 2):
         unit = 1
+    if problem.over and hint(problem.length) <= _FEW_TOKENS:
+        unit = 1
     group = problem.heads // problem.kv_heads
     rows = problem.length if problem.over else problem.room
     turning = group * problem.length if problem.half else 0
@@ -233,6 +264,7 @@ def _update(problem: CacheUpdateProblem, e: Emission) -> KernelCall:
                 for axis, s in zip(("batch", "head", "row"), of, strict=True)
             },
             "fault_code": code,
+            "epsilon": problem.epsilon or 0.0,
         },
         spec={
             "SIZE": problem.size,
@@ -247,6 +279,7 @@ def _update(problem: CacheUpdateProblem, e: Emission) -> KernelCall:
             "K_CHANNELS": int(problem.k_channels),
             "V_CHANNELS": int(problem.v_channels),
             "CLEAN": int(cleans),
+            "NORM": int(problem.epsilon is not None),
         },
         defines={
             "T": STORAGE[problem.dtype],

@@ -21,7 +21,7 @@ from vkep.passes.emit import emit
 from vkep.passes.fuse import optimize
 from vkep.passes.in_place import in_place
 from vkep.passes.layout import lay_out
-from vkep.passes.norms import add_to_norms, fold_norms
+from vkep.passes.norms import add_to_norms, fold_head_norms, fold_norms
 from vkep.passes.pairs import pair_products
 from vkep.passes.turned import turn_products
 from vkep.plan.records import Port
@@ -95,7 +95,7 @@ class Island:
             return None
         ops = lower_attention(lay_out(self.builder.ops, caps), results, caps)
         ops = pair_products(optimize(ops, results), results, caps)
-        ops = fold_norms(add_to_norms(ops, results), results, caps)
+        ops = fold_head_norms(fold_norms(add_to_norms(ops, results), results, caps), results, caps)
         if shared:
             ops = in_place(ops, {t.storage.port: t for t in results if t.storage.port is not None}, shared)
             ops = turn_products(ops, results, caps)

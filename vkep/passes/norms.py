@@ -1,4 +1,5 @@
-"""Folding RMS norms into the products that read them (`vkep.kernels.fused_product`)."""
+"""Folding RMS norms into the products that read them (`vkep.kernels.fused_product`), and those of heads into the update of a
+cache (`vkep.kernels.cache_update`)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from vkep.errors import Decline
 from vkep.ir import expr as ex
 from vkep.ir.ops import KernelOp, Op, Pointwise
 from vkep.ir.tensor import Tensor
+from vkep.kernels.cache_update import CacheUpdateProblem
 from vkep.kernels.fused_product import FusedProductProblem, not_one_row
+from vkep.kernels.launch import is_cpu
 from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
 from vkep.kernels.matmul_problem import MatMulProblem
 from vkep.kernels.norm import LayerNormProblem
@@ -18,6 +21,7 @@ from vkep.kernels.problem import Problem
 from vkep.kernels.product_form import Form
 from vkep.kernels.select import bind, choose
 from vkep.passes.fuse import Uses, sole_producer
+from vkep.sizes import divides
 
 
 def fold_norms(ops: Sequence[Op], results: Iterable[Tensor], caps: DeviceCapabilities) -> list[Op]:
@@ -64,6 +68,52 @@ def add_to_norms(ops: Sequence[Op], results: Iterable[Tensor]) -> list[Op]:
                 made[id(op)] = KernelOp(problem, [*norm.inputs, other], [op.out], labels, norm.node)
                 break
     return [new for old in ops if (new := made.get(id(old), old)) is not None]
+
+
+def fold_head_norms(ops: Sequence[Op], results: Iterable[Tensor], caps: DeviceCapabilities) -> list[Op]:
+    """The operations without the norms of queries and keys that only the update of a cache reads, on a GPU. A CPU driver would
+    compute a row's norm for each of its lanes. ``results`` as for `fold_norms`."""
+    updates = [op for op in ops if isinstance(op, KernelOp) and isinstance(op.problem, CacheUpdateProblem)]
+    if not updates or is_cpu(caps):
+        return list(ops)
+    kept, uses = {t.storage for t in results}, Uses(ops)
+    made: dict[int, Op | None] = {}
+    for update in updates:
+        problem = update.problem
+        assert isinstance(problem, CacheUpdateProblem)
+        if not problem.half or problem.epsilon is not None:
+            continue
+        pairs = [_before(t, update, uses) for t in update.inputs[:2]]
+        norms = [pair[0] for pair in pairs if pair is not None and pair[0].outputs[0].storage not in kept]
+        epsilons = {norm.problem.epsilon for norm in norms if isinstance(norm.problem, LayerNormProblem)}
+        if len(norms) != 2 or len(epsilons) != 1:
+            continue
+        rows = [pair[1] for pair in pairs if pair is not None]
+        inputs = [*rows, *update.inputs[2:], *(norm.inputs[1] for norm in norms)]
+        labels = [*norms[0].labels, *norms[1].labels, *update.labels]
+        made |= dict.fromkeys(map(id, norms))
+        made[id(update)] = KernelOp(
+            replace(problem, epsilon=epsilons.pop()), inputs, update.outputs, labels, update.node
+        )
+    return [op for old in ops if (op := made.get(id(old), old)) is not None]
+
+
+def _before(t: Tensor, update: KernelOp, uses: Uses) -> tuple[KernelOp, Tensor] | None:
+    """The norm whose result ``t`` views, row by row, and the same rows of what it norms; None where ``update`` is not its only
+    reader."""
+    writers = uses.writers[t.storage]
+    if len(writers) != 1 or uses.readers[t.storage] != [update]:
+        return None
+    [norm] = writers
+    if not isinstance(norm, KernelOp) or not _is_rms(norm):
+        return None
+    of, (x, _), [y] = norm.problem, norm.inputs, norm.outputs
+    assert isinstance(of, LayerNormProblem) and isinstance(update.problem, CacheUpdateProblem)
+    starts = (t.offset - y.offset, *t.strides[:3])
+    in_rows = x.is_contiguous and y.is_contiguous and all(divides(of.axis, start) for start in starts)
+    if not in_rows or of.axis != t.shape[3] or of.dtype != update.problem.dtype:
+        return None
+    return norm, Tensor(x.dtype, t.shape, x.storage, t.strides, t.offset - y.offset + x.offset)
 
 
 def _is_rms(op: KernelOp) -> bool:
