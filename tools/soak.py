@@ -10,7 +10,7 @@ Vulkan calls fail at random (``tools.fuzz.injector``), the device is lost now an
 After each round the four numbers are read. Growth is the slope over the rounds (the median of the slopes between any two, Theil
 and Sen) times their number, after the first third, which fills caches. Exit code 1 where memory grew by more than ``--allow``
 MB, live objects by more than a plan has, another number by one or more, an answer was wrong, an exception was not expected, or
-an object is left at the end.
+an object is left at the end. Each round prints its numbers. Ctrl-C ends the soak after the rounds that are complete.
 """
 
 from __future__ import annotations
@@ -223,8 +223,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("vkep", "gpu_shared"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     soak = Soak(given.seed, not given.no_faults)
+    found: list[dict[str, float]] = []
     with soak.injector.installed():
-        found = [soak.round(k, given.seconds / given.rounds, given.threads) for k in range(given.rounds)]
+        try:
+            for k in range(given.rounds):
+                found.append(soak.round(k, given.seconds / given.rounds, given.threads))
+                numbers_now = ", ".join(f"{value:.1f} {name}" for name, value in found[-1].items())
+                print(
+                    f"round {k + 1} of {given.rounds}: {numbers_now}; {sum(soak.count.values())} pieces of work",
+                    flush=True,
+                )
+        except KeyboardInterrupt:
+            if len(found) < 4:  # too few for a slope
+                raise
         left = soak.close()
     bad = bool(left or soak.wrong)
     for name in found[0]:
