@@ -141,6 +141,7 @@ def rates(
     """Measure the rates of a generator. The time of each test's first run is the row's ``first_ms``. ``sampling``: settings of
     the answers; greedy without any."""
     from vkep.generation import Sampling
+    from vkep.generation.batch import CHUNK
 
     decoder = generator.decoder
     device = decoder.session.context.capabilities.name
@@ -151,20 +152,24 @@ def rates(
     with_batch: Batch = generator.batch(sequences)
     try:
         for run in range(runs + warmup):
-            settings = Sampling(max_tokens=answer + 1, ignore_end=True, **(sampling or {}))
+            # the first sequences make tokens while others' prompts are processed; none ends before the last step that counts
+            most = answer + 1 + sequences * -(-prompt // CHUNK)
+            settings = Sampling(max_tokens=most, ignore_end=True, **(sampling or {}))
             start = time.perf_counter()
             made = [with_batch.add(chooses(prompt), settings) for _ in range(sequences)]
             while any(not a.tokens for a in made):
                 with_batch.step()
             between = time.perf_counter()
             done = sum(len(a.tokens) for a in made)
-            while with_batch.under_way:
+            for _ in range(answer):
                 with_batch.step()
             seconds = time.perf_counter() - between
+            tokens = sum(len(a.tokens) for a in made) - done
+            for one in made:
+                with_batch.cancel(one)
             if run == 0 or run >= warmup:
                 filled.append(between - start)
-                # steps in which the prompts of other sequences were still processed have made some tokens already
-                answered.append(seconds * answer * sequences / (sum(len(a.tokens) for a in made) - done))
+                answered.append(seconds * answer * sequences / tokens)  # fewer tokens where the context is full
     finally:
         with_batch.close()
     name = decoder.folder.path.name
