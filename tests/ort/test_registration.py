@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 import sys
 import sysconfig
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,26 @@ def test_registering_twice_does_nothing(registered: Any) -> None:
     before = len(onnxruntime.get_ep_devices())
     registered.register()
     assert len(onnxruntime.get_ep_devices()) == before
+
+
+def test_an_older_onnxruntime_is_refused(registered: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxruntime, "__version__", "1.23.2")
+    with pytest.raises(ImportError, match=r"needs onnxruntime 1.29 or later, but 1.23.2 is installed"):
+        registered.register()
+
+
+def test_a_host_without_the_interface_gets_an_error_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that is not Python registers the library with an older ONNX Runtime: the error needs its CreateStatus."""
+    from vkep.ort import api
+
+    ffi = api.ffi
+    old, used = object(), list[object]()
+    monkeypatch.setattr(api, "use_tables", used.append)
+    version = ffi.new("char[]", b"1.23.2")
+    base = SimpleNamespace(GetVersionString=lambda: version, GetApi=lambda level: old if level <= 23 else ffi.NULL)
+    with pytest.raises(api.OrtError, match=r"ONNX Runtime 1\.23\.2 has no C interface of level 29"):
+        api.Ort(base)
+    assert used == [old]
 
 
 def test_names_and_path_follow_the_ecosystems_convention(registered: Any) -> None:

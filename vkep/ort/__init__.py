@@ -59,8 +59,8 @@ def register(name: str = REGISTRATION_NAME) -> None:
     """Register the provider with ONNX Runtime; a second call does nothing. Without a Vulkan device the provider has no
     device either: the logger ``vkep.ort`` has the reason.
 
-    Raises `LibraryError` where the library cannot be built, ``ImportError`` without onnxruntime, and ONNX Runtime's own
-    exception where it refuses the library.
+    Raises `LibraryError` where the library cannot be built, ``ImportError`` without onnxruntime 1.29 or later, and ONNX
+    Runtime's own exception where it refuses the library.
     """
     onnxruntime = _onnxruntime()
     with _lock:
@@ -90,9 +90,11 @@ def __getattr__(name: str) -> Any:
 
 
 def _onnxruntime() -> Any:
+    needed = "vkep.ort needs onnxruntime 1.29 or later"
     try:
-        return importlib.import_module("onnxruntime")
+        module = importlib.import_module("onnxruntime")
     except ImportError as error:
-        raise ImportError(
-            "vkep.ort needs onnxruntime 1.29 or later, which is not installed: pip install 'vkep[ort]'"
-        ) from error
+        raise ImportError(f"{needed}, which is not installed: pip install 'vkep[ort]'") from error
+    if tuple(int(part) for part in module.__version__.split(".")[:2]) < (1, 29):
+        raise ImportError(f"{needed}, but {module.__version__} is installed: pip install 'vkep[ort]'")
+    return module

@@ -17,6 +17,7 @@ class Ort:
         self.version = ffi.string(base.GetVersionString()).decode()
         self.api = base.GetApi(API_LEVEL)
         if self.api == NULL:
+            use_tables(base.GetApi(1))  # it has CreateStatus, so that the caller gets this error
             raise OrtError(
                 f"ONNX Runtime {self.version} has no C interface of level {API_LEVEL}: vkep needs 1.{API_LEVEL} or later"
             )
