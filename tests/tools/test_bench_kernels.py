@@ -94,7 +94,7 @@ def test_the_smallest_decoders_step(tmp_path: Path, capsys: pytest.CaptureFixtur
     report = tmp_path / "report.json"
     assert decode.main(["--smallest", "--json", str(report)]) == 0
     found = json.loads(report.read_text())
-    assert {"1 by 256 by 64, 4 bits, float16", "attention of 4 heads by 2, 100 keys of 64"} <= {
+    assert {"1 by 256 by 64, 4 bits, float16", "attention of 4 heads by 2, 100 keys of 64, 4 bits"} <= {
         m["name"] for m in found
     }
     assert all(m["microseconds"] > 0 and m["side_by_side"] > 0 for m in found)

@@ -14,7 +14,7 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from vkep.device.measure.limits import measure_limits
 from vkep.dtypes import DTYPES
 from vkep.errors import Decline
 from vkep.kernels.attention_problem import AttentionProblem
+from vkep.kernels.cache_update import CacheUpdateProblem
 from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.fused_product import FusedProductProblem
 from vkep.kernels.kernel import KernelCall
@@ -102,13 +103,23 @@ def products(shapes: Sequence[tuple[int, int]] = SHAPES, rows: Sequence[int] = (
 
 
 #: (heads, heads of keys, size, keys) of attention of one token
-ATTENTIONS = ((32, 8, 64, 576), (32, 8, 64, 4096), (32, 8, 128, 1024), (32, 8, 128, 32768))
+ATTENTIONS = (
+    *((32, 8, size, keys) for size in (64, 128) for keys in (576, 4096)),
+    (32, 8, 128, 32768),
+)
+#: types of a cache's elements, by how its rows are called
+_CACHES = {"float16": "", "8 bits": "int8", "4 bits": "uint8"}
+#: rows of the caches that are updated
+_ROOM = 64
 
 
-def attentions(shapes: Sequence[tuple[int, int, int, int]] = ATTENTIONS) -> Iterator[Product]:
-    """Attention of one token, in float16."""
-    for heads, kv_heads, size, keys in shapes:
-        row = (0, keys * size, size)
+def attentions(
+    shapes: Sequence[tuple[int, int, int, int]] = ATTENTIONS, caches: Mapping[str, str] = _CACHES
+) -> Iterator[Product]:
+    """Attention of one token, in float16, and the update of the cache in place with rotation and norms before it."""
+    for (heads, kv_heads, size, keys), (name, coding) in itertools.product(shapes, caches.items()):
+        width = size // 2 if coding == "uint8" else size
+        row = (0, keys * width, width)
         one = AttentionProblem(
             *(1, heads, kv_heads, 1, keys, size, size),
             (0, size, 0),
@@ -118,8 +129,25 @@ def attentions(shapes: Sequence[tuple[int, int, int, int]] = ATTENTIONS) -> Iter
             scale=0.1,
             dtype="float16",
             alignment=16,
+            coding=coding,
         )
-        yield Product(f"attention of {heads} heads by {kv_heads}, {keys} keys of {size}", one)
+        yield Product(f"attention of {heads} heads by {kv_heads}, {keys} keys of {size}, {name}", one)
+    sizes = dict.fromkeys(shape[:3] for shape in shapes)
+    for (heads, kv_heads, size), (name, coding) in itertools.product(sizes, caches.items()):
+        new = (0, size, 0)
+        update = CacheUpdateProblem(
+            *(1, heads, kv_heads, 1, size, size, _ROOM, _ROOM, 0),
+            *(new, new, new),
+            "float16",
+            half=size // 2,
+            table_rows=_ROOM,
+            over=True,
+            cache=coding,
+            alignment=16,
+        )
+        yield Product(f"update of a cache, {heads} heads by {kv_heads} of {size}, {name}", update)
+        normed = replace(update, epsilon=1e-5)
+        yield Product(f"update of a cache with norms, {heads} heads by {kv_heads} of {size}, {name}", normed)
 
 
 def _time(timer: KernelTimer, product: Product, waits: bool = True) -> float:
@@ -175,7 +203,7 @@ def measure(
         tell(f"a dispatch of next to no work, and the barrier after it: {_time(timer, nothing):.2f} us")
         found = []
         shapes = ((64, 256),) if smallest else SHAPES[:2] if timer.caps.device_type == "cpu" else SHAPES
-        steps = attentions(((4, 2, 64, 100),) if smallest else ATTENTIONS)
+        steps = attentions(((4, 2, 64, 100),), {"4 bits": "uint8"}) if smallest else attentions()
         for product in itertools.chain(products(shapes, (1,) if smallest else rows), steps):
             if only and not any(name in product.name for name in only):
                 continue

@@ -30,7 +30,7 @@ _MOST_HELD = 8
 _LANES, _LANES_CPU, _LEAST_LANES = 256, 32, 16
 #: workgroups that fill a device, and the keys of each
 _GROUPS, _GROUPS_CPU = 256, 4
-_BLOCKS = (512, 256, 128, 64, 32)
+_BLOCKS = (256, 128, 64, 32)
 #: sequences times heads of keys from which on workgroups are smaller, and more: several share a core
 _CROWD, _CROWD_LANES, _CROWD_HELD, _CROWD_GROUPS, _CROWD_BLOCK = 64, 128, 4, 1024, 64
 
