@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from vkep.ray.models import Source
 
 _MODEL = r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?"
+#: a run's thread needs the interpreter several times, and waits up to so long for the thread that reads requests; Python's
+#: default, 5 ms, is more than a run takes
+_SWITCH_S = 0.0005
 _EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository"]
 #: HTTP's statuses as gRPC's
 _GRPC_STATUS = {
@@ -154,6 +158,7 @@ class Service:
 
     def __init__(self, models: Mapping[str, Mapping[str, Source]], options: Mapping[str, Any]) -> None:
         self.options = ServiceOptions(**options)
+        sys.setswitchinterval(_SWITCH_S)
         self._pool = ThreadPoolExecutor(self.options.runs, thread_name_prefix="vkep-runs")
         tags = ("model", "version")
         self._requests = metrics.Counter("vkep_requests", "Inference requests by status.", (*tags, "status"))
