@@ -232,4 +232,9 @@ def test_what_follows_is_foretold_from_two_equal_steps_of_sizes_alone() -> None:
         ([((list, 2),), ((list, 3),), ((list, 4),)], None),
     ):
         following = Following()
-        assert [following.after(signature) for signature in signatures] == [None, None, expected]
+        assert following.after(signatures[0]) is None and following.after(signatures[1]) is None
+        found = following.after(signatures[2])
+        assert (found and found[0]) == expected
+        if found is not None:
+            signature, changed = found
+            assert [k for k, mark in enumerate(signature) if mark != signatures[2][k]] == list(changed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,17 +15,23 @@ Signature = tuple[Any, ...]
 
 
 class Following:
-    """Foretells a run's signature from those of the runs before it."""
+    """Foretells a run's signature from those of the runs before it. What does not change is the same object in all of them: a
+    garbage collection comes after so many new objects."""
 
     def __init__(self) -> None:
         self._last: Signature = ()
         self._foretold: Signature | None = None
 
-    def after(self, signature: Signature) -> Signature | None:
-        """The signature after this one. None unless the one before foretold this one, and where nothing changes."""
-        last, foretold = self._last, self._foretold
-        self._last, self._foretold = signature, _next(last, signature)
-        return self._foretold if foretold is not None and foretold == signature else None
+    def after(self, signature: Signature) -> tuple[Signature, Mapping[int, Any]] | None:
+        """The signature after this one, and the parts in which it differs, by their positions. None unless the signature
+        before this one foretold it, and where nothing changes."""
+        last, held = self._last, self._foretold == signature
+        if len(last) == len(signature):
+            signature = tuple([b if b == mark else mark for b, mark in zip(last, signature, strict=True)])
+        moved = _moved(last, signature)
+        foretold = None if not moved else tuple([moved.get(k, mark) for k, mark in enumerate(signature)])
+        self._last, self._foretold = signature, foretold
+        return (foretold, moved) if held and foretold is not None else None
 
 
 def known_of(mark: Any) -> ValueSpec:
@@ -33,21 +40,19 @@ def known_of(mark: Any) -> ValueSpec:
     return ValueSpec(dtypes.from_numpy(dtype), shape, *room)
 
 
-def _next(last: Signature, now: Signature) -> Signature | None:
-    """Each shape of ``now`` after it changes once more as it did since ``last``; None where none does, or anything else
-    changes."""
-    if len(last) != len(now):
-        return None
-    made = list(now)
-    for k, (before, mark) in enumerate(zip(last, now, strict=True)):
-        if before != mark:
+def _moved(last: Signature, now: Signature) -> dict[int, Any]:
+    """The tensors of ``now`` whose shapes differ from the ones before, after another such change; none where anything else
+    differs."""
+    found: dict[int, Any] = {}
+    for k, (before, mark) in enumerate(zip(last, now, strict=False)):
+        if before is not mark:
             if not _alike(before, mark):
-                return None
+                return {}
             shape = tuple([2 * size - old for size, old in zip(mark[1], before[1], strict=True)])
             if min(shape) < 0:
-                return None
-            made[k] = (mark[0], shape, *mark[2:])
-    return tuple(made) if made != list(now) else None
+                return {}
+            found[k] = (mark[0], shape, *mark[2:])
+    return found if len(last) == len(now) else {}
 
 
 def _alike(before: Any, mark: Any) -> bool:

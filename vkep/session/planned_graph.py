@@ -105,17 +105,21 @@ class PlannedGraph:
 
     def _foretell(self, signature: Signature, values: Mapping[str, Any], over: Over) -> None:
         """Enter the executable of the signature that follows this one, where sizes go on as they changed so far."""
-        following = self._following.after(signature)
-        key = (following, over) if over else following
-        if following is None or key in self._entries or self._adding:
+        found = self._following.after(signature)
+        if found is None or self._adding:
             return
-        moved = {n: mark for n, now, mark in zip(values, signature, following, strict=True) if mark is not now}
+        following, changed = found
+        key = (following, over) if over else following
+        if key in self._entries:
+            return
+        names = tuple(values)
+        moved = {names[k]: mark for k, mark in changed.items()}
 
         def known(name: str) -> Known:
             return known_of(moved[name]) if name in moved else self._known_one(values, name)
 
         with contextlib.suppress(VkepError, GpuError):  # a run of that signature will report it
-            used = self._match(key, following, tuple(values), known, over, foretold=True)
+            used = self._match(key, following, names, known, over, foretold=True)
             if used is not None:
                 used.hold.release()
 
