@@ -95,6 +95,14 @@ def test_models_of_the_catalog(model: str, device: str) -> None:
     assert check(declared(loaded, MODELS[model]), device, 1, 300) == 2
 
 
+def test_a_short_length_is_a_size_too() -> None:
+    """The positions of its words are few numbers, as a shape's, but more where the length is larger."""
+    loaded = load_model(build_model("bert", Options(dynamic=True)).SerializeToString())
+    case, trace = declared(loaded, {"batch": 3, "sequence": 9}), Trace()
+    case.with_trace(trace, DEVICES["cpu"])
+    assert trace.symbols == 2 and not trace.fixed_symbols()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_cache_that_grows_in_its_memory(device: str) -> None:
     loaded = load_model(build_model("gpt2step", Options(dynamic=True)).SerializeToString())

@@ -16,7 +16,7 @@ from vkep.graph.model import Node
 from vkep.graph.weights import SizesWeight, Weight
 from vkep.graph.windows import slice_span
 from vkep.ir.infer import sizes_weight
-from vkep.placement.fold import fold, fold_weights
+from vkep.placement.fold import FoldError, fold, fold_weights
 from vkep.sizes import hint, is_size, serves_others
 
 #: maximum number of elements of a shape or a list of axes or pads: larger values are data, which kernels compute for
@@ -70,7 +70,21 @@ def fold_with_sizes(
     made = fold(node, [None if w is None else _array_at_hand(w) for w in inputs], opsets)
     if any(result is not None and result.size > _LARGEST_SHAPE for result in made):
         return None
+    if _grows(node, inputs, opsets, made):
+        return None
     return fold_weights(node, [w.fixed() if isinstance(w, SizesWeight) else w for w in inputs], opsets)
+
+
+def _grows(
+    node: Node, inputs: Sequence[Weight | None], opsets: Mapping[str, int], made: Sequence[np.ndarray | None]
+) -> bool:
+    """Whether the node's results, which are ``made`` now, have more or fewer elements where each size is larger by one: they are
+    data."""
+    try:
+        more = fold(node, [None if w is None else _array_at_hand(w, 1) for w in inputs], opsets)
+    except FoldError:
+        return False
+    return any(a is not None and b is not None and a.size != b.size for a, b in zip(made, more, strict=True))
 
 
 def fold_sizes(node: Node, inputs: Sequence[Weight | None]) -> list[Weight | None] | None:
@@ -103,14 +117,14 @@ def _count(node: Node, inputs: Sequence[Weight | None]) -> int | None:
     return math.prod(said[0]) if len(said[0]) <= _LARGEST_SHAPE else None
 
 
-def _array_at_hand(weight: Weight) -> np.ndarray[Any, Any]:
-    """A weight's numbers at the current sizes."""
+def _array_at_hand(weight: Weight, more: int = 0) -> np.ndarray[Any, Any]:
+    """A weight's numbers at the current sizes, with ``more`` added to those that depend on sizes."""
     array = weight.array()
     if not isinstance(weight, SizesWeight):
         return array
     dtype = dtypes.from_onnx(weight.elem_type)
     assert dtype is not None
-    return np.array(list(map(hint, array.reshape(-1).tolist())), dtype.numpy).reshape(array.shape)
+    return np.array([hint(n) + more * is_size(n) for n in array.reshape(-1).tolist()], dtype.numpy).reshape(array.shape)
 
 
 def _objects(weight: Weight) -> np.ndarray[Any, Any]:
