@@ -273,6 +273,7 @@ def group_normalization(
 @operator("LRN", types={"T": every("LRN", among=FLOATING)})
 def lrn(b: Builder, x: Tensor, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Tensor:
     images, channels, inner = x.shape[0], x.shape[1], math.prod(x.shape[2:])
+    problem = LocalResponseNormProblem(images, channels, inner, x.dtype.name, size, alpha, beta, bias)
     if x.dtype.name == "float64":
         before, ends = (size - 1) // 2, [0] * (x.rank - 2)
         wide = padded(b, b.pointwise("({0} * {0})", x), [0, before, *ends], [0, size - 1 - before, *ends])
@@ -280,7 +281,6 @@ def lrn(b: Builder, x: Tensor, *, size: int, alpha: float = 1e-4, beta: float = 
         total = reduce_axes(b, "sum", windows, [x.rank], keepdims=False)
         level = b.expr("({1} + {2} * {0})", total, bias, alpha / size)
         return b.store(b.expr("mul", x, doubles.power_of(b, level, -beta)), x.dtype, shape=x.shape)
-    problem = LocalResponseNormProblem(images, channels, inner, x.dtype.name, size, alpha, beta, bias)
     return b.result(problem, x, shape=x.shape)
 
 
