@@ -269,6 +269,8 @@ def test_other_products_are_refused(discrete: DeviceCapabilities, gpu: Harness) 
         FusedProductProblem(MatMulProblem(1, 8, 8, (0, 8, 1), (0, 8, 1)), Form(update=update))
     with pytest.raises(ValueError, match="not both halves"):
         Form(update=dataclasses.replace(update, half=1))
+    with pytest.raises(ValueError, match="the update reads k_gain, q_gain"):
+        Form(update=dataclasses.replace(update, epsilon=EPSILON))
     along_k = MatMulProblem(1, 64, 64, (0, 64, 1), (0, 1, 64), alignment=16)
     with pytest.raises(Decline, match="along k"):
         choose(FusedProductProblem(along_k, Form(EPSILON)), discrete)
