@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 #: seconds that a wait for a GPU asks for the timeline's value before it blocks: a processor that sleeps takes tens of
 #: microseconds to go on, and does so with empty caches
 _POLLING = 0.01
+_DEVICE_LOST = -4
 _polled_until = 0.0  # until this time another thread of the process polls
 
 
@@ -43,9 +44,10 @@ class TimelineState:
         """Read the counter from the device. Raises `GpuError`."""
         out = vk.out("uint64_t")
         result = self._functions.vkGetSemaphoreCounterValue(self._device_raw, self.raw, out)
+        if result == 0 and out[0] == vk.UINT64_MAX:  # which a lost device may return (specification, "Lost Device")
+            result = _DEVICE_LOST
         if result < 0:
             self.fail(result, "vkGetSemaphoreCounterValue")
-        # a lost device may return the maximum (specification, "Lost Device")
         self.completed = max(self.completed, min(out[0], self.submitted))
         return self.completed
 

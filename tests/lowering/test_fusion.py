@@ -90,6 +90,18 @@ def test_a_value_that_is_read_twice_is_computed_once(open_session: Open, rng: np
     np.testing.assert_allclose(session.run(None, feeds)[0], product / (1 + np.exp(-product)), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("steps", "made"), [("y = Add(n, n)", "[1,8]"), ("m = Unsqueeze(n, axis) y = Add(n, m)", "[1,1,8]")]
+)
+def test_a_norm_is_added_to_itself(open_session: Open, rng: np.random.Generator, steps: str, made: str) -> None:
+    inputs = "float[1,8] x, float[8] gain"
+    text = f"g ({inputs}) => (float{made} y) <int64[1] axis = {{0}}> {{ n = RMSNormalization(x, gain) {steps} }}"
+    proto = model(text, opset=23)
+    feeds: dict[str, Any] = {"x": rng.standard_normal((1, 8), np.float32), "gain": rng.standard_normal(8, np.float32)}
+    [expected] = ReferenceEvaluator(proto).run(None, feeds)
+    np.testing.assert_allclose(open_session(proto).run(None, feeds)[0], expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("operators", [("Tanh", "Neg"), ("Abs", "Sqrt")])
 def test_a_long_chain_becomes_several_kernels(open_session: Open, operators: tuple[str, str]) -> None:
     length = 1000

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
+import onnx
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
@@ -24,10 +26,16 @@ GPU = replace(
 
 
 def dispatched(
-    precision: str, tokens: int, caps: DeviceCapabilities, architecture: str = "llama"
+    precision: str,
+    tokens: int,
+    caps: DeviceCapabilities,
+    architecture: str = "llama",
+    change: Callable[[onnx.ModelProto], None] = lambda model: None,
 ) -> list[ShaderVariant]:
-    """The shader of each dispatch of a decoder's run on some tokens."""
-    loaded = load_model(language_model(replace(ARCHITECTURES[architecture], hidden=128, heads=8), precision))
+    """The shader of each dispatch of a decoder's run on some tokens, after a change of its model."""
+    model = language_model(replace(ARCHITECTURES[architecture], hidden=128, heads=8), precision)
+    change(model)
+    loaded = load_model(model)
     sizes = {"batch": 1, "length": tokens, "total": 20, "past": 19, "past_length": 19}
     known: dict[str, Known] = dict(loaded.graph.weights)
     for info in loaded.graph.inputs:
@@ -64,6 +72,16 @@ def test_norms_of_queries_and_keys_are_in_the_update_of_the_cache() -> None:
     assert kernels("int4-fp16", 1, GPU, "qwen3")["norm.comp"] == 0
     assert kernels("int4-fp16", 3, GPU, "qwen3")["norm.comp"] == 5  # those of a layer's rows, and the last
     assert kernels("int4-fp16", 1, DEVICES["cpu"], "qwen3")["norm.comp"] == 9
+
+
+def test_norms_of_keys_that_are_values_too_are_kept() -> None:
+    def values_are_keys(model: onnx.ModelProto) -> None:
+        for node in model.graph.node:
+            if node.op_type == "GroupQueryAttention":
+                node.input[2] = node.input[1]
+
+    shaders = dispatched("int4-fp16", 1, GPU, "qwen3", values_are_keys)
+    assert Counter(s.source for s in shaders)["norm.comp"] == 2 * ARCHITECTURES["qwen3"].layers
 
 
 def test_rows_and_cpus_keep_them() -> None:

@@ -130,3 +130,38 @@ def test_failures_and_requests_that_were_given_up() -> None:
         assert await alone == "ALONE"
 
     played(main())
+
+
+def test_a_request_that_was_given_up_is_not_kept_until_a_run_is_free() -> None:
+    async def main() -> None:
+        runs = Runs(rows=8, wait_s=0, runs=1)
+        first = runs.ask("first")
+        await turns()
+        gone, left = runs.ask("gone", rows=7), runs.ask("left")
+        await turns()
+        gone.cancel()
+        await turns()
+        [queue] = runs.batcher._queues.values()
+        assert [one.item for one in queue.waiting] == ["left"] and queue.rows == 1
+        left.cancel()
+        await turns()
+        assert not runs.batcher._queues
+        runs.end(0)
+        assert await first == "FIRST"
+
+    played(main())
+
+
+def test_a_run_that_is_cancelled_answers_its_requests() -> None:
+    async def main() -> None:
+        async def run(items: list[str]) -> Sequence[Any]:
+            if items == ["cancelled"]:
+                raise asyncio.CancelledError
+            return items
+
+        batcher = Batcher(run, 1, 0, 1)
+        with pytest.raises(RuntimeError, match="CancelledError"):
+            await batcher("cancelled", "", 1)
+        assert await batcher("next", "", 1) == "next"
+
+    played(main())

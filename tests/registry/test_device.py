@@ -335,6 +335,23 @@ def test_a_wait_asks_for_the_value_before_it_blocks(device: Any, monkeypatch: py
     assert timeline._state.completed == 3 and len(blocked) == 2
 
 
+def test_the_greatest_value_of_a_timeline_is_a_lost_device(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    timeline = Timeline(device)
+    state, lost = timeline._state, []
+    monkeypatch.setattr(state._reaper, "mark_lost", lost.append)
+
+    def read(_device: Any, _semaphore: Any, out: Any) -> int:
+        out[0] = 2**64 - 1
+        return 0
+
+    state.submitted = 1  # promised
+    monkeypatch.setattr(state._functions, "vkGetSemaphoreCounterValue", read)
+    with pytest.raises(DeviceLostError, match="vkGetSemaphoreCounterValue"):
+        state.refresh()
+    assert len(lost) == 1 and state.completed == 0
+    state.submitted = 0
+
+
 def test_a_wait_that_times_out(device: Any) -> None:
     timeline = Timeline(device)
     timeline._state.submitted = 1  # promised, never sent

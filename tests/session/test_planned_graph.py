@@ -217,6 +217,17 @@ def test_a_size_that_goes_on_growing_is_foretold_during_the_run_before() -> None
     assert len(planned._entries) == known + 3 + 0
 
 
+def test_a_run_does_not_wait_for_the_planning_of_others_to_foretell() -> None:
+    planned = PlannedGraph(Sized, {}, 4)
+    for size in (2, 3, 4, 5):
+        run(planned, size)
+    ran = threading.Thread(target=run, args=(planned, 6))  # foretold by the run before
+    with planned._planning:
+        ran.start()
+        ran.join(10)
+        assert not ran.is_alive()
+
+
 def test_what_follows_is_foretold_from_two_equal_steps_of_sizes_alone() -> None:
     kind, other = np.dtype(np.float32), np.dtype(np.int64)
     still = (kind, (4, 4), (8, 8))

@@ -24,7 +24,7 @@ def in_place(ops: Sequence[Op], results: Mapping[int, Tensor], pairs: Mapping[in
         made = [_over_operands(op, kept) for op in ops]
         for output, source in kept.items():
             made = _without_copy(made, output, source)
-        found = [output for output, source in kept.items() if not _follows(made, output, source)]
+        found = [output for output, source in kept.items() if not follows(made, output, source)]
         if not found:
             break
         late += found
@@ -69,7 +69,7 @@ def _without_copy(ops: Sequence[Op], output: int, source: int) -> list[Op]:
     return [op for op in ops if op is not first] if same else list(ops)
 
 
-def _follows(ops: Sequence[Op], output: int, source: int) -> bool:
+def follows(ops: Sequence[Op], output: int, source: int) -> bool:
     """Whether every reader of the input precedes the writers of the output, or reads what the output's operations
     write."""
     written = False

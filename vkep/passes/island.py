@@ -98,7 +98,7 @@ class Island:
         ops = fold_head_norms(fold_norms(add_to_norms(ops, results), results, caps), results, caps)
         if shared:
             ops = in_place(ops, {t.storage.port: t for t in results if t.storage.port is not None}, shared)
-            ops = turn_products(ops, results, caps)
+            ops = turn_products(ops, results, caps, shared)
         planned = emit(ops, ports, caps, check_data=self.builder.check_data, tuned=tuned, trace=trace, shared=shared)
         return IslandStep(planned.plan, planned.weights, tuple(self.nodes), planned.sizes, tuple(written))
 

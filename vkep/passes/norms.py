@@ -56,6 +56,7 @@ def add_to_norms(ops: Sequence[Op], results: Iterable[Tensor]) -> list[Op]:
                 and _is_rms(norm)
                 and isinstance(norm.problem, LayerNormProblem)
                 and row.is_whole
+                and other.storage is not row.storage
                 and other.is_contiguous
                 and all(isinstance(leaf, ex.Leaf) for leaf in op.expr.args)
                 and other.dtype is row.dtype is op.out.dtype
@@ -86,7 +87,9 @@ def fold_head_norms(ops: Sequence[Op], results: Iterable[Tensor], caps: DeviceCa
         pairs = [_before(t, update, uses) for t in update.inputs[:2]]
         norms = [pair[0] for pair in pairs if pair is not None and pair[0].outputs[0].storage not in kept]
         epsilons = {norm.problem.epsilon for norm in norms if isinstance(norm.problem, LayerNormProblem)}
-        if len(norms) != 2 or len(epsilons) != 1:
+        # values may be the norm of the keys
+        others = [t for t in update.inputs[2:] if any(t.storage is norm.outputs[0].storage for norm in norms)]
+        if len(norms) != 2 or len(epsilons) != 1 or others:
             continue
         rows = [pair[1] for pair in pairs if pair is not None]
         inputs = [*rows, *update.inputs[2:], *(norm.inputs[1] for norm in norms)]

@@ -3,7 +3,7 @@ step (`vkep.kernels.fused_product`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gpu_shared.capabilities import DeviceCapabilities
@@ -18,11 +18,15 @@ from vkep.kernels.problem import Problem
 from vkep.kernels.product_form import Form, not_turned
 from vkep.kernels.select import bind, choose
 from vkep.passes.fuse import Uses, sole_producer
+from vkep.passes.in_place import follows
 
 
-def turn_products(ops: Sequence[Op], results: Iterable[Tensor], caps: DeviceCapabilities) -> list[Op]:
+def turn_products(
+    ops: Sequence[Op], results: Iterable[Tensor], caps: DeviceCapabilities, shared: Mapping[int, int]
+) -> list[Op]:
     """The operations without updates of caches whose queries, keys and values are all that a product of one row computes, where
-    the device has kernels that do both. ``results`` are the tensors that must exist at the end."""
+    the device has kernels that do both. ``results`` are the tensors that must exist at the end; ``shared`` as ``pairs`` of
+    `vkep.passes.in_place.in_place`."""
     updates = [op for op in ops if isinstance(op, KernelOp) and isinstance(op.problem, CacheUpdateProblem)]
     if not updates:
         return list(ops)
@@ -30,10 +34,12 @@ def turn_products(ops: Sequence[Op], results: Iterable[Tensor], caps: DeviceCapa
     made: dict[int, Op | None] = {}
     for update in updates:
         product = sole_producer(update.inputs[0].storage, update, uses, kept)
-        turned = _turned(product, update, caps) if isinstance(product, KernelOp) else None
-        if turned is not None:
-            made[id(product)], made[id(update)] = None, turned
-    return [new for old in ops if (new := made.get(id(old), old)) is not None]
+        both = _turned(product, update, caps) if isinstance(product, KernelOp) else None
+        if both is not None:
+            made[id(product)], made[id(update)] = None, both
+    turned = [new for old in ops if (new := made.get(id(old), old)) is not None]
+    # a product that comes later may read an input's memory that an operation between has written to
+    return turned if all(follows(turned, output, source) for output, source in shared.items()) else list(ops)
 
 
 def _turned(of: KernelOp, update: KernelOp, caps: DeviceCapabilities) -> KernelOp | None:

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Request(Generic[Item]):
     """A request, the rows that it adds to a run, and the time of the loop's clock from which it waits for no others."""
 
@@ -39,6 +39,10 @@ class _Queue(Generic[Item]):
     def add(self, request: _Request[Item]) -> None:
         self.waiting.append(request)
         self.rows += request.rows
+
+    def remove(self, request: _Request[Item]) -> None:
+        self.waiting.remove(request)
+        self.rows -= request.rows
 
     def take(self, most: int) -> list[_Request[Item]]:
         """The first requests, of up to ``most`` rows or one, without those that were given up."""
@@ -71,10 +75,18 @@ class Batcher(Generic[Item]):
     async def __call__(self, item: Item, key: Hashable, rows: int) -> Any:
         """The result for a request. Raises the exception that ``run`` gives for it, or raises."""
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Any] = loop.create_future()
-        self._queues.setdefault(key, _Queue()).add(_Request(item, rows, loop.time() + self._wait, answer))
+        request = _Request(item, rows, loop.time() + self._wait, loop.create_future())
+        self._queues.setdefault(key, _Queue()).add(request)
         self._start()
-        return await answer
+        try:
+            return await request.answer
+        except asyncio.CancelledError:  # the client gave up: its item is not kept until a run is free
+            queue = self._queues.get(key)
+            if queue is not None and request in queue.waiting:
+                queue.remove(request)
+                if not queue.waiting:
+                    del self._queues[key]
+            raise
 
     def _start(self) -> None:
         """Start what may start, and see to it that this is called when the next list is due."""
@@ -112,9 +124,14 @@ class Batcher(Generic[Item]):
             results = await self._run([one.item for one in taken])
         except Exception as error:
             results = [error] * len(taken)
+        except BaseException as error:  # cancelled, or abandoned
+            for one in taken:
+                if not one.answer.done():
+                    one.answer.set_exception(RuntimeError(f"the run was ended by {error!r}"))
+            raise
         finally:
             self._free += 1
-        self._start()  # before the answers are sent
+            self._start()  # before the answers are sent
         for one, result in zip(taken, results, strict=True):
             if one.answer.done():
                 continue

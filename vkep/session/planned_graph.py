@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from threading import Lock, RLock
@@ -10,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpu_shared.errors import ClosedError, GpuError
+from gpu_shared.errors import ClosedError
 from gpu_shared.steady import UseCount, check_wanted, park_at_exit, run_steady, set_in_run, steady
 from vkep import dtypes
 from vkep.device.tensor import DeviceTensor, on_host
-from vkep.errors import InvalidInputError, VkepError
+from vkep.errors import InvalidInputError
 from vkep.graph.model import ValueInfo
 from vkep.graph.weights import ArrayWeight
 from vkep.ir.infer import Known
@@ -23,6 +24,8 @@ from vkep.session.executor import Executable, Targets, Values, Watch
 from vkep.session.following import Following, Signature, known_of
 from vkep.session.sequences import known_list, spread
 from vkep.session.sized_plans import MakePlan, SizedPlans
+
+logger = logging.getLogger("vkep")
 
 #: maximum number of signatures whose executables are kept, including those that share a plan
 _SIGNATURES = 256
@@ -61,7 +64,6 @@ class PlannedGraph:
         self._evicted: list[_Entry] = []
         self._lock = Lock()
         self._planning = RLock()  # a progress callback may close the session that is being planned
-        self._adding = False  # whether an executable is planned, which takes long
         self._following = Following()
         self._sealed = False
         self._closed = False
@@ -104,9 +106,12 @@ class PlannedGraph:
             executable.run(values, targets, meanwhile=lambda: self._foretell(signature, inputs, over))
 
     def _foretell(self, signature: Signature, values: Mapping[str, Any], over: Over) -> None:
-        """Enter the executable of the signature that follows this one, where sizes go on as they changed so far."""
+        """Enter the executable of the signature that follows this one, where sizes go on as they changed so far.
+
+        A run that is in progress calls it, which other threads may wait for while they plan: it never waits for them.
+        """
         found = self._following.after(signature)
-        if found is None or self._adding:
+        if found is None:
             return
         following, changed = found
         key = (following, over) if over else following
@@ -118,10 +123,19 @@ class PlannedGraph:
         def known(name: str) -> Known:
             return known_of(moved[name]) if name in moved else self._known_one(values, name)
 
-        with contextlib.suppress(VkepError, GpuError):  # a run of that signature will report it
-            used = self._match(key, following, names, known, over, foretold=True)
-            if used is not None:
-                used.hold.release()
+        def enter() -> None:
+            if not self._planning.acquire(blocking=False):
+                return
+            try:
+                used = self._match(key, following, names, known, over, foretold=True)
+                if used is not None:
+                    used.hold.release()
+            except Exception:  # a run of that signature will report it
+                logger.debug("%s: no executable for the foretold signature %s", self._name, following, exc_info=True)
+            finally:
+                self._planning.release()
+
+        run_steady(enter)  # where no exception comes between the lock and its release
 
     def _run(self, values: Values, targets: Targets, signature: Signature, over: Over, watch: Watch | None) -> None:
         used = self.use(values, signature, over)
@@ -230,11 +244,7 @@ class PlannedGraph:
                 return found
             self._close_evicted()
             check_wanted()
-            self._adding = True
-            try:
-                executable = make()
-            finally:
-                self._adding = False
+            executable = make()
             if self._closed:
                 executable.close()
                 raise ClosedError(self._name)
