@@ -42,8 +42,8 @@ def _step() -> onnx.ModelProto:
         do_rotary=1,
     )
     shapes = ([1, 1, HEADS * SIZE], *[[1, KV_HEADS, ROOM, SIZE]] * 2)
-    for value, name, shape in zip(made, ("y", "keys_out", "values_out"), shapes, strict=True):
-        w.output(value, name, shape)
+    for result, name, shape in zip(made, ("y", "keys_out", "values_out"), shapes, strict=True):
+        w.output(result, name, shape)
     graph = onnx.helper.make_graph(w.nodes, w.name, w.inputs, w.outputs, list(w.initializers.values()))
     opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid(MICROSOFT, 1)]
     return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)

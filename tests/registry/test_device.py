@@ -337,7 +337,8 @@ def test_a_wait_asks_for_the_value_before_it_blocks(device: Any, monkeypatch: py
 
 def test_the_greatest_value_of_a_timeline_is_a_lost_device(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     timeline = Timeline(device)
-    state, lost = timeline._state, []
+    state = timeline._state
+    lost: list[DeviceLostError] = []
     monkeypatch.setattr(state._reaper, "mark_lost", lost.append)
 
     def read(_device: Any, _semaphore: Any, out: Any) -> int:
