@@ -102,6 +102,28 @@ CASES: dict[str, tuple[str, int, list[dict[str, tuple[int, ...]]]]] = {
         19,
         [{"x": (1, 2, h, w)} for h, w in ((8, 6), (12, 10), (7, 9), (20, 4), (2, 31), (1, 6))],
     ),
+    "images resized symmetrically": (  # half_pixel where the scaled length has no fraction
+        """g (float[n,2,h,w] x) => (float[n,2,p,q] a, float[n,2,r,s] b) {
+            none = Constant <value_floats: floats = []> ()
+            factors = Constant <value_floats: floats = [1.0, 1.0, 0.5, 3.0]> ()
+            a = Resize <mode: string = "linear", coordinate_transformation_mode: string = "half_pixel_symmetric">
+                (x, none, factors)
+            b = Resize <mode: string = "nearest", coordinate_transformation_mode: string = "half_pixel_symmetric">
+                (x, none, factors)
+        }""",
+        19,
+        [{"x": (1, 2, h, w)} for h, w in ((8, 6), (12, 10), (20, 4), (6, 31), (3, 8))],
+    ),
+    "images that shrink to one pixel": (  # whose place is another for pytorch_half_pixel
+        """g (float[n,2,h,w] x) => (float[n,2,p,q] a) {
+            none = Constant <value_floats: floats = []> ()
+            halves = Constant <value_floats: floats = [1.0, 1.0, 0.5, 0.5]> ()
+            a = Resize <mode: string = "linear", coordinate_transformation_mode: string = "pytorch_half_pixel">
+                (x, none, halves)
+        }""",
+        19,
+        [{"x": (1, 2, h, w)} for h, w in ((8, 6), (10, 12), (9, 7), (2, 12), (2, 2))],
+    ),
     "recurrences of any length": (
         """g (float[l,n,4] x, float[1,9,4] w, float[1,9,3] r) => (float[l,1,n,3] y, float[1,n,3] z) {
             y, z = GRU <hidden_size: int = 3> (x, w, r)

@@ -102,8 +102,8 @@ COORDINATES = (
     "tf_crop_and_resize",
     "tf_half_pixel_for_nn",
 )
-#: those in which an output's place follows from its number and the scale alone
-_FREE = ("half_pixel", "pytorch_half_pixel", "asymmetric", "tf_half_pixel_for_nn")
+#: those in which an output's place follows from its number and the scale alone (two under a condition: `ResizeProblem.is_free`)
+_FREE = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "asymmetric", "tf_half_pixel_for_nn")
 #: ONNX's modes, and "outwards": up where the axis shrinks, else down, as in ONNX Runtime before Resize had the
 #: attribute
 NEAREST_MODES = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "outwards")
@@ -267,8 +267,14 @@ class ResizeProblem(Problem):
 
     def is_free(self, axis: int) -> bool:
         """Whether the axis is of any length, on which neither the coordinates of its outputs nor their weights depend."""
-        free = self.mode.coordinates in _FREE and not self.mode.exclude_outside
-        return free and serves_others(self.shape[axis])
+        coordinates, length, out_length = self.mode.coordinates, self.shape[axis], self.out_shape[axis]
+        free = coordinates in _FREE and not self.mode.exclude_outside
+        if coordinates == "pytorch_half_pixel":
+            free = free and out_length > 1  # a single output is at 0
+        if coordinates == "half_pixel_symmetric":  # it is half_pixel where the scaled length has no fraction
+            numerator, denominator = self.scales[axis].as_integer_ratio()
+            free = free and length * numerator == out_length * denominator
+        return free and serves_others(length)
 
     def samples(self, axis: int) -> tuple[np.ndarray, np.ndarray]:
         """`interpolation_table` of a changed axis; the first position of an output that takes the extrapolation value is -1."""
@@ -287,7 +293,8 @@ class ResizeProblem(Problem):
         an element."""
         if self.is_free(axis):  # for more outputs than the current size has
             count = room_for(self.out_shape[axis])
-            at = source_coordinates(count, count, self.scales[axis], self.mode.coordinates)
+            coordinates = self.mode.coordinates.removesuffix("_symmetric")
+            at = source_coordinates(count, count, self.scales[axis], coordinates)
             return at, np.zeros(count, bool)
         length, out_length = int(self.shape[axis]), int(self.out_shape[axis])
         at = source_coordinates(length, out_length, self.scales[axis], self.mode.coordinates, self.span(axis))
