@@ -11,7 +11,7 @@ from vkep.kernels.epilogue import call_arguments
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import ceil_div, ceil_power_of_two, floor_power_of_two, grid, is_cpu, shuffle_sizes
 from vkep.kernels.matmul_along_k import MAX_ROWS, row_tile
-from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
+from vkep.kernels.matmul_nbits_problem import UNIT, MatMulNBitsProblem, packed_reach
 from vkep.kernels.product_form import PLAIN, Form, in_forms, turned_reach
 from vkep.kernels.select import Emission
 from vkep.kernels.tiles import STORAGE
@@ -21,12 +21,7 @@ from vkep.sizes import record_at_hand
 
 def _reach(call: KernelCall) -> Mapping[str, int]:
     m, n, size = call["m"], call["n"], call.size_of("T")
-    scales = n * call["blocks"] * size
-    weights = {
-        "b": n * call["blocks"] * call["BLOCK"] * call["BITS"] // 8,
-        "scales": scales,
-        "zeros": {0: 0, 1: n * call["zero_bytes"], 2: scales}[call["ZEROS"]],
-    }
+    weights = packed_reach(call, size)
     second = {f"{name}2": nbytes for name, nbytes in weights.items()}
     reach = {"a": m * call["k"] * size, "gain": call["k"] * size, **weights, **second, "y": m * n * size}
     return reach | turned_reach(call, size)
@@ -58,8 +53,8 @@ _FORMS = in_forms(MATMUL_CODES, ("b", "scales", "zeros"))
     MATMUL_CODES_TURNED,
     MATMUL_CODES_NORMED_TURNED,
 ) = _FORMS
-#: weights of a unit, and the maximum groups of four elements of a that a lane loads for a slab
-_UNIT, _MOST_TURNS = 32, 2
+#: maximum number of groups of four elements of a that a lane loads for a slab
+_MOST_TURNS = 2
 #: workgroups that fill a large GPU
 _GROUPS = 256
 _LANES = 256
@@ -106,7 +101,7 @@ def share(problem: MatMulNBitsProblem, caps: DeviceCapabilities, tuned: Tuned) -
     choice = tuned(lambda: [astuple(s) for s in _shares(problem, caps)], "codes", *sizes)
     if choice is not None:
         return Share(*choice)
-    rows, units = row_tile(problem.m), ceil_power_of_two(ceil_div(problem.k, _UNIT))
+    rows, units = row_tile(problem.m), ceil_power_of_two(ceil_div(problem.k, UNIT))
     if rows == 1:
         columns, k_lanes, local = next(sizes for least, sizes in _OF_ONE_ROW if problem.n >= least)
     else:
@@ -124,11 +119,8 @@ def no_codes(problem: MatMulNBitsProblem, caps: DeviceCapabilities) -> str:
     """Why the kernel does not compute a product; "" where it does."""
     if problem.m > MAX_ROWS:
         return f"{problem.m} rows, expected up to {MAX_ROWS}"
-    if problem.block < _UNIT:
-        return f"blocks of {problem.block} weights, expected {_UNIT} or more"
-    wide = min(16, 4 * problem.bits)  # bytes of a load
-    if problem.at_b % wide:
-        return f"the weights lie at a multiple of {problem.at_b} bytes, expected {wide}"
+    if problem.not_in_units:
+        return problem.not_in_units
     if not caps.has("integer_dot_product") or is_cpu(caps):
         return "the device has no fast dot products of packed bytes"
     if (shuffle_sizes(caps, 64)[0] or 0) < 8:
@@ -150,14 +142,7 @@ def matmul_codes(problem: MatMulNBitsProblem, e: Emission, form: Form = PLAIN) -
             **form.arguments(
                 _FORMS,
                 e,
-                params={
-                    "m": problem.m,
-                    "n": problem.n,
-                    "k": problem.k,
-                    "units": ceil_div(problem.k, _UNIT),
-                    "blocks": problem.blocks,
-                    "zero_bytes": problem.zero_bytes,
-                },
+                params=problem.params,
                 spec={
                     "BITS": problem.bits,
                     "ROWS": rows,

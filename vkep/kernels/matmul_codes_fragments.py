@@ -13,7 +13,7 @@ from vkep.kernels.cooperative_tiles import VECTOR, compute_units, float16_shape
 from vkep.kernels.epilogue import call_arguments
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import ceil_div, is_cpu
-from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
+from vkep.kernels.matmul_nbits_problem import UNIT, MatMulNBitsProblem, packed_reach
 from vkep.kernels.product_form import PLAIN, Form, in_forms
 from vkep.kernels.select import Emission
 from vkep.kernels.tuning import Tuned
@@ -22,12 +22,7 @@ from vkep.sizes import at_hand, record_at_hand
 
 def _reach(call: KernelCall) -> Mapping[str, int]:
     m, n = call["m"], call["n"]
-    scales = 2 * n * call["blocks"]
-    weights = {
-        "b": n * call["blocks"] * call["BLOCK"] * call["BITS"] // 8,
-        "scales": scales,
-        "zeros": {0: 0, 1: n * call["zero_bytes"], 2: scales}[call["ZEROS"]],
-    }
+    weights = packed_reach(call, 2)
     second = {f"{name}2": nbytes for name, nbytes in weights.items()}
     return {"a": 2 * m * call["k"], **weights, **second, "y": 2 * m * n}
 
@@ -58,8 +53,8 @@ MATMUL_CODES_FRAGMENTS = Kernel(
 MATMUL_CODES_FRAGMENTS_PAIRED = in_forms(MATMUL_CODES_FRAGMENTS, ("b", "scales", "zeros"))[2]
 #: rows beyond which tiles in shared memory are faster
 MOST_ROWS = 32
-#: weights of a unit, and units of a stage
-_UNIT, _STAGE = 32, 4
+#: units of a stage
+_STAGE = 4
 #: the shape and subgroups whose order of elements the kernel knows
 _KNOWN = (16, 16, 16, 32)
 
@@ -101,11 +96,8 @@ def no_fragments(problem: MatMulNBitsProblem, caps: DeviceCapabilities) -> str:
         return f"cooperative matrices of float16, the product is of {problem.dtype}"
     if problem.m < 2 or problem.m > MOST_ROWS:
         return f"{problem.m} rows, expected 2 to {MOST_ROWS}"
-    if problem.block < _UNIT:
-        return f"blocks of {problem.block} weights, expected {_UNIT} or more"
-    wide = min(16, 4 * problem.bits)  # bytes of a load
-    if problem.at_b % wide:
-        return f"the weights lie at a multiple of {problem.at_b} bytes, expected {wide}"
+    if problem.not_in_units:
+        return problem.not_in_units
     shape = float16_shape(caps)
     if shape is None:
         return "the device has no cooperative matrices of float16 with float32 sums"
@@ -176,14 +168,7 @@ def codes_by_fragments(problem: MatMulNBitsProblem, e: Emission, form: Form = PL
         kernel.call(
             grid=(ceil_div(problem.n, columns), ceil_div(problem.m, row_tiles * shape.m), 1),
             operands={operand.name: e.get(operand.name) for operand in kernel.operands},
-            params={
-                "m": problem.m,
-                "n": problem.n,
-                "k": problem.k,
-                "units": ceil_div(problem.k, _UNIT),
-                "blocks": problem.blocks,
-                "zero_bytes": problem.zero_bytes,
-            },
+            params=problem.params,
             spec={
                 "BITS": problem.bits,
                 "ROW_TILES": row_tiles,
@@ -194,7 +179,7 @@ def codes_by_fragments(problem: MatMulNBitsProblem, e: Emission, form: Form = PL
                 "A_SLOTS": chosen.a_slots,
                 "BLOCK": problem.block,
                 "ZEROS": problem.zeros_kind,
-                "A_VECTOR": int(vector) + int(vector and problem.k % (_UNIT * _STAGE) == 0),
+                "A_VECTOR": int(vector) + int(vector and problem.k % (UNIT * _STAGE) == 0),
                 "MAT_M": shape.m,
                 "MAT_N": shape.n,
                 "MAT_K": shape.k,

@@ -10,7 +10,7 @@ from vkep.kernels.cooperative import COOPERATIVE_SPEC, HALVES, MIN_EDGE, padded_
 from vkep.kernels.cooperative_tiles import VECTOR, cooperative_tiling, no_cooperative_tile
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import ceil_div, element_type
-from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
+from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem, packed_reach
 from vkep.kernels.select import Emission
 from vkep.kernels.split_k import Sums, split_product
 from vkep.kernels.tiles import TILED_DEFINES, TILED_SPEC, no_shared_tile, shared_tiling, tile_grid
@@ -20,13 +20,10 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
     m, n, k, size = call["m"], call["n"], call["k"], call.size_of("T")
     group = VECTOR if call.spec.get("A_VECTOR") else 4 * call.spec.get("A_WIDE", 0) or 1
     padded = padded_k(call, k, group) if "WHOLE_K" in call.spec else ceil_div(k, group) * group
-    scales = n * call["blocks"] * size
     return {
         "a": ((m - 1) * k + padded) * size,
-        "b": n * call["blocks"] * call["BLOCK"] * call["BITS"] // 8,
         "y": call["splits"] * m * n * 4 if call["PARTIAL"] else m * n * size,
-        "scales": scales,
-        "zeros": {0: 0, 1: n * call["zero_bytes"], 2: scales}[call["ZEROS"]],
+        **packed_reach(call, size),
     }
 
 

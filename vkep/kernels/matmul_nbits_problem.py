@@ -6,8 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from vkep.kernels.kernel import KernelCall
 from vkep.kernels.launch import ceil_div
 from vkep.kernels.problem import Need, Problem, alignment_of
+
+#: weights that a lane loads at once, in the kernels of few rows
+UNIT = 32
+
+
+def packed_reach(call: KernelCall, size: int) -> dict[str, int]:
+    """The bytes that a kernel's call reads of packed weights, their scales and zero points; ``size``: of an element of a."""
+    n, scales = call["n"], call["n"] * call["blocks"] * size
+    return {
+        "b": n * call["blocks"] * call["BLOCK"] * call["BITS"] // 8,
+        "scales": scales,
+        "zeros": {0: 0, 1: n * call["zero_bytes"], 2: scales}[call["ZEROS"]],
+    }
 
 
 @dataclass(frozen=True)
@@ -42,6 +56,21 @@ class MatMulNBitsProblem(Problem):
     def zero_bytes(self) -> int:
         """Bytes of a column's zero points."""
         return ceil_div(self.blocks * self.bits, 8)
+
+    @property
+    def params(self) -> dict[str, int]:
+        """The arguments of the kernels that load `UNIT` weights at once."""
+        units = ceil_div(self.k, UNIT)
+        sizes = {"m": self.m, "n": self.n, "k": self.k}
+        return {**sizes, "units": units, "blocks": self.blocks, "zero_bytes": self.zero_bytes}
+
+    @property
+    def not_in_units(self) -> str:
+        """Why these kernels cannot load the weights; "" where they can."""
+        if self.block < UNIT:
+            return f"blocks of {self.block} weights, expected {UNIT} or more"
+        wide = min(16, 4 * self.bits)  # bytes of a load
+        return f"the weights lie at a multiple of {self.at_b} bytes, expected {wide}" if self.at_b % wide else ""
 
     def needs(self) -> tuple[Need, ...]:
         operands = (
