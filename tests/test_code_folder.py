@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from vkep import cache
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="owners and modes of POSIX")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="owners and modes of POSIX")
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def _as_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def of_another(self: Path, **rest: bool) -> os.stat_result:
         fields = list(stat(self, **rest))
-        fields[4] = os.getuid() + 1
+        fields[4] += 1
         return os.stat_result(fields)
 
     monkeypatch.setattr(Path, "stat", of_another)

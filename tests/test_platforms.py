@@ -28,7 +28,9 @@ class Missing(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Missing())
 for name in ("fcntl", "resource", "pwd", "grp"):
     sys.modules.pop(name, None)
+sys.platform = "win32"
 import vkep, vkep.session.session, vkep.session.saved, vkep.device.runner, gpu_shared.context, gpu_shared.external
+import vkep.ray.folders
 from pathlib import Path
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep import cache
@@ -36,10 +38,7 @@ from vkep.dtypes import DTYPES
 from vkep.graph import load_model
 from vkep.ir.program import ValueSpec
 from vkep.placement.partition import lower
-cache._belongs_to_this_user = lambda path: True  # os.name is "nt" there, which pathlib does not bear here
-cache._keep_others_out = lambda path: None
 folder = Path(sys.argv[1])
-cache._secret = lambda root: b"0" * 32
 kept = cache.CacheFolder.__new__(type("Kept", (cache.CacheFolder,), {"what": "tests", "suffix": ".t"}))
 kept.__init__(folder, 1 << 20)
 kept.store("ab" * 32, b"content")
@@ -78,6 +77,14 @@ class _Libraries:
         if name not in self.there:
             raise OSError(f"cannot load library '{name}'")
         return name
+
+
+def test_the_loader_is_found_in_a_folder_of_windows_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cffi looks for a name in the system's folders alone."""
+    path = r"C:\Chrome\vulkan-1.dll"
+    monkeypatch.setattr(vk.sys, "platform", "win32")
+    monkeypatch.setattr(vk.ctypes.util, "find_library", {"vulkan-1.dll": path}.get)
+    assert vk._Loaded(_Libraries(path)).lib == path
 
 
 @pytest.mark.parametrize("name", ["libvulkan.so.1", "vulkan-1.dll", "libvulkan.dylib"])

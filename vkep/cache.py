@@ -18,6 +18,7 @@ import re
 import secrets
 import shutil
 import stat
+import sys
 import tempfile
 import threading
 import time
@@ -73,18 +74,18 @@ def is_trusted(path: Path) -> bool:
     """Whether a file exists that this user (or root) wrote and no other user may write."""
     try:
         mode = path.stat().st_mode
-        return _belongs_to_this_user(path) and (os.name == "nt" or not mode & _OTHERS_WRITE)
+        return _belongs_to_this_user(path) and (sys.platform == "win32" or not mode & _OTHERS_WRITE)
     except OSError:
         return False
 
 
 def _belongs_to_this_user(path: Path) -> bool:
-    return os.name == "nt" or path.stat().st_uid in (os.getuid(), 0)
+    return sys.platform == "win32" or path.stat().st_uid in (os.getuid(), 0)
 
 
 def _keep_others_out(path: Path) -> None:
     mode = path.stat().st_mode
-    if os.name != "nt" and mode & _OTHERS_WRITE and path.stat().st_uid == os.getuid():
+    if sys.platform != "win32" and mode & _OTHERS_WRITE and path.stat().st_uid == os.getuid():
         path.chmod(mode & ~_OTHERS_WRITE)
 
 
@@ -182,7 +183,7 @@ def _secret(root: Path) -> bytes:
     for _ in range(2):  # another process may create it at the same time
         with contextlib.suppress(OSError):
             status = path.stat()
-            private = os.name == "nt" or (status.st_uid == os.getuid() and not status.st_mode & 0o077)
+            private = sys.platform == "win32" or (status.st_uid == os.getuid() and not status.st_mode & 0o077)
             found = path.read_bytes()
             if private and len(found) == _SEAL_BYTES:
                 return found

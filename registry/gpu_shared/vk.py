@@ -8,13 +8,15 @@ here loads the Vulkan loader, and raises `DriverNotFoundError` where there is no
 from __future__ import annotations
 
 import ctypes
+import ctypes.util
 import functools
 import importlib
 import importlib.util
 import itertools
 import os
+import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +92,19 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+def _loader_names() -> Iterator[str]:
+    yield from LOADER_NAMES
+    if sys.platform == "win32" and (path := ctypes.util.find_library(LOADER_NAMES[1])):
+        yield path  # cffi looks for a name in the system's folders alone, and this in those of PATH
+
+
 class _Loaded:
     """The package's cffi types and the loader library. Constants are the library's attributes."""
 
     def __init__(self, ffi: Any) -> None:
         self.ffi = ffi
         reasons = []
-        for name in LOADER_NAMES:
+        for name in _loader_names():
             try:
                 self.lib = ffi.dlopen(name)
                 return

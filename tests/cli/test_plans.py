@@ -187,8 +187,10 @@ def test_nodes_that_matter_come_first(capsys: pytest.CaptureFixture[str]) -> Non
     ]
     print_nodes(Report("m", "d", "c", nodes), node_times(dispatch_times([make_plan()], [[[1, 1]]])) | {"slow": 2e6})
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[4] if "us" in line else line.split()[1] for line in lines] == ["c", "v", "slow", "fast", "1"]
-    assert "(no kernel)" in lines[0] and "(declined by vgf: no)" in lines[1] and "2000.0 us" in lines[2]
+    assert lines[0].split()[:3] == ["place", "us", "↓"]
+    assert [line.split("Op ")[1].split()[0] for line in lines[1:5]] == ["c", "v", "slow", "fast"]
+    assert lines[5].split() == ["folded", "1", "constant", "node"]
+    assert "(no kernel)" in lines[1] and "(declined by vgf: no)" in lines[2] and "2000.0" in lines[3]
     assert str(Report("m", "d", "c", nodes)).index("cpu: Op 'c': no kernel") < str(Report("m", "d", "c", nodes)).index(
         "vgf: no"
     )

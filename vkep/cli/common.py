@@ -128,9 +128,13 @@ def print_table(table: Table) -> None:
 def print_nodes(report: Report | MethodReport, nanoseconds: Mapping[str, float] | None = None) -> None:
     """Print every node of a report, what matters first: nodes on the CPU with their reasons, then the slowest on the
     GPU (where ``nanoseconds`` has their times by name). Folded constants are only counted, at the end."""
-    from vkep.session.report import by_importance
+    from vkep.session.report import by_importance, counted
 
     times, folded = nanoseconds or {}, 0
+    if times:
+        typer.echo(
+            "    place           us ↓  operator               node (a dispatch's time is divided among its nodes)"
+        )
     for node in by_importance(report.nodes, times):
         if node.where == "folded":
             folded += 1
@@ -138,10 +142,10 @@ def print_nodes(report: Report | MethodReport, nanoseconds: Mapping[str, float] 
         reason = "; ".join(
             filter(None, [node.reason, *(f"declined by {w}: {why}" for w, why in node.declined.items())])
         )
-        took = f"{times.get(node.name, 0) / 1e3:10.1f} us " * bool(times)
+        took = (f"{times[node.name] / 1e3:10.1f}  " if node.name in times else " " * 12) * bool(times)
         typer.echo(f"    {node.where:8s}{took} {node.op_type:22s} {node.name}" + f"  ({reason})" * bool(reason))
     if folded:
-        typer.echo(f"    folded   {folded} nodes, whose results are constants")
+        typer.echo(f"    folded   {counted(folded, 'constant node')}")
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Folders of shipped models, which several processes of a node use: a folder that one of them holds is not removed.
 
-A process holds a folder by a shared lock on a file in it, which the system releases where the process ends.
+A process holds a folder by a shared lock on a file in it, which the system releases where the process ends. On
+Windows it keeps that file open instead: Windows renames no folder with an open file.
 """
 
 from __future__ import annotations
@@ -9,15 +10,12 @@ import contextlib
 import logging
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import IO
 
-try:
+if sys.platform != "win32":
     import fcntl
-except ImportError:  # Windows, where a file that is open cannot be removed
-    HAS_LOCKS = False
-else:
-    HAS_LOCKS = True
 
 logger = logging.getLogger("vkep.ray")
 
@@ -35,7 +33,7 @@ def hold(folder: Path) -> None:
             file = open(folder / _LOCK, "ab")  # noqa: SIM115 -- it is open as long as the process
         except FileNotFoundError:  # it was removed since
             continue
-        if HAS_LOCKS:
+        if sys.platform != "win32":
             fcntl.flock(file, fcntl.LOCK_SH)  # waits while another process removes the folder
         _held[folder] = file
     with contextlib.suppress(OSError):
@@ -69,10 +67,14 @@ def _removed(folder: Path) -> bool:
     if folder in _held:
         return False
     try:
-        with open(folder / _LOCK, "rb") as file:
-            if HAS_LOCKS:
+        if sys.platform == "win32":
+            removed = folder.with_name(f"{folder.name}.removed-{os.getpid()}")
+            folder.rename(removed)  # an error where a process has a file in it open
+            shutil.rmtree(removed)
+        else:
+            with open(folder / _LOCK, "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder)
+                shutil.rmtree(folder)
     except OSError:  # held, or not this user's
         return False
     return True

@@ -110,7 +110,7 @@ class KomputeReport:
         )
         if self.runs:
             over, inside, back = (ns / 1e3 for ns in self.last_ns)
-            text += f"; last run: {over:.0f} us handing over, {inside:.0f} us in kp, {back:.0f} us taking back"
+            text += f"; last run: {over:.0f} us copying to kp, {inside:.0f} us in kp, {back:.0f} us copying back"
         return text
 
 

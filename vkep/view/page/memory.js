@@ -92,7 +92,7 @@
     if (!one.regions.length && !stats.num_allocs) return V.el("div", { class: "card" }, V.el("h3", {}, one.what), V.el("p", { class: "note" }, "not used"));
     return V.el("div", { class: "card" }, V.el("h3", {}, `${one.what}: ${V.bytes(stats.bytes_in_use)} in use of ${V.bytes(stats.total_allocated_bytes)}`),
       V.facts([["high water", V.bytes(stats.max_bytes_in_use)], ["limit", stats.bytes_limit ? V.bytes(stats.bytes_limit) : "none"], ["allocations", V.count(stats.num_allocs)],
-        ["largest", V.bytes(stats.max_alloc_size)], ["fragmentation", V.percent(one.fragmentation)], ["beyond what was asked", V.bytes(one.wasted)]]),
+        ["largest", V.bytes(stats.max_alloc_size)], ["fragmentation", V.percent(one.fragmentation)], ["lost to rounding", V.bytes(one.wasted)]]),
       one.regions.map((region) => V.el("div", { class: "region-row" }, V.el("span", {}, `${region.kind} ${region.id}`), regionBar(region), V.el("span", {}, V.bytes(region.size)))));
   }
 
@@ -112,7 +112,7 @@
   const picker = memory.slabs.length > 1 ? V.el("select", { "aria-label": "island", change: (event) => { state.slab = +event.target.value; made.draw(); live(); } },
     memory.slabs.map((s, k) => V.el("option", { value: k }, `island ${s.island}: ${V.bytes(s.bytes)}`))) : null;
   const head = slab() ? V.el("h2", {}, `Slab: ${V.bytes(slab().bytes)}, needed at once ${V.bytes(slab().live_peak)} `, picker) : null;
-  const page = V.el("div", { class: "page" }, head, slab() ? [V.el("div", { class: "slab" }, box), chart] : V.el("p", { class: "note" }, "No plan, no slab."));
+  const page = V.el("div", { class: "page memory" }, head, slab() ? [V.el("div", { class: "slab" }, box), chart] : V.el("p", { class: "note" }, "No plan, no slab."));
   let filled = false;
   V.tabs.memory = {
     title: "Memory",

@@ -93,9 +93,9 @@
       (contexts.contexts ?? []).map((one) => V.el("div", { class: "card wide" }, V.el("h3", {}, `Context ${one.label}`),
         V.facts([["sync mode", one.sync_mode], ["owns", one.owns.join(", ") || "nothing: it is the application's"], ["queue family", String(one.queue_family)],
           ["timeline", `submitted ${one.timeline.submitted}, completed ${one.timeline.completed}`], ["validation messages", String(one.validation_messages)]]),
-        V.el("h3", {}, "Who uses it"), V.el("ul", {}, one.users.map((user) => V.el("li", {}, V.el("code", {}, user)))))),
+        V.el("h3", {}, "Users"), V.el("ul", {}, one.users.map((user) => V.el("li", {}, V.el("code", {}, user)))))),
       V.el("h2", {}, "Registered contexts"), V.el("p", {}, (contexts.registered ?? []).join(", ") || "none"),
-      live.length ? [V.el("h2", {}, "Vulkan objects that live in the process"), V.table(["kind", "#count"], live.map(([kind, n]) => [kind, V.count(n)]))] : null,
+      live.length ? [V.el("h2", {}, "Live Vulkan objects of the process"), V.table(["kind", "#count"], live.map(([kind, n]) => [kind, V.count(n)]))] : null,
       contexts.device ? [V.el("h2", {}, "Device"), V.facts(Object.entries(contexts.device).map(([name, value]) => [name.replaceAll("_", " "), bytes(name, value)]))] : null);
   }
 

@@ -44,7 +44,7 @@
       c.name + (c.ns ? ` · ${V.time(c.ns)}` : ""))));
     const busy = union(state.bars.filter((b) => b.kind === "gpu"));
     note.textContent = run.gpu.length
-      ? `GPU busy ${V.time(busy)} of ${V.time(state.span)} (${V.percent(busy / state.span)}). Bars begin together where no barrier parts dispatches. ` +
+      ? `GPU busy ${V.time(busy)} of ${V.time(state.span)} (${V.percent(busy / state.span)}). Dispatches without a barrier between them begin together. ` +
         `Vertical lines are barriers. The GPU's clock fits the host's within ± ${V.time(run.uncertainty)}.`
       : "";
   }
