@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -54,9 +53,9 @@ def test_the_shape_is_the_one_that_onnx_infers(data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     ("policy", "shape", "scales"),
     [
-        ("stretch", (1, 3, 5, 12), (1, 1, Fraction(5, 10), Fraction(12, 6))),
-        ("not_larger", (1, 3, 5, 3), (1, 1, Fraction(1, 2), Fraction(1, 2))),
-        ("not_smaller", (1, 3, 20, 12), (1, 1, 2, 2)),
+        ("stretch", (1, 3, 5, 12), ((1, 1), (1, 1), (5, 10), (12, 6))),
+        ("not_larger", (1, 3, 5, 3), ((1, 1), (1, 1), (5, 10), (5, 10))),
+        ("not_smaller", (1, 3, 20, 12), ((1, 1), (1, 1), (12, 6), (12, 6))),
     ],
 )
 def test_sizes_under_each_policy(policy: str, shape: tuple[int, ...], scales: tuple[Any, ...]) -> None:
@@ -71,14 +70,14 @@ def test_a_kept_ratio_rounds_halves_up() -> None:
 
 def test_sizes_are_exact_scales() -> None:
     found = resolve_resize((4,), None, (3,))
-    assert (found.shape, found.scales) == ((3,), (Fraction(3, 4),))
+    assert (found.shape, found.scales) == ((3,), ((3, 4),))
 
 
 def test_a_scaled_length_is_rounded_to_float32_before_its_floor_as_in_onnxruntime() -> None:
     scale = float(np.float32(0.7))
     assert 10 * scale < 7
     found = resolve_resize((10, 4), (scale,), None, (0,))
-    assert (found.shape, found.scales) == ((7, 4), (Fraction(scale), Fraction(1)))
+    assert (found.shape, found.scales) == ((7, 4), (scale.as_integer_ratio(), (1, 1)))
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     peer = onnxruntime.InferenceSession(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 
 import numpy as np
 import onnx
@@ -54,8 +55,12 @@ def run(
     out_shape = tuple(int(n * s) for n, s in zip(x.shape, exact, strict=True))
     y = Tensor.empty(out_shape, x.dtype)
     box = None if roi is None else tuple(roi)
-    gpu.compute(ResizeProblem(x.shape, out_shape, exact, mode, x.dtype.name, box), caps, [Tensor(x)], [y])
+    gpu.compute(ResizeProblem(x.shape, out_shape, ratios(exact), mode, x.dtype.name, box), caps, [Tensor(x)], [y])
     return y.array
+
+
+def ratios(scales: Iterable[float]) -> tuple[tuple[int, int], ...]:
+    return tuple(scale.as_integer_ratio() for scale in scales)
 
 
 SCALES = [[1.0, 1.0, 2.0, 2.0], [1.0, 1.0, 0.6, 1.7], [1.0, 1.0, 2.5, 1.0], [1.0, 1.0, 0.4, 0.51]]
@@ -140,17 +145,17 @@ def test_the_table_of_kernels(caps: DeviceCapabilities) -> None:
         (ResizeMode("cubic"), (1.0, 2.0), "axis by axis"),
     ]:
         out = tuple(int(n * s) for n, s in zip((2, 3), scales, strict=True))
-        assert choose(ResizeProblem((2, 3), out, scales, mode, "float32"), caps).candidate.name == chosen
+        assert choose(ResizeProblem((2, 3), out, ratios(scales), mode, "float32"), caps).candidate.name == chosen
     linear = ResizeMode("linear")
     with pytest.raises(Decline, match="has no kernel"):
-        choose(ResizeProblem((2,), (4,), (2.0,), linear, "int64"), caps)
+        choose(ResizeProblem((2,), (4,), ratios((2.0,)), linear, "int64"), caps)
     with pytest.raises(Decline, match="10 dimensions"):
-        choose(ResizeProblem((2, 3) * 5, (4, 3) * 5, (2.0, 1.0) * 5, ResizeMode(), "float32"), caps)
-    between = ResizeProblem((1, 2**15, 2**15), (1, 2**15, 2**15), (1.0, 0.9, 1.5), linear, "float32")
+        choose(ResizeProblem((2, 3) * 5, (4, 3) * 5, ratios((2.0, 1.0) * 5), ResizeMode(), "float32"), caps)
+    between = ResizeProblem((1, 2**15, 2**15), (1, 2**15, 2**15), ratios((1.0, 0.9, 1.5)), linear, "float32")
     assert choose(between, caps).candidate.name == "axis by axis"
-    grown = ResizeProblem((2**10, 2**20), (2**20, 2**10), (0.9, 2.0**-10), linear, "float32")
+    grown = ResizeProblem((2**10, 2**20), (2**20, 2**10), ratios((0.9, 2.0**-10)), linear, "float32")
     assert choose(grown, caps).candidate.name == "axis by axis"
-    grown = ResizeProblem((2**10, 2**20), (2**20, 2**10), (2.0**-11, 2.0**-10), linear, "float32")
+    grown = ResizeProblem((2**10, 2**20), (2**20, 2**10), ratios((2.0**-11, 2.0**-10)), linear, "float32")
     with pytest.raises(Decline, match="between two axes"):
         choose(grown, caps)
 
@@ -159,11 +164,11 @@ def test_wrong_arguments() -> None:
     with pytest.raises(InvalidNode, match="mode is 'quadratic'"):
         ResizeMode("quadratic")
     with pytest.raises(InvalidNode, match="differ in rank"):
-        ResizeProblem((2, 3), (2,), (1.0, 1.0), ResizeMode(), "float32")
+        ResizeProblem((2, 3), (2,), ratios((1.0, 1.0)), ResizeMode(), "float32")
     mode = ResizeMode("linear", "tf_crop_and_resize")
     for roi in (None, (0.0,)):
         with pytest.raises(InvalidNode, match="needs a roi of 2 numbers"):
-            ResizeProblem((2,), (4,), (2.0,), mode, "float32", roi)
+            ResizeProblem((2,), (4,), ratios((2.0,)), mode, "float32", roi)
     with pytest.raises(InvalidNode, match="the input is empty"):
-        ResizeProblem((2, 0), (4, 1), (2.0, 1.0), ResizeMode(), "float32")
-    assert 0 in ResizeProblem((2, 0), (4, 0), (2.0, 1.0), ResizeMode(), "float32").out_shape
+        ResizeProblem((2, 0), (4, 1), ratios((2.0, 1.0)), ResizeMode(), "float32")
+    assert 0 in ResizeProblem((2, 0), (4, 0), ratios((2.0, 1.0)), ResizeMode(), "float32").out_shape

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-
-import numpy as np
 
 from vkep.errors import Decline, InvalidNode
-from vkep.sizes import hint, is_size
+from vkep.sizes import called, is_size
 
 #: whole numbers below it are float32's
 _EXACT = 1 << 24
+#: numerator and denominator
+Scale = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,7 @@ class Resized:
     """The result's shape, and the exact scale of each axis, before its size is rounded."""
 
     shape: tuple[int, ...]
-    scales: tuple[Fraction, ...]
+    scales: tuple[Scale, ...]
 
 
 def resolve_resize(
@@ -36,7 +35,7 @@ def resolve_resize(
 
     Raises `InvalidNode` for sizes or scales that do not fit the input, `Decline` for an empty input.
     """
-    out, factors = list(shape), [Fraction(1)] * len(shape)
+    out, factors = list(shape), [(1, 1)] * len(shape)
     chosen = _chosen(axes, len(shape))
     if sizes is not None and scales is not None:
         raise InvalidNode(f"both sizes {list(sizes)} and scales {list(scales)} are given")
@@ -44,11 +43,14 @@ def resolve_resize(
         _check_count("sizes", sizes, chosen)
         if not all(shape[a] for a in chosen):
             raise Decline(f"sizes {list(sizes)} for an empty input {tuple(shape)}")
-        ratios = [_ratio(size, shape[a]) for size, a in zip(sizes, chosen, strict=True)]
+        ratios = [(size, shape[a]) for size, a in zip(sizes, chosen, strict=True)]
         if policy in ("not_larger", "not_smaller"):
-            one = min(ratios) if policy == "not_larger" else max(ratios)
+            one = ratios[0]
+            for ratio in ratios[1:]:
+                if (ratio[0] * one[1] < one[0] * ratio[1]) == (policy == "not_larger"):
+                    one = ratio
             ratios = [one] * len(chosen)
-            sizes = [math.floor(float(one) * shape[a] + 0.5) for a in chosen]
+            sizes = [(2 * one[0] * shape[a] + one[1]) // (2 * one[1]) for a in chosen]  # halves are rounded up
         elif policy != "stretch":
             raise InvalidNode(f"keep_aspect_ratio_policy {policy!r}")
         for a, size, ratio in zip(chosen, sizes, ratios, strict=True):
@@ -56,14 +58,17 @@ def resolve_resize(
     elif scales is not None:
         _check_count("scales", scales, chosen)
         for a, scale in zip(chosen, scales, strict=True):
-            if is_size(shape[a]) and (exact := _exactly(scale)) is not None and shape[a] * exact.numerator < _EXACT:
-                out[a], factors[a] = shape[a] * exact.numerator // exact.denominator, exact
-                continue
-            # ONNX does not define the type: float32, as in ONNX Runtime (onnx infers shapes in float64: 10 by 0.7 is 6)
-            length = float(np.float32(shape[a]) * np.float32(scale))
-            if not (scale > 0 and math.isfinite(length)):
+            if not (scale > 0 and math.isfinite(scale)):
                 raise InvalidNode(f"a scale of {scale} for an axis of {shape[a]}")
-            out[a], factors[a] = math.floor(length), Fraction(float(scale))
+            n, d = factors[a] = float(scale).as_integer_ratio()
+            if is_size(shape[a]) and max(n, d) < 1 << 12 and shape[a] * n < _EXACT:
+                out[a] = shape[a] * n // d
+                continue
+            try:
+                # ONNX does not define the type: float32, as in ONNX Runtime (onnx infers shapes in float64: 10 by 0.7 is 6)
+                out[a] = called("scaled", shape[a], n, d)
+            except OverflowError:
+                raise InvalidNode(f"a scale of {scale} for an axis of {shape[a]}") from None
     else:
         raise InvalidNode("neither scales nor sizes are given")
     return Resized(tuple(out), tuple(factors))
@@ -78,22 +83,6 @@ def resolve_roi(rank: int, roi: Sequence[float], axes: Sequence[int] | None = No
     for k, a in enumerate(chosen):
         box[a], box[rank + a] = roi[k], roi[len(chosen) + k]
     return tuple(box)
-
-
-def _ratio(size: int, length: int) -> Fraction:
-    if is_size(size) or is_size(length):
-        ratio = Fraction(hint(size), hint(length))
-        if not is_size(rest := size * ratio.denominator - length * ratio.numerator) and rest == 0:
-            return ratio  # whatever the length is
-        if size == length:
-            return Fraction(1)
-    return Fraction(int(size), int(length))
-
-
-def _exactly(scale: float) -> Fraction | None:
-    """The scale of an axis whose length float32 gives exactly, up to `_EXACT` / the numerator."""
-    found = Fraction(float(scale)) if math.isfinite(scale) and scale > 0 else None
-    return found if found is not None and max(found.numerator, found.denominator) < 1 << 12 else None
 
 
 def _chosen(axes: Sequence[int] | None, rank: int) -> list[int]:

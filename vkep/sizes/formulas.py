@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,13 +24,28 @@ BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
     "//": operator.floordiv,
     "%": operator.mod,
 }
+
+
+def _scaled(length: int, numerator: int, denominator: int) -> int:
+    """The floor of the float32 product of a length and a float32 number. Raises ``OverflowError``."""
+    return math.floor(_single(_single(length) * (numerator / denominator)))
+
+
+def _single(number: float) -> float:
+    (rounded,) = _FLOAT32.unpack(_FLOAT32.pack(number))
+    return float(rounded)
+
+
+_FLOAT32 = struct.Struct("<f")
 #: functions of integers
 CALLS: Mapping[str, Callable[..., int]] = {
     "bit_length": lambda n: int(n).bit_length(),
+    "gcd": math.gcd,
     "max": max,
     "power": lambda base, n: base << n,
     "magic_multiplier": lambda n: magic(n)[0],
     "magic_shift": lambda n: magic(n)[1],
+    "scaled": _scaled,
 }
 
 

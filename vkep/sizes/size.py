@@ -16,6 +16,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
+from vkep.sizes.formulas import CALLS
+
 #: nodes whose values are multiplied, in ascending order
 Product = tuple[int, ...]
 #: products with their coefficients, in ascending order of products
@@ -306,15 +308,15 @@ def is_size(value: object) -> bool:
     return value.__class__ is Size or value.__class__ is Real
 
 
-def called(name: str, size: Any) -> Any:
-    """Apply a function of `vkep.sizes.formulas.CALLS` to a size."""
-    return size.trace.called(name, size)
+def called(name: str, *arguments: Any) -> Any:
+    """Apply a function of `vkep.sizes.formulas.CALLS` to integers."""
+    sized = next((a for a in arguments if a.__class__ is Size), None)
+    return CALLS[name](*arguments) if sized is None else sized.trace.called(name, *arguments)
 
 
 def largest(*values: Any) -> Any:
     """The maximum of integers, without a condition on which one it is."""
-    sized = next((v for v in values if v.__class__ is Size), None)
-    return max(values) if sized is None else sized.trace.called("max", *values)
+    return called("max", *values) if len(values) > 1 else values[0]
 
 
 def hint(value: Any) -> Any:

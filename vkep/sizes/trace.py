@@ -151,7 +151,9 @@ class Trace:
         if not any(a.__class__ is Size for a in arguments):
             return CALLS[name](*arguments)
         value, low, high = CALLS[name](*map(hint, arguments)), 0, _MOST
-        if name == "max":
+        if name == "gcd":
+            low = 1  # of numbers that are not all 0
+        elif name == "max":
             bounds = [self.bounds(a) if a.__class__ is Size else (a, a) for a in arguments]
             low, high = max(least for least, _ in bounds), max(most for _, most in bounds)
         return self._size(self._node(name, tuple(map(operand, arguments)), value, low, high))

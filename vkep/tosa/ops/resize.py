@@ -82,11 +82,11 @@ def _resized(b: TosaBuilder, x: TosaTensor, to: Resized, mode: str, coordinates:
     shape, scales = to.shape, to.scales
     if x.rank == 3:
         lifted = b.reshape(x, (*x.shape[:2], 1, x.shape[2]))
-        full = Resized((*shape[:2], 1, shape[2]), (*scales[:2], Fraction(1), scales[2]))
+        full = Resized((*shape[:2], 1, shape[2]), (*scales[:2], (1, 1), scales[2]))
         return b.reshape(_resized(b, lifted, full, mode, coordinates, nearest), shape)
     if x.rank != 4 or tuple(shape[:2]) != x.shape[:2]:
         b.decline(f"{x.shape} resized to {shape}; TOSA's RESIZE has two axes of images")
-    axes = [_place(x.shape[i], shape[i], scales[i], coordinates) for i in (2, 3)]
+    axes = [_place(x.shape[i], shape[i], Fraction(*scales[i]), coordinates) for i in (2, 3)]
     if mode == "nearest":
         axes = [_nearest(axis, nearest) for axis in axes]
     elif mode != "linear" or x.dtype not in FLOATS:
@@ -116,7 +116,7 @@ def _resized(b: TosaBuilder, x: TosaTensor, to: Resized, mode: str, coordinates:
 def _by_scales(x: TosaTensor, scales: TosaTensor | None, axes: Sequence[int] | None = None) -> Resized:
     """Given scales are float32: find the fractions that they approximate."""
     to = resolve_resize(x.shape, [float(s) for s in constant_of(scales, "the scales").reshape(-1)], None, axes)
-    return replace(to, scales=tuple(s.limit_denominator(_LARGEST) for s in to.scales))
+    return replace(to, scales=tuple(Fraction(*s).limit_denominator(_LARGEST).as_integer_ratio() for s in to.scales))
 
 
 @tosa_operator("Upsample", types=_TYPES, since=9, until=9)
