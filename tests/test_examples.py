@@ -110,7 +110,10 @@ def test_an_example_without_its_model_says_how_to_call_it(example: str) -> None:
 #: pages whose Python blocks are run, each block by itself
 PAGES = [
     "README.md",
-    *(f"docs/{name}.md" for name in ("index", "quickstart", "python-api", "contexts", "generation", "scaling")),
+    *(
+        f"docs/{name}.md"
+        for name in ("index", "quickstart", "python-api", "contexts", "generation", "scaling", "view", "executorch")
+    ),
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "tutorials").glob("*.md")),
 ]
 #: packages that a page needs
@@ -182,8 +185,7 @@ def test_the_options_of_the_page_are_those_of_the_session() -> None:
     assert named == {field.name for field in dataclasses.fields(SessionOptions)}
 
 
-@pytest.mark.parametrize("command", ["run", "bench", "explain"])
-def test_every_option_of_a_command_is_on_its_page(command: str) -> None:
+def test_every_command_and_its_options_are_on_their_page() -> None:
     from typer.core import TyperGroup
     from typer.main import get_command
 
@@ -192,7 +194,27 @@ def test_every_option_of_a_command_is_on_its_page(command: str) -> None:
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     group = get_command(app)
     assert isinstance(group, TyperGroup)
-    options = [o for parameter in group.commands[command].params for o in parameter.opts if o[0] == "-"]
-    short = {"--input": "-i ", "--shape": "-s ", "--output": "-o ", "--runs": "-n "}
-    missing = [o for o in options if o.startswith("--") and o not in page and short.get(o, o) not in page]
-    assert not missing
+    assert [name for name in group.commands if f"\n## vkep {name}" not in page] == []
+    options = [
+        [*parameter.opts, *parameter.secondary_opts]
+        for command in group.commands.values()
+        for parameter in command.params
+        if parameter.opts[0].startswith("-")
+    ]
+    assert [names for names in options if not any(re.search(rf"`{name}[` ,]", page) for name in names)] == []
+
+
+@pytest.mark.parametrize("package", ["vkep", "gpu_shared"])
+def test_every_public_name_is_in_the_reference(package: str) -> None:
+    """mkdocstrings shows an object that a page names, and all public ones of a module that it names."""
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "reference").glob("*.md"))
+    shown = set(re.findall(r"^::: ([\w.]+)", pages, re.MULTILINE))
+    module = importlib.import_module(package)
+    public = {name: getattr(module, name) for name in module.__all__}
+    objects = {name: value for name, value in public.items() if hasattr(value, "__name__")}  # not values such as lists
+    missing = [
+        name
+        for name, value in objects.items()
+        if value.__module__ not in shown and f"{value.__module__}.{value.__name__}" not in shown
+    ]
+    assert len(objects) > 20 and missing == []

@@ -78,8 +78,9 @@ class Replicas:
     """A model with a session on each of several devices: each run goes to the one with the fewest runs in progress.
 
     Args:
-        model, options, overrides: as `InferenceSession` takes them, but for ``device``, ``token`` and ``group_id``, which are the
-            devices' own.
+        model: as `InferenceSession` takes it.
+        options: as `InferenceSession` takes them, without ``device`` and ``token``: each device has a token of its own.
+        **overrides: options by name.
         devices: indices, UUIDs or parts of names; "all": all usable GPUs, or the CPU driver where there is none. A
             device that is named twice gets two contexts.
 

@@ -105,8 +105,8 @@ class KomputeReport:
 
     def __str__(self) -> str:
         text = (
-            f"{self.nodes} nodes in {self.submits} submits on {self.device}, kp's own instance and device; through the host "
-            f"{self.bytes_in} bytes in and {self.bytes_out} out a run"
+            f"{counted(self.nodes, 'node')} in {counted(self.submits, 'submit')} on {self.device}, kp's own instance and "
+            f"device; through the host {self.bytes_in} bytes in and {self.bytes_out} out a run"
         )
         if self.runs:
             over, inside, back = (ns / 1e3 for ns in self.last_ns)
