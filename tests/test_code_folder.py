@@ -51,7 +51,7 @@ def test_another_users_folder_is_not_used_for_code(
     _as_another_user(monkeypatch)
     with caplog.at_level(logging.WARNING):
         folder = cache.code_folder("ort", "1234")
-    assert root not in folder.parents and not folder.exists()  # for whoever writes there to make
+    assert root not in folder.parents and not folder.exists()  # which another user could make
     assert "belongs to another user" in caplog.text
     assert cache.code_folder("ort", "1234") == folder
 

@@ -178,7 +178,7 @@ def test_public_names_are_documented() -> None:
     assert undocumented(_trees()) == []
 
 
-def test_what_lacks_a_docstring_is_found() -> None:
+def test_missing_docstrings_are_found() -> None:
     text = """
 class Base:
     '''.'''

@@ -86,7 +86,7 @@ def test_example(example: str, tmp_path: Path) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens at."""
+    """A port without a listener."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
@@ -169,7 +169,7 @@ def test_each_block_of_a_page_runs_by_itself(page: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "page", ["README.md", "CONTRIBUTING.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
 )
-def test_the_links_of_a_page_lead_somewhere(page: str) -> None:
+def test_the_links_of_a_page_are_not_broken(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
     broken = [link for link in links if not ((ROOT / page).parent / link.partition("#")[0]).exists()]

@@ -24,7 +24,7 @@ def test_a_leak_is_seen() -> None:
     assert 1.8 < growth(lambda: kept.append(pages(2 << 20))) < 2.2
 
 
-def test_what_comes_once_is_none() -> None:
+def test_memory_that_is_taken_once_is_no_growth() -> None:
     kept: list[mmap.mmap] = []
 
     def work() -> None:

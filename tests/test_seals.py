@@ -24,7 +24,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [1], [5, 0, 7], [1 << 23], [(1 << 23) - 1, 2], [3 << 23, 5]])
-def test_what_was_sealed_comes_back(sizes: list[int]) -> None:
+def test_sealed_data_is_unsealed(sizes: list[int]) -> None:
     parts = [os.urandom(size) for size in sizes]
     data = b"".join(sealed("name", parts))
     assert unsealed("name", data) == b"".join(parts)
@@ -40,7 +40,7 @@ def test_one_bit_is_enough(at: int) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"x", bytes(31), bytes(32), bytes(4096)])
-def test_what_nobody_sealed(data: bytes) -> None:
+def test_data_without_a_valid_seal_is_refused(data: bytes) -> None:
     assert unsealed("name", data) is None
 
 
@@ -83,7 +83,7 @@ def test_many_make_one_secret(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "shared").iterdir()] == ["secret"]
 
 
-def test_where_no_secret_can_be_kept_nothing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_folder_without_a_secret_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv("VKEP_CACHE_DIR", str(tmp_path / "file" / "below"))
     data = b"".join(sealed("name", b"content"))

@@ -265,7 +265,7 @@ def test_numbers_that_a_blob_shares_between_types_are_converted() -> None:
     assert unsupported_operators(blob.graph()) == []
 
 
-def test_all_that_is_missing_is_told_at_once() -> None:
+def test_all_missing_operators_are_reported_at_once() -> None:
     blob = Blob()
     x = blob.argument(wave(2, 3))
     y = blob.call("aten.erf.default", [x], blob.tensor("float32", (2, 3)))

@@ -58,7 +58,7 @@ def test_the_rfcs_program_up_to_its_division(named: dict[str, bytes]) -> None:
         (FIRST[:36] + b"XX99" + FIRST[40:], "got b'XX99' as its file identifier"),
     ],
 )
-def test_what_is_no_delegate(data: bytes, problem: str) -> None:
+def test_bytes_that_are_no_delegate_are_refused(data: bytes, problem: str) -> None:
     with pytest.raises(InvalidPteError, match=problem):
         decode_vk_graph(data)
 

@@ -43,7 +43,7 @@ def test_devices(run: Callable[..., Any]) -> None:
     assert "(default)" in printed
 
 
-def test_devices_say_what_lacking_features_cost(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_prints_the_cost_of_missing_features(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VKEP_WITHOUT", "int64,subgroup_shuffle")
     device = next(d for d in json_of(run("devices", "--json"))["devices"] if d["default"])
     assert {"int64", "subgroup_shuffle"} <= device["costs"].keys() <= COSTS.keys() - set(device["features"])

@@ -90,7 +90,7 @@ def test_a_file_of_the_wrong_dtype(run: Callable[..., Any], models: Path, tmp_pa
     assert "got dtype float64, expected float32" in result.stderr.replace("\n", " ")
 
 
-def test_unwritable_outputs_are_told_before_the_model_is_opened(run: Callable[..., Any], tmp_path: Path) -> None:
+def test_unwritable_outputs_are_reported_before_the_model_is_opened(run: Callable[..., Any], tmp_path: Path) -> None:
     target = tmp_path / "file" / "below.npz"
     (tmp_path / "file").touch()
     for option in ("--output", "--profile"):

@@ -37,7 +37,7 @@ def test_a_folder_answers_and_is_measured(run: Callable[..., Any], tmp_path: Pat
         ((), 1, "is no folder"),
     ],
 )
-def test_what_cannot_be_asked(
+def test_wrong_requests_are_refused(
     run: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], status: int, message: str
 ) -> None:
     folder = tmp_path / ("none" if not arguments else "model")

@@ -51,7 +51,7 @@ def test_a_bad_size_is_refused() -> None:
         parse_dims(["n=1", "n=2"])
 
 
-def test_what_is_given_sizes_the_other_inputs() -> None:
+def test_given_shapes_size_the_other_inputs() -> None:
     assert resolve_shapes([X, MASK], Sources(shapes={"mask": (2, 7)})) == {"x": (2, 3, 7), "mask": (2, 7)}
     read = Sources(arrays={"x": np.zeros((5, 3, 6), np.float32)})
     assert resolve_shapes([X, MASK], read) == {"x": (5, 3, 6), "mask": (5, 6)}
@@ -76,7 +76,7 @@ def test_a_size_of_its_own_wins_over_one_that_follows_from_a_shape() -> None:
         ([NodeArg("f", "tensor(float)", (1,))], Sources(dims={"n": 1}), "its shapes are all fixed"),
     ],
 )
-def test_what_nothing_sizes_or_the_model_lacks_is_refused(
+def test_inputs_without_a_size_and_unknown_inputs_are_refused(
     arguments: list[NodeArg], sources: Sources, message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):

@@ -58,7 +58,7 @@ def test_the_error_is_relative_to_the_largest_magnitude() -> None:
         (np.array(["a"]), np.array(["b"]), "other text"),
     ],
 )
-def test_what_cannot_be_compared_is_not_equal(got: np.ndarray, expected: np.ndarray, problem: str) -> None:
+def test_results_that_cannot_be_compared_are_not_equal(got: np.ndarray, expected: np.ndarray, problem: str) -> None:
     found = one(got, expected)
     assert not found.ok
     assert found.relative_error == math.inf

@@ -92,7 +92,7 @@ def test_arguments_beyond_128_bytes_lie_in_memory(own_context: SharedGpuContext,
             np.testing.assert_allclose(session.run(None, feeds)[0], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_after_a_submit_that_failed_addresses_are_sent_anew(
+def test_after_a_submit_that_failed_addresses_are_sent_again(
     session: InferenceSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The device never got those of the run that failed, or no longer has those of the run before it."""
@@ -118,7 +118,7 @@ def _no_memory(*_: object) -> int:
     raise OutOfHostMemoryError("vkQueueSubmit")
 
 
-def test_what_a_lost_run_left_in_memory_counts_for_nothing(
+def test_memory_of_a_lost_run_does_not_count(
     own_context: SharedGpuContext, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Attention of few queries counts the workgroups that have arrived, from zero in each run."""

@@ -62,7 +62,7 @@ def test_five_delegates(load: Load, graph_context: Any, submits: Submits) -> Non
     assert submits(each.load_method("forward"), inputs) - submits(method, inputs) == 4
 
 
-def test_what_passes_through_an_arena_is_waited_for(load: Load, graph_context: Any) -> None:
+def test_tensors_that_pass_through_an_arena_are_waited_for(load: Load, graph_context: Any) -> None:
     """A tensor with its channels last goes from a data graph to Vulkan by way of the host: the two are no chain."""
     need_vgf()
     method = load(DATA / "channels_last" / "vulkan_first.pte", context=graph_context).load_method("forward")

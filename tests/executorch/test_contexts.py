@@ -167,7 +167,7 @@ def test_dropped_without_close(vulkan: Any, no_leak: Alive) -> None:
     assert no_leak() == {}
 
 
-def test_a_forked_child_is_told(vulkan: Any) -> None:
+def test_a_forked_child_raises(vulkan: Any) -> None:
     """And what it ends with leaves the parent's program alone."""
     code = f"""
         import os, numpy as np

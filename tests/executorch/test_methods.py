@@ -108,7 +108,7 @@ def test_a_bounded_tensor_does_not() -> None:
     assert made.execute([f(3)])[0].tolist() == [-3], "it goes on"
 
 
-def test_what_numpy_refuses_says_where() -> None:
+def test_errors_of_numpy_name_the_instruction() -> None:
     values: list[Value] = [tensor(0, 0, 2), tensor(1, 16, 3), tensor(2, 32, 3), 1]
     made = method(values, [0, 1], [2], [KernelStep("aten::add.out", (0, 1, 3), (2,))])
     with pytest.raises(VkepError, match=r"instruction 0: aten::add\.out on \[\[2\], \[3\], 1\]"):

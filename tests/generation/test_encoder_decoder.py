@@ -143,7 +143,7 @@ def test_bands_have_the_same_area_and_no_gap() -> None:
     np.testing.assert_allclose(bands[60:].sum(1) * 40, 1, atol=0.02)  # 40 Hz apart; narrower ones have few samples
 
 
-def test_a_tone_lies_in_its_band(tmp_path: Path) -> None:
+def test_a_tone_is_in_its_band(tmp_path: Path) -> None:
     tone = np.sin(2 * np.pi * 1000 * np.arange(16000) / 16000).astype(np.float32)
     heard = log_mel(tone, tmp_path)
     assert heard.shape == (80, 3000)

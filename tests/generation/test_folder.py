@@ -96,7 +96,7 @@ def test_a_character_waits_for_its_last_byte(text: Text) -> None:
 
 
 @pytest.mark.parametrize("stop", [["END"], ["ND", "zzz"], ["a" * 40]])
-def test_what_may_begin_a_stop_text_waits(text: Text, stop: list[str]) -> None:
+def test_text_that_may_begin_a_stop_text_is_held_back(text: Text, stop: list[str]) -> None:
     stream, shown = TextStream(text, stop), ""
     for token in b"first EN, then END of it":
         shown += stream.add(token)

@@ -70,7 +70,7 @@ def test_a_next_turn_computes_what_is_new(
     assert fed == [5, 1, 1, 1]  # the last token of the answer had not been read yet
 
 
-def test_a_seed_gives_the_same_tokens_in_any_company(generator: Generator) -> None:
+def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(generator: Generator) -> None:
     settings: dict[str, Any] = {
         "temperature": 1.0,
         "top_k": 40,
@@ -191,7 +191,9 @@ def test_few_plans_serve_all_lengths(folder: Path) -> None:
         ([1], {"max_tokens": 0}, "max_tokens is 0"),
     ],
 )
-def test_what_cannot_be_asked(generator: Generator, asked: Sequence[int], settings: dict[str, Any], match: str) -> None:
+def test_wrong_requests_are_refused(
+    generator: Generator, asked: Sequence[int], settings: dict[str, Any], match: str
+) -> None:
     with pytest.raises(InvalidInputError, match=match):
         generator.generate(asked, **settings)
 

@@ -1,4 +1,4 @@
-"""What becomes of a model before it generates."""
+"""Changes to a model when it is loaded for generation."""
 
 from __future__ import annotations
 

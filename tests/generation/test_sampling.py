@@ -37,7 +37,7 @@ def chosen(logits: Array, sampling: Sampling, chance: float, seen: Sequence[int]
 
 
 @pytest.mark.gpu
-def test_every_setting_chooses_what_its_rule_says() -> None:
+def test_every_setting_follows_its_rule() -> None:
     each = [
         Sampling(temperature=t, top_k=k, top_p=p, min_p=m, repetition_penalty=r)
         for t, k, p, m, r in itertools.product((0.0, 0.7), (0, 1, 30), (1.0, 0.8), (0.0, 0.1), (1.0, 1.3))

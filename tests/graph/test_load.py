@@ -61,7 +61,7 @@ def test_equal_content_has_one_key() -> None:
     assert len({weight("p", v).key for v in (a, a[None], a.view(np.int32), a + 1)}) == 4
 
 
-def test_bodies_say_what_they_capture() -> None:
+def test_captured_names_of_bodies() -> None:
     proto = parser.parse_model(
         """<ir_version: 9, opset_import: ["": 18]> g (bool c, float[2] x) => (float[2] y) {
         d = Add(x, x) e = Neg(x)
@@ -266,7 +266,7 @@ def test_wrong_external_data(tmp_path: Path, change: dict[str, str], message: st
         load_model(_external(folder, **change))
 
 
-def test_a_link_does_not_lead_out_of_the_folder(tmp_path: Path) -> None:
+def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (tmp_path / "secret.bin").write_bytes(bytes(40))

@@ -36,7 +36,7 @@ def proto() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
-def test_what_is_left_and_what_was_taken_are_the_model(proto: onnx.ModelProto) -> None:
+def test_the_rest_and_the_split_weights_are_the_model(proto: onnx.ModelProto) -> None:
     data = proto.SerializeToString()
     found = split(memoryview(data))
     assert found is not None

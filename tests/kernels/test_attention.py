@@ -172,7 +172,7 @@ def run(
 
 
 def emission(caps: DeviceCapabilities) -> Emission:
-    """Of operands that nobody looks at."""
+    """Of operands that are not read."""
     return Emission(NumpyWorkspace(caps), {})
 
 
@@ -342,7 +342,7 @@ class TestSelection:
             [call] = Choice(candidate).emit(problem, emission(GPU))
             assert {name: call.reaches()[name] for name in wanted} == wanted
 
-    def test_keys_that_nobody_sees_cost_nothing(self) -> None:
+    def test_hidden_keys_cost_nothing(self) -> None:
         def flops(**changes: Any) -> int:
             case = Case(4096, 4096, heads=16, kv_heads=16, **changes)
             return chosen(case.problem("float16")).flops
@@ -362,7 +362,7 @@ class TestSelection:
             {"bias_strides": (0, 0, 1, 20)},
         ],
     )
-    def test_what_it_cannot_address_is_refused(self, changes: dict[str, Any]) -> None:
+    def test_sizes_beyond_its_addresses_are_refused(self, changes: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match="attention"):
             Case(20, 20).problem(**{"dtype": "float16", **changes})
 

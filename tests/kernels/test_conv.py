@@ -323,7 +323,7 @@ class TestWithoutDevice:
             ({"stride": (1, 2**31)}, "strides"),
         ],
     )
-    def test_what_no_kernel_reaches_is_declined(self, change: dict[str, Any], message: str) -> None:
+    def test_tensors_beyond_a_kernels_reach_are_declined(self, change: dict[str, Any], message: str) -> None:
         for caps in (CPU, GPU):
             with pytest.raises(Decline, match=message):
                 choose(dataclasses.replace(SHAPES["3x3"], **change), caps)

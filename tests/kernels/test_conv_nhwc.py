@@ -151,7 +151,7 @@ class TestSelection:
         with pytest.raises(Decline, match="its images lie as nhwc"):
             self.sources(problem)
 
-    def test_what_keeps_it_from_having_channels_last(self) -> None:
+    def test_reasons_against_channels_last(self) -> None:
         problem = dataclasses.replace(last(DENSE[0]), layout="", w_constant=False)
         reasons = dict(choose(problem, GPU).turned_down)
         assert reasons["channels last"] == "its weights are not constant"

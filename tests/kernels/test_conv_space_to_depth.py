@@ -67,7 +67,9 @@ def test_a_wide_convolution_is_the_convolution(problem: ConvProblem, rng: np.ran
     [(FEW[0], 2, 4, 4), (FEW[2], 1, 8, 3), (FEW[3], 4, 2, 2), (FEW[4], 8, 3, 2), (FEW[5], 1, 16, 3)],
     ids=["stem", "stride 1", "one channel", "patches", "dilated"],
 )
-def test_as_many_pixels_as_save_work(problem: ConvProblem, pixels: int, channels: int, columns: int) -> None:
+def test_space_to_depth_takes_as_many_pixels_as_save_work(
+    problem: ConvProblem, pixels: int, channels: int, columns: int
+) -> None:
     wide = wide_pixels(problem)
     assert (wide.pixels, wide.channels, wide.problem.kw) == (pixels, channels, columns)
 
@@ -102,7 +104,7 @@ def matrices(gpu: Harness, monkeypatch: pytest.MonkeyPatch) -> DeviceCapabilitie
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])
-def test_what_is_not_finite_spreads_by_a_pixel_at_most(
+def test_values_that_are_not_finite_spread_by_one_pixel_at_most(
     value: float, gpu: Harness, matrices: DeviceCapabilities, rng: np.random.Generator
 ) -> None:
     x = rng.standard_normal((STEM.n, STEM.c, STEM.h, STEM.w)).astype(np.float16)

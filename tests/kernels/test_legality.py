@@ -138,7 +138,7 @@ def with_room(y: Tensor, row_axis: int, gap: int) -> Tensor:
 
 @pytest.mark.parametrize("make", [product, convolution, generic, few_bits])
 @pytest.mark.parametrize("device", CAPS)
-def test_what_is_claimed_is_emitted_wherever_it_lies(device: str, make: Any) -> None:
+def test_claimed_problems_are_emitted_at_every_alignment(device: str, make: Any) -> None:
     """No candidate that takes a problem refuses it later, its grid is one that the device runs, and its lanes stay inside."""
     caps, rng = CAPS[device], random.Random(f"{device} {make.__name__}")
     taken = 0

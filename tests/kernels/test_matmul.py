@@ -298,7 +298,7 @@ class TestWithoutDevice:
             ({"n": 1, "b_strides": (0, 1, 2**32)}, "strides"),
         ],
     )
-    def test_what_no_kernel_reaches_is_declined(self, change: dict[str, object], message: str) -> None:
+    def test_tensors_beyond_a_kernels_reach_are_declined(self, change: dict[str, object], message: str) -> None:
         good = {"m": 8, "n": 8, "k": 8, "a_strides": (0, 8, 1), "b_strides": (0, 8, 1)}
         for caps in (CPU, GPU):
             with pytest.raises(Decline, match=message):

@@ -72,7 +72,7 @@ def test_a_cooperative_tile_is_the_tuned_one() -> None:
 
 
 @pytest.mark.parametrize("choice", [(), (8,), (5, 2, 4), (16, 64, 4), (8, 2, 4, 1)])
-def test_what_the_tables_do_not_have_is_ignored(choice: tuple[int, ...]) -> None:
+def test_choices_that_the_tables_lack_are_ignored(choice: tuple[int, ...]) -> None:
     choices = tuned(subgroup_196_256_1_1=choice)
     assert subgroup_tile(196, 256, 1, CPU, True, choices) == subgroup_tile(196, 256, 1, CPU, True)
 

@@ -1,4 +1,4 @@
-"""Kompute regions in models: results, placement, hand-over, threads, ends of life, errors. kp itself runs here."""
+"""Kompute regions in models: results, placement, copies through the host, threads, ends of life, errors. kp itself runs here."""
 
 from __future__ import annotations
 

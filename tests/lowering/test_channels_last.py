@@ -149,7 +149,7 @@ PADDED = {"pads": [1, 1, 1, 1]}
     ],
     ids=["beside others", "in what lies beside others", "a part"],
 )
-def test_what_is_read_in_vectors_stays_aligned(steps: list[Step]) -> None:
+def test_operands_that_are_read_in_vectors_stay_aligned(steps: list[Step]) -> None:
     """A result of one pixel lies as it does among other channels, where three come before it."""
     arrays = {
         "w0": np.ones((16, 16, 1, 1), np.float16),

@@ -62,7 +62,7 @@ def test_a_kernel_of_ones_own_is_tried_when_claimed_and_emitted_where_its_result
     assert [t.storage.port for t in asked] == [None, 1]
 
 
-def test_what_a_kernel_of_ones_own_refuses_is_declined() -> None:
+def test_refusals_of_a_users_kernel_decline_the_node() -> None:
     b = Builder(CAPS)
     with pytest.raises(Decline, match="four rows at most"):
         b.kernel([_port(0, (4, 8))], [b.empty(FLOAT, (5, 8))], _custom(_own_kernel(), []))
@@ -125,7 +125,7 @@ def test_a_result_of_more_elements_than_kernels_count_is_left_to_the_cpu() -> No
     assert "2**31" in placed["Concat"].reason
 
 
-def test_what_is_rolled_back_is_shared_with_no_later_node() -> None:
+def test_operations_that_are_rolled_back_are_not_shared_with_later_nodes() -> None:
     b = Builder(CAPS)
     lengths = Tensor.contiguous(dtypes.DTYPES["int32"], (4,))
     for _ in range(2):

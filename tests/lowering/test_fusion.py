@@ -74,7 +74,7 @@ def _dispatches(open_session: Open, text: str) -> int:
     ],
     ids=["chain", "epilogue", "transposed", "concat", "both", "view", "reshaped"],
 )
-def test_what_fuses(open_session: Open, text: str, dispatches: int) -> None:
+def test_chains_that_fuse(open_session: Open, text: str, dispatches: int) -> None:
     assert _dispatches(open_session, text) == dispatches
 
 

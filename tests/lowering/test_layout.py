@@ -52,7 +52,7 @@ def test_a_convolution_is_one_island_with_its_own_layout(caps: Any) -> None:  # 
     assert made.placements[0].node.domain == NHWC  # the node's own line in a report comes first
 
 
-def test_what_vulkan_declines_is_the_plain_operator_on_the_cpu(caps: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_nodes_that_vulkan_declines_are_plain_operators_on_the_cpu(caps: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     monkeypatch.delitem(registry._OPERATORS, ("", "LRN"))
     known = {"x": ValueSpec(DTYPES["float32"], (1, 5, 7, 3))}
     made = program("LRN", caps, known, inputs=("x",), size=3)

@@ -86,7 +86,7 @@ def walk(x: Tensor, rng: np.random.Generator, steps: int = 3) -> Tensor:
     return x
 
 
-def test_views_of_what_lies_elsewhere() -> None:
+def test_views_of_tensors_in_another_memory_order() -> None:
     """Over thousands of views: the same elements, or none where they have no strides."""
     rng, said = np.random.default_rng(3), 0
     for _ in range(3000):
@@ -108,7 +108,9 @@ def test_views_of_what_lies_elsewhere() -> None:
     [((24,), (1,), 0), ((3, 8), (8, 1), 0), ((2, 4), (5, 1), 0), ((2, 3), (1, 1), 2), ((2,), (3,), 1)],
     ids=["flat", "across channels", "diagonal", "over the edge of a plane", "beyond a plane"],
 )
-def test_views_without_strides_elsewhere(shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> None:
+def test_views_without_strides_in_another_memory_order(
+    shape: tuple[int, ...], strides: tuple[int, ...], offset: int
+) -> None:
     whole = Tensor.contiguous(HALF, (1, 6, 2, 2))
     assert relaid(whole.view(shape, strides, offset), whole, last((1, 6, 2, 2))) is None
 
@@ -133,7 +135,7 @@ _COOPERATIVE, _SMALL = "gpu with cooperative matrices", "small gpu"
         (_SMALL, "float32", False),
     ],
 )
-def test_what_it_decides_is_legal(device: str, dtype: str, some_last: bool) -> None:
+def test_its_decisions_are_legal(device: str, dtype: str, some_last: bool) -> None:
     caps = DEVICES[device]
     b = Builder(caps)
     x = conv(b, conv(b, conv(b, image(2, 3, 8, 8, dtype=dtype), size=3), group=16, size=3), 12)
@@ -164,7 +166,7 @@ def test_the_operations_that_it_is_given_stay_as_they_are() -> None:
 def test_convolutions_share_the_copy_of_their_image() -> None:
     b = Builder(GPU)
     x = image(1, 16, 4, 4)
-    turned = image(2, 4, 4, 16).transpose((0, 3, 1, 2))  # lowering makes a dense copy for each: nobody reads one
+    turned = image(2, 4, 4, 16).transpose((0, 3, 1, 2))  # lowering makes a dense copy for each: none is read
     for source in (x, x, turned, turned):
         conv(b, source, size=3)
     ops = lay_out(b.ops, GPU)
@@ -197,7 +199,7 @@ def test_kernels_that_want_channels_second_share_a_copy() -> None:
     assert [op.inputs[0] for op in ops if isinstance(op, KernelOp)][1] == y
 
 
-def test_what_is_computed_from_channels_last_lies_so() -> None:
+def test_results_of_channels_last_operands_are_channels_last() -> None:
     b = Builder(GPU)
     y = conv(b, image(2, 16, 4, 4))
     total = b.pointwise("add", b.pointwise("add", y, 1.0), y)

@@ -1,4 +1,4 @@
-"""Attention that a model spells out: what is taken as one computes what is written, and what is not taken."""
+"""Attention that a model writes as separate operators: what is recognized has the same results, and what is not recognized."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_every_plan_is_sound(caps: DeviceCapabilities, seed: int) -> None:
             assert patch.offset % 8 == 0 and patch.offset + 8 <= len(dispatch.arguments)
         for r in dispatch.reads:
             if r.space.value == "activation":
-                assert any(w.overlaps(r) for w in written), f"{dispatch.label} reads what nobody wrote"
+                assert any(w.overlaps(r) for w in written), f"{dispatch.label} reads what was not written"
         for r in dispatch.writes:
             assert r.space.value != "constant" and not (r.space.value == "port" and plan.ports[r.index].is_input)
         if dispatch.barrier:
@@ -162,7 +162,7 @@ def test_independent_declined_nodes_share_a_stage(caps: DeviceCapabilities) -> N
     ]
 
 
-def test_what_nobody_reads_is_not_computed(caps: DeviceCapabilities) -> None:
+def test_values_without_readers_are_not_computed(caps: DeviceCapabilities) -> None:
     program = _lower(model("g (float[4] x) => (float[4] y) { y = Exp(x) a = Neg(x) b = Sin(a) }"), caps)
     [step] = program.steps
     assert isinstance(step, IslandStep) and len(step.plan.dispatches) == 1

@@ -79,7 +79,7 @@ def test_a_view_is_what_numpy_makes(pair: tuple[Tensor, np.ndarray]) -> None:
 
 
 @given(views())
-def test_what_a_view_can_touch(pair: tuple[Tensor, np.ndarray]) -> None:
+def test_the_extent_of_a_view(pair: tuple[Tensor, np.ndarray]) -> None:
     tensor, array = pair
     low, high = tensor.byte_range
     touched = array.astype(np.int64) * 4  # each element is its own index
@@ -143,7 +143,7 @@ def test_empty_tensors_reshape_freely(shape: tuple[int, ...], new: tuple[int, ..
     assert view is not None and view.shape == new and view.byte_range == (0, 0)
 
 
-def test_what_cannot_be_said() -> None:
+def test_programs_that_cannot_be_expressed() -> None:
     tensor = Tensor.contiguous(FLOAT, (2, 3))
     with pytest.raises(ValueError, match=r"cannot view 6 elements of shape \(2, 3\) as \(4,\)"):
         tensor.reshape((4,))

@@ -46,7 +46,7 @@ def test_without_leave_only_what_follows_waits(caps: DeviceCapabilities) -> None
     assert isinstance(last, DeferredStep) and last.values == ("total",)
 
 
-def test_what_needs_a_result_waits_for_it(caps: DeviceCapabilities) -> None:  # noqa: F811
+def test_readers_of_a_result_wait_for_it(caps: DeviceCapabilities) -> None:  # noqa: F811
     first, last = _lower(caps, "node", may_postpone=True).steps
     assert isinstance(first, IslandStep) and {n.op_type for n in first.nodes} == {"Cast", "MatMul"}
     assert isinstance(last, DeferredStep) and last.values == ("total_32",)

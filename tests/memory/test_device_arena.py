@@ -244,7 +244,7 @@ def test_blocks_left_live_are_warned_of(context: Any, caplog: pytest.LogCaptureF
     assert buffers() == 0
 
 
-def test_an_arena_that_nobody_closes_goes_with_its_last_reference(context: Any, buffers: Any) -> None:
+def test_an_arena_that_is_not_closed_ends_with_its_last_reference(context: Any, buffers: Any) -> None:
     arena = DeviceArena(context.device, timeline=context.timeline)
     block = arena.alloc(10)
     assert buffers() == 1

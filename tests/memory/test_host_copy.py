@@ -1,4 +1,4 @@
-"""Copies of the host's: what several threads copy is what one would, and nobody writes once a copy has ended."""
+"""Copies on the host: several threads copy what one would, and no thread writes after a copy has ended."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_several_threads_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(target, source)
 
 
-def test_what_goes_wrong_is_told_once_nobody_writes_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_raised_when_no_thread_writes_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     writing = threading.Semaphore(0)
     done: list[int] = []
     copyto = np.copyto
@@ -179,7 +179,7 @@ def test_an_interrupt_waits_for_the_helpers(monkeypatch: pytest.MonkeyPatch, whe
     assert count and len(done) == count
 
 
-def test_what_fails_in_a_helper_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_a_helper_thread_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     caller = threading.get_ident()
     tried = threading.Event()
 

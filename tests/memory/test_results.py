@@ -1,4 +1,4 @@
-"""Memory of results: nobody's is written while it is held, and what is kept has bounds."""
+"""Memory of results: none is written while it is held, and what is kept has bounds."""
 
 from __future__ import annotations
 

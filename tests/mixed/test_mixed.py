@@ -1,4 +1,4 @@
-"""Mixed models on one device: partitions, preferences, hand-over, sync modes, threads, ends of life."""
+"""Mixed models on one device: partitions, preferences, shared values, sync modes, threads, ends of life."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_pruned_node_says_so(opened: Any) -> None:
     assert nodes[0].declined["vgf"] == "its partition has 3 nodes, fewer than min_partition_size=4"
 
 
-def test_what_neither_takes_goes_to_the_cpu_with_both_reasons(opened: Any) -> None:
+def test_nodes_that_both_decline_go_to_the_cpu_with_both_reasons(opened: Any) -> None:
     session = opened(model("g (string[4] x) => (string[4] y) { y = StringConcat(x, x) }"), prefer="vgf_first")
     (node,) = session.report().nodes
     assert node.where == "cpu"

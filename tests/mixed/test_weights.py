@@ -121,7 +121,7 @@ def test_other_layouts_and_unshared_weights_stay_constants(opened: Any) -> None:
     assert "have 7.0 KiB of constants of their own" in str(session.memory())
 
 
-def test_what_tosa_wants_as_a_constant_stays_one() -> None:
+def test_constants_that_tosa_requires_stay_constants() -> None:
     from vkep.graph.weights import ArrayWeight
     from vkep.tosa.graph import TosaBuilder
     from vkep.tosa.shared import shareable

@@ -77,7 +77,7 @@ def test_run_model() -> None:
 
 
 def test_devices(vulkan: DeviceInfo) -> None:
-    assert vkep.backend.supports_device("CPU")  # what the interface takes where nobody names a device
+    assert vkep.backend.supports_device("CPU")  # the interface takes this where no device is named
     assert vkep.backend.supports_device("VULKAN")
     assert vkep.backend.supports_device(f"VULKAN:{vulkan.index}")
     assert not vkep.backend.supports_device("VULKAN:999")

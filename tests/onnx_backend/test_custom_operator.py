@@ -89,7 +89,7 @@ def test_a_custom_operator_runs_among_others() -> None:
 
 
 @pytest.mark.usefixtures("_declared")
-def test_what_it_does_not_take_is_told() -> None:
+def test_arguments_that_it_refuses_are_reported() -> None:
     with pytest.raises(UnsupportedModelError, match=r"Hysteresis.*float16.*float32"):
         InferenceSession(_model(onnx.TensorProto.FLOAT16, (2, 40)), fallback="error")
 

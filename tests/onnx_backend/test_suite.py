@@ -48,7 +48,7 @@ def test_the_baseline_keeps_what_was_promised() -> None:
         assert set(names) <= set(load_cases())
 
 
-def test_a_lost_case_is_told(tmp_path: Path) -> None:
+def test_a_lost_case_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "baseline.json"
     kept, slower = Outcome("node/test_kept", "Abs", VULKAN), Outcome("node/test_moved", "Abs", VULKAN)
     new = Outcome("node/test_new", "Abs", DECLINED, ("no kernel",))

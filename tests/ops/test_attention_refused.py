@@ -175,7 +175,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def check_grouped(values: dict[str, Any], **attributes: Any) -> None:
-    """Compare with onnxruntime; a cache up to each sequence's end: what lies behind it is nobody's keys."""
+    """Compare with onnxruntime; a cache up to each sequence's end: the elements behind it are no keys."""
     model = model_of("GroupQueryAttention", values, **attributes)
     values = {name: value for name, value in values.items() if value is not None}
     (y, *caches), (right, *others) = on_vulkan(model, values), by_onnxruntime(model, values)

@@ -265,7 +265,7 @@ def test_lp_normalization_of_doubles(p: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float8_e5m2", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2fnuz"])
-def test_what_is_no_number_of_8_bits(dtype: str) -> None:
+def test_nan_and_infinity_in_8_bits(dtype: str) -> None:
     x = np.array([0, 1, np.inf, -np.inf, np.nan, -2], np.float32).astype(getattr(ml_dtypes, dtype))
     for op_type, expected in (("IsNaN", np.isnan), ("IsInf", np.isinf)):
         (got,) = on_vulkan(model_of(op_type, {"x": x}, opset=21), {"x": x})

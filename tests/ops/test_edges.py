@@ -93,7 +93,7 @@ def test_a_zero_point_for_each_row_of_an_integer_product() -> None:
         np.testing.assert_array_equal(got, (x.astype(np.int32) - rows) @ (y.astype(np.int32) - of))
 
 
-def test_what_the_specification_says_of_nothing() -> None:
+def test_operands_without_elements_follow_the_specification() -> None:
     """No axes to squeeze are none; the mean of no elements is undefined, and numpy's (`docs/operators.md`)."""
     x, none = np.ones((1, 2, 1), np.float32), np.zeros(0, np.int64)
     assert check("Squeeze", {"x": x, "axes": none}, constants=["axes"])[0].shape == (1, 2, 1)

@@ -99,7 +99,7 @@ def test_operands_that_disagree_are_refused(
 
 ROTARY = (f(1, 2, 1, 4), f(5, 2), f(5, 2))
 IDS = np.zeros((1, 2), np.int32)
-#: operator, inputs that are right, the input that may be wrong, wrong values of it, attributes, what is told
+#: operator, inputs that are right, the input that may be wrong, wrong values of it, attributes, the message
 FAULTS: list[tuple[str, tuple[Array | None, ...], int, list[Array], dict[str, Any], str]] = [
     ("Gather", (f(5, 2), i(0, -5, 4)), 1, [i(0, 5, 0), i(-6, 0, 0)], {}, r"outside \[-5, 4\] of axis 0"),
     ("GatherElements", (f(5, 2), i([0, -5])), 1, [i([0, 5]), i([-6, 0])], {}, r"outside \[-5, 4\] of axis 0"),
@@ -124,7 +124,7 @@ FAULTS: list[tuple[str, tuple[Array | None, ...], int, list[Array], dict[str, An
 
 
 @pytest.mark.parametrize(("op", "inputs", "which", "wrong", "attributes", "told"), FAULTS)
-def test_values_out_of_range_are_told(
+def test_values_out_of_range_are_reported(
     op: str, inputs: tuple[Array | None, ...], which: int, wrong: list[Array], attributes: dict[str, Any], told: str
 ) -> None:
     with session(op, inputs, **attributes) as model:

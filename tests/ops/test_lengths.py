@@ -36,7 +36,7 @@ def recurrent(gates: int) -> tuple[Array | None, ...]:
 
 #: onnxruntime before 1.31 lets some of these values pass
 CHECKS_ALL = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 31)
-#: operator, inputs, the one that may be wrong, other right values of it, wrong ones, attributes, what is told
+#: operator, inputs, the one that may be wrong, other right values of it, wrong ones, attributes, the message
 CASES: list[Case] = [
     ("GroupQueryAttention", TOKEN, 5, [i(0, 5), i(4, 3)], [i(8, 3), i(-1, 3)], GROUPED, r"seqlens_k is outside \[0, 5\]"),
     ("GroupQueryAttention", TOKEN, 6, [i(7)], [i(0), i(-1)], GROUPED, "total_sequence_length is (0|-1), expected 1 or more"),

@@ -74,7 +74,9 @@ def _axis(b: Builder, *inputs: Tensor, axis: int) -> Tensor:
     ],
 )
 @pytest.mark.usefixtures("nothing_declared")
-def test_what_does_not_match_the_schema(op_type: str, function: Any, options: dict[str, Any], message: str) -> None:
+def test_declarations_that_do_not_match_the_schema_are_refused(
+    op_type: str, function: Any, options: dict[str, Any], message: str
+) -> None:
     options = {"types": {"T": FLOATS}, **options}
     with pytest.raises(OperatorDeclarationError, match=message):
         operator(op_type, **options)(function)

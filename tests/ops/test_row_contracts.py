@@ -192,7 +192,7 @@ def test_recurrent_layers(op_type: str, wrong: str, layout: int) -> None:
         lambda b, x: draw(b, x.shape, 1.0),
     ],
 )
-def test_what_has_no_elements_is_not_computed(compute: Callable[[Builder, Tensor], Any]) -> None:
+def test_tensors_without_elements_are_not_computed(compute: Callable[[Builder, Tensor], Any]) -> None:
     b = Builder(DeviceCapabilities.for_tests())
     compute(b, Tensor.contiguous(FLOAT, (2, 0, 3)))
     assert b.ops == []

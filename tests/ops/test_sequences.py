@@ -33,7 +33,7 @@ def _check(model: onnx.ModelProto, *feeds: dict[str, Any], fallback: str = "erro
         return {n.op_type: n.where for n in session.report().nodes}
 
 
-def test_what_is_in_a_sequence_stays_on_the_device() -> None:
+def test_tensors_of_a_sequence_stay_on_the_device() -> None:
     model = _model(
         """g (seq(float[]) s, float[n,3] x, int64 at) => (float[a,3] y, seq(float[]) t, int64 n) {
             i = SequenceInsert(s, x, at)

@@ -79,7 +79,7 @@ def test_without_the_option_nothing_is_captured(session: OpenSession, on_gpu: On
     assert len(computes) == 2
 
 
-def test_a_released_graph_is_captured_anew(session: OpenSession, on_gpu: OnGpu, computes: list[str]) -> None:
+def test_a_released_graph_is_captured_again(session: OpenSession, on_gpu: OnGpu, computes: list[str]) -> None:
     made = session(ADD, enable_graph_capture=1)
     bound = Bound(made, on_gpu, np.ones((2, 3), np.float32), 4)
     bound.run()

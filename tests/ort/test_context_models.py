@@ -90,7 +90,7 @@ def test_a_compiled_island_beside_a_cpu_node(session: OpenSession, tmp_path: Pat
     np.testing.assert_array_equal(z.astype(np.float32), np.maximum(x, 0))
 
 
-def test_compatibility_is_told_and_validated(session: OpenSession, registered: Any, model: Path) -> None:
+def test_compatibility_is_reported_and_validated(session: OpenSession, registered: Any, model: Path) -> None:
     target = model.with_name("compiled.onnx")
     compile_(session, model, target, True)
     info = {p.key: p.value for p in onnx.load(target).metadata_props}[KEY]

@@ -66,7 +66,7 @@ def test_a_model_with_them_runs_on_vulkan(session: OpenSession) -> None:
     np.testing.assert_array_equal(c, n > z)
 
 
-def test_what_vulkan_declines_is_an_error(session: OpenSession, caplog: pytest.LogCaptureFixture) -> None:
+def test_nodes_that_vulkan_declines_are_an_error(session: OpenSession, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.Fail, match=r"Halfway.* type inference failed"):
         session(_model(onnx.TensorProto.DOUBLE), all_on_vulkan=False)
     assert "com.example.Halfway" in caplog.text and "input 0 is float64; the kernels take float32" in caplog.text

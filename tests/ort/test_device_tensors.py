@@ -219,7 +219,7 @@ def test_to_device_and_bind(session: OpenSession, registered: Any, copies: list[
     assert binding.get_outputs()[0].device_name() == "cpu"
 
 
-def test_what_bind_does_not_take(session: OpenSession, registered: Any) -> None:
+def test_arguments_that_bind_refuses(session: OpenSession, registered: Any) -> None:
     import vkep
 
     made = session(DOUBLE)

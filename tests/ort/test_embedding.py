@@ -69,7 +69,7 @@ def test_a_failure_to_start_is_an_error_not_a_crash(host: Path, tmp_path: Path) 
     assert "no such luck" in done.stderr
 
 
-def test_a_python_program_is_told_to_register_the_other(host: Path) -> None:
+def test_a_python_program_gets_an_error_that_names_the_other_library(host: Path) -> None:
     script = f"""
 import gc, inspect, onnxruntime, vkep.ort
 vkep.ort.register()

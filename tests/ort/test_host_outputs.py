@@ -39,7 +39,7 @@ def test_an_island_writes_where_onnxruntime_wants_it(session: OpenSession, writt
     assert written == []
 
 
-def test_what_no_island_makes_is_copied(session: OpenSession, written: list[int]) -> None:
+def test_outputs_that_no_island_makes_are_copied(session: OpenSession, written: list[int]) -> None:
     made = session(graph("g (float[3,4] x) => (float[3,4] y, int64[2] s) { y = Add(x, x) s = Shape(x) }"), io="host")
     y, s = made.run(None, {"x": X})
     np.testing.assert_array_equal(y, 2 * X)

@@ -114,7 +114,7 @@ def test_a_handle_outlives_its_importer_and_nothing_stays(interop: Interop, expo
     assert gpu_shared.live_counts() == before
 
 
-def test_what_cannot_be(interop: Interop, importer: Any, exporter: Exporter) -> None:
+def test_impossible_options_are_refused(interop: Interop, importer: Any, exporter: Exporter) -> None:
     assert not any(interop.can("CanImportMemory", importer, kind) for kind in (0, 1, 2, 9))
     assert not any(interop.can("CanImportSemaphore", importer, kind) for kind in (0, 1, 9))
     with pytest.raises(Refused, match="imports no memory of OrtExternalMemoryHandleType 0"):

@@ -69,7 +69,7 @@ def test_dynamic_options(session: OpenSession) -> None:
         made.set_ep_dynamic_options({"fallback": "never"})
 
 
-def test_the_free_device_memory_is_told(session: OpenSession) -> None:
+def test_the_free_device_memory_is_reported(session: OpenSession) -> None:
     from vkep.ort.boundary import ffi, lib, live
 
     session(MODEL)

@@ -123,7 +123,7 @@ def test_bodies_of_control_flow(session: OpenSession, kind: str) -> None:
         np.testing.assert_allclose(got, expected)
 
 
-def test_what_has_no_kernel_is_fused_by_itself(session: OpenSession) -> None:
+def test_operators_without_a_kernel_are_fused_alone(session: OpenSession) -> None:
     text = (
         "g (float[3,1,4] x, float[1,8,4] w, float[1,8,2] r) => (float[3,1,1,2] y) "
         "{ n = Neg(x) h = LSTM<hidden_size=2>(n, w, r) y = Relu(h) }"

@@ -62,7 +62,7 @@ TRICKY = {
 
 
 @pytest.mark.parametrize("name", TRICKY)
-def test_what_once_went_wrong(registered: Any, name: str) -> None:
+def test_earlier_faults(registered: Any, name: str) -> None:
     case = load_cases().get(name)
     if case is None:
         pytest.skip("this onnx package does not have the case")

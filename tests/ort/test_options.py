@@ -38,7 +38,7 @@ def test_wrong_options_are_refused_with_pythons_message(
         session(ADD, **options)
 
 
-def test_what_users_write_for_cuda(registered: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_options_that_users_write_for_cuda(registered: Any, caplog: pytest.LogCaptureFixture) -> None:
     """By name, as CUDA's users do: the device's index, and options of the CUDA provider."""
     import onnxruntime
 
@@ -87,7 +87,7 @@ def test_get_provider_options_of_a_session_by_device(registered: Any) -> None:
         ({"enable_cuda_graph": "1", "enable_graph_capture": "0"}, "'enable_graph_capture' by another name"),
     ],
 )
-def test_what_cuda_has_and_vulkan_not(session: OpenSession, options: dict[str, str], message: str) -> None:
+def test_options_that_only_cuda_has(session: OpenSession, options: dict[str, str], message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         session(ADD, **options)
 
@@ -182,7 +182,7 @@ def test_running_out_of_memory_is_an_error_and_said_in_the_log(
     np.testing.assert_array_equal(made.run(None, {"x": small})[0], 2 * small)
 
 
-def test_what_a_run_raises_reaches_the_user(session: OpenSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exceptions_of_a_run_reach_the_user(session: OpenSession, monkeypatch: pytest.MonkeyPatch) -> None:
     from vkep.ort import fused
 
     made = session(ADD)

@@ -212,7 +212,7 @@ def test_ctrl_c_while_a_session_is_made_is_not_a_session_on_the_cpu() -> None:
     assert "made" not in out
 
 
-def test_what_is_raised_before_a_callbacks_first_line_fails_it() -> None:
+def test_an_exception_before_a_callbacks_first_line_fails_the_call() -> None:
     """As a signal's handler does. cffi would return zeros for it: a status of success."""
     assert "takes 0 positional arguments" in run(
         """

@@ -1,4 +1,4 @@
-"""Programs that nobody edits, started by ``python -m vkep.ort`` or with VKEP_ORT set."""
+"""Programs that are not edited, started by ``python -m vkep.ort`` or with VKEP_ORT set."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_module_and_a_command(folder: Path) -> None:
     assert result.stderr.count("\n") == 1
 
 
-def test_what_cannot_be_started(folder: Path) -> None:
+def test_programs_that_cannot_be_started(folder: Path) -> None:
     result = start(folder, "-m", "vkep.ort", "nothing.py")
     assert result.returncode == 1
     assert result.stderr == "python -m vkep.ort: no program 'nothing.py': neither a file, nor a command on PATH\n"
@@ -149,7 +149,7 @@ def test_by_a_variable_where_it_is_enabled(folder: Path) -> None:
     assert found(folder, "program.py", python=python, VKEP_ORT="default")["none"] == "CPU"
 
 
-def test_what_the_variable_may_say() -> None:
+def test_values_of_the_variable() -> None:
     assert Wish.parse("1") == Wish() and str(Wish()) == "1"
     wish = Wish.parse("default, as:A,as:B")
     assert wish == Wish(True, ("A", "B")) and Wish.parse(str(wish)) == wish

@@ -22,7 +22,7 @@ def feeds() -> dict[str, Any]:
     return {"x": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(3, np.float32)}
 
 
-def test_each_vulkan_device_is_an_ep_device_told_apart_by_uuid(registered: Any) -> None:
+def test_each_vulkan_device_is_an_ep_device_with_its_uuid(registered: Any) -> None:
     import gpu_shared
 
     usable = [d.capabilities for d in gpu_shared.list_devices() if not d.problems]
@@ -166,7 +166,7 @@ def test_why_there_is_no_device_is_logged(
     assert caplog.messages == (expected or ["VulkanExecutionProvider has no device: the Vulkan drivers list none"])
 
 
-def test_a_library_made_elsewhere_is_named_by_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_the_environment_names_a_library_that_was_built_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     from vkep.ort import library
 
     monkeypatch.setenv(library.LIBRARY_VARIABLE, str(tmp_path / "absent.so"))

@@ -91,7 +91,7 @@ def test_bound_tensors_of_the_same_context_reach_the_graph(session: OpenSession,
         (3, [[ISLAND]], set()),  # two graphs of two are too small; their nodes make Vulkan's part larger
     ],
 )
-def test_small_partitions_go_elsewhere(
+def test_small_partitions_go_to_the_other_delegate(
     session: OpenSession, kinds: Kinds, size: int, steps: Any, on_cpu: set[str]
 ) -> None:
     text = "g (float[4] x) => (float[4] y) { a = Exp(x) b = Exp(a) c = Acosh(b) d = Sin(c) y = Cos(d) }"
@@ -103,7 +103,7 @@ def test_small_partitions_go_elsewhere(
     np.testing.assert_allclose(made.run(None, {"x": x})[0], want, rtol=1e-4, atol=1e-5)
 
 
-def test_what_the_converter_refuses_goes_to_vulkan(
+def test_nodes_that_the_converter_refuses_go_to_vulkan(
     session: OpenSession, kinds: Kinds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vkep import vgf

@@ -60,7 +60,7 @@ def test_nothing_moves_where_no_group_is_saved() -> None:
     assert schedule([], _free) == []
 
 
-def test_what_is_overwritten_whole_need_not_be_remembered() -> None:
+def test_a_block_that_is_overwritten_whole_is_not_remembered() -> None:
     """A step that reads and writes one buffer, many times over: the work does not grow by the square."""
     steps = [[_read("state"), _write("state"), Access("all", 8 * i, 8 * i + 8, True)] for i in range(20000)]
     assert schedule(steps, _free) == list(range(20000))

@@ -132,7 +132,7 @@ def test_everything_missing_is_named_at_once(name: str) -> None:
     )
 
 
-def test_what_a_vgf_has_that_vkep_does_not_run_is_named_too() -> None:
+def test_unsupported_parts_of_a_vgf_are_named_too() -> None:
     tensor, image = struct.pack("<I", 1000460000), struct.pack("<I", 3)
     with pytest.raises(UnsupportedProgramError) as caught:
         decode(read("given/vgf.pte").replace(tensor, image))

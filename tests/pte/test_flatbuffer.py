@@ -1,4 +1,4 @@
-"""The flatbuffer reader: what an encoder wrote comes back, what is damaged is told."""
+"""The flatbuffer reader: data of an encoder is read back, damaged data is an error."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def serving(cluster: None) -> Iterator[Ports]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens at."""
+    """Ports without a listener."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:

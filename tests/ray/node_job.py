@@ -1,4 +1,4 @@
-"""A job on two Ray nodes of this machine, one of which ends amid it: run by test_data.py in a process of its own.
+"""A job on two Ray nodes of this machine, one of which ends during it: run by test_data.py in a process of its own.
 
     python -m tests.ray.node_job FOLDER
 

@@ -45,7 +45,7 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def test_what_came_during_runs_goes_together_when_one_ends() -> None:
+def test_requests_that_arrive_during_runs_form_a_batch_when_one_ends() -> None:
     async def main() -> None:
         runs = Runs(rows=4, wait_s=0, runs=1)
         first = runs.ask("a")

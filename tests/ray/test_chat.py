@@ -105,7 +105,7 @@ def test_a_client_that_goes_away_leaves_its_place(service: Ports) -> None:
     assert answer(service, "/v1/chat/completions", ASKED)[0] == 200
 
 
-def test_a_replica_that_is_killed_amid_a_stream_ends_it(service: Ports) -> None:
+def test_a_replica_that_is_killed_during_a_stream_ends_it(service: Ports) -> None:
     connection, response = post(service, "/v1/chat/completions", {**ASKED, "max_tokens": 110, "stream": True})
     assert response.read(5) == b"data:"
     (process,) = replicas("generation").values()
@@ -134,7 +134,7 @@ def test_a_replica_that_is_killed_amid_a_stream_ends_it(service: Ports) -> None:
         ("/v1/chat/completions", b"[" * (5 << 20), 413),
     ],
 )
-def test_what_is_wrong_is_a_4xx(service: Ports, path: str, body: Any, status: int) -> None:
+def test_wrong_requests_get_a_4xx(service: Ports, path: str, body: Any, status: int) -> None:
     got, error = answer(service, path, body)
     assert got == status and error["error"]["message"] and error["error"]["type"] == "invalid_request_error"
 

@@ -88,7 +88,7 @@ def test_the_assigned_device(given: str, nvidia: Nvidia, found: str) -> None:
         (["x"], Fake(), "name the device"),
     ],
 )
-def test_what_cannot_be_found_is_said(ids: list[str], nvidia: Nvidia, says: str) -> None:
+def test_missing_models_are_reported(ids: list[str], nvidia: Nvidia, says: str) -> None:
     with pytest.raises(DeviceNotFoundError, match=says):
         device_of(ids, DEVICES, nvidia)
 

@@ -46,7 +46,7 @@ def test_the_oldest_go_until_the_rest_fits(root: Path) -> None:
     assert folders.prune(root, 100) == [old] and new.exists()
 
 
-def test_what_a_process_holds_stays(root: Path) -> None:
+def test_folders_that_a_process_holds_stay(root: Path) -> None:
     mine, other = made(root, "mine", 30), made(root, "other", 20)
     code = (
         "import pathlib, sys; from vkep.ray import folders; folders.hold(pathlib.Path(sys.argv[1])); "
@@ -62,7 +62,7 @@ def test_what_a_process_holds_stays(root: Path) -> None:
     assert folders.prune(root, 0) == [other] and mine.exists()
 
 
-def test_a_folder_that_was_removed_is_held_anew(root: Path) -> None:
+def test_a_folder_that_was_removed_is_held_again(root: Path) -> None:
     folder = made(root, "m", 30)
     folders.hold(folder)
     release(folders._held)  # as where its process ends

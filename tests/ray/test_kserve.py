@@ -203,7 +203,7 @@ BAD: dict[str, tuple[Any, bytes | None, str]] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_what_a_request_may_not_say(what: str) -> None:
+def test_requests_that_are_refused(what: str) -> None:
     request, binary, says = BAD[what]
     body, size = body_of(request, binary or b"")
     with pytest.raises(ProtocolError, match=says) as raised:
@@ -296,7 +296,7 @@ def test_contents_by_type() -> None:
         (messages.message("ModelInferRequest", raw_input_contents=[b""]), "1 raw_input_contents for 0 inputs"),
     ],
 )
-def test_what_a_message_may_not_say(message: Any, says: str) -> None:
+def test_messages_that_are_refused(message: Any, says: str) -> None:
     with pytest.raises(ProtocolError, match=says):
         messages.parse_infer(message, MODEL)
 
@@ -315,7 +315,7 @@ def test_bytes_are_a_message_or_refused(data: bytes) -> None:
         assert set(parsed.feeds) == {"x", "k"}
 
 
-def test_what_has_no_datatype() -> None:
+def test_types_without_a_datatype() -> None:
     from vkep.ray.kserve import datatype
 
     assert datatype(np.dtype(ml_dtypes.bfloat16)) == "BF16"

@@ -1,4 +1,4 @@
-"""Models of a service without Ray: which requests share a run, and what becomes of one that fails."""
+"""Models of a service without Ray: which requests share a run, and the result of one that fails."""
 
 from __future__ import annotations
 

@@ -78,6 +78,6 @@ def test_rows_of_different_lengths_are_padded_and_cut(predictor: Callable[..., P
         ({"warm": 4}, {}, "give shapes by input"),
     ],
 )
-def test_what_is_wrong_is_said(predictor: Callable[..., Predictor], options: Any, batch: Any, says: str) -> None:
+def test_wrong_arguments_are_reported(predictor: Callable[..., Predictor], options: Any, batch: Any, says: str) -> None:
     with pytest.raises((vkep.InvalidInputError, ValueError), match=says):
         predictor(**options)(batch)

@@ -119,7 +119,7 @@ def test_tritonclient_works_unchanged(triton: tuple[Any, Any]) -> None:
         ("pick", {"x": X, "i": np.array([[2]])}, "'n'|rows"),
     ],
 )
-def test_tritonclient_is_told_what_is_wrong(triton: tuple[Any, Any], name: str, inputs: Any, says: str) -> None:
+def test_tritonclient_gets_the_error(triton: tuple[Any, Any], name: str, inputs: Any, says: str) -> None:
     from tritonclient.utils import InferenceServerException
 
     module, client = triton
@@ -331,7 +331,7 @@ class Clients:
         self._pool.shutdown()
 
 
-def test_killed_replicas_and_an_update_amid_requests(serving: Ports) -> None:
+def test_killed_replicas_and_an_update_during_requests(serving: Ports) -> None:
     from ray import serve
 
     def run(retry_after_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Streams of requests without Ray: order, how many are under way, failures and callers that leave."""
+"""Streams of requests without Ray: order, how many are in progress, failures and callers that disconnect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def counted(count: int, read: list[int]) -> AsyncIterator[int]:
 
 
 class Answers:
-    """Answers the later requests first, and notes how many are under way."""
+    """Answers the later requests first, and counts those in progress."""
 
     def __init__(self, fails: int = -1, endless: int = 1000) -> None:
         self.now = self.most = self.cancelled = 0
@@ -53,14 +53,14 @@ async def taken(count: int, answers: Answers, most: int, leave: int = -1) -> tup
     return found, read
 
 
-def test_answers_keep_the_order_and_few_are_under_way() -> None:
+def test_answers_keep_the_order_and_few_are_in_progress() -> None:
     answers = Answers()
     found, _ = asyncio.run(taken(20, answers, 4))
     assert found == [at * 10 for at in range(20)] and answers.most == 4
     assert asyncio.run(taken(0, answers, 4)) == ([], [])
 
 
-def test_a_caller_that_leaves_ends_what_is_under_way() -> None:
+def test_a_caller_that_disconnects_ends_its_requests() -> None:
     answers = Answers(endless=3)
     found, read = asyncio.run(taken(1000, answers, 4, leave=3))
     assert len(found) == 3 and len(read) < 12 and answers.now == 0 and answers.cancelled

@@ -67,7 +67,7 @@ def test_answers_are_made_together_and_are_those_made_alone(steps: Steps, alone:
     assert max(tokens for _, tokens in steps.seen) == len(PROMPTS)  # a step brought each of them a token
 
 
-def test_who_leaves_ends_the_answer_and_others_go_on(steps: Steps, alone: list[list[int]]) -> None:
+def test_a_client_that_disconnects_ends_its_answer_only(steps: Steps, alone: list[list[int]]) -> None:
     async def leaves() -> None:
         async for _ in steps.writer.stream(PROMPTS[0], Sampling(ignore_end=True)):
             break
@@ -96,7 +96,7 @@ def test_a_prompt_that_is_wrong_fails_alone(steps: Steps, alone: list[list[int]]
     assert right == alone[0]
 
 
-def test_a_lost_device_fails_what_is_under_way_and_the_next_are_right(steps: Steps, alone: list[list[int]]) -> None:
+def test_a_lost_device_fails_answers_in_progress_and_the_next_are_right(steps: Steps, alone: list[list[int]]) -> None:
     async def main() -> None:
         events = steps.writer.stream(PROMPTS[0], Sampling(ignore_end=True))  # to the end of the context
         await anext(events)
@@ -110,7 +110,7 @@ def test_a_lost_device_fails_what_is_under_way_and_the_next_are_right(steps: Ste
     assert not steps.writer.gone
 
 
-def test_closing_ends_what_is_under_way(folder: Path) -> None:
+def test_closing_ends_answers_in_progress(folder: Path) -> None:
     one = Steps(folder)
 
     async def main() -> None:

@@ -31,7 +31,7 @@ def test_json_round_trip() -> None:
     assert DeviceCapabilities.from_dict(data) == device
 
 
-def test_the_number_of_cores_is_told_where_it_is_known() -> None:
+def test_the_number_of_cores_is_reported_where_it_is_known() -> None:
     assert DeviceCapabilities.for_tests().compute_units is None
     assert "compute units" not in str(DeviceCapabilities.for_tests())
     device = DeviceCapabilities.for_tests(compute_units=60)

@@ -152,7 +152,7 @@ def test_none_mode_adds_no_waits(context: Any) -> None:
     assert recorder.waits == [None, None, 1]
 
 
-def test_copies_wait_for_nobody_and_nobody_for_them(context: Any) -> None:
+def test_copies_and_other_delegates_do_not_wait_for_each_other(context: Any) -> None:
     recorder = Recorder(context.device.fn.vkQueueSubmit)
     with (
         context.lease("a") as a,

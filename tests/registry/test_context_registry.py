@@ -138,7 +138,7 @@ def test_a_failed_creation_reaches_every_waiter_and_leaves_nothing(registry: Any
 
     with ThreadPoolExecutor(16) as pool:
         got = list(pool.map(race, range(16)))
-    # a thread that arrives after the failure tries anew, and fails by itself
+    # a thread that arrives after the failure tries again, and fails by itself
     assert got == ["VK_ERROR_INITIALIZATION_FAILED"] * 16
     assert 1 <= len(calls) < 16
     assert registry._creating == {}

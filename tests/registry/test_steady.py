@@ -23,7 +23,7 @@ class Owner:
 
 
 def _interrupted(work: Callable[[Callable[[], None]], Any]) -> None:
-    """Call ``work`` with a function that interrupts this thread: it is told once, and the function returns then."""
+    """Call ``work`` with a function that interrupts this thread: it receives one interrupt, and the function returns then."""
     told: list[int] = []
 
     def handler(number: int, _frame: object) -> None:
@@ -75,7 +75,7 @@ def test_interrupted_work_goes_on_and_its_result_goes() -> None:
         ended.set()
         return owner
 
-    _interrupted(lambda interrupt: run_steady(lambda: work(interrupt)))  # it is told before the work ends
+    _interrupted(lambda interrupt: run_steady(lambda: work(interrupt)))  # the interrupt arrives before the work ends
     assert not ended.is_set()
     may_end.set()
     assert ended.wait(_LONG)
@@ -141,7 +141,7 @@ def test_ends_come_once() -> None:
     assert done == ["a"]
 
 
-def test_what_goes_is_ended_soon_in_another_thread() -> None:
+def test_unreferenced_objects_are_ended_soon_in_another_thread() -> None:
     done: list[int] = []
     owner = Owner()
     on_end(owner, lambda: done.append(threading.get_ident()))
@@ -152,7 +152,7 @@ def test_what_goes_is_ended_soon_in_another_thread() -> None:
     on_end(owner, lambda: done.append(0))
     del owner
     ends = time.monotonic() + _LONG
-    while len(done) < 2 and time.monotonic() < ends:  # nobody asks for it
+    while len(done) < 2 and time.monotonic() < ends:  # without a request
         time.sleep(0.01)
     assert done[1:] == [0]
 

@@ -16,7 +16,7 @@ def _fields(ffi: Any, name: str) -> list[tuple[str, str, int]]:
 
 
 def test_compiled_structures_are_those_of_the_text() -> None:
-    """``python -m tools.structures`` writes them anew."""
+    """``python -m tools.structures`` writes them again."""
     text = parsed()
     assert compiled.list_types() == text.list_types()
     structures = [name for name in vk._EXTRA_STYPE if name in text.list_types()[0]]

@@ -247,7 +247,7 @@ def test_functions_that_call_each_other_many_times_are_counted_first(vulkan: obj
         ("ConstantOfShape", [np.array([1 << 40])]),
     ],
 )
-def test_what_a_few_numbers_would_make_is_not_folded(op_type: str, inputs: list[Any]) -> None:
+def test_small_constants_that_expand_are_not_folded(op_type: str, inputs: list[Any]) -> None:
     proto = helper.make_node(op_type, [f"i{k}" for k in range(len(inputs))], ["y"])
     schema = onnx.defs.get_schema(op_type, 18, "")
     node = Node(0, "n", op_type, "", tuple(proto.input), tuple(proto.output), {}, proto, schema)

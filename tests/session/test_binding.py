@@ -78,7 +78,7 @@ def test_a_chain_of_two_sessions_never_leaves_the_device(open_session: Open) -> 
         two.bind_input("x", middle)
         two.bind_input("b", k)
         two.bind_output("y", last)
-        for step in range(1, 20):  # each run is sent while the last may still be under way
+        for step in range(1, 20):  # each run is sent while the last may still be in progress
             one.bind_cpu_input("x", X * step)
             first.run_with_iobinding(one)
             second.run_with_iobinding(two)

@@ -69,7 +69,7 @@ def test_without_the_option_the_bound_is_the_device_s_memory(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("value", [0, -1, "1 GiB", 1.5])
-def test_a_bound_that_is_none_is_told(value: Any) -> None:
+def test_a_bound_that_is_missing_is_reported(value: Any) -> None:
     with pytest.raises(ValueError, match=r"max_run_bytes is .*, expected an integer of at least 1, or None"):
         SessionOptions(max_run_bytes=value)
 
@@ -97,7 +97,7 @@ def test_a_bound_that_is_none_is_told(value: Any) -> None:
         ("LpPool", [np.ones((1, 1, 3000, 3000), np.float32)], {"kernel_shape": [1, 1]}, "would take .* steps"),
     ],
 )
-def test_what_costs_much_is_not_folded(op_type: str, inputs: list[Any], attributes: dict[str, Any], why: str) -> None:
+def test_costly_constants_are_not_folded(op_type: str, inputs: list[Any], attributes: dict[str, Any], why: str) -> None:
     """The arrays are views of one number where they are large."""
     inputs = [a if a is None or a.size < 1 << 25 else np.broadcast_to(a.reshape(-1)[0], a.shape) for a in inputs]
     names = [f"i{k}" if a is not None else "" for k, a in enumerate(inputs)]

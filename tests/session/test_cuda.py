@@ -128,7 +128,7 @@ def test_without_a_driver_the_error_says_so(open_session: Open, monkeypatch: pyt
         cuda.empty(open_session(ADD_RELU), (2, 3))
 
 
-def test_what_is_no_cuda_tensor(open_session: Open) -> None:
+def test_objects_that_are_no_cuda_tensors_are_refused(open_session: Open) -> None:
     session = open_session(ADD_RELU)
     with pytest.raises(TypeError, match="with __cuda_array_interface__; got ndarray"):
         cuda.from_cuda(session, X)

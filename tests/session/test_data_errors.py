@@ -103,7 +103,7 @@ def test_a_check_stays_with_what_is_fused(open_session: Open) -> None:
     check(session, good, {"d": np.eye(4, dtype=np.int32)}, "Div 'n'")
 
 
-def test_nodes_that_nobody_asks_for_are_not_checked(open_session: Open) -> None:
+def test_nodes_that_no_output_needs_are_not_checked(open_session: Open) -> None:
     proto = model("g (int32[n] x, int32[n] d) => (int32[n] y) { q = Div(x, d) y = Neg(x) }")
     np.testing.assert_array_equal(open_session(proto).run(None, {"x": X, "d": BAD})[0], -X)
 
@@ -130,7 +130,7 @@ def test_only_the_bad_runs_of_many_threads_fail(open_session: Open) -> None:
         assert all(pool.map(one, range(60)))
 
 
-def test_a_bound_tensor_is_no_result_until_it_is_written_anew(open_session: Open) -> None:
+def test_a_bound_tensor_is_no_result_until_it_is_written_again(open_session: Open) -> None:
     session = open_session(DIVIDE)
     binding = session.io_binding()
     with session.empty_device_tensor((4,), "int32") as y, session.device_tensor(X) as x:

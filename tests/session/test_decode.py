@@ -150,7 +150,7 @@ def test_a_long_buffer_is_planned_for_all_lengths(plans: list[PlanRunner]) -> No
     assert len(plans) <= 4  # the prompt, a step, steps of lengths that four divides, and of any length
 
 
-def test_what_a_buffer_holds_beyond_its_end_does_not_matter(plans: list[PlanRunner]) -> None:
+def test_bytes_beyond_a_buffers_end_do_not_matter(plans: list[PlanRunner]) -> None:
     model = decoder()
     cache = np.full((1, KV_HEADS, 16, SIZE), np.nan, np.float32)
     cache[:, :, :5] = np.random.default_rng(3).normal(0, 1, (1, KV_HEADS, 5, SIZE))

@@ -52,7 +52,7 @@ def test_a_device_tensor_as_an_array(session: InferenceSession) -> None:
         np.asarray(x)
 
 
-def test_it_says_vulkan_and_gives_nobody_a_foreign_address(session: InferenceSession) -> None:
+def test_dlpack_names_vulkan_and_gives_no_address_to_others(session: InferenceSession) -> None:
     with session.device_tensor(X) as x:
         assert x.__dlpack_device__() == (7, session.context.capabilities.index)
         for device in (None, (2, 0), (7, 0), (13, 0)):
@@ -125,7 +125,7 @@ def test_a_view_keeps_its_tensor(seen: InferenceSession) -> None:
         assert empty.host_view().shape == (0, 3) and np.asarray(empty).shape == (0, 3)
 
 
-def test_a_tensor_of_a_failed_run_is_given_to_nobody(open_session: Open) -> None:
+def test_a_tensor_of_a_failed_run_is_not_exported(open_session: Open) -> None:
     session = open_session(model("g (float[4] x, int64[2] i) => (float[2] y) { y = Gather(x, i) }"))
     binding = session.io_binding()
     binding.bind_cpu_input("x", np.ones(4, np.float32))

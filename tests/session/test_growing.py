@@ -162,7 +162,7 @@ def test_every_model_takes_leading_elements(what: str) -> None:
             np.testing.assert_array_equal(cache.leading(expected["n"].shape).numpy(), made["n"])
 
 
-def test_a_full_buffer_is_told_before_anything_is_sent() -> None:
+def test_a_full_buffer_is_an_error_before_anything_is_submitted() -> None:
     model = parsed(FORMS["apart"])
     with vkep.InferenceSession(model, fallback="error") as session:
         caches = {f"c{k}": session.device_tensor(rows(6)).leading((BATCH, HEADS, 4, SIZE)) for k in LAYERS}
@@ -213,7 +213,7 @@ def test_values_in_onnx_runtimes_words() -> None:
         np.testing.assert_array_equal(made.numpy(), np.concatenate((value.numpy(), new), 2))
 
 
-def test_what_leading_elements_are() -> None:
+def test_leading_elements() -> None:
     model = parsed(f"{HEAD} g (float[a,b] x) => (float[a,b] y) {{ y = Neg(x) }}")
     x = RNG.normal(size=(5, 6)).astype(np.float32)
     with vkep.InferenceSession(model, fallback="error") as session:

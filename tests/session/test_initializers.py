@@ -50,7 +50,7 @@ def test_they_are_given_as_to_onnx_runtime(open_session: Any) -> None:
         ([GIVEN], TypeError, "a dict from names to arrays"),
     ],
 )
-def test_what_does_not_fit_is_said(open_session: Any, given: Any, error: type[Exception], text: str) -> None:
+def test_values_that_do_not_fit_are_reported(open_session: Any, given: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         open_session(parser.parse_model(TEXT), initializers=given)
 
@@ -89,6 +89,6 @@ def test_an_option_makes_them_errors(open_session: Any) -> None:
         open_session(with_attribute(12), unknown_attributes="ignore")
 
 
-def test_elsewhere_they_are_errors_always(open_session: Any) -> None:
+def test_on_other_operators_they_are_always_errors(open_session: Any) -> None:
     with pytest.raises(InvalidModelError, match="Unrecognized attribute: epsion"):
         open_session(with_attribute(12, "Mul"))

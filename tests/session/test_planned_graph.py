@@ -138,7 +138,7 @@ def test_a_session_that_is_closed_while_it_plans_keeps_nothing() -> None:
     assert made[0].closed
 
 
-def test_a_plan_made_ahead_is_in_use_by_nobody() -> None:
+def test_a_plan_made_ahead_is_not_in_use() -> None:
     """Also where an exception that planning caught still refers to its frames."""
     planned, kept = graph(), []
     made = planned.plan
@@ -203,7 +203,7 @@ def test_executables_of_sizes_that_are_forgotten_in_use_are_waited_for() -> None
     assert not closing.is_alive()
 
 
-def test_a_size_that_goes_on_growing_is_foretold_during_the_run_before() -> None:
+def test_a_size_that_keeps_growing_is_planned_during_the_run_before() -> None:
     planned = PlannedGraph(Sized, {}, 4)
     for size in (2, 3, 5, 7, 9):
         run(planned, size)
@@ -217,18 +217,18 @@ def test_a_size_that_goes_on_growing_is_foretold_during_the_run_before() -> None
     assert len(planned._entries) == known + 3 + 0
 
 
-def test_a_run_does_not_wait_for_the_planning_of_others_to_foretell() -> None:
+def test_a_run_does_not_wait_for_other_threads_planning_to_predict() -> None:
     planned = PlannedGraph(Sized, {}, 4)
     for size in (2, 3, 4, 5):
         run(planned, size)
-    ran = threading.Thread(target=run, args=(planned, 6))  # foretold by the run before
+    ran = threading.Thread(target=run, args=(planned, 6))  # predicted by the run before
     with planned._planning:
         ran.start()
         ran.join(10)
         assert not ran.is_alive()
 
 
-def test_what_follows_is_foretold_from_two_equal_steps_of_sizes_alone() -> None:
+def test_next_sizes_are_predicted_from_two_equal_steps_only() -> None:
     kind, other = np.dtype(np.float32), np.dtype(np.int64)
     still = (kind, (4, 4), (8, 8))
     for signatures, expected in (

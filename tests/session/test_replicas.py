@@ -51,7 +51,9 @@ def test_a_lost_device_costs_a_new_context_and_no_answer(two: vkep.Replicas) -> 
     assert [one.renewals for one in two._sessions] == [1, 1]
 
 
-def test_where_a_device_stays_lost_the_others_run(two: vkep.Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_stays_lost_is_replaced_by_the_others(
+    two: vkep.Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def gone(*_: object) -> Any:
         raise vkep.DeviceLostError("a test")
 

@@ -1,4 +1,4 @@
-"""Runs that are told to end, tagged logs, runs in other threads."""
+"""Runs that are terminated, tagged logs, runs in other threads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_loop_ends_when_another_thread_says_so(open_session: Open) -> None:
         session.run(None, {"x": np.ones(4, np.float32)}, options)
 
 
-def test_a_run_within_another_thread_is_not_told(open_session: Open) -> None:
+def test_a_run_in_another_thread_is_not_reported(open_session: Open) -> None:
     """Only runs that were given the options end."""
     session, told = open_session(ADD_RELU), RunOptions(terminate=True)
     with pytest.raises(RunTerminatedError):
@@ -130,7 +130,7 @@ def test_a_callback_may_close_the_session(vulkan: object) -> None:
     assert done.wait(60)
 
 
-def test_what_a_session_says_of_itself(open_session: Open) -> None:
+def test_the_description_of_a_session(open_session: Open) -> None:
     session = open_session(CPU_MIDDLE)
     assert repr(session) == f"<vkep.InferenceSession of the model, 3 nodes, on {session.report().device}>"
     session.close()
@@ -192,7 +192,7 @@ def test_to_bind_costs_the_same_however_many_are_bound(open_session: Open) -> No
     assert made[2] == made[65] and max(made[2]) < 20
 
 
-def test_what_a_binding_does_not_take(open_session: Open) -> None:
+def test_arguments_that_a_binding_refuses(open_session: Open) -> None:
     session = open_session(ADD_RELU)
     binding: Any = session.io_binding()
     x = OrtValue.ortvalue_from_numpy(FEEDS["x"], "gpu")

@@ -113,7 +113,7 @@ def test_each_signature_has_its_plan(open_session: Open, planned: list[None], tm
         assert (len(planned), len(kept(tmp_path))) == (made, there)
 
 
-def test_a_file_of_other_content_is_planned_anew(open_session: Open, planned: list[None], tmp_path: Path) -> None:
+def test_a_changed_file_is_planned_again(open_session: Open, planned: list[None], tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     for scale in (1.0, 0.5):
         proto = write(path, scale)
@@ -122,9 +122,7 @@ def test_a_file_of_other_content_is_planned_anew(open_session: Open, planned: li
     assert len(planned) == 2
 
 
-def test_external_data_of_other_content_is_planned_anew(
-    open_session: Open, planned: list[None], tmp_path: Path
-) -> None:
+def test_changed_external_data_is_planned_again(open_session: Open, planned: list[None], tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     for scale in (1.0, 0.5):
         proto = write(tmp_path / "whole.onnx", scale)
@@ -187,7 +185,7 @@ def test_an_altered_header_is_damage(open_session: Open, planned: list[None], tm
     assert len(planned) == 2
 
 
-def test_what_is_not_kept(open_session: Open, planned: list[None], tmp_path: Path) -> None:
+def test_plans_that_are_not_kept(open_session: Open, planned: list[None], tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     proto = write(path)
     open_session(path, save_plans=False)
@@ -264,7 +262,7 @@ def test_the_key_tells_apart_what_a_plan_follows_from(tmp_path: Path, monkeypatc
     assert len({base, *others}) == 1 + len(others) and None not in others
 
 
-def test_what_has_no_key(tmp_path: Path) -> None:
+def test_models_without_a_key(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     proto = write(path)
     assert key(path, policy=Policy(graphs="driver")) is None, "a converter may refuse today what it takes tomorrow"

@@ -67,7 +67,7 @@ def test_a_subset_of_the_outputs_in_the_order_asked(open_session: Open) -> None:
 
 
 def test_long_results_stay_as_they_were(open_session: Open) -> None:
-    """Their memory is written again only once nobody holds them, also where the session is closed first."""
+    """Their memory is written again only when they have no references, also where the session is closed first."""
     session = open_session(model("g (float[2, 1024, 1024] x) => (float[2, 1024, 1024] y) { y = Neg(x) }"))
     feed = np.zeros((2, 1024, 1024), np.float32)
     kept = []

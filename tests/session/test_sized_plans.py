@@ -121,7 +121,7 @@ def test_a_size_whose_value_lowering_needs_is_none_from_then_on() -> None:
     assert maker.made[-2].closed and run(other, 7).sizes is None and len(maker.made) == made + 1
 
 
-def test_what_lowering_with_sizes_does_not_know_is_planned_alone() -> None:
+def test_models_that_lowering_with_sizes_fails_on_get_a_plan_of_their_own() -> None:
     def lower(known: Mapping[str, Any]) -> None:
         if not isinstance(known["x"].shape[0], int):
             raise TypeError("plain numbers only")
@@ -131,7 +131,7 @@ def test_what_lowering_with_sizes_does_not_know_is_planned_alone() -> None:
     assert [run(graph, n).sizes for n in (2, 3, 4)] == [None] * 3 and maker.kinds == ["alone"] * 3
 
 
-def test_what_is_wrong_is_told_for_the_signature_alone() -> None:
+def test_wrong_inputs_are_reported_for_their_signature_only() -> None:
     def lower(known: Mapping[str, Any]) -> None:
         if known["x"].shape[0] > 5:
             raise InvalidInputError(f"got {known['x'].shape[0]}")

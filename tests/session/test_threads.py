@@ -116,7 +116,7 @@ def test_closing_waits_for_the_runs_of_others(own_context: SharedGpuContext, pro
         for thread in threads:
             thread.start()
         started.wait()
-        while len(results) < 8:  # runs of several threads are under way
+        while len(results) < 8:  # runs of several threads are in progress
             time.sleep(0.001)
         session.close()
         for thread in threads:

@@ -28,7 +28,7 @@ def test_the_environment_variable_names_the_folder(own_cache: Path, monkeypatch:
     assert "vkep" in cache_root().parts
 
 
-def test_what_is_stored_is_loaded(tmp_path: Path) -> None:
+def test_stored_modules_are_loaded(tmp_path: Path) -> None:
     cache = SpirvCache(tmp_path / "c")
     assert cache.load(KEY) is None
     cache.store(KEY, b"module")
@@ -165,7 +165,7 @@ def test_two_processes_share_a_cache(tmp_path: Path, template: str) -> None:
     assert all(SpirvCache(tmp_path / "shared").load(file.stem) for file in files)
 
 
-def test_what_a_killed_writer_left_goes(tmp_path: Path) -> None:
+def test_files_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     cache = SpirvCache(tmp_path)
     old, new = tmp_path / ".writing-old", tmp_path / ".writing-new"
     old.write_bytes(b"part")

@@ -274,7 +274,7 @@ def test_sizes_in_text() -> None:
     assert f"{m:03}" == "007" and trace.fixed_symbols() == [0, 1]
 
 
-def test_what_does_not_hold_is_told() -> None:
+def test_conditions_that_do_not_hold_are_reported() -> None:
     trace, (n, m, _) = traced([16, 7, 2])
     assert n * m < 200 and n // 4 == 4
     assert trace.holds().failed([40, 7, 2]) == ["(-1*s0*s1 + 199) >= 0", "((s0 // (4)) + -4) == 0"]

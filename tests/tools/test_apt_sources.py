@@ -49,7 +49,7 @@ def test_the_stanza_has_the_release_s_own_mirror_and_key(
     assert f"Signed-By: {key}" in lines
 
 
-def test_what_was_printed_is_read_back_as_backports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_source_is_read_back_as_backports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "sources.list.d").mkdir()
     (tmp_path / "sources.list").write_text(ONE_LINE, encoding="utf-8")
     main(["bookworm", "--root", str(tmp_path)])

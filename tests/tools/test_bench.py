@@ -112,7 +112,7 @@ def test_a_worker_that_does_not_answer_is_ended(tiny: Path) -> None:
         assert worker._process.wait(timeout=120) != 0
 
 
-def test_what_is_not_installed_is_unavailable_not_a_failure(tiny: Path, tmp_path: Path) -> None:
+def test_a_peer_that_is_not_installed_is_unavailable(tiny: Path, tmp_path: Path) -> None:
     # A module of this name that cannot be imported stands for one that is not installed.
     (tmp_path / "ncnn.py").write_text("raise ModuleNotFoundError('no ncnn', name='ncnn')")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}

@@ -33,7 +33,7 @@ def test_a_language_model_is_measured_to_its_first_token(tmp_path: Path) -> None
     assert steps <= set(spans) and spans[start.WEIGHTS][0] <= spans["first run"][0]
 
 
-def test_what_goes_wrong_is_told(tmp_path: Path) -> None:
+def test_errors_are_reported(tmp_path: Path) -> None:
     (tmp_path / "broken.onnx").write_bytes(b"nothing")
     with pytest.raises(RuntimeError, match="is no ONNX model"):
         start.measure(tmp_path / "broken.onnx", 1, cold=False)

@@ -1,4 +1,4 @@
-"""Plans stay within the records of devices that nobody here has (`tools.device_records`)."""
+"""Plans stay within the records of devices that are not available here (`tools.device_records`)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_page_has_every_record() -> None:
         ({"min_subgroup_size": 2, "max_subgroup_size": 2}, "subgroups of 8 are asked for"),
     ],
 )
-def test_what_leaves_a_record_is_found(change: dict[str, object], problem: str) -> None:
+def test_plans_beyond_a_record_are_found(change: dict[str, object], problem: str) -> None:
     lavapipe = RECORDS["lavapipe"]
     program = planned(build_model("conv3x3" if "shared" in problem else "resnet18", Options()), lavapipe)
     assert program is not None

@@ -87,7 +87,7 @@ def model(beyond: int, place: str) -> onnx.ModelProto:
 @pytest.mark.usefixtures("_declared")
 @pytest.mark.parametrize("place", ["output", "activation"])
 @pytest.mark.parametrize("beyond", [0, 1, -1])
-def test_what_is_written_beside_a_tensor_is_told(own_context: SharedGpuContext, beyond: int, place: str) -> None:
+def test_writes_beside_a_tensor_are_reported(own_context: SharedGpuContext, beyond: int, place: str) -> None:
     if "llvmpipe" not in own_context.device.label:
         pytest.skip("shaders do not run on host addresses")
     with guarded() as guards:
@@ -110,7 +110,7 @@ def test_results_between_guard_pages_are_the_same(own_context: SharedGpuContext)
 
 
 @pytest.mark.parametrize(("beyond", "ends"), [(0, 0), (8, -signal.SIGSEGV), (-4096, -signal.SIGSEGV)])
-def test_what_is_touched_further_away_ends_the_process(own_context: SharedGpuContext, beyond: int, ends: int) -> None:
+def test_accesses_in_the_guard_pages_end_the_process(own_context: SharedGpuContext, beyond: int, ends: int) -> None:
     if "llvmpipe" not in own_context.device.label:
         pytest.skip("shaders do not run on host addresses")
     code = f"""
@@ -128,7 +128,7 @@ with guarded(), InferenceSession(model({beyond}, "output"), save_plans=False) as
 
 
 @pytest.mark.slow
-def test_what_onnx_runtime_refuses_is_refused() -> None:
+def test_calls_that_onnx_runtime_refuses_are_refused() -> None:
     """A short form of ``python -m tools.fuzz.operators``: each operator once."""
     pytest.importorskip("onnxruntime")
     path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "registry"), os.environ.get("PYTHONPATH")]))

@@ -128,7 +128,7 @@ def cases(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return {c.name.partition(":")[2]: c for c in found}
 
 
-def test_what_a_test_says(cases: dict[str, Case]) -> None:
+def test_the_parts_of_a_test(cases: dict[str, Case]) -> None:
     assert set(cases) == {
         "Adds.Halves#0",
         *(f"Typed/{k}.Doubles#{n}" for k in (0, 1) for n in (0, 1)),

@@ -42,7 +42,7 @@ def test_axes_of_size_one_move_by_reshape() -> None:
     assert list(graph.operations).count("transpose") == 1
 
 
-def test_what_no_output_needs_is_left_out() -> None:
+def test_nodes_that_no_output_needs_are_left_out() -> None:
     graph = lowered(model("g (float[4] x) => (float[4] y) { a = Exp(x) b = Sin(a) y = Cos(x) }"))
     assert graph.operations == ("cos",)
 
@@ -83,7 +83,7 @@ def test_an_output_that_is_an_input_is_an_operation() -> None:
         ),
     ],
 )
-def test_what_is_declined_is_told_with_the_node(text: str, reason: str) -> None:
+def test_declined_nodes_are_reported_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(Decline) as caught:
         lowered(model(text))
     assert reason in caught.value.reason

@@ -57,7 +57,7 @@ def test_a_source_is_converted_once(conversions: list[str], tmp_path: Path) -> N
     assert [p.suffix for p in tmp_path.iterdir()] == [".sealed-vgf"]
 
 
-def test_another_source_version_or_damage_is_converted_anew(
+def test_another_source_version_or_damage_is_converted_again(
     conversions: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = VgfCache(tmp_path)

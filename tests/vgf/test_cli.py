@@ -61,7 +61,7 @@ def test_a_file_inside_another(tmp_path: Path) -> None:
     assert missing.exit_code == 2 and "has 1 VGF files inside; --index is 1" in missing.output.replace("\n", " ")
 
 
-def test_what_cannot_be_is_said(tmp_path: Path) -> None:
+def test_errors_name_what_cannot_be_converted(tmp_path: Path) -> None:
     onnx.save(model("g (float[2,3] x) => (float[2,3] y) { y = Acosh(x) }"), tmp_path / "m.onnx")
     declined = run("convert", tmp_path / "m.onnx", "-o", tmp_path / "m.vgf")
     assert declined.exit_code == 2 and "no TOSA lowering of Acosh" in declined.output.replace("\n", " ")

@@ -21,7 +21,7 @@ def cnn() -> bytes:
     return (DATA / "executorch_cnn.vgf").read_bytes()
 
 
-def test_what_a_file_holds(cnn: bytes) -> None:
+def test_the_contents_of_a_file(cnn: bytes) -> None:
     vgf = decode(cnn)
     assert [s.name for s in vgf.inputs] == ["input_0"] and [s.name for s in vgf.outputs] == ["output_0"]
     assert [vgf.resources[s.resource].shape for s in (*vgf.inputs, *vgf.outputs)] == [(1, 3, 32, 32), (1, 10)]

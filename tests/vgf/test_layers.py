@@ -87,7 +87,7 @@ def test_only_the_layers_own_error_is_excused(watched: SharedGpuContext) -> None
     assert {m.message_id for m in watched.instance.excused} <= layers.LAYERS_OWN_ERRORS
 
 
-def test_the_same_error_of_our_own_is_told(watched: SharedGpuContext, tmp_path: Path) -> None:
+def test_the_same_error_of_vkeps_own_shader_is_reported(watched: SharedGpuContext, tmp_path: Path) -> None:
     source = tmp_path / "pushes.comp"
     source.write_text(
         "#version 460\nlayout(local_size_x = 1) in;\nlayout(push_constant) uniform P { uint n; } p;\n"

@@ -184,7 +184,7 @@ def test_a_driver_that_refuses_a_graph_leaves_nothing(bench: Bench, tan: Vgf, mo
     assert gpu_shared.live_counts() == before
 
 
-def test_what_a_file_leaves_out_is_asked_for(bench: Bench, tan: Vgf) -> None:
+def test_placeholders_of_a_file_must_be_given(bench: Bench, tan: Vgf) -> None:
     from dataclasses import replace
 
     bare = replace(tan, modules=tuple(replace(m, spirv=None) for m in tan.modules))

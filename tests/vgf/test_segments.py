@@ -149,7 +149,7 @@ def test_a_constant_said_to_be_sparse_is_dense_data(bench: Bench, shader: bytes,
         decode(file(shader, graph, sparse=3))
 
 
-def test_what_vkep_does_not_run_is_named(bench: Bench, shader: bytes, graph: Vgf) -> None:
+def test_unsupported_modules_are_named(bench: Bench, shader: bytes, graph: Vgf) -> None:
     with pytest.raises(InvalidVgfError, match="module 'scale' is HLSL source, which vkep does not compile"):
         VgfRunner(bench.delegate, decode(file("[numthreads(1,1,1)] void main() {}", graph, language="Hlsl")))
     with pytest.raises(InvalidVgfError, match=r"module 'scale' in GLSL cannot be compiled: .*scale\.comp"):

@@ -123,7 +123,7 @@ def test_a_device_that_packs_its_tensors(bench: Bench, graph: Vgf, monkeypatch: 
     assert bench.run(decode(file(graph, DENSE, DENSE, DENSE)), [np.ones(ROWS, np.float32)])[0].shape == tuple(ROWS)
 
 
-def test_what_is_not_run_is_named_without_a_device(graph: Vgf) -> None:
+def test_unsupported_parts_are_named_without_a_device(graph: Vgf) -> None:
     lines = unsupported(decode(file(graph, [], [], [], kind=IMAGE, push=8)))
     assert [line.split(":")[0] for line in lines] == [
         "segment 'first' binding 1 is bound as VkDescriptorType 3; vkep runs tensors and buffers",

@@ -15,27 +15,27 @@ Signature = tuple[Any, ...]
 
 
 class Following:
-    """Foretells a run's signature from those of the runs before it. What does not change is the same object in all of them: a
+    """Predicts a run's signature from those of the runs before it. What does not change is the same object in all of them: a
     garbage collection comes after so many new objects."""
 
     def __init__(self) -> None:
         self._last: Signature = ()
-        self._foretold: Signature | None = None
+        self._predicted: Signature | None = None
 
     def after(self, signature: Signature) -> tuple[Signature, Mapping[int, Any]] | None:
         """The signature after this one, and the parts in which it differs, by their positions. None unless the signature
-        before this one foretold it, and where nothing changes."""
-        last, held = self._last, self._foretold == signature
+        before this one predicted it, and where nothing changes."""
+        last, held = self._last, self._predicted == signature
         if len(last) == len(signature):
             signature = tuple([b if b == mark else mark for b, mark in zip(last, signature, strict=True)])
         moved = _moved(last, signature)
-        foretold = None if not moved else tuple([moved.get(k, mark) for k, mark in enumerate(signature)])
-        self._last, self._foretold = signature, foretold
-        return (foretold, moved) if held and foretold is not None else None
+        predicted = None if not moved else tuple([moved.get(k, mark) for k, mark in enumerate(signature)])
+        self._last, self._predicted = signature, predicted
+        return (predicted, moved) if held and predicted is not None else None
 
 
 def known_of(mark: Any) -> ValueSpec:
-    """The known properties of an input from its part of a foretold signature."""
+    """The known properties of an input from its part of a predicted signature."""
     dtype, shape, *room = mark
     return ValueSpec(dtypes.from_numpy(dtype), shape, *room)
 

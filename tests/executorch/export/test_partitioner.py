@@ -61,7 +61,7 @@ def test_partitions_that_are_too_small_go_to_the_other_delegate(exporting: Any) 
     assert report.partitions[0].nodes == 5
 
 
-def test_what_is_too_small_for_both_stays_portable(exporting: Any) -> None:
+def test_partitions_too_small_for_both_are_portable(exporting: Any) -> None:
     report = exporting.partition(*exporting.rfc(), prefer="vulkan_first", min_partition_size=3)
     reciprocal = placed(report, "aten.reciprocal.default")
     assert reciprocal.where == "portable" and reciprocal.partition == -1
@@ -92,7 +92,7 @@ def test_delegates_never_wait_for_each_other(exporting: Any, prefer: str) -> Non
     assert len(exporting.delegates(program)) == 3
 
 
-def test_an_operator_for_nobody_is_portable(exporting: Any) -> None:
+def test_an_operator_that_both_decline_is_portable(exporting: Any) -> None:
     import torch
 
     report = exporting.partition(exporting.TopOfAll(), (torch.randn(2, 5),), prefer="vgf_first")
@@ -110,7 +110,7 @@ def test_a_result_is_picked_where_it_is_made(exporting: Any, prefer: str) -> Non
     assert len(report.partitions) == 1
 
 
-def test_a_small_partition_stays_where_nobody_else_has_a_kernel(exporting: Any) -> None:
+def test_a_small_partition_stays_where_no_other_has_a_kernel(exporting: Any) -> None:
     """A linear layer kept whole has no portable kernel: pruning it would leave a program that cannot be loaded."""
     import torch
 

@@ -98,7 +98,7 @@ def test_the_rfcs_example(exporting: Any, tmp_path: Path) -> None:
         assert (shared.key, str(shared.sync_mode)) == (("t", 9), "none")
 
 
-def test_the_example_says_what_it_needs(tmp_path: Path) -> None:
+def test_the_example_names_missing_packages(tmp_path: Path) -> None:
     """Where torch is missing (as in a plain install), one line and no traceback."""
     script = ROOT / "examples" / "export_unified_vgf_vulkan_e2e.py"
     code = (

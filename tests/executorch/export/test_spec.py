@@ -100,7 +100,7 @@ def test_the_package_brings_in_no_torch() -> None:
     assert run_python(code) == "[] UnifiedGpuCompileSpec\n"
 
 
-def test_the_partitioner_says_what_to_install() -> None:
+def test_the_partitioner_names_packages_to_install() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "import vkep.executorch.export as e\n"
