@@ -132,8 +132,9 @@ def test_a_decoder_whose_prompts_differ_in_length(device: str) -> None:
     assert check(case, device, 1, 12) == 2
 
 
-#: cases whose function bodies compute at run time, with sizes, what folds for one signature: other nodes make it then
-_OTHER_BODIES = ("center_crop_pad", "linear_attention")
+#: cases whose function bodies compute at run time, with sizes, what folds for one signature: other nodes make it then; and loops,
+#: which are unrolled for one signature
+_OTHER_BODIES = ("center_crop_pad", "linear_attention", "scan")
 
 
 @functools.cache

@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.parser
 
 import vkep
 from tools.models.catalog import Options, build_model
@@ -39,7 +41,7 @@ class Case:
     """A model whose inputs' shapes follow one number."""
 
     name: str
-    model: str
+    model: str  #: of the catalog, or of `LOOPS`
     dims: Callable[[int], Mapping[str, int]]  #: the model's named dimensions for a size
     sizes: Callable[[int, np.random.Generator], Sequence[int]]  #: number of sizes, each used once
 
@@ -48,7 +50,32 @@ def _lengths(count: int, rng: np.random.Generator) -> Sequence[int]:
     return [int(n) for n in rng.permutation(np.arange(1, 125))[:count]]
 
 
+_COUNT = """shape = Shape(x) zero = Constant <value_int: int = 0> () trips = Gather(shape, zero)
+            go = Constant <value = bool {1}> ()"""
+#: loops over a sequence, whose number of steps is its length: of a session with constant sizes they are unrolled
+LOOPS = {
+    "loop": f"""(float[1,64] y, float[t,1,64] ys) {{ {_COUNT} y, ys = Loop (trips, go, h) <
+        body = body (int64 i, bool c, float[1,64] s) => (bool d, float[1,64] r, float[1,64] o) {{
+            d = Identity(c) e = Gather(x, i) p = MatMul(s, w) q = Add(p, e) r = Tanh(q) o = Neg(r)
+        }}> }}""",
+    "growing loop": f"""(float[u,64] y, float[t,1,64] ys) {{ {_COUNT} y, ys = Loop (trips, go, h) <
+        body = body (int64 i, bool c, float[g,64] s) => (bool d, float[k,64] r, float[1,64] o) {{
+            d = Identity(c) e = Gather(x, i) r = Concat <axis: int = 0> (s, e)
+            o = ReduceMean <axes: ints = [0], keepdims: int = 1> (r)
+        }}> }}""",
+    "scan": """(float[1,64] y, float[t,1,64] ys) { y, ys = Scan <num_scan_inputs: int = 1,
+        body = body (float[1,64] s, float[1,64] e) => (float[1,64] r, float[1,64] o) {
+            p = MatMul(s, w) q = Add(p, e) r = Tanh(q) o = Neg(r)
+        }> (h, x) }""",
+}
+
+
+def _steps(count: int, rng: np.random.Generator) -> Sequence[int]:
+    return [int(n) for n in rng.permutation(np.arange(2, 80))[:count]]
+
+
 CASES = (
+    *[Case(f"{name}, 2 to 80 steps", name, lambda n: {"t": n}, _steps) for name in LOOPS],
     Case("bert_enc, lengths 1 to 128", "bert_enc", lambda n: {"batch": 2, "sequence": n}, _lengths),
     Case("bert, lengths 1 to 128", "bert", lambda n: {"batch": 1, "sequence": n}, _lengths),
     Case("gpt2step, past grows by one", "gpt2step", lambda n: {"past": n}, lambda count, rng: range(24, 24 + count)),
@@ -72,6 +99,14 @@ class Times:
         return statistics.median([a - b for a, b in zip(self.new, self.again, strict=True)])
 
 
+def built(case: Case, options: Options) -> onnx.ModelProto:
+    """The case's model with symbolic dimensions."""
+    if case.model not in LOOPS:
+        return build_model(case.model, options)
+    text = f"g (float[t,1,64] x, float[64,64] w, float[1,64] h) => {LOOPS[case.model]}"
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 13]> {text}')
+
+
 def inputs(session: vkep.InferenceSession, dims: Mapping[str, int], rng: np.random.Generator) -> Feeds:
     """Random inputs with these sizes."""
     made: Feeds = {}
@@ -93,7 +128,7 @@ def run(session: vkep.InferenceSession, feeds: Feeds) -> float:
 
 def fixed_session(case: Case, size: int, options: Options) -> vkep.InferenceSession:
     """A session whose model has the sizes as constants."""
-    proto = build_model(case.model, options)
+    proto = built(case, options)
     dims = case.dims(size)
     for value in proto.graph.input:
         for dim in value.type.tensor_type.shape.dim:
@@ -106,7 +141,7 @@ def measure(case: Case, count: int, options: Options) -> tuple[Times, str]:
     """Times over new sizes, and the session's memory at the end."""
     rng = np.random.default_rng(0)
     times = Times()
-    with vkep.InferenceSession(build_model(case.model, options)) as session:
+    with vkep.InferenceSession(built(case, options)) as session:
         sizes = list(case.sizes(count, rng))
         held = _warmed(session, case, sizes, rng)
         for size in sizes:

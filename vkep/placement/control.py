@@ -2,7 +2,8 @@
 graph.
 
 The rest (loops whose number of steps is known only in a run, or that are too long to unroll) become a `ControlStep`:
-the session runs the body, planned once for each signature, as often as needed.
+the session runs parts of a few steps, planned once for each signature, as often as needed
+(`vkep.placement.loop_steps`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from vkep.graph.model import Graph, Node, ValueInfo
 from vkep.graph.weights import ArrayWeight, Weight
 from vkep.ir.program import HostValue, ListValue, NoValue, ValueSpec
 from vkep.placement.inlined import Inlined, NeedsContent, instantiate, make_node, scope
+from vkep.sizes import is_size, whole
 
 #: maximum number of nodes of an unrolled loop; the session executes longer ones
 MAX_UNROLLED_NODES = 512
@@ -26,6 +28,7 @@ MAX_UNROLLED_NODES = 512
 MAX_TOTAL_UNROLLED = 1 << 14
 
 Known = Weight | ValueSpec | HostValue
+_SIZED = "its number of steps is a size of the run"
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,12 @@ def is_control(node: Node) -> bool:
     return not node.domain and node.op_type in ("If", "Loop", "Scan") and bool(node.bodies)
 
 
-def expand(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int], most: int) -> Expansion:
+def expand(
+    node: Node, known: Mapping[str, Known], opsets: Mapping[str, int], most: int, by_session: bool = True
+) -> Expansion:
     """The steps for a control-flow node whose inputs are ``known``. A loop is unrolled to at most ``most`` and
-    `MAX_UNROLLED_NODES` nodes. Raises `Decline` for nodes that only the CPU can run."""
+    `MAX_UNROLLED_NODES` nodes, or one step; one whose number of steps follows from a run's sizes is executed by the session,
+    if it may be (``by_session``). Raises `Decline` for nodes that only the CPU can run."""
     lists = [v for name in node.reads if isinstance(v := known[name], (ListValue, NoValue))]
     for name in node.reads:
         if isinstance(known[name], HostValue) and known[name] not in lists:
@@ -54,10 +60,11 @@ def expand(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int], mo
     if node.op_type == "If":
         return _expand_if(node, known)
     expand_it = _expand_loop if node.op_type == "Loop" else _expand_scan
-    expansion = expand_it(node, known, opsets, min(most, MAX_UNROLLED_NODES))
+    tensors = not lists and all(v.is_tensor for body in node.bodies.values() for v in body.outputs)
+    expansion = expand_it(node, known, opsets, min(most, MAX_UNROLLED_NODES), by_session and tensors)
     if not isinstance(expansion, HostDriven):
         return expansion
-    if lists or not all(v.is_tensor for body in node.bodies.values() for v in body.outputs):
+    if not tensors:
         if not expansion.waits_for:
             raise Decline(f"{expansion.reason}, and a sequence or optional goes through it")
         return NeedsContent(expansion.waits_for, expansion.reason)
@@ -97,7 +104,9 @@ def loop_value(body: Graph, place: int, number: int | bool) -> np.ndarray:
     return np.full(shape, number, np.bool_ if place else np.int64)
 
 
-def _expand_loop(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int], most: int) -> Expansion:
+def _expand_loop(
+    node: Node, known: Mapping[str, Known], opsets: Mapping[str, int], most: int, by_session: bool
+) -> Expansion:
     body = node.bodies["body"]
     limit_name, start_name, *initial = (*node.inputs, *("",) * max(0, 2 - len(node.inputs)))
     start = known[start_name] if start_name else None
@@ -114,26 +123,33 @@ def _expand_loop(node: Node, known: Mapping[str, Known], opsets: Mapping[str, in
         if limit is not None and not isinstance(limit, Weight):
             return HostDriven("its number of steps is computed", limit_name)
         if isinstance(limit, Weight):
-            trips = min(trips, int(limit.array().reshape(-1)[0]))
+            trips = min(trips, whole(limit.array().reshape(-1)[0]))
     elif isinstance(limit, Weight):
-        trips = int(limit.array().reshape(-1)[0])
+        trips = whole(limit.array().reshape(-1)[0])
     else:
         return HostDriven("its number of steps is computed", limit_name)
-    trips = max(trips, 0)
-    if trips * max(len(body.nodes), 1) > most:
+    if is_size(trips) and by_session:
+        return HostDriven(_SIZED)
+    trips = max(int(trips), 0)
+    if trips > 1 and trips * max(len(body.nodes), 1) > most:
         return HostDriven(f"{trips} steps of {len(body.nodes)} nodes")
     return _Unrolled(node, body, opsets).loop(trips, initial)
 
 
-def _expand_scan(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int], most: int) -> Expansion:
+def _expand_scan(
+    node: Node, known: Mapping[str, Known], opsets: Mapping[str, int], most: int, by_session: bool
+) -> Expansion:
     batched = node.since_version < 9  # version 8: every value has a batch axis in front, and the first input lengths
     if batched and node.inputs[0]:
         raise Decline("sequence_lens, which only version 8 of Scan has")
     inputs = node.inputs[1:] if batched else node.inputs
     scan = ScanShape.of(node, len(inputs))
     shapes = [_shape(known[name])[batched:] for name in inputs]
-    trips, batch = scan.trips(shapes), _shape(known[inputs[0]])[0] if batched else 1
-    if batch * trips * max(len(scan.body.nodes), 1) > most:
+    trips, batch = scan.trips(shapes), int(_shape(known[inputs[0]])[0]) if batched else 1
+    if is_size(trips) and by_session and not batched:
+        return HostDriven(_SIZED)
+    trips = int(trips)
+    if batch * trips > 1 and batch * trips * max(len(scan.body.nodes), 1) > most:
         reason = f"{trips} steps of {len(scan.body.nodes)} nodes"
         if batched:
             raise Decline(f"{reason} for each of {batch} (Scan of version 8)")

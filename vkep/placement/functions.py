@@ -103,7 +103,7 @@ def _expanded(
     missing = [n for n in inner.reads if n not in known]
     if missing:
         raise Decline(f"{inner.op_type} in its function body reads the absent {missing[0]!r}")
-    expansion = expand(inner, known, versions, MAX_UNROLLED_NODES)
+    expansion = expand(inner, known, versions, MAX_UNROLLED_NODES, by_session=False)
     if isinstance(expansion, HostDriven):
         raise Decline(f"{inner.op_type} in its function body: {expansion.reason}")
     if isinstance(expansion, NeedsContent):

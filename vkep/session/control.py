@@ -1,4 +1,5 @@
-"""Loop and Scan executed by the host: the body is a separate program, and carried values stay on the device."""
+"""Loop and Scan executed by the host, some steps at a time: a part is a program of its own, and carried values stay on the
+device."""
 
 from __future__ import annotations
 
@@ -10,8 +11,10 @@ import numpy as np
 from vkep.device.tensor import on_host
 from vkep.errors import InvalidInputError
 from vkep.graph.model import Graph, Node
+from vkep.graph.weights import Weight
 from vkep.ir.program import ControlStep, DeferredStep
-from vkep.placement.control import ScanShape, carried_condition, empty_result, loop_value
+from vkep.placement.control import ScanShape, empty_result, loop_value
+from vkep.placement.loop_steps import LoopPart, parts_of
 from vkep.session.executor import Executable, Targets, Values, Watch
 from vkep.session.planned_graph import DeferredExecutor
 
@@ -20,24 +23,17 @@ MakeBody = Callable[[DeferredStep], DeferredExecutor]
 
 
 class ControlExecutor:
-    """One Loop or Scan node. Thread-safe, as its body's executor is."""
+    """One Loop or Scan node. Thread-safe, as the executors of its parts are."""
 
     def __init__(self, step: ControlStep, make_body: MakeBody) -> None:
         self.step = step
         self.node: Node = step.node
         self.body: Graph = step.node.bodies["body"]
         self._constants = {name: weight.array() for name, weight in step.constants.items()}
-        self._weights = {name: weight.array() for name, weight in self.body.weights.items()}
-        made = {name for node in self.body.nodes for name in node.outputs if name}
-        reads = dict.fromkeys(name for node in self.body.nodes for name in node.reads if name not in made)
-        constants = {name: weight for name, weight in step.constants.items() if name in reads}
-        constants |= self.body.weights
-        self._reads = tuple(name for name in reads if name not in constants)
-        # a condition that is returned unchanged is not computed
-        skipped = step.node.op_type == "Loop" and carried_condition(self.body) == "same"
-        self._outputs = [v.name for v in self.body.outputs[skipped:]]
-        self._made = tuple(dict.fromkeys(name for name in self._outputs if name in made))
-        self._program = make_body(DeferredStep(self.body.nodes, self._reads, self._made, (), constants))
+        parts = parts_of(self.node)
+        self._counts = bool(parts)
+        self._parts = [_Part.of(step, part, make_body) for part in parts] or [_Part.of_body(step, make_body)]
+        self._newest = self._parts[-1]
 
     def run(self, values: Values, targets: Targets, watch: Watch | None = None) -> None:
         """Run the loop; its results are added to ``values``. ``watch``: see `Executable.run`.
@@ -49,12 +45,13 @@ class ControlExecutor:
 
     @property
     def latest(self) -> Executable | None:
-        """The body's program that was planned last."""
-        return self._program.latest
+        """The program that was planned last for the part that ran last."""
+        return self._newest.program.latest
 
     def close(self) -> None:
-        """Close the body's programs."""
-        self._program.close()
+        """Close the programs of its parts."""
+        for part in self._parts:
+            part.program.close()
 
     # ---- the two loops
 
@@ -62,23 +59,25 @@ class ControlExecutor:
         limit_name, start_name, *initial = (*self.node.inputs, *("",) * max(0, 2 - len(self.node.inputs)))
         limit = int(on_host(self._value(values, limit_name)).reshape(-1)[0]) if limit_name else None
         goes_on = bool(on_host(self._value(values, start_name)).reshape(-1)[0]) if start_name else True
-        same = carried_condition(self.body) == "same"
         states = [self._value(values, name) for name in initial]
-        stacked: list[list[Any]] = [[] for _ in self.body.outputs[1 + len(states) :]]
-        first = 0 if same else 1
-        carried = range(first, first + len(states))
+        infos = self.body.outputs[1 + len(states) :]
+        stacked: list[list[Any]] = [[] for _ in infos]
         step = 0
         while goes_on and (limit is None or step < limit):
-            inputs = [loop_value(self.body, 0, step), loop_value(self.body, 1, goes_on), *states]
-            results = self._body(values, inputs, carried, watch)
-            if not same:
-                goes_on = bool(on_host(results.pop(0)).reshape(-1)[0])
+            part = self._next(None if limit is None else limit - step)
+            if not self._counts:
+                inputs = [loop_value(self.body, 0, step), loop_value(self.body, 1, goes_on), *states]
+                going, *results = part.run(values, inputs, range(1, 1 + len(states)), watch)
+                goes_on = bool(on_host(going).reshape(-1)[0])
+                results[len(states) :] = [on_host(result)[None] for result in results[len(states) :]]
+            else:
+                numbers = np.stack([loop_value(self.body, 0, k) for k in range(step, step + part.steps)])
+                results = part.run(values, [*states, numbers], range(len(states)), watch)
             states = results[: len(states)]
-            for parts, part in zip(stacked, results[len(states) :], strict=True):
-                parts.append(on_host(part))
-            step += 1
-        infos = self.body.outputs[1 + len(states) :]
-        return [*states, *(np.stack(p) if p else empty_result(i) for p, i in zip(stacked, infos, strict=True))]
+            for pieces, piece in zip(stacked, results[len(states) :], strict=True):
+                pieces.append(on_host(piece))
+            step += part.steps
+        return [*states, *(np.concatenate(p) if p else empty_result(i) for p, i in zip(stacked, infos, strict=True))]
 
     def _scan(self, values: Values, watch: Watch | None) -> list[Any]:
         scan = ScanShape.of(self.node, len(self.node.inputs))
@@ -89,41 +88,82 @@ class ControlExecutor:
             raise InvalidInputError(f"{self.node.title}: scan inputs of {sorted(counts)} steps; expected one number")
         trips = counts.pop()
         stacked: list[list[Any]] = [[] for _ in scan.output_axes]
-        for step in range(trips):
-            elements = [
-                np.take(s, trips - 1 - step if backwards else step, axis)
-                for s, axis, backwards in zip(sequences, scan.input_axes, scan.input_backwards, strict=True)
-            ]
-            results = self._body(values, [*states, *elements], range(scan.states), watch)
+        step = 0
+        while step < trips:
+            part = self._next(trips - step)
+            elements = []
+            for s, axis, backwards in zip(sequences, scan.input_axes, scan.input_backwards, strict=True):
+                begin = trips - step - part.steps if backwards else step
+                place = (slice(None),) * (axis % s.ndim) + (slice(begin, begin + part.steps),)
+                elements.append(np.ascontiguousarray(s[place]))
+            results = part.run(values, [*states, *elements], range(scan.states), watch)
             states = results[: scan.states]
-            for parts, part in zip(stacked, results[scan.states :], strict=True):
-                parts.append(on_host(part))
+            for pieces, piece in zip(stacked, results[scan.states :], strict=True):
+                pieces.append(on_host(piece))
+            step += part.steps
         infos = self.body.outputs[scan.states :]
         made = []
-        for parts, info, axis, backwards in zip(stacked, infos, scan.output_axes, scan.output_backwards, strict=True):
-            ordered = parts[::-1] if backwards else parts
-            made.append(np.stack(ordered, axis) if ordered else empty_result(info, axis))
+        for pieces, info, axis, backwards in zip(stacked, infos, scan.output_axes, scan.output_backwards, strict=True):
+            ordered = pieces[::-1] if backwards else pieces
+            made.append(np.concatenate(ordered, axis) if ordered else empty_result(info, axis))
         return [*states, *made]
 
-    # ---- one step
+    def _next(self, left: int | None) -> _Part:
+        """The largest part of no more than ``left`` steps."""
+        part = self._newest = next(p for p in self._parts if left is None or p.steps <= left)
+        return part
 
     def _value(self, values: Mapping[str, Any], name: str) -> Any:
         return values[name] if name in values else self._constants[name]
 
-    def _body(self, values: Values, inputs: Sequence[Any], carried: range, watch: Watch | None) -> list[Any]:
-        """The body's outputs; those ``carried`` to the next step stay on the device."""
-        frame: Values = {info.name: value for info, value in zip(self.body.inputs, inputs, strict=True)}
+
+class _Part:
+    """Some steps of a loop as a program: nodes, the values that it takes for each run in order, and its results."""
+
+    def __init__(
+        self,
+        steps: int,
+        nodes: tuple[Node, ...],
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        constants: Mapping[str, Weight],
+        make_body: MakeBody,
+    ) -> None:
+        self.steps, self._inputs, self._outputs = steps, tuple(inputs), tuple(outputs)
+        made = {name for node in nodes for name in node.outputs if name}
+        reads = dict.fromkeys(name for node in nodes for name in node.reads if name not in made)
+        needed = {name: weight for name, weight in constants.items() if name in reads}
+        self._reads = tuple(name for name in reads if name not in needed)
+        self._made = tuple(dict.fromkeys(name for name in outputs if name in made))
+        self._known = {name: constants[name].array() for name in outputs if name in constants and name not in made}
+        self.program = make_body(DeferredStep(nodes, self._reads, self._made, (), needed))
+
+    @classmethod
+    def of_body(cls, step: ControlStep, make_body: MakeBody) -> _Part:
+        """One step of a Loop whose condition is computed: its results are the body's outputs."""
+        body = step.node.bodies["body"]
+        inputs, outputs = [v.name for v in body.inputs], [v.name for v in body.outputs]
+        return cls(1, body.nodes, inputs, outputs, {**step.constants, **body.weights}, make_body)
+
+    @classmethod
+    def of(cls, step: ControlStep, part: LoopPart, make_body: MakeBody) -> _Part:
+        """A part that is a Scan itself: its results are the carried values, then what the steps made, stacked."""
+        return cls(part.steps, (part.node,), part.node.inputs, part.node.outputs, step.constants, make_body)
+
+    def run(self, values: Values, inputs: Sequence[Any], carried: range, watch: Watch | None) -> list[Any]:
+        """The results; those ``carried`` to the next step stay on the device."""
+        frame: Values = dict(zip(self._inputs, inputs, strict=True))
         for name in self._reads:
             if name not in frame:
                 frame[name] = values[name]
         here: Targets = {self._outputs[k]: None for k in carried if self._outputs[k] in self._made}
-        self._program.run(frame, here, watch)
-        for name, value in frame.items():  # profiling runs the body's islands again on the values of this run
+        self.program.run(frame, here, watch)
+        for name, value in frame.items():  # profiling runs the islands again on the values of this run
             values.setdefault(name, value)
-        return [self._output(values, frame, name) for name in self._outputs]
+        return [self._result(values, frame, name) for name in self._outputs]
 
-    def _output(self, values: Values, frame: Values, name: str) -> Any:
-        for known in (frame, self._weights, values, self._constants):
+    def _result(self, values: Values, frame: Values, name: str) -> Any:
+        for known in (frame, self._known, values):
             if name in known:
                 return known[name]
-        raise AssertionError(f"{self.node.title}: its body makes no {name!r}")
+        raise AssertionError(f"the loop's body makes no {name!r}")

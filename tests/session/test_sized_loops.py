@@ -1,0 +1,104 @@
+"""Loops whose number of steps is a size of the run: few plans serve every number, and results are ONNX Runtime's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from tests.session.models import model
+from vkep import InferenceSession
+from vkep.placement.control import MAX_UNROLLED_NODES
+from vkep.session.control import ControlExecutor
+
+Open = Callable[..., InferenceSession]
+
+COUNT = """
+    shape = Shape(x)
+    zero = Constant <value_int: int = 0> ()
+    trips = Gather(shape, zero)
+    go = Constant <value = bool {1}> ()
+"""
+#: outputs and nodes for a sequence "x" of any length, a matrix "w" and a first state "h"
+LOOPS = {
+    "a state of one size": f"""(float[2,4] y, float[t,2,4] ys) {{ {COUNT}
+        y, ys = Loop (trips, go, h) <body = body (int64 i, bool c, float[2,4] s) => (bool d, float[2,4] r, float[2,4] o) {{
+            d = Identity(c)
+            e = Gather (x, i)
+            p = MatMul(s, w)
+            q = Add(p, e)
+            r = Tanh(q)
+            o = Neg(r)
+        }}>
+    }}""",
+    "a state that grows": f"""(float[u,4] y, float[t,1,4] ys) {{ {COUNT}
+        y, ys = Loop (trips, go, h) <body = body (int64 i, bool c, float[g,4] s) => (bool d, float[k,4] r, float[1,4] o) {{
+            d = Identity(c)
+            e = Gather (x, i)
+            r = Concat <axis: int = 0> (s, e)
+            o = ReduceMean <axes: ints = [0], keepdims: int = 1> (r)
+        }}>
+    }}""",
+    "a condition of its own": f"""(float[2,4] y, int64[t] ys) {{ {COUNT}
+        y, ys = Loop (trips, go, h) <body = body (int64 i, bool c, float[2,4] s) => (bool d, float[2,4] r, int64 o) {{
+            r = Add(s, s)
+            a = ReduceMax <keepdims: int = 0> (r)
+            most = Constant <value = float {{20.0}}> ()
+            d = Less(a, most)
+            o = Add(i, i)
+        }}>
+    }}""",
+    "a body of more nodes than are unrolled": f"""(float[2,4] y, float[t,2,4] ys) {{ {COUNT}
+        y, ys = Loop (trips, go, h) <body = body (int64 i, bool c, float[2,4] s) => (bool d, float[2,4] r, float[2,4] o) {{
+            d = Identity(c)
+            e = Gather (x, i)
+            n0 = Sub(e, s)
+            {" ".join(f"n{k + 1} = Identity(n{k})" for k in range(MAX_UNROLLED_NODES))}
+            r = Tanh(n{MAX_UNROLLED_NODES})
+            o = Neg(r)
+        }}>
+    }}""",
+    "a scan, and one backwards": """(float[2,4] y, float[t,2,4] ys, float[2,t,4] zs) {
+        y, ys, zs = Scan <num_scan_inputs: int = 2, scan_input_directions: ints = [0, 1], scan_output_axes: ints = [0, 1],
+            scan_output_directions: ints = [0, 1], body = body (float[2,4] s, float[2,4] e, float[2,4] f)
+            => (float[2,4] r, float[2,4] o, float[2,4] b) {
+            p = MatMul(s, w)
+            r = Add(p, e)
+            o = Tanh(r)
+            b = Sub(f, r)
+        }> (h, x, x)
+    }""",
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_few_plans_serve_every_number_of_steps(open_session: Open, loop: str) -> None:
+    proto = model(f"g (float[t,2,4] x, float[4,4] w, float[2,4] h) => {LOOPS[loop]}", opset=13)
+    session = open_session(proto.SerializeToString(), fallback="error")
+    peer = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    draw, random_numbers = random.Random(3), np.random.default_rng(3)
+    weights = {
+        name: random_numbers.normal(0, 0.4, shape).astype(np.float32) for name, shape in (("w", (4, 4)), ("h", (2, 4)))
+    }
+    counts: list[list[int]] = []
+    for steps in (5, 22, 37, 59, *[draw.randint(2, 60) for _ in range(7)], 1):
+        given = {"x": random_numbers.normal(0, 1, (steps, 2, 4)).astype(np.float32), **weights}
+        for got, expected in zip(session.run(None, given), peer.run(None, given), strict=True):
+            assert got.shape == expected.shape and got.dtype == expected.dtype
+            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+        counts.append(plans(session))
+    assert (
+        sum(counts[-2]) <= sum(counts[4]) + 1
+    )  # lengths that are new make no plan, but where they are far from others
+    assert len(counts[-1]) > 1 and max(counts[-1]) <= 4
+
+
+def plans(session: InferenceSession) -> list[int]:
+    """The number of plans of the model, and of each part of its loop, where one plan serves several lengths."""
+    graph = session._parts.graph
+    sized = graph._plans._plans if graph._plans is not None else []
+    steps = [step for plan in sized[:1] for step in plan.executable.steps if isinstance(step, ControlExecutor)]
+    return [graph.plan_count, *[part.program.graph.plan_count for step in steps for part in step._parts]]
