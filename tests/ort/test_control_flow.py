@@ -108,6 +108,23 @@ def test_a_loops_state_stays_on_the_device(session: OpenSession, copies: list[st
     assert copies.count("upload") <= 2
 
 
+@pytest.mark.usefixtures("staged")
+def test_a_loop_whose_number_decides_a_slice(session: OpenSession) -> None:
+    """As on a discrete GPU: the number is read on the host, and the plan that it decides writes ONNX Runtime's device memory."""
+    text = """
+    g (int64 rounds, float[4,3] x) => (float[k,1,3] all) <int64[1] one = {1}> {
+        yes = Constant<value = bool {1}>()
+        all = Loop(rounds, yes) <
+            body = body (int64 i, bool go) => (bool on, float[1,3] out) {
+                on = Identity(go)  first = Reshape(i, one)  end = Add(first, one)
+                row = Slice(x, first, end)  out = Exp(row)
+            }
+        >
+    }
+    """
+    check(session, model_of(text), {"rounds": np.array(4), "x": np.arange(12, dtype=np.float32).reshape(4, 3) / 10})
+
+
 def test_a_loop_over_texts_is_the_cpu_providers(session: OpenSession) -> None:
     text = """
     g (int64 rounds, string[2] t, float[3] x) => (string[2] last, float[3] z) {

@@ -58,6 +58,7 @@ class DeviceTensor:
 
     room: tuple[int, ...] = ()  #: of a view that `leading` made: the whole tensor's shape
     _whole: DeviceTensor | None = None  # the whole tensor
+    in_host_memory: bool = False  #: whether runs that write the tensor must make that visible to the host
 
     def __init__(
         self, delegate: VulkanDelegate, dtype: DType, shape: Sequence[int], *, host_visible: bool = False
@@ -67,7 +68,6 @@ class DeviceTensor:
         self.shape = tuple(int(d) for d in shape)
         self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * dtype.itemsize
         self._delegate = delegate
-        #: whether runs that write the tensor must make that visible to the host
         self.in_host_memory = host_visible and not delegate.unified
         self._take_memory(delegate.context)
 
