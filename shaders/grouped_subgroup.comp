@@ -1,20 +1,21 @@
 // y[block] (m by n) = a[block] (m by k) @ b[owners[block]] (n by k, transposed); one subgroup per tile (register_tile.glsl).
 // All operands are contiguous; with PACKED b is in panels of k by COLUMNS. Workgroup z is the block. Blocks whose owner is not
-// a group are not written.
+// a group are not written. With CODES, b holds codes (grouped.glsl), and UNROLL is 4.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 a; uvec2 b; uvec2 owners; uvec2 y; uint m; uint n; uint k; uint groups; }
-#include "args.glsl"
+#include "grouped.glsl"
 #include "workgroup.glsl"
+#ifdef CODES
+#define FOUR_COLUMNS(b, at, k) four_weights(at, k)
+#endif
 #include "register_tile.glsl"
 
 layout(constant_id = 7) const uint PACKED = 0;
 
-TENSOR(uint, Words)
-
 void main() {
-    uint lane = gl_SubgroupInvocationID, block = group_id().z, owner = Words(operand(args.owners, 2)).v[block];
+    uint lane = gl_SubgroupInvocationID, block = group_id().z;
+    owner = Words(operand(args.owners, 2)).v[block];
     if (owner >= args.groups) return;
     uint column_tiles = (args.n + COLUMNS - 1) / COLUMNS;
     uvec2 tile = workgroup_tile((args.m + ROWS - 1) / ROWS, column_tiles, true);
@@ -26,9 +27,16 @@ void main() {
         row_at[q] = (block * args.m + min(row0 + q * LANES + lane, args.m - 1)) * args.k;
     [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++) {
         uint column = min(c * LANES + lane, args.n - 1 - column0);
+#ifdef CODES
+        column_at[c] = column0 + column;
+#else
         column_at[c] = PACKED == 1 ? (owner * column_tiles * COLUMNS + column0) * args.k + column
                                    : (owner * args.n + column0 + column) * args.k;
+#endif
     }
+#ifdef CODES
+    open_codes();
+#endif
     clear_tile();
     uint a_k = 0, b_k = 0;
     multiply(a, a_k, 1, b, b_k, PACKED == 1 ? COLUMNS : 1, args.k);

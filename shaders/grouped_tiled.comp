@@ -4,50 +4,23 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#ifdef CODES
-#define CODE_OPERANDS uvec2 scales; uvec2 zeros;
-#define CODE_PARAMS uint zero_bytes;
-#else
-#define CODE_OPERANDS
-#define CODE_PARAMS
-#endif
-#define ARGS_BODY { uvec2 a; uvec2 b; uvec2 owners; uvec2 y; CODE_OPERANDS uint m; uint n; uint k; uint groups; CODE_PARAMS }
-#include "args.glsl"
+#include "grouped.glsl"
 #include "workgroup.glsl"
 
 TENSOR(T, Elements)
-TENSOR(uint, Words)
 layout(buffer_reference, std430, buffer_reference_align = 8) buffer WideElements { WIDE_T v[]; };
 Elements a;
 WideElements a_wide;
-uint row0, column0, a0, owner;
+uint row0, column0, a0;
 
 float load_a(uint row, uint k) { return row0 + row < args.m && k < args.k ? float(a.v[a0 + (row0 + row) * args.k + k]) : 0.0; }
 vec4 load_a_wide(uint row, uint k) {
     return row0 + row < args.m && k < args.k ? vec4(a_wide.v[(a0 + (row0 + row) * args.k + k) / 4]) : vec4(0.0);
 }
 #ifdef CODES
-layout(constant_id = 14) const uint BITS = 4;
-layout(constant_id = 15) const uint BLOCK = 32;
-layout(constant_id = 16) const uint ZEROS = 0;  // 0: half of the codes' range; packed codes: 1 of each row's blocks, 2 of a group's rows
-TENSOR(uint8_t, Bytes)
-Words codes;
-Elements scales;
-Bytes zeros;
-
 // Four weights from a multiple of four on.
 vec4 load_b_wide(uint column, uint k) {
-    column += column0;
-    if (column >= args.n || k >= args.k) return vec4(0.0);
-    uint row = owner * args.n + column, block = k / BLOCK, at = row * args.k + k;
-    uint word = codes.v[at / (32 / BITS)] >> at % (32 / BITS) * BITS;
-    float zero = float(1u << (BITS - 1));
-    if (ZEROS != 0) {
-        uint bit = (ZEROS == 1 ? block : column) * BITS, first = (ZEROS == 1 ? row : owner) * args.zero_bytes;
-        zero = float(uint(zeros.v[first + bit / 8]) >> bit % 8 & (1u << BITS) - 1);
-    }
-    uvec4 four = uvec4(word, word >> BITS, word >> 2 * BITS, word >> 3 * BITS) & ((1u << BITS) - 1);
-    return (vec4(four) - zero) * float(scales.v[row * (args.k / BLOCK) + block]);
+    return column0 + column < args.n && k < args.k ? four_weights(column0 + column, k) : vec4(0.0);
 }
 float load_b(uint column, uint k) { return k < args.k ? load_b_wide(column, k / 4 * 4)[k % 4] : 0.0; }
 #else
@@ -75,9 +48,7 @@ void main() {
     a_wide = WideElements(operand(args.a, 0));
     a0 = block * args.m * args.k;
 #ifdef CODES
-    codes = Words(operand(args.b, 1));
-    scales = Elements(operand(args.scales, 4));
-    zeros = Bytes(operand(args.zeros, 5));
+    open_codes();
 #else
     b = Elements(operand(args.b, 1));
     b_wide = WideElements(operand(args.b, 1));

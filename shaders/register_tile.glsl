@@ -16,7 +16,7 @@ layout(constant_id = 5) const uint LANE_COLUMNS = 4;
 layout(constant_id = 6) const uint UNROLL = 4;  // steps of k per iteration
 const uint LANES = gl_WorkGroupSize.x;
 const uint COLUMNS = LANE_COLUMNS * LANES;
-const uint BLOCK = ROWS % 8 == 0 ? 8 : ROWS % 2 == 0 ? 2 : 1;  // rows that are multiplied together, a divisor of ROWS
+const uint ROWS_AT_ONCE = ROWS % 8 == 0 ? 8 : ROWS % 2 == 0 ? 2 : 1;  // rows that are multiplied together, a divisor of ROWS
 const uint ROW_REGISTERS = (ROWS + LANES - 1) / LANES;  // row r is in lane r % LANES of register r / LANES
 
 TENSOR(T, Elements)
@@ -38,6 +38,14 @@ uvec2 workgroup_tile(uint row_tiles, uint column_tiles, bool rows_first) {
     return rows_first ? uvec2(tile - outer * inner, outer) : uvec2(outer, tile - outer * inner);
 }
 
+// FOUR_COLUMNS(b, at, k), where the includer defines it, gives four neighbours along k of the column that begins at `at`: k counts
+// in steps of one then, and `multiply` takes a multiple of four steps.
+#ifdef FOUR_COLUMNS
+#define COLUMN_VALUE(b, at, k) FOUR_COLUMNS(b, at, (k) / 4 * 4)[(k) % 4]
+#else
+#define COLUMN_VALUE(b, at, k) float(b.v[(at) + (k)])
+#endif
+
 float acc[ROWS * LANE_COLUMNS];
 uint row_at[ROW_REGISTERS];    // where this lane's rows begin in the row operand, in elements
 uint column_at[LANE_COLUMNS];  // where this lane's columns begin in the column operand
@@ -56,7 +64,7 @@ void clear_tile() {
 void multiply_step(Elements a, uint row_k, Elements b, uint column_k) {
     float columns[LANE_COLUMNS], rows[ROW_REGISTERS];
     [[unroll]] for (uint q = 0; q < ROW_REGISTERS; q++) rows[q] = ROW_VALUE(q, float(a.v[row_at[q] + row_k]));
-    [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++) columns[c] = float(b.v[column_at[c] + column_k]);
+    [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++) columns[c] = COLUMN_VALUE(b, column_at[c], column_k);
     [[unroll]] for (uint r = 0; r < ROWS; r++) {
         float row = subgroupBroadcast(rows[r / LANES], r % LANES);
         [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++) acc[r * LANE_COLUMNS + c] += row * columns[c];
@@ -71,15 +79,24 @@ void multiply(Elements a, inout uint row_k, uint row_step, Elements b, inout uin
         [[unroll]] for (uint s = 0; s < UNROLL; s++) {
             [[unroll]] for (uint q = 0; q < ROW_REGISTERS; q++)
                 rows[s * ROW_REGISTERS + q] = ROW_VALUE(q, float(a.v[row_at[q] + row_k]));
+#ifdef FOUR_COLUMNS
+            if (s % 4 == 0) {
+                [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++) {
+                    vec4 four = FOUR_COLUMNS(b, column_at[c], column_k);
+                    [[unroll]] for (uint i = 0; i < 4; i++) columns[(s + i) * LANE_COLUMNS + c] = four[i];
+                }
+            }
+#else
             [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++)
                 columns[s * LANE_COLUMNS + c] = float(b.v[column_at[c] + column_k]);
+#endif
             row_k += row_step;
             column_k += column_step;
         }
         // A few rows at a time, for all steps, so that their sums stay in registers; the sums of all rows would not fit.
-        [[unroll]] for (uint r0 = 0; r0 < ROWS; r0 += BLOCK) {
+        [[unroll]] for (uint r0 = 0; r0 < ROWS; r0 += ROWS_AT_ONCE) {
             [[unroll]] for (uint s = 0; s < UNROLL; s++) {
-                [[unroll]] for (uint i = 0; i < BLOCK; i++) {
+                [[unroll]] for (uint i = 0; i < ROWS_AT_ONCE; i++) {
                     uint r = r0 + i;
                     float row = subgroupBroadcast(rows[s * ROW_REGISTERS + r / LANES], r % LANES);
                     [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++)

@@ -8,7 +8,7 @@ import pytest
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, Tensor
 from vkep.kernels.grouped import MOST_GROUPS, GroupedCodesProblem, GroupedProductProblem, GroupRowsProblem
-from vkep.kernels.select import candidates
+from vkep.kernels.select import Candidate, candidates
 
 
 @pytest.mark.parametrize(("rows", "groups", "block"), [(1, 1, 8), (40, 3, 8), (37, 16, 16), (300, 5, 32)])
@@ -53,16 +53,31 @@ def test_product_by_the_matrix_of_a_block(
     np.testing.assert_allclose(y.array[kept], expected, rtol=2e-3, atol=2e-3 if dtype == "float32" else 2e-2)
 
 
+@pytest.mark.parametrize("candidate", candidates(GroupedCodesProblem), ids=lambda c: c.name)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(
-    ("bits", "block", "zeros"), [(4, 32, "blocks"), (4, 64, "rows"), (8, 16, ""), (2, 16, "blocks")]
+    ("bits", "block", "zeros", "k"),
+    [(4, 32, "blocks", 64), (4, 64, "rows", 64), (8, 4, "", 68), (8, 17, "", 68), (2, 16, "blocks", 64)],
 )
 def test_product_by_packed_weights(
-    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str, bits: int, block: int, zeros: str
+    gpu: Harness,
+    caps: DeviceCapabilities,
+    rng: np.random.Generator,
+    dtype: str,
+    bits: int,
+    block: int,
+    zeros: str,
+    k: int,
+    candidate: Candidate[GroupedCodesProblem],
 ) -> None:
-    m, n, k, groups = 9, 37, 64, 3
+    m, n, groups = 9, 37, 3
     owners = np.array([2, 0, 3, 1], np.int32)  # 3: no group
     problem = GroupedCodesProblem(4, m, n, k, groups, bits, block, dtype, zeros)
+    if block % 4:
+        assert "blocks of 17 codes" in candidate.when(problem, caps)
+        return
+    if candidate.when(problem, caps):
+        pytest.skip(candidate.when(problem, caps))
     a, scales = rng.normal(size=(4, m, k)).astype(dtype), rng.uniform(0.1, 1, (groups, n, k // block)).astype(dtype)
     shapes = {need.name: need.shape for need in problem.needs()}
     packed = {
@@ -71,7 +86,7 @@ def test_product_by_packed_weights(
     y = Tensor.empty((4, m, n), dtype)
     before = y.array[2].copy()
     inputs = [a, packed["b"], owners, scales, *([packed["zeros"]] if zeros else [])]
-    gpu.compute(problem, caps, [Tensor(t) for t in inputs], [y])
+    gpu.compute(problem, caps, [Tensor(t) for t in inputs], [y], candidate=candidate.name)
 
     def codes(values: np.ndarray, count: int) -> np.ndarray:
         shifts = np.arange(0, 8, bits)

@@ -110,10 +110,21 @@ def test_quantized_experts(
 
 
 @pytest.mark.parametrize(("bits", "block", "zeros"), [(4, 0, True), (4, 32, True), (8, 0, False)])
-def test_a_gpu_keeps_weights_packed(monkeypatch: pytest.MonkeyPatch, bits: int, block: int, zeros: bool) -> None:
-    monkeypatch.setattr(contrib_experts, "is_cpu", lambda caps: False)
+@pytest.mark.parametrize(("tokens", "experts", "k"), SIZES[:2])
+def test_weights_stay_packed(
+    monkeypatch: pytest.MonkeyPatch,
+    tokens: tuple[int, ...],
+    experts: int,
+    k: int,
+    bits: int,
+    block: int,
+    zeros: bool,
+) -> None:
+    monkeypatch.setattr(
+        contrib_experts, "is_cpu", lambda caps: True
+    )  # a GPU gathers the weights of few tokens' experts
     monkeypatch.delattr(contrib_experts.Matrices, "dense")
-    test_quantized_experts((2, 5), 4, 2, bits, block, zeros, "swiglu")
+    test_quantized_experts(tokens, experts, k, bits, block, zeros, "swiglu")
 
 
 @pytest.mark.parametrize("tokens", [(9,), (1,)])

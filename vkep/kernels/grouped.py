@@ -148,13 +148,16 @@ def _codes_reach(call: KernelCall) -> Mapping[str, int]:
     }
 
 
-GROUPED_CODES = Kernel(
-    "grouped_tiled.comp",
-    operands=(*_OPERANDS, Operand("scales"), Operand("zeros")),
-    params=(*_SIZES, ("zero_bytes", "uint")),
-    spec={**GROUPED_TILED.spec, "BITS": 4, "BLOCK": 32, "ZEROS": 0},
-    variants=tuple({**defines, "CODES": "1"} for defines in TILED_DEFINES.values()),
-    reach=_codes_reach,
+GROUPED_CODES, GROUPED_CODES_SUBGROUP = (
+    Kernel(
+        base.source,
+        operands=(*_OPERANDS, Operand("scales"), Operand("zeros")),
+        params=(*_SIZES, ("zero_bytes", "uint")),
+        spec={**base.spec, "BITS": 4, "BLOCK": 32, "ZEROS": 0},
+        variants=tuple({**defines, "CODES": "1"} for defines in base.variants),
+        reach=_codes_reach,
+    )
+    for base in (GROUPED_TILED, GROUPED_SUBGROUP)
 )
 
 
@@ -199,7 +202,7 @@ def _no_subgroup(problem: GroupedProductProblem, caps: DeviceCapabilities) -> st
     return _no_type(problem) or no_subgroup_tile(problem.m, problem.n, problem.blocks, caps, problem.b_constant)
 
 
-def _params(problem: GroupedProductProblem) -> dict[str, int]:
+def _params(problem: GroupedProductProblem | GroupedCodesProblem) -> dict[str, int]:
     return {"m": problem.m, "n": problem.n, "k": problem.k, "groups": problem.groups}
 
 
@@ -298,45 +301,75 @@ class GroupedCodesProblem(Problem):
         return replace(self, alignment=alignment_of(operands["a"]))
 
 
-def no_codes(problem: GroupedCodesProblem, caps: DeviceCapabilities) -> str:
+def no_codes(problem: GroupedCodesProblem) -> str:
     """Why packed weights are not unpacked within the product; "" where they are."""
     if problem.dtype not in STORAGE:
         return f"element type is {problem.dtype!r}, expected one of {sorted(STORAGE)}"
     if problem.k * problem.bits % 32 or problem.groups * problem.n * problem.k >= 1 << 32:
         return f"rows of {problem.k} codes of {problem.bits} bits: the kernel takes whole words, and fewer than 2**32 codes"
-    return no_shared_tile(caps)
+    return "" if problem.block % 4 == 0 else f"blocks of {problem.block} codes, the kernel unpacks four at once"
+
+
+def _codes_call(
+    kernel: Kernel, problem: GroupedCodesProblem, e: Emission, spec: Mapping[str, int], **launch: Any
+) -> KernelCall:
+    return kernel.call(
+        operands={**e.operands, "zeros": e.get("zeros")},
+        params={**_params(problem), "zero_bytes": problem.zero_bytes},
+        spec={
+            **spec,
+            "BITS": problem.bits,
+            "BLOCK": problem.block,
+            "ZEROS": ("", "blocks", "rows").index(problem.zeros),
+        },
+        flops=problem.flops,
+        **launch,
+    )
+
+
+def _no_codes_subgroup(problem: GroupedCodesProblem, caps: DeviceCapabilities) -> str:
+    return no_codes(problem) or no_subgroup_tile(problem.m, problem.n, problem.blocks, caps, False)
+
+
+def _codes_subgroup(problem: GroupedCodesProblem, e: Emission) -> KernelCall:
+    tile = subgroup_tile(problem.m, problem.n, problem.blocks, e.caps, False, e.target.tuned)
+    return _codes_call(
+        GROUPED_CODES_SUBGROUP,
+        problem,
+        e,
+        {**tile.spec, "UNROLL": 4},
+        grid=tile_grid(ceil_div(problem.m, tile.rows), ceil_div(problem.n, tile.columns), problem.blocks, e.caps),
+        defines={"T": STORAGE[problem.dtype], "CODES": "1"},
+        local_size=(tile.lanes,),
+        subgroup_size=tile.required_subgroup_size,
+    )
 
 
 def _codes(problem: GroupedCodesProblem, e: Emission) -> KernelCall:
     tile = shared_tiling(problem.m, problem.n, 1, problem.blocks, e.caps, e.target.tuned).tile
     wide = tile.loads_wide and problem.alignment % (16 if problem.dtype == "float32" else 8) == 0
-    return GROUPED_CODES.call(
-        grid=(ceil_div(problem.n, tile.n), ceil_div(problem.m, tile.m), problem.blocks),
-        operands={**e.operands, "zeros": e.get("zeros")},
-        params={
-            "m": problem.m,
-            "n": problem.n,
-            "k": problem.k,
-            "groups": problem.groups,
-            "zero_bytes": problem.zero_bytes,
-        },
-        spec={
+    return _codes_call(
+        GROUPED_CODES,
+        problem,
+        e,
+        {
             **tile.spec,
             "A_ALONG_K": 1,
             "B_ALONG_K": 1,
             "A_WIDE": int(wide and problem.k % 4 == 0),
             "B_WIDE": int(tile.loads_wide),
-            "BITS": problem.bits,
-            "BLOCK": problem.block,
-            "ZEROS": ("", "blocks", "rows").index(problem.zeros),
         },
+        grid=(ceil_div(problem.n, tile.n), ceil_div(problem.m, tile.m), problem.blocks),
         defines={**TILED_DEFINES[problem.dtype], "CODES": "1"},
         local_size=(tile.lanes,),
-        flops=problem.flops,
     )
 
 
-implement(GroupedCodesProblem, Candidate("packed weights", _codes, when=no_codes))
+implement(
+    GroupedCodesProblem,
+    Candidate("subgroups as vectors", _codes_subgroup, when=_no_codes_subgroup),
+    Candidate("shared tiles", _codes, when=lambda problem, caps: no_codes(problem) or no_shared_tile(caps)),
+)
 implement(
     GroupedProductProblem,
     Candidate("subgroups as vectors", _subgroup, when=_no_subgroup),

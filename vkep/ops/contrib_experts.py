@@ -1,7 +1,8 @@
 """Mixtures of experts (domain com.microsoft: MoE, QMoE, MoEGroupRouter).
 
-Each token goes through the ``k`` experts that its router scores highest. Where few tokens choose (a step of decoding), the chosen
-experts' weights are gathered, and only those are read; else tokens lie in the order of their experts, in blocks of one expert.
+Each token goes through the ``k`` experts that its router scores highest. Where few tokens choose (a step of decoding), only the
+chosen experts' weights are read: a GPU gathers them, a CPU driver's product looks up those that are packed. Else tokens lie in
+the order of their experts, in blocks of one expert.
 
 Semantics: the operators' schemas in ONNX Runtime (docs/ContribOperators.md), and its CPU provider's kernels.
 """
@@ -134,14 +135,14 @@ def _applied(b: Builder, x: Tensor, matrices: Matrices, owners: Tensor | None = 
 
 
 def _applied_packed(b: Builder, x: Tensor, matrices: Matrices, owners: Tensor) -> Tensor | None:
-    """The product on packed weights; None where they are unpacked before, as a CPU driver's products are faster."""
-    if not matrices.bits or matrices.scales is None or matrices.weights.offset % 4 or is_cpu(b.caps):
+    """The product on packed weights; None where they are unpacked before."""
+    if not matrices.bits or matrices.scales is None or matrices.weights.offset % 4:
         return None
     (blocks, rows, k), (experts, n) = x.shape, matrices.weights.shape[:2]
     zeros, block = matrices.zero_points, k // (matrices.scales.size // (experts * n))
     kind = "" if zeros is None else "rows" if zeros.rank == 2 else "blocks"
     problem = GroupedCodesProblem(blocks, rows, n, k, experts, matrices.bits, block, x.dtype.name, kind)
-    if no_codes(problem, b.caps):
+    if no_codes(problem):
         return None
     operands = (x, matrices.weights, owners, b.cast(matrices.scales, x.dtype), zeros)
     return b.result(problem, *(b.contiguous(t) for t in operands if t is not None))
@@ -227,8 +228,14 @@ def mixture(
     if tokens * a.k <= experts:
         rows = b.reshape(b.cast(chosen, _INT32), (tokens * a.k,))
         wide = b.reshape(x, (tokens, 1, 1, hidden)).expand((tokens, a.k, 1, hidden))
-        first, second, third = (None if m is None else m.of(b, rows) for m in (fc1, fc2, fc3))
-        y = _through(b, a, b.reshape(wide, (tokens * a.k, 1, hidden)), first, second, third)
+        wide = b.reshape(wide, (tokens * a.k, 1, hidden))
+        if fc1.bits and is_cpu(
+            b.caps
+        ):  # its product unpacks as it reads; on a GPU one row leaves most of a tile's lanes idle
+            y = _through(b, a, wide, fc1, fc2, fc3, rows)
+        else:
+            first, second, third = (None if m is None else m.of(b, rows) for m in (fc1, fc2, fc3))
+            y = _through(b, a, wide, first, second, third)
         each = b.reshape(y, (tokens, a.k, hidden))
     else:
         groups = GroupRowsProblem(tokens * a.k, experts, block_of(tokens * a.k, experts, b.caps))
