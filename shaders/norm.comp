@@ -26,6 +26,9 @@ layout(constant_id = 10) const uint HAS_MEAN = 0;
 layout(constant_id = 11) const uint HAS_INV_STD = 0;
 layout(constant_id = 12) const uint BY_CHANNEL = 0;  // 0: period and spatial are 1
 
+// Scale and bias are loaded beside the row: a few rows wait for memory, and for each other's results, more than for anything else.
+const uint EARLY = IN_REGISTERS != 0u && BY_CHANNEL == 0u && PER_LANE <= 4u ? PER_LANE : 0u;
+
 TENSOR(float, FloatTensor)
 float add(float a, float b) { return a + b; }
 COMBINE_LANES(sum_of, float, add)
@@ -59,7 +62,12 @@ void main() {
     }
 
     float total = 0.0, mean = 0.0, spread = 0.0;
-    VALUE_T kept[PER_LANE];
+    VALUE_T kept[PER_LANE], scale[EARLY > 0u ? EARLY : 1u], bias[EARLY > 0u ? EARLY : 1u];
+    [[unroll]] for (uint j = 0u; j < EARLY; ++j) {
+        uint k = j * SPLIT + share;
+        if (HAS_SCALE != 0u) scale[j] = k < axis ? load_value(InRow(operand(args.scale, 1)).v[k]) : VALUE_T(0.0);
+        if (HAS_BIAS != 0u) bias[j] = k < axis ? load_value(InRow(operand(args.bias, 2)).v[k]) : VALUE_T(0.0);
+    }
     if (IN_REGISTERS != 0u) {
         [[unroll]] for (uint j = 0u; j < PER_LANE; ++j) {
             uint k = j * SPLIT + share;
@@ -85,7 +93,14 @@ void main() {
     if (IN_REGISTERS != 0u) {
         [[unroll]] for (uint j = 0u; j < PER_LANE; ++j) {
             uint k = j * SPLIT + share;
-            if (k < axis) y.v[base + k] = store_value(affine(kept[j] * inv_std, row_channel, k));
+            if (EARLY > 0u) {
+                VALUE_T v = kept[j] * inv_std;
+                if (HAS_SCALE != 0u) v *= scale[j % (EARLY > 0u ? EARLY : 1u)];
+                if (HAS_BIAS != 0u) v += bias[j % (EARLY > 0u ? EARLY : 1u)];
+                if (k < axis) y.v[base + k] = store_value(v);
+            } else if (k < axis) {
+                y.v[base + k] = store_value(affine(kept[j] * inv_std, row_channel, k));
+            }
         }
     } else {
         for (uint k = share; k < axis; k += SPLIT) {
