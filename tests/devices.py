@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from gpu_shared.capabilities import FEATURE_NAMES, CooperativeMatrixShape, DeviceCapabilities
-from vkep.kernels import attention, attention_split, matmul, matmul_codes, select
+from vkep.kernels import attention, attention_split, attention_stream, matmul, matmul_codes, select
 
 #: the shape of cooperative matrices that the float16 kernels use
 HALF = CooperativeMatrixShape(16, 16, 16, "float16", "float16", "float32", "float32")
@@ -29,8 +29,9 @@ GPU = DeviceCapabilities.for_tests(
 def as_a_gpu() -> Iterator[None]:
     """A decoder's step is computed by the kernels of a GPU, also where the driver is a CPU's."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (attention, attention_split, matmul_codes):
+        for module in (attention, attention_split, attention_stream, matmul_codes):
             patch.setattr(module, "is_cpu", lambda caps: False)
+        patch.setattr(attention_stream, "_LANES", 32)  # several subgroups, that compile faster
         patch.setattr(matmul, "no_subgroup_tile", lambda *given: "as a GPU")
         select._asked.cache_clear()
         try:

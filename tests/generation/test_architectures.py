@@ -46,6 +46,22 @@ def test_a_step_as_on_a_gpu(tmp_path: Path) -> None:
     assert not {"norm.comp", "cache_update.comp"} & {shader.source for shader in shaders}
 
 
+def test_several_sequences_as_on_a_gpu(tmp_path: Path) -> None:
+    """Attention computes the norms of queries and keys, their rotation and the caches' rows."""
+    language = write_language(tmp_path, "qwen3", layers=1)
+    theirs = Reference(tmp_path / "model.onnx", language.kv_heads, language.size)
+    prompts = [list(range(40, 43)), list(range(60, 70))]
+    with as_a_gpu(), Generator(tmp_path, fallback="error", save_plans=False) as generator:
+        answers = generator.generate(prompts, max_tokens=6, ignore_end=True)
+        latest = generator.decoder.session._parts.graph.latest
+        assert latest is not None
+        plans = [step.plan for step in latest.program.steps if isinstance(step, IslandStep)]
+    assert [a.tokens for a in answers] == [theirs.greedy(p, 6) for p in prompts]
+    shaders = [plan.pipelines[d.pipeline].shader for plan in plans for d in plan.dispatches]
+    assert sum("UPDATES" in dict(shader.defines) for shader in shaders) == language.layers
+    assert "cache_update.comp" not in {shader.source for shader in shaders}
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 def test_quantized_caches(bits: int, tmp_path: Path) -> None:
     """Prompts at once, in rows of caches of 8 and 4 bits that grow."""

@@ -1,4 +1,4 @@
-"""Attention of few queries, its keys split over workgroups, against numpy in float64, as each kind of device selects it."""
+"""Attention of few queries, its keys shared among workgroups, against numpy in float64, as each kind of device selects it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
 from tests.kernels.test_attention import GPU, Case, check, data, expected
 from tools.fuzz.attention_reference import coded, numbers
 from vkep.dtypes import DTYPES
-from vkep.kernels import attention_split
+from vkep.kernels import attention_split, attention_stream
 from vkep.kernels.attention import AttentionProblem, gains_by_attention
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.select import Emission, candidates, choose
 
+WAYS = ("stream", "split")
 CASES = [
     Case(1, 40),
     Case(1, 300, heads=8, kv_heads=2, batch=2),
@@ -32,6 +33,17 @@ CASES = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def few_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several subgroups are enough, and compile faster."""
+    monkeypatch.setattr(attention_stream, "_LANES", 64)
+
+
+def way(problem: AttentionProblem, caps: DeviceCapabilities) -> str:
+    """The first candidate of few queries that takes a problem."""
+    return next(c.name for c in candidates(AttentionProblem) if c.name in WAYS and not c.when(problem, caps))
+
+
 def run(gpu: Harness, caps: DeviceCapabilities, case: Case, dtype: str, sink: np.ndarray | None = None) -> None:
     tensors = data(case, dtype, np.random.default_rng(5))
     *heads, bias = tensors
@@ -39,7 +51,8 @@ def run(gpu: Harness, caps: DeviceCapabilities, case: Case, dtype: str, sink: np
     y = Tensor.empty((shape[0], shape[2], shape[1], shape[3]) if case.merged else shape, dtype)
     given = [Tensor(np.ascontiguousarray(t.swapaxes(1, 2)) if case.merged else t) for t in heads]
     given += [Tensor(t) for t in (bias, sink) if t is not None]
-    target = gpu.compute(case.problem(dtype, sink=sink is not None), caps, given, [y], candidate="split")
+    problem = case.problem(dtype, sink=sink is not None)
+    target = gpu.compute(problem, caps, given, [y], candidate=way(problem, caps))
     assert not any(t.array.any() for t in target.tensors if t.array.dtype == np.uint32), "counters are left at zero"
     got = y.array.swapaxes(1, 2) if case.merged else y.array
     wanted = expected(case, *tensors)
@@ -57,13 +70,14 @@ def test_it_is_numpys(gpu: Harness, caps: DeviceCapabilities, case: Case, dtype:
     run(gpu, caps, case, dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_lane_loads_its_keys_in_several_turns(
-    gpu: Harness, caps: DeviceCapabilities, dtype: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("held", [1, 8])
+def test_one_workgroup_reads_its_keys_in_several_turns(
+    gpu: Harness, caps: DeviceCapabilities, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention_split, "_MOST_HELD", 2)
-    monkeypatch.setattr(attention_split, "_GROUPS", 1)
-    run(gpu, caps, Case(1, 700, heads=8, kv_heads=2, first=-650), dtype)
+    """With 8 keys a lane has several scores of a row, with one its lanes have copies."""
+    monkeypatch.setattr(attention_stream, "_HELD", held)
+    monkeypatch.setattr(attention_split, "_GROUPS", 0)
+    run(gpu, dataclasses.replace(caps, compute_units=1), Case(1, 700, heads=8, kv_heads=2, first=-650), "float16")
 
 
 def test_surplus_workgroups_of_a_folded_grid_do_not_arrive(gpu: Harness, caps: DeviceCapabilities) -> None:
@@ -119,7 +133,7 @@ def test_keys_and_values_in_codes(
         v_channels=channels,
     )
     y = Tensor.empty((case.batch, case.heads, case.queries, case.value_size), np.float32)
-    gpu.compute(problem, caps, [Tensor(q), *map(Tensor, codes), *scales], [y], candidate="split")
+    gpu.compute(problem, caps, [Tensor(q), *map(Tensor, codes), *scales], [y], candidate=way(problem, caps))
     check(y.array, expected(case, q, *numbers_of, None))
 
 
@@ -135,18 +149,23 @@ def test_keys_past_the_end_are_not_read(gpu: Harness, caps: DeviceCapabilities) 
         k[b, :, last + 1 :] = v[b, :, last + 1 :] = np.nan
     y = Tensor.empty((2, case.heads, 1, case.value_size), np.float32)
     problem = case.problem("float32", origin=True, end=1)
-    gpu.compute(problem, caps, [Tensor(t) for t in (q, k, v, np.array(ends, np.int32))], [y], candidate="split")
+    given = [Tensor(t) for t in (q, k, v, np.array(ends, np.int32))]
+    gpu.compute(problem, caps, given, [y], candidate=way(problem, caps))
     check(y.array, np.concatenate(wanted))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_lanes_reach_what_the_problem_needs(case: Case, dtype: str) -> None:
+@pytest.mark.parametrize("name", WAYS)
+def test_lanes_reach_what_the_problem_needs(case: Case, dtype: str, name: str) -> None:
     problem = case.problem(dtype, origin=True, sink=True)
+    candidate = next(c for c in candidates(AttentionProblem) if c.name == name)
+    if candidate.when(problem, GPU):
+        pytest.skip("rows that are not aligned")
     operands = (*problem.needs(), *problem.makes())
     wanted = {need.name: need.extent * DTYPES[need.dtype].itemsize for need in operands}
     e = Emission(NumpyWorkspace(GPU), dict.fromkeys(wanted))
-    call = next(c for c in candidates(AttentionProblem) if c.name == "split").emit(problem, e)
+    call = candidate.emit(problem, e)
     assert isinstance(call, KernelCall)
     reaches = call.reaches()
     assert {name: reaches[name] for name in wanted} == wanted
@@ -155,5 +174,11 @@ def test_lanes_reach_what_the_problem_needs(case: Case, dtype: str) -> None:
 def test_a_decoders_step_is_split_on_a_gpu_and_a_prompt_is_not(caps: DeviceCapabilities) -> None:
     step, prompt = Case(1, 512, heads=8, kv_heads=2), Case(64, 64)
     assert gains_by_attention(step.problem("float16"), caps) == (caps.device_type != "cpu")
-    assert choose(step.problem("float16"), caps).candidate.name == "split"
-    assert choose(prompt.problem("float32"), caps).candidate.name != "split"
+    assert choose(step.problem("float16"), caps).candidate.name == way(step.problem("float16"), caps)
+    assert choose(prompt.problem("float32"), caps).candidate.name not in WAYS
+
+
+def test_a_gpu_reads_keys_and_values_in_one_pass() -> None:
+    for dtype in ("float32", "float16"):
+        assert way(Case(1, 512, size=128, value_size=128, heads=8, kv_heads=2).problem(dtype), GPU) == "stream"
+    assert way(Case(3, 70, size=10, value_size=7).problem("float16"), GPU) == "split"

@@ -1,4 +1,5 @@
-"""A product is one dispatch with the update of a cache that reads it, unless it would then read what was written meanwhile."""
+"""A product is one dispatch with the update of a cache that reads it, or attention with the update before it, unless it would
+then read what was written meanwhile."""
 
 from __future__ import annotations
 
@@ -13,25 +14,26 @@ from tools.models.builder import GraphBuilder
 from tools.models.language import MICROSOFT
 from vkep.graph.load import load_model
 from vkep.ir.infer import Known
-from vkep.ir.program import ValueSpec, declared_value
-from vkep.passes import island
-from vkep.passes.turned import turn_products
+from vkep.ir.ops import KernelOp
+from vkep.ir.program import IslandStep, ValueSpec, declared_value
+from vkep.kernels.cache_update import CacheUpdateProblem
+from vkep.passes import island, turned
 from vkep.placement.partition import lower
 
 HEADS, KV_HEADS, SIZE, K, ROOM = 4, 2, 16, 96, 32
 
 
-def _step() -> onnx.ModelProto:
-    """Attention of one token after a product of ``state``, which then changes."""
+def _step(batch: int = 1) -> onnx.ModelProto:
+    """Attention of one token of each sequence after a product of ``state``, which then changes."""
     w = GraphBuilder("turned")
-    state = w.input("state", [1, 1, K])
+    state = w.input("state", [batch, 1, K])
     weight = w.constant("weight", w.weight("weight", (K, (HEADS + 2 * KV_HEADS) * SIZE), 1.0))
     qkv = w.add("MatMul", state, weight)
-    w.output(w.add("Neg", state), "state_out", [1, 1, K])
-    caches = [w.input(name, [1, KV_HEADS, ROOM, SIZE]) for name in ("keys", "values")]
+    w.output(w.add("Neg", state), "state_out", [batch, 1, K])
+    caches = [w.input(name, [batch, KV_HEADS, ROOM, SIZE]) for name in ("keys", "values")]
     angles = [w.constant(name, np.ones((ROOM, SIZE // 2), np.float32)) for name in ("cos", "sin")]
-    for name, value in (("last", 7), ("total", 8)):
-        w.initializers[name] = onnx.numpy_helper.from_array(np.array([value], np.int32), name)
+    for name, values in (("last", [7] * batch), ("total", [8])):
+        w.initializers[name] = onnx.numpy_helper.from_array(np.array(values, np.int32), name)
     made = w.add_many(
         "GroupQueryAttention",
         *(qkv, "", "", *caches, "last", "total", *angles),
@@ -41,7 +43,7 @@ def _step() -> onnx.ModelProto:
         kv_num_heads=KV_HEADS,
         do_rotary=1,
     )
-    shapes = ([1, 1, HEADS * SIZE], *[[1, KV_HEADS, ROOM, SIZE]] * 2)
+    shapes = ([batch, 1, HEADS * SIZE], *[[batch, KV_HEADS, ROOM, SIZE]] * 2)
     for result, name, shape in zip(made, ("y", "keys_out", "values_out"), shapes, strict=True):
         w.output(result, name, shape)
     graph = onnx.helper.make_graph(w.nodes, w.name, w.inputs, w.outputs, list(w.initializers.values()))
@@ -49,21 +51,45 @@ def _step() -> onnx.ModelProto:
     return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
-@pytest.mark.parametrize("between", [False, True])
-def test_a_product_does_not_move_past_a_write_to_what_it_reads(between: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Any] = []
-    monkeypatch.setattr(island, "turn_products", lambda *arguments: given.append(arguments) or arguments[0])
-    loaded = load_model(_step())
+OVER = (("keys_out", "keys"), ("values_out", "values"), ("state_out", "state"))
+
+
+def _lowered(batch: int, over: tuple[tuple[str, str], ...]) -> list[str]:
+    """The shader of each dispatch of a step on a GPU."""
+    loaded = load_model(_step(batch))
     known: dict[str, Known] = dict(loaded.graph.weights)
     for info in loaded.graph.inputs:
         spec = declared_value(info)
         assert isinstance(spec, ValueSpec)
         known[info.name] = spec
-    over = (("keys_out", "keys"), ("values_out", "values"), ("state_out", "state"))
-    lower(loaded.graph.nodes, known, [v.name for v in loaded.graph.outputs], loaded.opsets, GPU, over=over)
+    outputs = [v.name for v in loaded.graph.outputs]
+    program = lower(loaded.graph.nodes, known, outputs, loaded.opsets, GPU, over=over)
+    plans = [step.plan for step in program.steps if isinstance(step, IslandStep)]
+    return [plan.pipelines[d.pipeline].shader.source for plan in plans for d in plan.dispatches]
+
+
+@pytest.mark.parametrize(("step", "batch"), [("turn_products", 1), ("join_updates", 2)])
+@pytest.mark.parametrize("between", [False, True])
+def test_nothing_moves_past_a_write_to_what_it_reads(
+    step: str, batch: int, between: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(island, step, lambda *arguments: given.append(arguments) or arguments[0])
+    _lowered(batch, OVER)
     [(ops, results, caps, shared)] = given
-    *ops, written = ops
-    assert written.outputs[0].storage.port in shared
-    ops.insert(1 if between else len(ops), written)
-    turned = turn_products(ops, results, caps, shared)
-    assert len(turned) == len(ops) - (not between)
+    [written] = [op for op in ops if op.outputs[0].storage.port in shared and len(op.outputs) == 1]
+    ops = [op for op in ops if op is not written]
+    if step == "join_updates":  # as if the update read what the step overwrites
+        [update] = [op for op in ops if isinstance(op, KernelOp) and isinstance(op.problem, CacheUpdateProblem)]
+        update.inputs[1] = written.inputs[0]
+    else:
+        update = ops[0]
+    ops.insert(ops.index(update) + 1 if between else len(ops), written)
+    joined = getattr(turned, step)(ops, results, caps, shared)
+    assert len(joined) == len(ops) - (not between)
+
+
+def test_attention_updates_the_cache_of_several_sequences_in_place() -> None:
+    assert "cache_update.comp" in _lowered(2, ())
+    sources = _lowered(2, OVER[:2])
+    assert "attention_stream.comp" in sources and "cache_update.comp" not in sources

@@ -9,21 +9,21 @@ import pytest
 from tests.ops.cases import shared_context
 from tools.fuzz.attention import OPERATORS, draw, verdict
 from tools.fuzz.attention_calls import MICROSOFT
-from vkep.kernels import attention_split
+from vkep.kernels import attention_split, attention_stream
 from vkep.passes import norms
 
 #: enough that GroupQueryAttention's cases have each input and attribute
 CASES = dict.fromkeys(OPERATORS, 6) | {"GroupQueryAttention": 20}
 
 
-@pytest.mark.parametrize("way", ["as here", "split"])
+@pytest.mark.parametrize("way", ["as here", "of few queries"])
 @pytest.mark.parametrize(("name", "index"), [(n, i) for n, count in CASES.items() for i in range(count)])
 def test_a_drawn_call(name: str, index: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = draw(2, index, [name])
-    if way == "split":  # as on a GPU, for a token's attention
+    if way == "of few queries":  # as on a GPU, for a token's attention
         if case.domain != MICROSOFT or "Group" not in name:
-            pytest.skip("products take it here, and the kernel that splits keys has tests of its own")
-        for module in (attention_split, norms):
+            pytest.skip("products take it here, and the kernels of few queries have tests of their own")
+        for module in (attention_split, attention_stream, norms):
             monkeypatch.setattr(module, "is_cpu", lambda caps: False)
     result, why = verdict(case, shared_context())
     assert result in ("equal", "accepted"), f"{result}: {why} in {case.text}"

@@ -114,10 +114,10 @@ def test_the_rest_has_scores_in_memory(changes: dict[str, Any]) -> None:
     assert not any(source.startswith("attention") for source in _sources(_plan(**changes)))
 
 
-def test_a_decoders_step_splits_its_keys() -> None:
+def test_a_decoders_step_shares_its_keys_among_workgroups() -> None:
     inputs = {name: ("float16", (1, 4, 1 if name == "q" else 2000, 64)) for name in "qkv"}
     plan = _plan(inputs)
-    assert _sources(plan) == ["pointwise.comp", "attention_split.comp"]  # the first one clears what counts arrivals
+    assert _sources(plan) == ["pointwise.comp", "attention_stream.comp"]  # the first one clears what counts arrivals
     assert not any(source.startswith("attention") for source in _sources(_plan(inputs, caps=CPU)))
 
 
@@ -136,7 +136,7 @@ def test_a_token_turns_and_joins_the_cache_in_one_dispatch() -> None:
         outputs=("y", "nk", "nv"),
     )
     kernels = [source for source in _sources(plan) if source != "pointwise.comp"]  # the check of the lengths, and zeros
-    assert kernels == ["cache_update.comp", "attention_split.comp"]
+    assert kernels == ["cache_update.comp", "attention_stream.comp"]
     assert len(plan.dispatches) == 4 and sum(dispatch.barrier for dispatch in plan.dispatches) == 1
 
 

@@ -1,6 +1,6 @@
 """Draw calls of the attention operators (`tools.fuzz.attention_calls`), and compare vkep with others.
 
-    python -m tools.fuzz.attention --cases 300 --seed 1 [--only GroupQueryAttention] [--case 17] [--split]
+    python -m tools.fuzz.attention --cases 300 --seed 1 [--only GroupQueryAttention] [--case 17] [--few]
 
 The reference is ONNX Runtime's CPU provider, in float32 for the other floats; where it lacks what a call asks for, numpy from the
 operator's documentation (`tools.fuzz.attention_reference`); for operators of ONNX its own evaluator.
@@ -20,7 +20,7 @@ import numpy as np
 
 from tools.fuzz import attention_calls, attention_reference, grouped_calls
 from tools.fuzz.attention_calls import MICROSOFT, Array, Case, Rng
-from vkep.kernels import attention_split
+from vkep.kernels import attention_split, attention_stream
 from vkep.passes import norms
 
 #: the greatest difference from a reference in float32, of values near 1
@@ -156,10 +156,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="*", default=[], choices=list(OPERATORS))
     parser.add_argument("--case", type=int)
-    parser.add_argument("--split", action="store_true", help="take the kernels of few queries, as a GPU does")
+    parser.add_argument("--few", action="store_true", help="take the kernels of few queries, as a GPU does")
     args = parser.parse_args()
-    if args.split:
-        for module in (attention_split, norms):
+    if args.few:
+        for module in (attention_split, attention_stream, norms):
             setattr(module, "is_cpu", lambda caps: False)  # noqa: B010
     context = SharedGpuContext.create({"gpu_shared_context_token": "attention"})
     found: Counter[tuple[str, str, str]] = Counter()

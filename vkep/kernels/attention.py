@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from gpu_shared.capabilities import CooperativeMatrixShape, DeviceCapabilities
 from vkep.kernels.attention_problem import AttentionProblem, attention_params, row_reach
 from vkep.kernels.attention_split import attention_split, gains_by_split, no_split
+from vkep.kernels.attention_stream import attention_stream, no_stream
 from vkep.kernels.cooperative_tiles import float16_shape
 from vkep.kernels.kernel import GLSL_BYTES, Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import ceil_div, element_type, is_cpu
@@ -229,6 +230,7 @@ def _call(
 
 implement(
     AttentionProblem,
+    Candidate("stream", attention_stream, when=no_stream),
     Candidate("split", attention_split, when=no_split),
     Candidate("cooperative", _cooperative, when=_cooperative_when),
     Candidate("tiled", _tiled, when=_tiled_when),

@@ -23,7 +23,7 @@ from vkep.passes.in_place import in_place
 from vkep.passes.layout import lay_out
 from vkep.passes.norms import add_to_norms, fold_head_norms, fold_norms
 from vkep.passes.pairs import pair_products
-from vkep.passes.turned import turn_products
+from vkep.passes.turned import join_updates, turn_products
 from vkep.plan.records import Port
 from vkep.sizes import Trace
 
@@ -98,7 +98,7 @@ class Island:
         ops = fold_head_norms(fold_norms(add_to_norms(ops, results), results, caps), results, caps)
         if shared:
             ops = in_place(ops, {t.storage.port: t for t in results if t.storage.port is not None}, shared)
-            ops = turn_products(ops, results, caps, shared)
+            ops = join_updates(turn_products(ops, results, caps, shared), results, caps, shared)
         planned = emit(ops, ports, caps, check_data=self.builder.check_data, tuned=tuned, trace=trace, shared=shared)
         return IslandStep(planned.plan, planned.weights, tuple(self.nodes), planned.sizes, tuple(written))
 

@@ -1,5 +1,6 @@
-"""The product of a token's queries, keys and values with their rotation and the caches' new rows: one dispatch of a decoder's
-step (`vkep.kernels.fused_product`)."""
+"""The rotation of a token's queries and keys, and the caches' new rows, in the product that makes them
+(`vkep.kernels.fused_product`) or in the attention that reads them (`vkep.kernels.attention_stream`): a dispatch less in each
+layer of a decoder's step."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import Decline
 from vkep.ir.ops import KernelOp, Op
 from vkep.ir.tensor import Tensor
+from vkep.kernels.attention_problem import AttentionProblem
+from vkep.kernels.attention_stream import UpdatingAttentionProblem, not_updating
 from vkep.kernels.cache_update import CacheUpdateProblem
 from vkep.kernels.fused_product import FusedProductProblem, not_one_row
 from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
@@ -40,6 +43,57 @@ def turn_products(
     turned = [new for old in ops if (new := made.get(id(old), old)) is not None]
     # a product that comes later may read an input's memory that an operation between has written to
     return turned if all(follows(turned, output, source) for output, source in shared.items()) else list(ops)
+
+
+def join_updates(
+    ops: Sequence[Op], results: Iterable[Tensor], caps: DeviceCapabilities, shared: Mapping[int, int]
+) -> list[Op]:
+    """The operations without updates of caches, by one token of each sequence, that the attention after them can do where the
+    device has a kernel for both. ``results`` and ``shared`` as for `turn_products`."""
+    kept, uses = {t.storage for t in results}, Uses(ops)
+    made: dict[int, Op | None] = {}
+    for op in ops:
+        update = sole_producer(op.inputs[0].storage, op, uses, kept) if _is(op, AttentionProblem) else None
+        if isinstance(op, KernelOp) and isinstance(update, KernelOp) and isinstance(update.problem, CacheUpdateProblem):
+            both = _joined(update, op, uses, caps)
+            if both is not None:
+                made[id(update)], made[id(op)] = None, both
+    joined = [new for old in ops if (new := made.get(id(old), old)) is not None]
+    # what the update reads may be written to between it and the attention
+    return joined if all(follows(joined, output, source) for output, source in shared.items()) else list(ops)
+
+
+def _is(op: Op, kind: type[Problem]) -> bool:
+    return isinstance(op, KernelOp) and isinstance(op.problem, kind)
+
+
+def _joined(update: KernelOp, op: KernelOp, uses: Uses, caps: DeviceCapabilities) -> KernelOp | None:
+    """Both in one; None where the attention reads other keys and values, or no kernel computes both."""
+    attention, problem = op.problem, update.problem
+    assert isinstance(attention, AttentionProblem) and isinstance(problem, CacheUpdateProblem)
+    if op.epilogue is not None or not_updating(attention, problem):
+        return None
+    given = dict(zip((need.name for need in attention.needs()), op.inputs, strict=True))
+    first = dict(zip((need.name for need in problem.needs()), update.inputs, strict=True))["first"]
+    turned, *caches = update.outputs
+    if given["q"].offset != turned.offset or given["origin"].storage is not first.storage:
+        return None
+    if given["origin"].offset != first.offset:
+        return None
+    for t, cache in zip((given["k"], given["v"]), caches, strict=True):
+        if t.storage is not cache.storage or (t.offset, t.strides) != (cache.offset, cache.strides):
+            return None
+        if uses.readers[cache.storage] != [op]:  # a reader between both would see the past alone
+            return None
+    both = UpdatingAttentionProblem(replace(attention, q_strides=problem.q_strides), problem)
+    inputs = [*update.inputs, *(t for name, t in given.items() if name in ("bias", "sink"))]
+    outputs = [*op.outputs, *caches]
+    try:
+        choose(both.placed(bind(both, inputs, outputs)), caps)
+    except Decline:
+        return None
+    labels = list(dict.fromkeys([*update.labels, *op.labels]))
+    return KernelOp(both, inputs, outputs, labels, op.node)
 
 
 def _turned(of: KernelOp, update: KernelOp, caps: DeviceCapabilities) -> KernelOp | None:
