@@ -14,6 +14,7 @@ from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import element_defines, flat_lanes, key_defines, share_columns
 from vkep.kernels.problem import Need
 from vkep.kernels.select import Candidate, Emission, implement
+from vkep.sizes import at_hand
 
 _TYPES = ("float32", "float16", "int32", "int64", "uint8")
 
@@ -55,7 +56,12 @@ class TopKProblem(ColumnProblem):
 
 
 def _takes_ranks(problem: TopKProblem, caps: DeviceCapabilities) -> str:
-    return "k rounds compare less" if problem.k * 8 <= problem.axis else ""
+    return "k rounds compare less" if _is_small(problem.k, problem.axis) else ""
+
+
+@at_hand
+def _is_small(k: int, axis: int) -> bool:
+    return k * 8 <= axis
 
 
 def _ranks(problem: TopKProblem, e: Emission) -> KernelCall:

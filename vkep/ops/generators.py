@@ -28,7 +28,7 @@ def positions(b: Builder, size: int, dtype: type = np.int32) -> Tensor:
 def trilu(b: Builder, x: Tensor, k: Tensor | None = None, *, upper: int = 1) -> Tensor:
     if x.rank < 2:
         b.invalid(f"rank {x.rank}, expected at least 2")
-    shift = 0 if k is None else _diagonal(int(b.number(k, "k")))
+    shift = 0 if k is None else _diagonal(whole(b.number(k, "k")))
     rows = b.reshape(positions(b, x.shape[-2]), [x.shape[-2], 1])
     cols = positions(b, x.shape[-1])
     keep = b.expr("({1} - {0} >= {2})" if upper else "({1} - {0} <= {2})", rows, cols, shift, ctype="bool")

@@ -18,6 +18,7 @@ from vkep.ops.allowed import ARITHMETIC, FLOATING, every
 from vkep.ops.elementwise import exp, log
 from vkep.ops.generators import positions
 from vkep.ops.registry import INDICES, operator
+from vkep.sizes import whole
 
 
 def middle(b: Builder, x: Tensor, axes: Sequence[int]) -> tuple[Tensor, tuple[int, int, int]]:
@@ -179,7 +180,7 @@ def cum_prod(b: Builder, x: Tensor, axis: Tensor, *, exclusive: int = 0, reverse
 
 def _count(b: Builder, k: Tensor) -> int:
     b.expect("K", k, (1,))
-    return int(b.value(k, "k")[0])
+    return whole(b.value(k, "k")[0])
 
 
 def top_k_of(b: Builder, x: Tensor, count: int, axis: int, largest: int) -> list[Tensor]:

@@ -16,6 +16,7 @@ from vkep.kernels.selection import CompactProblem, NonMaxSuppressionProblem
 from vkep.ops.allowed import ARITHMETIC
 from vkep.ops.reduction import scan
 from vkep.ops.registry import SIZED, operator
+from vkep.sizes import serves_others, whole
 
 _INT64 = DTYPES["int64"]
 
@@ -39,11 +40,16 @@ def non_zero_fill(b: Builder, x: Tensor) -> list[Tensor]:
 
 @operator("NonZeroTake", domain=SIZED, types={})
 def non_zero_take(b: Builder, found: Tensor, count: Tensor, x: Tensor) -> Tensor:
-    many = int(b.value(count, "the number of elements that are not zero").reshape(-1)[0])
+    many = whole(b.value(count, "the number of elements that are not zero").reshape(-1)[0])
     if not many or not x.rank:
         return b.constant(np.zeros((x.rank, many), np.int64))
     flat = found.slice(0, 0, many)
     steps = [math.prod(x.shape[d + 1 :]) for d in range(x.rank)]
+    if any(map(serves_others, steps + list(x.shape))):
+        indices = b.empty(_INT64, [x.rank, many])
+        for d in range(x.rank):
+            b.store(b.expr("({0} / {1} % {2})", flat, steps[d], x.shape[d]), _INT64, out=indices.slice(0, d, 1))
+        return indices
     step, size = (b.constant(np.array(v, np.int64).reshape(-1, 1)) for v in (steps, x.shape))
     return b.store(b.expr("({0} / {1} % {2})", flat, step, size), _INT64, shape=[x.rank, many])
 

@@ -18,6 +18,7 @@ from vkep.ops.gather import gathered, scatter_elements_
 from vkep.ops.reduction import arg_max, reduce_axes, scan, top_k_1, top_k_of
 from vkep.ops.registry import SIZED, operator
 from vkep.ops.selection import positions_of
+from vkep.sizes import whole
 
 #: elements of the table that inverse_indices and counts are read from
 MOST_COMPARED = 1 << 26
@@ -100,7 +101,7 @@ def _row_ranks(b: Builder, keys: Tensor) -> Tensor:
 def unique_take(
     b: Builder, firsts: Tensor, count: Tensor, x: Tensor, *, axis: int | None = None, sorted: int = 1
 ) -> list[Tensor]:
-    many = int(b.value(count, "the number of distinct values").reshape(-1)[0])
+    many = whole(b.value(count, "the number of distinct values").reshape(-1)[0])
     flat = b.reshape(x, [x.size]) if axis is None else x
     indices = firsts.slice(0, 0, many)
     if not many:
@@ -141,7 +142,7 @@ def microsoft_unique_fill(b: Builder, x: Tensor) -> list[Tensor]:
 
 @operator("com.microsoft.UniqueTake", domain=SIZED, types={})
 def microsoft_unique_take(b: Builder, firsts: Tensor, count: Tensor, x: Tensor) -> list[Tensor]:
-    many = int(b.value(count, "the number of distinct values").reshape(-1)[0])
+    many = whole(b.value(count, "the number of distinct values").reshape(-1)[0])
     if not many:
         empty = b.constant(np.zeros(0, np.int64))
         return [x, empty, empty]
