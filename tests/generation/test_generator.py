@@ -165,6 +165,27 @@ def test_without_memory_an_answer_ends_where_it_is(
     batch.close()
 
 
+def test_without_memory_for_two_runs_the_log_says_so_once(
+    generator: Generator, theirs: Reference, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    batch = generator.batch()
+
+    def full(*_: object) -> None:
+        raise ArenaOutOfMemory("it", asked=1, in_use=1, allocated=1, limit=1, largest_free=0, reason="full")
+
+    monkeypatch.setattr(batch._rows, "ahead", full)
+    answers = []
+    for count in (4, 5):
+        answers.append(batch.add(prompt(count, count), GREEDY))
+        while batch.under_way:
+            batch.step()
+    [said] = [record for record in caplog.records if record.name == "vkep.generation"]
+    assert "no memory for two runs" in said.getMessage() and "arena 'it'" in said.getMessage()
+    for answer in answers:
+        assert answer.tokens == theirs.greedy(answer.prompt, 8)
+    batch.close()
+
+
 def test_few_plans_serve_all_lengths(folder: Path) -> None:
     """Prompts and steps of any length, in caches that move to larger memory."""
     with Generator(folder, fallback="error") as generator:

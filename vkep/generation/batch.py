@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from vkep.generation.sampling import Chances, Sampling
 from vkep.generation.text import TextStream
 from vkep.memory import ArenaOutOfMemory
 
+logger = logging.getLogger("vkep.generation")
 #: largest number of prompt tokens in one step, so that other answers continue meanwhile
 CHUNK = 512
 _GREEDY = Sampling()
@@ -228,8 +230,11 @@ class Batch:
         assert made.tokens is not None
         try:
             return self._rows.ahead(rows, made.tokens)
-        except (ArenaOutOfMemory, OutOfDeviceMemoryError):  # no room for a second run
+        except (ArenaOutOfMemory, OutOfDeviceMemoryError) as error:  # no room for a second run
             self.runs_ahead = False
+            logger.warning(
+                "from now on each step waits for the tokens of the one before: no memory for two runs (%s)", error
+            )
             return None
 
     def _without_memory(self, answer: Answer) -> Event | None:
