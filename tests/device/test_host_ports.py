@@ -94,6 +94,21 @@ def test_copies_of_many_sizes_are_not_all_kept(session: vkep.InferenceSession) -
             assert max(kept) <= 4
 
 
+def test_sizes_that_were_prepared_while_the_device_worked(session: vkep.InferenceSession) -> None:
+    """Sizes that go on growing, those that were predicted and did not come, and those that come again."""
+    small, prepared = np.arange(4, dtype=np.float32), 0
+    sizes = [40, 50, 60, 70, 80, 90, 90, 110, 130, 150, 20, 170, 150, 130, 110, 90, 91, 92, 93, 94, 94, 95, 40]
+    for size in sizes:
+        tables = [r._table for island in session.islands() for r in island.runner.recordings]
+        shapes = [[port.shape for port in i.numbers.ports.values()] for t in tables for i in t._images if i.numbers]
+        prepared += [(size,), (size,)] in shapes
+        large = np.arange(size, dtype=np.float32) + size
+        moved, doubled = session.run(None, {"large": large, "small": small})
+        np.testing.assert_array_equal(moved, 2 * large)
+        np.testing.assert_allclose(doubled, small + large.sum())
+    assert prepared >= 10
+
+
 def test_a_result_in_memory_of_the_host_is_read_without_a_copy(session: vkep.InferenceSession) -> None:
     large, small = np.ones(1 << 10, np.float32), np.arange(4, dtype=np.float32)
     binding = session.io_binding()

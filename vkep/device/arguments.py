@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,8 +28,15 @@ if TYPE_CHECKING:
 
 SLOT_BYTES = 8
 _GRID_BYTES = 16
-#: the parts of the table that must be copied to the device before a run
-NOTHING, SLOTS, TABLE = "", "slots", "table"
+_WORD = (1 << 32) - 1
+_NONE = np.empty(0, np.int64)
+
+
+class Sent(NamedTuple):
+    """What of the table is copied to the device before a run."""
+
+    image: int  #: the staging memory that it is copied from
+    whole: bool  #: or only the slots
 
 
 class RunNumbers(NamedTuple):
@@ -37,9 +44,9 @@ class RunNumbers(NamedTuple):
 
     values: tuple[Any, ...]  #: of `PlanSizes.values`
     ports: dict[int, Port]  #: those of `Plan.ports` whose shapes differ
-    faults: tuple[tuple[int, str], ...]  #: as `Plan.faults`
+    faults: Mapping[int, str]  #: as `Plan.faults`
     slots: Sequence[int]  #: the slots' addends
-    words: np.ndarray[Any, Any]  #: the different arguments and numbers of grids, uint32 (`Places.which`)
+    words: np.ndarray[Any, Any]  #: arguments and numbers of grids, uint32, in the order of `Places.words`
     addends: np.ndarray[Any, Any]  #: of relocations, int64, in the order of `PlanSizes.addends`
 
 
@@ -74,8 +81,9 @@ class Places:
         order = [(v, False) for v in self._whole] + [(v, True) for v in self._real]
         number = {entry: k for k, entry in enumerate(order)}
         self.words = np.array([at // 4 for at, _ in (*whole, *real)], np.int64)
-        #: which of `RunNumbers.words` each of the table's ``words`` is
-        self.which = np.array([number[v, False] for _, v in whole] + [number[v, True] for _, v in real], np.int64)
+        self._words = struct.Struct(f"<{len(self._whole)}I")
+        # which of the different words each of them is
+        self._which = np.array([number[v, False] for _, v in whole] + [number[v, True] for _, v in real], np.int64)
         relocations = [self.plan.dispatches[k].relocations[at] for k, at, _ in sizes.addends]
         self.addresses = np.array(
             [(self.blocks[k] + r.offset) // 8 for (k, _, _), r in zip(sizes.addends, relocations, strict=True)],
@@ -84,14 +92,15 @@ class Places:
         self.within = {(k, at): (buffer, byte) for k, at, buffer, byte in sizes.places}
         self._addends = [value for _, _, value in sizes.addends]
         self._slots = [slot.addend for slot in self.plan.slots]
+        self._faults = dict(self.plan.faults)
         self._moving = moving_ports(self.plan, sizes)
         moving = {k for group in self._moving for k in group.ports}
         inputs = [k for k, port in enumerate(self.plan.ports) if port.is_input]
-        outputs = [k for k, port in enumerate(self.plan.ports) if not port.is_input]
+        self.outputs = [k for k, port in enumerate(self.plan.ports) if not port.is_input]
         #: places among the inputs, and among the outputs, whose shapes depend on sizes
         self.moving = (
             [place for place, k in enumerate(inputs) if k in moving],
-            [place for place, k in enumerate(outputs) if k in moving],
+            [place for place, k in enumerate(self.outputs) if k in moving],
         )
         self._still_bytes = sum(port.nbytes for k, port in enumerate(self.plan.ports) if k not in moving)
 
@@ -100,22 +109,21 @@ class Places:
         sizes = self.sizes
         assert sizes is not None
         values = sizes.values(run)
-        words = np.array([values[k] for k in self._whole], np.int64).astype(np.uint32)
+        words = self._words.pack(*[values[k] & _WORD for k in self._whole])
         if self._real:
-            real = np.array([values[k] for k in self._real], np.float32).view(np.uint32)
-            words = np.concatenate((words, real))
+            words += np.array([values[k] for k in self._real], np.float32).tobytes()
         slots = self._slots
         if sizes.slots:
             slots = list(slots)
             for k, value in sizes.slots:
                 slots[k] = values[value]
-        addends = np.array([values[k] for k in self._addends], np.int64)
+        addends = np.array([values[k] for k in self._addends], np.int64) if self._addends else _NONE
         return RunNumbers(
             values,
             moved_ports(self.plan, self._moving, values),
-            faults(self.plan, sizes, values),
+            dict(faults(self.plan, sizes, values)) if sizes.faults else self._faults,
             slots,
-            words,
+            np.frombuffer(words, np.uint32)[self._which],
             addends,
         )
 
@@ -125,8 +133,25 @@ class Places:
         return self._still_bytes + sum([len(group.ports) * found[group.ports[0]].nbytes for group in self._moving])
 
 
+class _Image:
+    """The table's bytes where the host writes them: those of the table itself, or of staging memory."""
+
+    __slots__ = ("addends", "addresses", "bound", "bytes", "numbers", "words")
+
+    def __init__(self, mapped: memoryview, addends: Sequence[int]) -> None:
+        """``mapped``: the bytes of the slots, and of all else where the host writes that. ``addends``: of the slots."""
+        raw, size = np.frombuffer(mapped, np.uint8), mapped.nbytes
+        self.bytes = mapped
+        self.words = raw[: size & ~3].view(np.uint32)
+        self.addresses = raw[: size & ~7].view(np.int64)
+        self.addends = addends
+        self.bound: list[int] = []  #: the addresses that the slots have
+        self.numbers: RunNumbers | None = None  #: those that are written
+
+
 class ArgumentTable:
-    """The table of one recording, for one run at a time."""
+    """The table of one recording, for one run at a time. Where the host cannot map it and runs have sizes, there are two
+    images of it: while the device works on a run, `prepare` writes the numbers of the next one."""
 
     def __init__(
         self,
@@ -143,17 +168,20 @@ class ArgumentTable:
         self._plan, self._places, self._layout = places.plan, places, layout
         self._constants, self._slab, self._fault = constants, slab, fault
         self._unified = staging is None
-        self._numbers: RunNumbers | None = None
-        self._addends: Sequence[int] = [slot.addend for slot in self._plan.slots]
-        self._fresh = any(slot.port == FRESH for slot in self._plan.slots)
-        self._bound: list[int] = []  # addresses that the device's slots have
-        self._unsent = NOTHING
+        self._ports = [slot.port for slot in self._plan.slots]
+        self._fresh = [k for k, port in enumerate(self._ports) if port == FRESH]  # slots with a random number
+        self._slots = struct.Struct(f"<{len(self._ports)}Q")
+        self._sent: list[int] = []  # addresses that the device's slots have
+        self._unsent = False  # whether the device lacks more than slots
         self.block: DeviceBlock = delegate.arena.alloc(places.nbytes, delegate.lease)
-        self._staging: DeviceBlock | None = None
+        self._staging: list[DeviceBlock] = []
+        self._images: list[_Image] = []
+        self._current = 0  # the image of the next run
         try:
             if staging is not None:  # without sizes only the slots change
-                wanted = places.nbytes if places.sizes is not None else places.slots_bytes
-                self._staging = staging.alloc(wanted)
+                sized = places.sizes is not None
+                for _ in range(2 if sized else 1):
+                    self._staging.append(staging.alloc(places.nbytes if sized else places.slots_bytes))
             self._write(delegate)
         except BaseException:
             self.close()
@@ -161,24 +189,24 @@ class ArgumentTable:
 
     def _write(self, delegate: VulkanDelegate) -> None:
         """Write everything as the plan has it."""
-        mapped = (self._staging or self.block).mapped
-        assert mapped is not None, "unified memory and staging are mapped"
-        raw = np.frombuffer(mapped, np.uint8)
-        self._slots = raw[: SLOT_BYTES * len(self._plan.slots)].view(np.uint64)
         places, image = self._places, bytearray(self._places.nbytes)
         for k, at in places.blocks.items():
             data = self._patched(k)
             image[at : at + len(data)] = data
         for k, at in places.grids.items():
             struct.pack_into("<3I", image, at, *self._plan.dispatches[k].grid)
-        first = places.slots_bytes
+        first, sized = places.slots_bytes, places.sizes is not None
+        addends = [slot.addend for slot in self._plan.slots]
+        for block in self._staging or [self.block]:
+            assert block.mapped is not None, "unified memory and staging are mapped"
+            mapped = block.mapped[: places.nbytes]
+            if sized:
+                mapped[first:] = image[first:]
+            self._images.append(_Image(mapped, addends))
         if places.sizes is not None:
-            raw[first : places.nbytes] = np.frombuffer(image, np.uint8)[first:]
-            self._words = raw[: places.nbytes & ~3].view(np.uint32)
-            self._addresses = raw[: places.nbytes & ~7].view(np.int64)
             pairs = [(k, at) for k, at, _ in places.sizes.addends]
             self._bases = np.array([self._base(k, at) for k, at in pairs], np.int64)
-            self._unsent = TABLE
+            self._unsent = True
         elif places.nbytes > first:
             delegate.uploader.upload(self.block, bytes(image[first:]), offset=first)
             delegate.uploader.finish()
@@ -198,11 +226,10 @@ class ArgumentTable:
         else:
             commands.dispatch_indirect(self.block.buffer, self.block.offset + at)
 
-    def send(self, commands: CommandBuffer, what: str) -> None:
-        """Record the copy of the slots, or of the whole table, to the device."""
-        assert self._staging is not None
-        size = SLOT_BYTES * len(self._plan.slots) if what == SLOTS else self._places.nbytes
-        commands.copy_buffer(self._staging.buffer, self.block.buffer, size, self._staging.offset, self.block.offset)
+    def send(self, commands: CommandBuffer, what: Sent) -> None:
+        """Record a copy to the device."""
+        staging, size = self._staging[what.image], self._places.nbytes if what.whole else self._slots.size
+        commands.copy_buffer(staging.buffer, self.block.buffer, size, staging.offset, self.block.offset)
 
     def _patched(self, k: int) -> bytes:
         """A dispatch's arguments with its addresses filled in."""
@@ -231,35 +258,54 @@ class ArgumentTable:
     # ---- running
 
     def set(self, numbers: RunNumbers) -> None:
-        """Write the numbers of a run's sizes, once the previous run has ended."""
-        if numbers is self._numbers:
+        """Write the numbers of a run's sizes, unless `prepare` has, once the previous run has ended."""
+        if numbers is self._images[self._current].numbers:
             return
-        self._numbers = None  # until all of them are written
-        places = self._places
-        self._words[places.words] = numbers.words[places.which]
-        if places.addresses.size:
-            self._addresses[places.addresses] = self._bases + numbers.addends
-        if numbers.slots != self._addends:
-            self._addends, self._bound = numbers.slots, []
-        self._numbers, self._unsent = numbers, TABLE
+        following = (self._current + 1) % len(self._images)
+        self._fill(following, numbers)
+        self._current, self._unsent = following, True
 
-    def bind(self, addresses: list[int]) -> str:
+    def prepare(self, numbers: RunNumbers) -> None:
+        """Write the numbers of the run that probably follows, where no run needs the memory for them. The run before the
+        submitted one has ended."""
+        if len(self._images) > 1 and numbers is not self._images[self._current].numbers:
+            self._fill(1 - self._current, numbers)
+
+    def _fill(self, which: int, numbers: RunNumbers) -> None:
+        image, places = self._images[which], self._places
+        if numbers is image.numbers:
+            return
+        image.numbers = None  # until all of them are written
+        image.words[places.words] = numbers.words
+        if places.addresses.size:
+            image.addresses[places.addresses] = self._bases + numbers.addends
+        if numbers.slots != image.addends:
+            image.addends, image.bound = numbers.slots, []
+        image.numbers = numbers
+
+    def bind(self, addresses: list[int]) -> Sent | None:
         """Point the slots to ``addresses``, in port order; returns what must be copied to the device before the run."""
-        changed = NOTHING
-        if addresses != self._bound or self._fresh:
-            self._bound = []  # until they are copied, which may fail
-            for i, (slot, addend) in enumerate(zip(self._plan.slots, self._addends, strict=True)):
-                self._slots[i] = addresses[slot.port] + addend if slot.port != FRESH else secrets.randbits(64)
-            changed = SLOTS if self._plan.slots else NOTHING
-        return NOTHING if self._unified else self._unsent or changed
+        image = self._images[self._current]
+        if addresses != image.bound or self._fresh:
+            image.bound = []  # until all of them are written
+            slots = [addresses[port] + addend for port, addend in zip(self._ports, image.addends, strict=True)]
+            for k in self._fresh:
+                slots[k] = secrets.randbits(64)
+            self._slots.pack_into(image.bytes, 0, *slots)
+            image.bound = addresses
+        if self._unified:
+            return None
+        if self._unsent or ((addresses != self._sent or self._fresh) and self._ports):
+            self._sent = []  # until they are copied, which may fail
+            return Sent(self._current, self._unsent)
+        return None
 
     def sent(self, addresses: list[int]) -> None:
         """A run with these addresses was submitted."""
-        self._bound, self._unsent = addresses, NOTHING
+        self._sent, self._unsent = addresses, False
 
     def close(self) -> None:
         """Free its memory; its runs must have ended."""
-        self._slots = self._words = self._addresses = np.empty(0, np.uint64)
-        if self._staging is not None:
-            self._staging.free()
-        self.block.free()
+        self._images.clear()  # views of the memory
+        for block in (*self._staging, self.block):
+            block.free()

@@ -9,7 +9,7 @@ their content to the host, or computes from it, calls that check first. A run th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,7 @@ class FaultWord:
         self._word = block.mapped[:FAULT_BYTES].cast("I")
         self._incoherent = None if block.buffer.coherent else block.buffer
         self._lease = lease
-        self.reasons = dict(faults)  #: error messages by code, of the run in flight
+        self.reasons: Mapping[int, str] = dict(faults)  #: error messages by code, of the run in flight
         self._lock = Lock()
         self._latest: RunCheck | None = None
         self.unread = False  #: a run was submitted, and its word has not been read

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 #: (first byte, bytes) of a region
-Spans = tuple[tuple[int, int], ...]
+Span = tuple[int, int]
+Spans = tuple[Span, ...]
+#: ports that the memory is viewed as: the place of each, its view, and the range that is copied (None: it has no bytes)
+Fitting = list[tuple[int, Array, Span | None]]
 
 
 class HostPorts:
@@ -36,14 +39,14 @@ class HostPorts:
         room: Sequence[int | None],
         staging: StagingArena | None,
     ) -> None:
-        """``room``: the largest bytes of each port, None where the host does not bind it; `fit` must succeed before use."""
+        """``room``: the largest bytes of each port, None where the host does not bind it."""
         self.room, self._offsets, size = tuple(room), list[int](), 0
         for nbytes in room:
             self._offsets.append(size)
             size += 0 if nbytes is None else align(max(nbytes, 1))
         self.size = max(size, 1)
         self.views: list[Array] = [np.empty(0, np.uint8)] * len(ports)
-        self._fitted: list[Port | None] = [None] * len(ports)  # the ports that the views are for
+        self._each: list[Span | None] = [None] * len(ports)  # of the ports
         self._used: Sequence[int] | None = None
         self.spans: Spans = ()  #: see `use`
         self.block: DeviceBlock = delegate.arena.alloc(self.size, delegate.lease)
@@ -54,36 +57,42 @@ class HostPorts:
             mapped = (self.staging or self.block).mapped
             assert mapped is not None, "unified memory and staging are mapped"
             self._raw = np.frombuffer(mapped, np.uint8)
-            self.fit(dict(enumerate(ports)))
+            fitting = self.fitting(dict(enumerate(ports)))
+            assert fitting is not None
+            self.fit(fitting)
         except BaseException:
             self.close()
             raise
         self.addresses = [self.block.address + offset for offset in self._offsets]
         self._results = delegate.results
 
-    def fit(self, changed: Mapping[int, Port]) -> bool:
-        """Set ports that the memory is viewed as; False where one of them is larger than its room."""
-        bound = [(k, port) for k, port in changed.items() if self.room[k] is not None]
-        if any(port.nbytes > (self.room[k] or 0) for k, port in bound):
-            return False
-        for k, port in bound:
-            offset = self._offsets[k]
-            self.views[k] = self._raw[offset : offset + port.nbytes].view(DTYPES[port.dtype].numpy).reshape(port.shape)
-            self._fitted[k] = port
-        self._used = None
-        return True
+    def fitting(self, changed: Mapping[int, Port]) -> Fitting | None:
+        """What `fit` needs for ports of other shapes; None where one of them is larger than its room."""
+        found: Fitting = []
+        for k, port in changed.items():
+            room, offset, nbytes = self.room[k], self._offsets[k], port.nbytes
+            if room is None:
+                continue
+            if nbytes > room:
+                return None
+            view = np.ndarray(port.shape, DTYPES[port.dtype].numpy, self._raw, offset)
+            # lengths are rounded up, so that few different copies are recorded
+            found.append((k, view, (offset, min(room, 1 << max(nbytes - 1, 4095).bit_length())) if nbytes else None))
+        return found
+
+    def fit(self, fitting: Fitting) -> None:
+        """Set ports that the memory is viewed as."""
+        for k, view, span in fitting:
+            self.views[k] = view
+            if span != self._each[k]:
+                self._each[k], self._used = span, None
 
     def use(self, which: Sequence[int]) -> None:
         """Set the ``spans`` that a run copies between the host and the device: those of the ports ``which`` that it binds to the
-        host. Lengths are rounded up, so that few different copies are recorded.
-        """
+        host."""
         if which == self._used:
             return
-        spans: list[tuple[int, int]] = []
-        for k in which:
-            port, room = self._fitted[k], self.room[k]
-            if port is not None and room and port.nbytes:
-                spans.append((self._offsets[k], min(room, 1 << max(port.nbytes - 1, 4095).bit_length())))
+        spans = [span for k in which if (span := self._each[k]) is not None]
         first, end = (spans[0][0], sum(spans[-1])) if spans else (0, 0)
         dense = 2 * sum(nbytes for _, nbytes in spans) >= end - first
         self.spans = ((first, end - first),) if spans and dense else tuple(spans)

@@ -91,10 +91,16 @@ class RecordedPlan:
             if self._fault is not None:
                 if self._fault.unread:
                     self._fault.settle(ended=True)  # its message contains the sizes of that run
-                self._fault.reasons = dict(numbers.faults)
+                self._fault.reasons = numbers.faults
             self._table.set(numbers)
         self._commands.set_ports(numbers.ports)
         self._numbers = numbers
+
+    def prepare(self, numbers: RunNumbers) -> None:
+        """Do what `set_sizes` will need for the sizes of the run that probably follows, while the device works on a run."""
+        with self._making:
+            self._table.prepare(numbers)
+            self._commands.prepare(numbers.ports)
 
     def _hold(self, block: DeviceBlock) -> DeviceBlock:
         self._held.append(block)
@@ -135,7 +141,7 @@ class RecordedPlan:
         self,
         inputs: Sequence[Array | DeviceTensor],
         outputs: Sequence[Array | DeviceTensor | None],
-        meanwhile: Callable[[], None] | None = None,
+        meanwhile: Callable[[], object] | None = None,
     ) -> list[Array | DeviceTensor]:
         """Run once. ``inputs`` in port order, of the ports' dtypes and shapes (checked by the session); an output given
         as a device tensor or an array is written there, the others are returned as new arrays. ``meanwhile`` is called

@@ -10,8 +10,8 @@ from gpu_shared.commands import CommandBuffer
 from gpu_shared.errors import ClosedError
 from gpu_shared.steady import check_wanted, steady
 from gpu_shared.timeline import PreparedSubmit
-from vkep.device.arguments import NOTHING, ArgumentTable, Places
-from vkep.device.host_ports import HostPorts, Spans
+from vkep.device.arguments import ArgumentTable, Places, Sent
+from vkep.device.host_ports import Fitting, HostPorts, Spans
 from vkep.memory.staging_ring import StagingArena
 from vkep.plan.records import Port
 
@@ -27,7 +27,7 @@ INPUTS, OUTPUTS = 0, 1
 class Buffers(NamedTuple):
     """Which command buffers a run consists of, around the plan's own."""
 
-    table: str = NOTHING  #: what of the argument table the device is to be sent
+    table: Sent | None = None  #: what of the argument table the device is to be sent
     up: bool = False  #: inputs are copied from staging memory
     down: bool = False  #: outputs are copied to staging memory
     visible: bool = False  #: what the plan itself wrote is made visible to the host
@@ -44,7 +44,7 @@ class _Key(NamedTuple):
     def around(self) -> tuple[_Key | None, _Key | None]:
         """The command buffers before and after the plan's own, where there are any."""
         table, up, down, visible = self.run
-        before, after = Buffers(table, up), Buffers(NOTHING, False, down, visible)
+        before, after = Buffers(table, up), Buffers(None, False, down, visible)
         return _Key(before, self.up, ()) if any(before) else None, _Key(after, (), self.down) if any(after) else None
 
 
@@ -68,6 +68,7 @@ class RunCommands:
             self.which[INPUTS if port.is_input else OUTPUTS].append(k)
         self._delegate, self._places, self._table, self._staging = delegate, places, table, staging
         self._moved: Mapping[int, Port] = {}
+        self._next: tuple[Mapping[int, Port], list[Fitting | None]] | None = None  # what `prepare` made
         self._host: list[HostPorts | None] = [None, None]  # of the ports that a run bound to the host
         self._copies: dict[_Key, CommandBuffer] = {}
         self._submits: dict[_Key, PreparedSubmit] = {}
@@ -80,13 +81,25 @@ class RunCommands:
         finished the last run. Memory that is too small is freed."""
         grown = []
         with self._making:
-            self._moved = moved
-            for side, host in enumerate(self._host):
-                which = self.which[side]
-                if host is not None and not host.fit({k: moved[which[k]] for k in self._places.moving[side]}):
+            self._moved, prepared, self._next = moved, self._next, None
+            found = prepared[1] if prepared is not None and prepared[0] is moved else self._fittings(moved)
+            for side, (host, fitting) in enumerate(zip(self._host, found, strict=True)):
+                if host is not None and fitting is not None:
+                    host.fit(fitting)
+                elif host is not None:
                     grown.append(side)
         for side in grown:
             self._drop_host(side)
+
+    def prepare(self, moved: Mapping[int, Port]) -> None:
+        """Make what `set_ports` needs for the run that probably follows."""
+        self._next = moved, self._fittings(moved)
+
+    def _fittings(self, moved: Mapping[int, Port]) -> list[Fitting | None]:
+        found: list[Fitting | None] = []
+        for host, which, moving in zip(self._host, self.which, self._places.moving, strict=True):
+            found.append(None if host is None else host.fitting({k: moved[which[k]] for k in moving}))
+        return found
 
     def host(self, side: int) -> HostPorts:
         """The host's memory of a side, which `bind` made."""
@@ -121,7 +134,7 @@ class RunCommands:
     def _drop_host(self, side: int) -> None:
         with self._making:
             self._drop_copies()
-            ports, self._host[side] = self._host[side], None
+            ports, self._host[side], self._next = self._host[side], None, None
             if ports is not None:
                 ports.close()
 

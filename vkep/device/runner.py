@@ -61,6 +61,7 @@ class PlanRunner:
         self._layout: Layout | None = None
         self._rooms = rooms or Rooms(2)
         self._closed = False
+        self._most_ports = 0  # bytes of the ports of a run that were checked
         self._weights_bytes = sum(constant.nbytes for constant in plan.constants)
         if sizes is None:
             self._check_bytes(sum(port.nbytes for port in plan.ports), plan.activation_bytes)
@@ -92,12 +93,19 @@ class PlanRunner:
         self,
         inputs: Sequence[Array | DeviceTensor],
         outputs: Sequence[Array | DeviceTensor | None],
-        meanwhile: Callable[[], None] | None = None,
+        meanwhile: Callable[[], PlanRunner | None] | None = None,
     ) -> list[Array | DeviceTensor]:
-        """See `RecordedPlan.run`."""
+        """See `RecordedPlan.run`. ``meanwhile`` returns the runner of the run that probably follows."""
         room = self._rooms.free()
         with room.lock:
-            return self._recording_in(room).run(inputs, outputs, meanwhile)
+            recorded = self._recording_in(room)
+            if meanwhile is None or all(isinstance(target, DeviceTensor) for target in outputs):  # nothing waits
+                return recorded.run(inputs, outputs, meanwhile)
+            return recorded.run(inputs, outputs, lambda: self._prepare(recorded, meanwhile()))
+
+    def _prepare(self, recorded: RecordedPlan, following: PlanRunner | None) -> None:
+        if isinstance(following, SizedRunner) and following.recorded_by is self.recorded_by:
+            following.prepare(recorded)
 
     def run_at(self, addresses: list[int]) -> RunCheck | None:
         """See `RecordedPlan.run_at`."""
@@ -122,8 +130,11 @@ class PlanRunner:
     def at(self, sizes: Sequence[int]) -> SizedRunner:
         """Return a runner of the same recordings for runs of these sizes, in the order of the plan's symbols."""
         numbers = self._places.numbers(sizes)
-        self._check_bytes(self._places.port_bytes(numbers), 0)  # temporary buffers come with the layout
-        return SizedRunner(self, numbers)
+        ports = self._places.port_bytes(numbers)
+        if ports > self._most_ports:
+            self._check_bytes(ports, 0)  # temporary buffers come with the layout
+            self._most_ports = ports
+        return SizedRunner(self, numbers, self._layout is not None and self._layout.fits(numbers.values))
 
     def recording(self, held: ExitStack) -> RecordedPlan:
         """Return a recording for one run, locked until ``held`` closes. Waits while ``concurrency`` runs are in
@@ -157,9 +168,8 @@ class PlanRunner:
         return DeviceTensor(self._delegate, DTYPES[port.dtype], port.shape)
 
     def _recording_in(self, room: Room, numbers: RunNumbers | None = None) -> RecordedPlan:
-        """The room's recording, set to a run of these sizes. The room's lock is held."""
-        recorded = room.recorded.get(id(self))
-        layout = None if numbers is None else self._layout_for(numbers)
+        """The room's recording, set to a run of these sizes, which the layout fits. The room's lock is held."""
+        recorded, layout = room.recorded.get(id(self)), self._layout
         if recorded is None or recorded.layout is not layout:
             recorded = self._record(room, layout)
         if numbers is not None:
@@ -188,8 +198,8 @@ class PlanRunner:
         most = self._rooms.most_bytes or self._delegate.capabilities.memory_bytes
         check_bytes(most, self._weights_bytes, temporary, ports)
 
-    def _layout_for(self, numbers: RunNumbers) -> Layout:
-        """The offsets of the buffers: unchanged, unless these sizes need more memory."""
+    def _fit_layout(self, numbers: RunNumbers) -> None:
+        """Set the offsets of the buffers: unchanged, unless these sizes need more memory."""
         sizes, layout = self._places.sizes, self._layout
         assert sizes is not None
         if layout is None or not layout.fits(numbers.values):
@@ -202,7 +212,6 @@ class PlanRunner:
                 layout = laid_out(sizes, numbers.values, self._layout, self._delegate.piece)
                 self._check_bytes(self._places.port_bytes(numbers), layout.nbytes)
                 self._layout = layout
-        return layout
 
     def close(self) -> None:
         """Free everything, once the GPU has finished; idempotent. Runs in other threads must have ended."""
@@ -220,8 +229,9 @@ class SizedRunner(PlanRunner):
     """The recordings of a `PlanRunner`, for runs of certain sizes. It owns nothing: the runner that made it must stay
     open."""
 
-    def __init__(self, runner: PlanRunner, numbers: RunNumbers) -> None:
-        self._runner, self._numbers = runner, numbers
+    def __init__(self, runner: PlanRunner, numbers: RunNumbers, fits: bool) -> None:
+        """``fits``: whether the runner's layout has room for these sizes; every later layout then has."""
+        self._runner, self._numbers, self._fits = runner, numbers, fits
         self._delegate, self._rooms = runner._delegate, runner._rooms
 
     @functools.cached_property
@@ -232,10 +242,10 @@ class SizedRunner(PlanRunner):
     @functools.cached_property
     def outputs(self) -> tuple[Port, ...]:
         """The output ports of these sizes, in order."""
-        moved, plan = self._numbers.ports, self._runner.plan
-        if not any(not port.is_input for port in moved.values()):
+        places, moved, plan = self._runner._places, self._numbers.ports, self._runner.plan
+        if not places.moving[1]:
             return self._runner.outputs
-        return tuple([port for port in ports(plan, moved) if not port.is_input])
+        return tuple([moved.get(k) or plan.ports[k] for k in places.outputs])
 
     @property
     def recorded_by(self) -> PlanRunner:
@@ -247,7 +257,15 @@ class SizedRunner(PlanRunner):
         """Those of the plan, for all sizes."""
         return self._runner.recordings
 
+    def prepare(self, recorded: RecordedPlan) -> None:
+        """Do for a run of these sizes what can be done while the device works on another one in ``recorded``."""
+        recorded.prepare(self._numbers)
+        self.outputs  # noqa: B018
+
     def _recording_in(self, room: Room, numbers: RunNumbers | None = None) -> RecordedPlan:
+        if not self._fits:
+            self._runner._fit_layout(self._numbers)
+            self._fits = True
         return self._runner._recording_in(room, self._numbers)
 
     def close(self) -> None:

@@ -43,6 +43,8 @@ class StepExecutor(Protocol):
         """Free the step's resources."""
 
 
+#: called while the device works; returns the runner of the run that probably follows
+Meanwhile = Callable[[], PlanRunner | None]
 #: runs a step in place of `StepExecutor.run`
 Watch = Callable[[StepExecutor, Values, Targets], None]
 
@@ -86,6 +88,12 @@ class Executable:
         return made
 
     @property
+    def runner(self) -> PlanRunner | None:
+        """The runner of its only step, where this is `direct`."""
+        step = self.steps[0] if self.direct else None
+        return step.runner if isinstance(step, IslandExecutor) else None
+
+    @property
     def sole_island(self) -> IslandExecutor | None:
         """The only step, if the program consists of one island; else None."""
         step = self.steps[0] if len(self.steps) == 1 else None
@@ -102,7 +110,7 @@ class Executable:
         values: Values,
         targets: Targets,
         watch: Watch | None = None,
-        meanwhile: Callable[[], None] | None = None,
+        meanwhile: Meanwhile | None = None,
     ) -> None:
         """Run the steps; results are added to ``values``. ``targets`` are the outputs' destinations. A ``watch`` runs
         each step itself, to time it. ``meanwhile`` is called while the device works, where this is `direct`.
@@ -120,9 +128,7 @@ class Executable:
         for name, value in self.program.lists.items():
             values[name] = gathered(value, values.__getitem__)
 
-    def _run(
-        self, values: Values, targets: Targets, watch: Watch | None, meanwhile: Callable[[], None] | None = None
-    ) -> None:
+    def _run(self, values: Values, targets: Targets, watch: Watch | None, meanwhile: Meanwhile | None = None) -> None:
         for step in self._runs:
             stop_if_told()
             check_wanted()
@@ -186,7 +192,7 @@ class IslandExecutor:
         """The plan; for runs of certain sizes with their ports."""
         return self.runner.plan
 
-    def run(self, values: Values, targets: Targets, meanwhile: Callable[[], None] | None = None) -> None:
+    def run(self, values: Values, targets: Targets, meanwhile: Meanwhile | None = None) -> None:
         """Run the plan on ``values`` by its ports' names; ``meanwhile`` is called while the device works. Raises
         `InvalidInputError` for a target that does not fit."""
         results = self.runner.run([values[n] for n in self.inputs], self._written(targets), meanwhile)

@@ -14,6 +14,7 @@ import numpy as np
 from gpu_shared.errors import ClosedError
 from gpu_shared.steady import UseCount, check_wanted, park_at_exit, run_steady, set_in_run, steady
 from vkep import dtypes
+from vkep.device.runner import PlanRunner
 from vkep.device.tensor import DeviceTensor, on_host
 from vkep.errors import InvalidInputError
 from vkep.graph.model import ValueInfo
@@ -105,37 +106,42 @@ class PlannedGraph:
             inputs = dict(values)
             executable.run(values, targets, meanwhile=lambda: self._foretell(signature, inputs, over))
 
-    def _foretell(self, signature: Signature, values: Mapping[str, Any], over: Over) -> None:
-        """Enter the executable of the signature that follows this one, where sizes go on as they changed so far.
+    def _foretell(self, signature: Signature, values: Mapping[str, Any], over: Over) -> PlanRunner | None:
+        """Enter the executable of the signature that follows this one, where sizes go on as they changed so far. Returns its
+        runner, where it owns nothing.
 
         A run that is in progress calls it, which other threads may wait for while they plan: it never waits for them.
         """
         found = self._following.after(signature)
         if found is None:
-            return
+            return None
         following, changed = found
         key = (following, over) if over else following
-        if key in self._entries:
-            return
+        entry = self._entries.get(key)
+        if entry is not None:
+            return None if entry.executable.owns else entry.executable.runner
         names = tuple(values)
         moved = {names[k]: mark for k, mark in changed.items()}
 
         def known(name: str) -> Known:
             return known_of(moved[name]) if name in moved else self._known_one(values, name)
 
-        def enter() -> None:
+        def enter() -> PlanRunner | None:
             if not self._planning.acquire(blocking=False):
-                return
+                return None
             try:
                 used = self._match(key, following, names, known, over, foretold=True)
-                if used is not None:
-                    used.hold.release()
+                if used is None:
+                    return None
+                used.hold.release()
+                return used.executable.runner
             except Exception:  # a run of that signature will report it
                 logger.debug("%s: no executable for the foretold signature %s", self._name, following, exc_info=True)
+                return None
             finally:
                 self._planning.release()
 
-        run_steady(enter)  # where no exception comes between the lock and its release
+        return run_steady(enter)  # where no exception comes between the lock and its release
 
     def _run(self, values: Values, targets: Targets, signature: Signature, over: Over, watch: Watch | None) -> None:
         used = self.use(values, signature, over)
@@ -225,12 +231,12 @@ class PlannedGraph:
             hold = entry.uses.hold()
             try:
                 if not entry.evicted:  # else it may be closed
-                    if entry is not self._newest:  # to hash a key of many inputs takes long
+                    if entry.foretold:  # it was entered last
+                        entry.foretold, self._newest, self.latest = False, entry, entry.executable
+                    elif entry is not self._newest:  # to hash a key of many inputs takes long
                         with contextlib.suppress(KeyError):
                             self._entries.move_to_end(key)
                         self._newest = entry
-                        if entry.foretold:
-                            entry.foretold, self.latest = False, entry.executable
                     return Use(entry.executable, hold)
             except BaseException:
                 hold.release()  # a traceback may keep this frame alive
