@@ -3,16 +3,18 @@
 Each case feeds one session with a dynamic model sizes that it meets for the first time. Beside it, in turns, runs a session whose
 model has these sizes as constants. Printed are, over the sizes:
 
-- ratio: a run of a new size over a run of the model with constant sizes (median of the quotients);
-- again: the same for a size that was seen before;
-- host: milliseconds that a new size costs beyond the same size again (median of the differences);
-- plans: how many plans the session made, and what its arena holds at the end over what it held after the largest size.
+- new: a run of a new size over a run of the model with constant sizes (median of the quotients). Runs of two other new sizes
+  come before it;
+- again: the same for a size that was seen before. A run of another seen size comes before both runs;
+- host: milliseconds that a new size costs beyond a second run of it right after the first (median of the differences), and how
+  many of them any change of size costs;
+- holds: how many plans the session made, and what its arena holds at the end over what it held after the largest size.
 
     python -m tools.bench.dynamic --sizes 40
     python -m tools.bench.dynamic --signatures 1000
 
 With ``--signatures`` one session of bert_enc takes so many batches of differing lengths, the largest within the first eight, each
-once; printed is what it made and holds after the first eight and at the end.
+once; printed is what it has made and holds after the first eight, after each later plan, and at the end.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,10 +33,13 @@ import onnx.parser
 
 import vkep
 from tools.models.catalog import Options, build_model
+from tools.models.language import ARCHITECTURES, language_model
 
 Feeds = dict[str, np.ndarray]
 Array = np.ndarray[Any, Any]
 _RUNS = 5
+_BEFORE = 2  #: runs of new sizes before the one that is timed
+_BUSY = 0.2  #: seconds
 
 
 @dataclass(frozen=True)
@@ -41,9 +47,9 @@ class Case:
     """A model whose inputs' shapes follow one number."""
 
     name: str
-    model: str  #: of the catalog, or of `LOOPS`
+    build: Callable[[Options], onnx.ModelProto]
     dims: Callable[[int], Mapping[str, int]]  #: the model's named dimensions for a size
-    sizes: Callable[[int, np.random.Generator], Sequence[int]]  #: number of sizes, each used once
+    sizes: Callable[[int, np.random.Generator], Sequence[int]]  #: so many different sizes at most, in any order
 
 
 def _lengths(count: int, rng: np.random.Generator) -> Sequence[int]:
@@ -70,16 +76,43 @@ LOOPS = {
 }
 
 
-def _steps(count: int, rng: np.random.Generator) -> Sequence[int]:
+def _loop(name: str, options: Options) -> onnx.ModelProto:
+    text = f"g (float[t,1,64] x, float[64,64] w, float[1,64] h) => {LOOPS[name]}"
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 13]> {text}')
+
+
+def _trips(count: int, rng: np.random.Generator) -> Sequence[int]:
     return [int(n) for n in rng.permutation(np.arange(2, 80))[:count]]
 
 
+def _steps(count: int, rng: np.random.Generator) -> Sequence[int]:
+    return [int(n) for n in rng.permutation(np.arange(24, 24 + min(count, 96)))]
+
+
+def _decoder(options: Options) -> onnx.ModelProto:
+    """32 layers that compute next to nothing, with caches of a fixed size."""
+    return language_model(replace(ARCHITECTURES["llama"], layers=32), "fp16" if options.float16 else "fp32")
+
+
 CASES = (
-    *[Case(f"{name}, 2 to 80 steps", name, lambda n: {"t": n}, _steps) for name in LOOPS],
-    Case("bert_enc, lengths 1 to 128", "bert_enc", lambda n: {"batch": 2, "sequence": n}, _lengths),
-    Case("bert, lengths 1 to 128", "bert", lambda n: {"batch": 1, "sequence": n}, _lengths),
-    Case("gpt2step, past grows by one", "gpt2step", lambda n: {"past": n}, lambda count, rng: range(24, 24 + count)),
-    Case("mobilenetv2, batch", "mobilenetv2", lambda n: {"batch": n}, lambda count, rng: range(2, 2 + min(count, 7))),
+    *[Case(f"{name}, 2 to 80 steps", partial(_loop, name), lambda n: {"t": n}, _trips) for name in LOOPS],
+    Case(
+        "bert_enc, lengths 1 to 128", partial(build_model, "bert_enc"), lambda n: {"batch": 2, "sequence": n}, _lengths
+    ),
+    Case("bert, lengths 1 to 128", partial(build_model, "bert"), lambda n: {"batch": 1, "sequence": n}, _lengths),
+    Case("gpt2step, past of 24 and more", partial(build_model, "gpt2step"), lambda n: {"past": n}, _steps),
+    Case(
+        "decoder of 32 layers, mask of 24 and more",
+        _decoder,
+        lambda n: {"batch": 1, "length": 1, "past": 128, "total": n},
+        _steps,
+    ),
+    Case(
+        "mobilenetv2, batch",
+        partial(build_model, "mobilenetv2"),
+        lambda n: {"batch": n},
+        lambda count, rng: range(2, 2 + min(count, 12)),
+    ),
 )
 
 
@@ -89,38 +122,32 @@ class Times:
 
     new: list[float] = field(default_factory=list)
     again: list[float] = field(default_factory=list)
+    same: list[float] = field(default_factory=list)  #: right after a run of the same size
     fixed: list[float] = field(default_factory=list)
 
     def quotient(self, times: Sequence[float]) -> float:
         return statistics.median([a / b for a, b in zip(times, self.fixed, strict=True)])
 
-    @property
-    def host(self) -> float:
-        return statistics.median([a - b for a, b in zip(self.new, self.again, strict=True)])
-
-
-def built(case: Case, options: Options) -> onnx.ModelProto:
-    """The case's model with symbolic dimensions."""
-    if case.model not in LOOPS:
-        return build_model(case.model, options)
-    text = f"g (float[t,1,64] x, float[64,64] w, float[1,64] h) => {LOOPS[case.model]}"
-    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 13]> {text}')
+    @staticmethod
+    def difference(more: Sequence[float], less: Sequence[float]) -> float:
+        return statistics.median([a - b for a, b in zip(more, less, strict=True)])
 
 
 def inputs(session: vkep.InferenceSession, dims: Mapping[str, int], rng: np.random.Generator) -> Feeds:
-    """Random inputs with these sizes."""
+    """Inputs with these sizes: random numbers, and integers of 1."""
     made: Feeds = {}
     for info in session.get_inputs():
         shape = [dims[d] if isinstance(d, str) else int(d or 1) for d in info.shape or ()]
         if "int" in info.type:
-            made[info.name] = np.ones(shape, np.int64) * int(rng.integers(1, 20))
+            made[info.name] = np.ones(shape, np.int64)  # ids, and masks that hide nothing
         else:
             made[info.name] = rng.standard_normal(shape).astype(np.float16 if "float16" in info.type else np.float32)
     return made
 
 
 def run(session: vkep.InferenceSession, feeds: Feeds) -> float:
-    """Milliseconds of one run."""
+    """Milliseconds of one run, on arrays that were just written."""
+    feeds = {name: array.copy() for name, array in feeds.items()}
     start = time.perf_counter()
     session.run(None, feeds)
     return 1e3 * (time.perf_counter() - start)
@@ -128,7 +155,7 @@ def run(session: vkep.InferenceSession, feeds: Feeds) -> float:
 
 def fixed_session(case: Case, size: int, options: Options) -> vkep.InferenceSession:
     """A session whose model has the sizes as constants."""
-    proto = built(case, options)
+    proto = case.build(options)
     dims = case.dims(size)
     for value in proto.graph.input:
         for dim in value.type.tensor_type.shape.dim:
@@ -141,23 +168,37 @@ def measure(case: Case, count: int, options: Options) -> tuple[Times, str]:
     """Times over new sizes, and the session's memory at the end."""
     rng = np.random.default_rng(0)
     times = Times()
-    with vkep.InferenceSession(built(case, options)) as session:
-        sizes = list(case.sizes(count, rng))
+    with vkep.InferenceSession(case.build(options)) as session:
+        sizes = case.sizes(count * (_BEFORE + 1), rng)
         held = _warmed(session, case, sizes, rng)
-        for size in sizes:
-            feeds = inputs(session, case.dims(size), rng)
-            with fixed_session(case, size, options) as fixed:
+        other = inputs(session, case.dims(max(sizes) + 3), rng)
+        for first in range(0, len(sizes) - _BEFORE, _BEFORE + 1):
+            *before, feeds = [inputs(session, case.dims(n), rng) for n in sizes[first : first + _BEFORE + 1]]
+            with fixed_session(case, sizes[first + _BEFORE], options) as fixed:
                 run(fixed, feeds)
-                run(
-                    session, inputs(session, case.dims(max(sizes) + 1), rng)
-                )  # so that both were idle for the same time
+                _keep_busy(lambda: run(session, other))
+                for new in before:
+                    run(session, new)
                 times.new.append(run(session, feeds))
-                repeated = [(run(session, feeds), run(fixed, feeds)) for _ in range(_RUNS)]
-                times.again.append(statistics.median([a for a, _ in repeated]))
-                times.fixed.append(statistics.median([b for _, b in repeated]))
+                found: tuple[list[float], list[float], list[float]] = [], [], []
+                for _ in range(_RUNS):
+                    run(session, other)
+                    found[0].append(run(session, feeds))
+                    found[1].append(run(session, feeds))
+                    run(session, other)
+                    found[2].append(run(fixed, feeds))
+                for kept, values in zip((times.again, times.same, times.fixed), found, strict=True):
+                    kept.append(statistics.median(values))
         memory = _held(session) / max(held, 1)
         note = f"{session._parts.graph.plan_count} plans, memory {memory:.2f}"
     return times, note
+
+
+def _keep_busy(work: Callable[[], object]) -> None:
+    """Work until a GPU that was idle has its clock back."""
+    ends = time.perf_counter() + _BUSY
+    while time.perf_counter() < ends:
+        work()
 
 
 def _warmed(session: vkep.InferenceSession, case: Case, sizes: Sequence[int], rng: np.random.Generator) -> int:
@@ -175,16 +216,18 @@ def many(count: int) -> Iterator[str]:
     chosen = [pairs[k] for k in rng.permutation(len(pairs))[:count]]
     largest = (8, 128)
     chosen = [*chosen[:4], largest, *[pair for pair in chosen[4:] if pair != largest]][:count]
-    yield "| signatures | plans | arena MiB | MiB at most |"
-    yield "|---|---|---|---|"
+    yield "| signatures | the last one | plans | arena MiB | MiB at most |"
+    yield "|---|---|---|---|---|"
     with vkep.InferenceSession(build_model("bert_enc", Options(dynamic=True))) as session:
+        made = 0
         for k, (batch, length) in enumerate(chosen, 1):
             run(session, inputs(session, {"batch": batch, "sequence": length}, rng))
-            if k in (8, len(chosen)):
+            last, made = made, session._parts.graph.plan_count
+            if k in (8, len(chosen)) or (k > 8 and made > last):
                 arena = session.memory().arena
                 sizes = (arena.bytes_in_use, arena.max_bytes_in_use)
                 held, most = (f"{size / 2**20:.1f}" for size in sizes)
-                yield f"| {k} | {session._parts.graph.plan_count} | {held} | {most} |"
+                yield f"| {k} | {batch} of {length} | {session._parts.graph.plan_count} | {held} | {most} |"
 
 
 def _held(session: vkep.InferenceSession) -> int:
@@ -210,14 +253,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _lines(count: int, only: str, options: Options) -> Iterator[str]:
-    yield "| case | fixed ms | ratio | again | host ms | holds |"
-    yield "|---|---|---|---|---|---|"
+    yield "| case | fixed ms | new | again | host ms | of a change | holds |"
+    yield "|---|---|---|---|---|---|---|"
     for case in CASES:
         if only in case.name:
             t, note = measure(case, count, options)
             yield (
                 f"| {case.name} | {statistics.median(t.fixed):.2f} | {t.quotient(t.new):.3f} | {t.quotient(t.again):.3f} "
-                f"| {t.host:.3f} | {note} |"
+                f"| {t.difference(t.new, t.same):.3f} | {t.difference(t.again, t.same):.3f} | {note} |"
             )
 
 
