@@ -1,9 +1,5 @@
 """Assigns nodes: each is lowered by the first delegate that accepts it (`vkep.placement.policy` has the order); the
-others are grouped for the CPU, in stages.
-
-A stage is a sequence of steps of one kind. A node's stage is the latest of its inputs' stages, plus one where an input
-was computed elsewhere; nodes of one kind and stage form one convex island.
-"""
+others are grouped for the CPU, in stages (`vkep.placement.steps`)."""
 
 from __future__ import annotations
 
@@ -14,25 +10,15 @@ from dataclasses import replace
 
 from gpu_shared.capabilities import DeviceCapabilities
 from gpu_shared.errors import OutOfDeviceMemoryError
-from vkep.dtypes import from_onnx
 from vkep.errors import Decline, InvalidNode
 from vkep.graph.model import Node
-from vkep.graph.weights import SizesWeight, Weight
+from vkep.graph.weights import Weight
 from vkep.ir.builder import Builder, NeedsValue
 from vkep.ir.infer import Known, infer, may_be_sizes, shape_of
 from vkep.ir.program import (
-    ControlStep,
-    CpuStep,
-    DeferredStep,
-    HostValue,
-    IslandStep,
-    ListValue,
-    NoValue,
     Over,
     Placement,
     Program,
-    SizedConstant,
-    Step,
     ValueSpec,
 )
 from vkep.ir.tensor import Tensor
@@ -41,16 +27,15 @@ from vkep.placement.control import MAX_TOTAL_UNROLLED, Expansion, HostDriven, ex
 from vkep.placement.data_dependent import parts
 from vkep.placement.fold import FoldError, can_fold, total_limit
 from vkep.placement.fold_sizes import fold_with_sizes
-from vkep.placement.graph_islands import GraphIslands
-from vkep.placement.growing import Growing
 from vkep.placement.inlined import Inlined
-from vkep.placement.kompute import KOMPUTE, KpRegions
+from vkep.placement.kompute import KOMPUTE
 from vkep.placement.kompute import find as find_kp
 from vkep.placement.nodes import check_known, check_sizes, lower_node
 from vkep.placement.policy import VGF, VULKAN, Partition, Policy
 from vkep.placement.sequences import dissolve, dissolves, named_elements
+from vkep.placement.steps import Placed
 from vkep.placement.texts import gives_texts, numbered
-from vkep.sizes import Formulas, Trace, plain_text
+from vkep.sizes import Trace
 
 #: the delegates to offer a node to where no data graphs are available
 _ALONE: tuple[str, ...] = (VULKAN,)
@@ -88,8 +73,9 @@ def lower(
             partitioner = made(current, decline_invalid, trace, every_size)
             current = partitioner.place()
             if may_postpone and partitioner.asks_inputs:
-                return partitioner.postponed()
+                return partitioner.postponed(partitioner.asks_inputs)
         try:
+            partitioner.name_elements()
             return partitioner.program()
         except OutOfDeviceMemoryError:  # fusion left a result in memory that exceeds one buffer: its node declines it
             if every_size:
@@ -99,7 +85,7 @@ def lower(
     raise AssertionError("the second attempt returns or raises")
 
 
-class _Partitioner:
+class _Partitioner(Placed):
     def __init__(
         self,
         nodes: Sequence[Node],
@@ -115,28 +101,11 @@ class _Partitioner:
     ) -> None:
         """``every_size``: check all results against the device's largest buffer, or only inputs: fusion may remove the
         others."""
-        self.every_size = every_size
-        self.nodes, self.outputs, self.opsets, self.caps = nodes, outputs, opsets, caps
-        self.policy, self.decline_invalid, self.trace = policy, decline_invalid, trace
-        self.graphs = GraphIslands()
-        self.kompute = KpRegions()
-        self.known: dict[str, Known] = dict(known)
-        self.growing = Growing(nodes, over, self.known)
-        #: sequences and optionals; those among the program's inputs are in ``known`` from the beginning
-        self.lists: dict[str, HostValue] = {n: v for n, v in known.items() if isinstance(v, (ListValue, NoValue))}
-        self.list_outputs: dict[str, HostValue] = {}
-        self.made: dict[str, tuple[str, int]] = {}  # maps a value to (kind, stage) of the step that computes it
-        self.islands: dict[int, Island] = {}
-        self.cpu: dict[int, list[tuple[Node, str]]] = {}
-        self.control: dict[int, list[Node]] = {}
-        self.deferred: list[Node] = []
-        self.placed: list[Node] = []  # every node except those that are replaced by their bodies' nodes
-        self.needs: dict[str, None] = {}  #: the values whose content the deferred nodes need
+        super().__init__(nodes, known, outputs, caps, over, policy.tuned, trace)
+        self.every_size, self.policy, self.decline_invalid, self.opsets = every_size, policy, decline_invalid, opsets
         self.asks_inputs = ""  #: why a node needs the content of an input of the program
-        self.placements: list[Placement] = []
         self.may_fold = total_limit(known.values())  #: bytes of further results
         self.may_unroll = MAX_TOTAL_UNROLLED  #: nodes of unrolled loops
-        self.numbers: dict[str, SizesWeight] = {}  #: inputs and outputs of steps that depend on sizes
 
     def place(self) -> Policy | None:
         """Place every node; returns the policy for another attempt, or None where the placement is final."""
@@ -151,43 +120,6 @@ class _Partitioner:
             swap = all(id(n) in replaceable and not self.graphs.is_quantized(n) for n in island.nodes)
             found.append(Partition(VGF, tuple(island.nodes), island.flops, swap))
         return found
-
-    def program(self) -> Program:
-        self._place_lists()
-        steps = self._steps()
-        constants = self._constants(self.outputs)
-        conditions = self.trace.holds() if self.trace is not None else None
-        placements, outputs = tuple(self.placements), tuple(self.outputs)
-        if self.trace is not None:
-            placements = tuple([replace(p, reason=plain_text(p.reason)) for p in placements])
-        return Program(tuple(steps), constants, placements, outputs, conditions, self._numbers(), self.list_outputs)
-
-    def postponed(self) -> Program:
-        """All nodes in one deferred step, planned at once during the run: a part planned now would end at the node that
-        needs the value."""
-        self.deferred = list(self.nodes)
-        step = self._deferred_step()
-        constants = self._constants(n for n in self.outputs if n not in step.outputs)
-        placements = tuple(Placement(node, "deferred", self.asks_inputs) for node in self.nodes)
-        # nodes that were lowered before are not used
-        conditions = Formulas(self.trace.symbols, (), (), ()) if self.trace is not None else None
-        lists = {n: self.lists[n] for n in self.outputs if n in self.lists and n not in step.outputs}
-        return Program((step,), constants, placements, tuple(self.outputs), conditions, self._numbers(), lists)
-
-    def _constants(self, names: Iterable[str]) -> dict[str, Weight]:
-        """Those of the names whose content is known; values that depend on sizes are known once a run has them."""
-        found = {n: v for n in names if isinstance(v := self.known.get(n), Weight)}
-        self.numbers.update({n: v for n, v in found.items() if isinstance(v, SizesWeight)})
-        return {n: v for n, v in found.items() if not isinstance(v, SizesWeight)}
-
-    def _numbers(self) -> dict[str, SizedConstant]:
-        trace, made = self.trace, {}
-        for name, weight in self.numbers.items():
-            dtype = from_onnx(weight.elem_type)
-            assert trace is not None and dtype is not None
-            formulas = trace.formulas(weight.array().reshape(-1).tolist())
-            made[name] = SizedConstant(formulas, tuple(weight.shape), dtype)
-        return made
 
     # ---- one node
 
@@ -235,24 +167,14 @@ class _Partitioner:
             self._defer(node, f"waits for the shape of {missing!r}")
         return missing is not None
 
-    def _leaves(self, names: Iterable[str]) -> Iterable[str]:
-        """The names, with sequences and optionals replaced by their elements."""
-        if not self.lists:
-            return names
-        found: list[str] = []
-        for name in names:
-            value = self.lists.get(name)
-            found += [name] if value is None else self._leaves(value.items) if isinstance(value, ListValue) else []
-        return found
-
-    def _place_lists(self) -> None:
+    def name_elements(self) -> None:
         """Give the elements of sequences among the outputs new names: another sequence may hold the same tensors."""
         for name in [n for n in self.outputs if n in self.lists]:
             value, nodes = named_elements(name, self.lists[name], self.opsets.get("", 1))
             for node in nodes:
                 self._place(node)
             self.lists[name] = self.list_outputs[name] = value
-        self.outputs = list(dict.fromkeys(self._leaves(self.outputs)))
+        self.outputs = tuple(dict.fromkeys(self._leaves(self.outputs)))
 
     def _expansion(self, node: Node) -> Expansion:
         if is_control(node):
@@ -401,14 +323,6 @@ class _Partitioner:
             raise AssertionError(f"{node.title}: its operator function made no output {missing}")
         self.placements.append(Placement(node, "vulkan", island=stage, declined=dict(declined)))
 
-    def _stage(self, node: Node, kind: str) -> int:
-        latest = 0
-        for name in self._leaves(node.reads):
-            made = self.made.get(name)
-            if made is not None:
-                latest = max(latest, made[1] + (made[0] != kind))
-        return latest
-
     def _to_cpu(self, node: Node, reason: str) -> None:
         stage = self._stage(node, "cpu")
         self.cpu.setdefault(stage, []).append((node, reason))
@@ -425,74 +339,9 @@ class _Partitioner:
         self.placed.append(node)
         self.placements.append(Placement(node, "deferred", reason))
 
-    # ---- the steps
-
-    def _steps(self) -> list[Step]:
-        reads_later = {n for node in self.deferred for n in self._leaves(node.reads)}
-        later = reads_later | set(self.outputs)
-        outside = [node for nodes in self.cpu.values() for node, _ in nodes]
-        outside += [node for nodes in self.control.values() for node in nodes]
-        outside_reads = {n for node in outside for n in self._leaves(node.reads)} | self.kompute.reads()
-        read_outside = outside_reads | self.graphs.reads()
-        steps: list[tuple[int, Step]] = []
-        for stage, island in self.islands.items():
-            elsewhere = {p.name for other in self.islands.values() if other is not island for p in other.ports}
-            wanted = later | read_outside | elsewhere
-            read = reads_later | read_outside | elsewhere
-            over = {} if self.graphs.by_stage or self.kompute.reads() else self.growing.over(wanted, read)
-            step = island.step(wanted, self.caps, self.policy.tuned, self.trace, over)
-            if step is not None:
-                steps.append((stage, step))
-        ports = {p.name for island in self.islands.values() for p in island.ports}
-        shared = {key for _, step in steps if isinstance(step, IslandStep) for key in step.weights}
-        steps += self.graphs.steps(later | outside_reads | ports, shared)
-        steps += self.kompute.steps(later | read_outside | ports)
-        for stage, nodes in self.cpu.items():
-            steps.append((stage, self._cpu_step(nodes, later)))
-        for stage, loops in self.control.items():
-            steps += [(stage, ControlStep(node, *self._needs([node], set()))) for node in loops]
-        ordered = [step for _, step in sorted(steps, key=lambda s: s[0])]
-        if self.deferred:
-            ordered.append(self._deferred_step())
-        return ordered
-
-    def _cpu_step(self, placed: Sequence[tuple[Node, str]], later: set[str]) -> CpuStep:
-        nodes = [node for node, _ in placed]
-        made = [n for node in nodes for n in node.outputs if n]
-        inputs, constants = self._needs(nodes, set(made))
-        inside = {id(n) for n in nodes}
-        wanted = later.union(*(self._leaves(n.reads) for n in self.placed if id(n) not in inside))
-        return CpuStep(
-            tuple(nodes),
-            inputs,
-            tuple(n for n in made if n in wanted),
-            constants,
-            tuple(reason for _, reason in placed),
-            self._lists(nodes, set(made)),
-        )
-
-    def _deferred_step(self) -> DeferredStep:
-        made = [n for node in self.deferred for n in node.outputs if n]
-        inputs, constants = self._needs(self.deferred, set(made))
-        outputs = tuple(n for n in made if n in set(self.outputs))
-        values = tuple([name for name in inputs if name in self.needs])
-        lists = self._lists(self.deferred, set(made))
-        return DeferredStep(tuple(self.deferred), inputs, outputs, values, {**constants, **lists})
-
     def _is_length(self, name: str) -> bool:
         """Whether a value is an input of the program whose content may be sizes."""
         known = self.known.get(name)
         return (
             name not in self.made and isinstance(known, ValueSpec) and may_be_sizes(known.dtype, math.prod(known.shape))
         )
-
-    def _needs(self, nodes: Sequence[Node], made: set[str]) -> tuple[tuple[str, ...], dict[str, Weight]]:
-        """The inputs of a group of nodes, and the constants that it reads."""
-        reads = (n for node in nodes for n in node.reads if n not in made)
-        needed = dict.fromkeys(n for n in self._leaves(reads) if n not in made)
-        constants = self._constants(needed)
-        return tuple(n for n in needed if n not in constants), constants
-
-    def _lists(self, nodes: Sequence[Node], made: set[str]) -> dict[str, HostValue]:
-        """The sequences and optionals among the inputs of a group of nodes."""
-        return {n: self.lists[n] for node in nodes for n in node.reads if n in self.lists and n not in made}

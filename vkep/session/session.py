@@ -301,34 +301,10 @@ class InferenceSession:
 
     def report(self) -> Report:
         """Where each node runs and why, for the signature planned last."""
-        from vkep.session.introspection import flatten
-        from vkep.session.report import GraphReport, IslandReport, Report, node_reports
+        from vkep.session.reporting import report_of
 
         self._check_open()
-        latest = self._parts.graph.latest
-        caps = self._delegate.capabilities
-        base = Report(model=self.model.source, device=caps.name, context=self._delegate.context.label)
-        if latest is None:
-            waiting = [v.name for v in self._parts.inputs.values() if not v.is_static]
-            note = f"not planned yet: the shapes of {waiting} are dynamic; run once, or call plan()"
-            return Report(base.model, base.device, base.context, note=note)
-        flat = flatten(latest)
-        policy = self._parts.planner.policy
-        return Report(
-            base.model,
-            base.device,
-            base.context,
-            nodes=node_reports(flat.placements),
-            islands=[IslandReport.of(i.plan, len(i.nodes)) for i in flat.islands],
-            cpu_engine=flat.engines.pop() if flat.engines else "",
-            graphs=[
-                GraphReport(len(g.nodes), g.graph.operations, g.vgf_bytes, g.constant_bytes, g.shared_bytes)
-                for g in flat.graphs
-            ],
-            graph_source=policy.graphs,
-            why_no_graphs=policy.why_not,
-            kompute=[region.report() for region in flat.kompute],
-        )
+        return report_of(self._parts)
 
     @steady
     def plan(self, shapes: Mapping[str, Sequence[int]]) -> Report:
@@ -385,17 +361,10 @@ class InferenceSession:
 
     def memory(self) -> MemoryReport:
         """The device arena (shared by all sessions on the context), and the weights on the device."""
-        from vkep.session.introspection import flatten
-        from vkep.session.report import MemoryReport
+        from vkep.session.reporting import memory_of
 
         self._check_open()
-        latest = self._parts.graph.latest
-        graphs = flatten(latest).graphs if latest else []
-        return MemoryReport.of(
-            self._delegate,
-            shared_bytes=sum(g.shared_bytes for g in graphs),
-            graph_constant_bytes=sum(g.constant_bytes for g in graphs),
-        )
+        return memory_of(self._parts)
 
     @steady
     def shrink_memory(self) -> int:

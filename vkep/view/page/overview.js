@@ -60,13 +60,14 @@
     const chart = V.el("div", { class: "chart" });
     const line = { stroke: () => V.colour("dim"), grid: { stroke: () => V.colour("line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
     requestAnimationFrame(() => new uPlot({
-      width: chart.clientWidth, height: 150, scales: { x: { time: false }, y: { range: (u, low, high) => [0, high * 1.1] } }, axes: [{ ...line, size: 26 }, { ...line, size: 56, values: (u, at) => at.map((v) => `${v} ms`) }],
+      width: chart.clientWidth, height: 150, scales: { x: { time: false, range: (u, first, last) => [first - 0.5, last + 0.5] }, y: { range: (u, low, high) => [0, high * 1.1] } }, axes: [{ ...line, size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] }, { ...line, size: 56, values: (u, at) => at.map((v) => `${v} ms`) }],
       series: [{ label: "token" }, { label: "time", stroke: V.colour("vulkan"), fill: `${V.colour("vulkan")}33`, width: 1.5, points: { show: false }, paths: uPlot.paths.bars(), value: (u, v) => (v === null ? "–" : `${v.toFixed(2)} ms`) }],
     }, [later.map((_, k) => k + 2), later], chart));
     return [V.el("h2", {}, `Answer: first token after ${ms[0].toFixed(1)} ms, then ${((1000 * later.length) / sum).toFixed(1)} tokens a second`), text, chart];
   }
 
   function page() {
+    const ran = runs.length > 0 || nodes.some((n) => n.where !== "vgf");  // a VGF file is shown without being planned
     const median = [...runs].map((r) => r.end - r.start).sort((a, b) => a - b)[(runs.length - 1) >> 1];
     const best = dispatches.reduce((sum, d) => sum + (d.limit_ns ?? 0), 0);
     const slabs = memory.slabs.reduce((sum, s) => sum + s.bytes, 0), weights = memory.weights.reduce((sum, w) => sum + w.bytes, 0);
@@ -75,10 +76,10 @@
       V.el("div", { class: "cards" }, places(),
         median === undefined ? null : number(V.time(median), `a run, the median of ${runs.length}`, () => V.open("timeline")),
         V.timed ? number(V.time(V.totalNs), `GPU time; by the limits ${V.time(best)}`, () => V.open("dispatches")) : null,
-        number(V.count(dispatches.length), `${dispatches.length === 1 ? "dispatch" : "dispatches"} in ${V.plural(islands.length, "island")}, ${V.plural(dispatches.filter((d) => d.barrier).length, "barrier")}`, () => V.open("dispatches")),
-        number(V.bytes(weights), `weights; slab ${V.bytes(slabs)}`, () => V.open("memory"))),
+        ran && number(V.count(dispatches.length), `${dispatches.length === 1 ? "dispatch" : "dispatches"} in ${V.plural(islands.length, "island")}, ${V.plural(dispatches.filter((d) => d.barrier).length, "barrier")}`, () => V.open("dispatches")),
+        number(V.bytes(weights), ran ? `weights; slab ${V.bytes(slabs)}` : "weights", () => V.open("memory"))),
       tokens(),
-      V.el("h2", {}, "What does not run on the GPU"), attention(),
+      ran ? [V.el("h2", {}, "What does not run on the GPU"), attention()] : null,
       V.timed ? [V.el("h2", {}, "Slowest dispatches"), slowest()] : null,
       runs.length ? [V.el("h2", {}, "Host"), host()] : null,
       V.doc.regions.length ? [V.el("h2", {}, "Other delegates"), V.el("ul", {}, V.doc.regions.map((text) => V.el("li", {}, text)))] : null,
