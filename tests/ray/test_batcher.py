@@ -85,6 +85,37 @@ def test_a_full_run_does_not_wait_and_another_waits_its_time() -> None:
     played(main())
 
 
+class MillisecondsLoop(asyncio.SelectorEventLoop):
+    """An event loop whose timers count milliseconds, and are no timers where none is left, as uvloop's."""
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
+        left = round((when - self.time()) * 1000)
+        if left <= 0:
+            return self.call_soon(callback, *args, context=context)
+        return super().call_at(self.time() + left / 1000, callback, *args, context=context)
+
+
+@pytest.mark.parametrize("wait_s", [0.0004, 0.0006, 0.0011])
+def test_timers_that_count_milliseconds(wait_s: float) -> None:
+    async def main() -> None:
+        runs = Runs(rows=4, wait_s=wait_s, runs=8)
+        asked = [runs.ask("a", "1"), runs.ask("b", "2")]
+        while len(runs.started) < 2 and not any(one.done() for one in asked):
+            await turns()
+            asked.append(runs.ask(f"c{len(asked)}", "3"))  # makes the batcher look at its timer
+        while not all(one.done() for one in asked):
+            for index in range(len(runs.started)):
+                runs.end(index)
+            await turns()
+        assert [one.result() for one in asked[:2]] == ["A", "B"]
+
+    loop = MillisecondsLoop()
+    try:
+        loop.run_until_complete(asyncio.wait_for(main(), 20))
+    finally:
+        loop.close()
+
+
 def test_only_requests_of_one_key_share_a_run_and_the_oldest_goes_first() -> None:
     async def main() -> None:
         runs = Runs(rows=8, wait_s=0, runs=1)

@@ -14,6 +14,9 @@ from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
 
+#: uvloop's timers, which Serve uses, count milliseconds: they end up to half of one early
+_EARLY_S = 0.0005
+
 
 @dataclass(frozen=True, eq=False)
 class _Request(Generic[Item]):
@@ -69,7 +72,7 @@ class Batcher(Generic[Item]):
     ) -> None:
         self._run, self._rows, self._wait, self._free = run, rows, wait_s, runs
         self._queues: dict[Hashable, _Queue[Item]] = {}  # none is empty
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: tuple[float, asyncio.Handle] | None = None  # not every handle of uvloop has the time
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __call__(self, item: Item, key: Hashable, rows: int) -> Any:
@@ -93,12 +96,12 @@ class Batcher(Generic[Item]):
         loop = asyncio.get_running_loop()
         while self._free and self._queues:
             now = loop.time()
-            ready = [(q.due, key) for key, q in self._queues.items() if q.rows >= self._rows or q.due <= now]
+            ready = [(q.due, key) for key, q in self._queues.items() if q.rows >= self._rows or q.due <= now + _EARLY_S]
             if not ready:
                 due = min(queue.due for queue in self._queues.values())
-                if self._timer is None or self._timer.when() > due:
+                if self._timer is None or self._timer[0] > due:
                     self._stop_timer()
-                    self._timer = loop.call_at(due, self._ring)
+                    self._timer = due, loop.call_at(due, self._ring)
                 return
             _, key = min(ready, key=lambda one: one[0])
             taken = self._queues[key].take(self._rows)
@@ -112,7 +115,7 @@ class Batcher(Generic[Item]):
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
-            self._timer.cancel()
+            self._timer[1].cancel()
             self._timer = None
 
     def _ring(self) -> None:
