@@ -8,11 +8,10 @@ import os
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tools.bench.scale.cluster import environment
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +20,7 @@ def cluster(vulkan: object) -> Iterator[None]:
     if importlib.util.find_spec("ray") is None:
         pytest.skip("needs Ray: pip install vkep[ray] (docs/scaling.md says how these tests are run)")
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "registry")])
+    os.environ.update(environment(threads=0))
     import ray
 
     ray.init(

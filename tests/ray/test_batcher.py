@@ -88,7 +88,7 @@ def test_a_full_run_does_not_wait_and_another_waits_its_time() -> None:
 class MillisecondsLoop(asyncio.SelectorEventLoop):
     """An event loop whose timers count milliseconds, and are no timers where none is left, as uvloop's."""
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
         left = round((when - self.time()) * 1000)
         if left <= 0:
             return self.call_soon(callback, *args, context=context)

@@ -15,9 +15,9 @@ import pytest
 
 import vkep
 import vkep.ray
-from tests.ray.conftest import ROOT
 from tests.session.models import model
 from tests.session.test_replicas import lose
+from tools.bench.scale.cluster import ROOT
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools.bench.scale.__main__ import main
-from tools.bench.scale.capacity import Rates, Site, plan
+from tools.bench.scale.capacity import Rates, Service, Site, plan
 
 RATES = Rates(
     model="m",
@@ -31,7 +31,7 @@ def test_gpus_are_the_limit_where_the_network_carries_them() -> None:
     assert (found.nodes, found.clusters) == (13, 1)
     assert found.data_rows == 95_000 and found.data_limit == "GPUs"
     assert found.service_rows == 80_000 and found.service_limit == "GPUs"
-    assert found.rows_per_request == 4  # 8 GPUs at 800 rows a second, through a proxy of 2,000 requests
+    assert found.rows_per_request == 4  # 8 GPUs at 800 rows per second, through a proxy of 2,000 requests
     assert found.node_gbit == pytest.approx(8 * 950 * 8e6 / 1e9)
     assert found.failures_a_day == 1 and found.lost_rows_a_day == 32 + 9500
 
@@ -61,3 +61,20 @@ def test_the_command_prints_the_plan_of_a_file(tmp_path: Path, capsys: pytest.Ca
     path.write_text("{}")
     with pytest.raises(ValueError, match="no file of rates"):
         main(["plan", str(path)])
+
+
+def test_the_plan_is_made_with_the_fastest_service_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates, services = tmp_path / "rates.json", tmp_path / "service.json"
+    RATES.write(rates)
+    Service.write(
+        [Service(32, 8, 1, 2, 1200, 1200, 30), Service(32, 4, 1, 1, 900, 450, 24), Service(8, 1, 1, 1, 50, 50, 5)],
+        services,
+    )
+    assert main(["plan", str(rates), "--service", str(services), "--gpus", "8"]) == 0
+    printed = capsys.readouterr().out
+    assert "0.90 for each GPU of a service (p99 24 ms)" in printed and "| service, rows/s | 7,200 |" in printed
+    services.write_text('[{"batch": 1}]')
+    with pytest.raises(ValueError, match="no file of services"):
+        main(["plan", str(rates), "--service", str(services)])

@@ -58,6 +58,7 @@ class LoadedModel:
         rows is symbolic, runs of one row and of ``rows`` precede the first request. Raises as `vkep.InferenceSession`,
         and ``ValueError`` for a model whose inputs or outputs have no datatype in the protocol."""
         self._pool, self._observe = pool, observe
+        self.runs_done = self.rows_done = 0
         self.renewed = RenewedSession(partial(open_session, local(source), options))
         try:
             session = self.renewed.session
@@ -92,9 +93,13 @@ class LoadedModel:
         """One run, in this thread. Raises as `vkep.InferenceSession.run`."""
         started = time.perf_counter()
         results = self.renewed.run(None, feeds)
-        rows = row_count(feeds)
-        self._observe(self.spec.name, self.spec.version, rows, 1, time.perf_counter() - started)
+        self._ran(row_count(feeds), 1, started)
         return dict(zip(self.spec.outputs, results, strict=True))
+
+    def _ran(self, rows: int, requests: int, started: float) -> None:
+        self.runs_done += 1
+        self.rows_done += rows
+        self._observe(self.spec.name, self.spec.version, rows, requests, time.perf_counter() - started)
 
     async def infer(self, feeds: Feeds) -> Results:
         """The outputs for one request. Raises as `vkep.InferenceSession.run`."""
@@ -130,7 +135,7 @@ class LoadedModel:
         ends = np.cumsum([row_count(feeds) for feeds in items])
         joined = {name: np.concatenate([feeds[name] for feeds in items]) for name in items[0]}
         results = self.renewed.run(None, joined)
-        self._observe(self.spec.name, self.spec.version, int(ends[-1]), len(items), time.perf_counter() - started)
+        self._ran(int(ends[-1]), len(items), started)
         parts = [np.split(result, ends[:-1]) for result in results]
         return [dict(zip(self.spec.outputs, mine, strict=True)) for mine in zip(*parts, strict=True)]
 

@@ -2,7 +2,7 @@
 
     python -m tools.bench.scale measure --model resnet50 --float16 --gpus --batch 64 --workers 4 --clients 256 --out rates.json
     python -m tools.bench.scale measure --model mobilenetv2 --threads 1 --workers 2 --out rates.json     # lavapipe, a core each
-    python -m tools.bench.scale plan rates.json --gpus 100 10000
+    python -m tools.bench.scale plan rates.json --service service.json --gpus 100 10000
     python -m tools.bench.scale generate /models/llama-3-8b-int4 --gpus --clients 64
     python -m tools.bench.scale service --model resnet50 --float16 --gpus --haproxy --batches 32 --replicas 8 16 --clients 256
     python -m tools.bench.scale job --model bert-base --float16 --gpus --batch 64 --workers 2 --calls 1 2 3
@@ -34,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
     served(one)
     one.add_argument("--calls", type=int, default=2, help="batches that a worker of the job has in progress")
     one.add_argument("--replicas", type=int, default=1, help="of the service")
+    one.add_argument("--runs", type=int, default=2, help="that a replica has in progress")
     one.add_argument("--out", default="rates.json")
     one = commands.add_parser("job", help="a job's rates by batches that a worker has in progress")
     measured(one)
@@ -44,9 +45,11 @@ def parser() -> argparse.ArgumentParser:
     served(one)
     one.add_argument("--batches", type=int, nargs="+", default=[8])
     one.add_argument("--replicas", type=int, nargs="+", default=[1])
+    one.add_argument("--runs", type=int, nargs="+", default=[2], help="that a replica has in progress")
     one.add_argument("--out", default="service.json")
     one = commands.add_parser("plan", help="print a capacity plan")
-    one.add_argument("rates", type=Path)
+    one.add_argument("rates", type=Path, help="what measure wrote")
+    one.add_argument("--service", type=Path, help="what service wrote: its fastest service is planned with")
     one.add_argument("--gpus", type=int, nargs="+", default=[100, 10_000])
     one.add_argument("--gpus-per-node", type=int, default=site.gpus_per_node)
     one.add_argument("--network-gbit", type=float, default=site.network_gbit, help="of a node")
@@ -54,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
         "--nodes-per-cluster", type=int, default=site.nodes_per_cluster, help="that one Ray cluster is run with"
     )
     one.add_argument("--hours-between-failures", type=float, default=site.hours_between_failures, help="of one GPU")
-    one = commands.add_parser("generate", help="tokens a second of a language model, with one client and with many")
+    one = commands.add_parser("generate", help="tokens per second of a language model, with one client and with many")
     one.add_argument("folder", help="as vkep.generation.Generator takes it")
     one.add_argument("--clients", type=int, default=64)
     one.add_argument("--prompt", type=int, default=32, help="tokens of a prompt")
@@ -99,9 +102,13 @@ def served(one: argparse.ArgumentParser) -> None:
     one.add_argument("--clients", type=int, default=64)
     one.add_argument("--processes", type=int, default=1, help="that the clients run in")
     one.add_argument("--wait-ms", type=float, default=5.0)
-    one.add_argument("--runs", type=int, default=2, help="runs that a replica has in progress")
     one.add_argument("--served", type=int, default=1, help="GPUs (or workers' processors) that the replicas share")
     one.add_argument("--haproxy", action="store_true", help="HAProxy as Serve's proxy")
+    one.add_argument(
+        "--unwatched",
+        action="store_true",
+        help="replicas do not watch for clients that disconnect (x-request-disconnect-disabled: ?1)",
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -109,6 +116,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     if arguments.command == "plan":
         rates = capacity.Rates.read(arguments.rates)
+        if arguments.service is not None:
+            rates = capacity.with_fastest(rates, capacity.Service.read(arguments.service))
         site = capacity.Site(
             arguments.gpus_per_node,
             arguments.network_gbit,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 
@@ -16,11 +16,11 @@ class Rates:
     Attributes:
         model, device: what was measured, where.
         batch: rows of a run.
-        bare: rows a second of a session in a loop.
-        data: rows a second of each worker in a Ray Data job, ``workers`` of them at once.
-        service: rows a second of each GPU behind Ray Serve; requests: requests a second.
+        bare: rows per second of a session in a loop.
+        data: rows per second of each worker in a Ray Data job, ``workers`` of them at once.
+        service: rows per second of each GPU behind Ray Serve; requests: requests per second.
         p99_ms: of those requests.
-        proxy: requests a second of one Serve proxy and as many replicas, of a model that does next to nothing.
+        proxy: requests per second of one Serve proxy and as many replicas, of a model that does next to nothing.
         start_s: from the start of an actor to its first answer.
         row_bytes: of a row's inputs and outputs.
     """
@@ -50,6 +50,43 @@ class Rates:
         if not isinstance(found, dict) or set(found) != known:
             raise ValueError(f"{path} is no file of rates: expected a JSON object with {sorted(known)}")
         return cls(**found)
+
+
+@dataclass(frozen=True)
+class Service:
+    """A service that was measured: its rates are those of all of its GPUs (or workers), per second."""
+
+    batch: int  #: most rows of a run
+    replicas: int
+    runs: int  #: that a replica has in progress
+    gpus: int
+    rows: float
+    requests: float
+    p99_ms: float
+
+    @staticmethod
+    def write(services: Sequence[Service], path: Path) -> None:
+        """As JSON."""
+        path.write_text(json.dumps([asdict(one) for one in services], indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> list[Service]:
+        """What `write` wrote. Raises ``ValueError`` for another file, ``OSError``."""
+        known = {field.name for field in fields(cls)}
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if (
+            not isinstance(found, list)
+            or not found
+            or any(not isinstance(one, dict) or set(one) != known for one in found)
+        ):
+            raise ValueError(f"{path} is no file of services: expected a JSON list of objects with {sorted(known)}")
+        return [cls(**one) for one in found]
+
+
+def with_fastest(rates: Rates, services: Sequence[Service]) -> Rates:
+    """Rates with the service that answers most rows with each GPU, in place of the one that they were measured with."""
+    best = max(services, key=lambda one: one.rows / one.gpus)
+    return replace(rates, service=best.rows / best.gpus, requests=best.requests / best.gpus, p99_ms=best.p99_ms)
 
 
 @dataclass(frozen=True)
@@ -86,7 +123,7 @@ def plan(rates: Rates, gpus: int, site: Site = Site()) -> Plan:
         raise ValueError(f"gpus is {gpus}, expected at least 1")
     on_node = min(gpus, site.gpus_per_node)
     nodes = math.ceil(gpus / site.gpus_per_node)
-    by_network = site.network_gbit * 1e9 / 8 / rates.row_bytes  # rows a second into a node
+    by_network = site.network_gbit * 1e9 / 8 / rates.row_bytes  # rows per second into a node
     data_node, data_limit = least((on_node * rates.data, "GPUs"), (by_network, "network of a node"))
     # with one proxy on each node; where proxies would be the bottleneck, clients put more rows into a request
     per_request = max(1, math.ceil(on_node * rates.service / rates.proxy))
@@ -125,15 +162,15 @@ def table(rates: Rates, plans: Sequence[Plan]) -> str:
         ("limited by", [p.data_limit for p in plans]),
         ("service, rows/s", [f"{p.service_rows:,.0f}" for p in plans]),
         ("limited by", [p.service_limit for p in plans]),
-        ("rows a request, at least", [f"{p.rows_per_request}" for p in plans]),
-        ("network a node, Gbit/s", [f"{p.node_gbit:.3g}" for p in plans]),
-        ("GPUs that fail a day", [f"{p.failures_a_day:.2g}" for p in plans]),
-        ("rows a day that this costs", [f"{p.lost_rows_a_day:,.0f}" for p in plans]),
+        ("rows per request, at least", [f"{p.rows_per_request}" for p in plans]),
+        ("network per node, Gbit/s", [f"{p.node_gbit:.3g}" for p in plans]),
+        ("GPUs that fail per day", [f"{p.failures_a_day:.2g}" for p in plans]),
+        ("rows per day that this costs", [f"{p.lost_rows_a_day:,.0f}" for p in plans]),
     ]
     head = [
-        f"{rates.model} on {rates.device}: {rates.bare:,.1f} rows/s alone at {rates.batch} a run, in a job of {rates.workers} "
-        f"workers {rates.data / rates.bare:.2f} of it each, behind a service {rates.service / rates.bare:.2f} of it "
-        f"(p99 {rates.p99_ms:.0f} ms)",
+        f"{rates.model} on {rates.device}: a session alone runs {rates.bare:,.1f} rows/s in runs of {rates.batch} rows. "
+        f"Relative to it: {rates.data / rates.bare:.2f} for each of the {rates.workers} workers of a job, "
+        f"{rates.service / rates.bare:.2f} for each GPU of a service (p99 {rates.p99_ms:.0f} ms)",
         "",
         "| | " + " | ".join(f"{p.gpus:,} GPUs" for p in plans) + " |",
         "|---|" + "---|" * len(plans),

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,10 +29,15 @@ class Heard:
     wrong: list[str] = field(default_factory=list)
     unanswered: int = 0
     rows: int = 0
+    processors: float = 0.0  #: that the clients used on average
 
     def percentile_ms(self, percent: float) -> float:
         """Of the answers with a result."""
         return float(np.percentile(self.seconds, percent)) * 1000 if self.seconds else float("nan")
+
+
+#: a header with which Serve does not watch whether the client disconnects
+UNWATCHED = {"x-request-disconnect-disabled": "?1"}
 
 
 def request_of(feeds: Mapping[str, Array]) -> tuple[bytes, dict[str, str]]:
@@ -153,17 +159,29 @@ class _Connection(asyncio.Protocol):
 
 
 def ask_from(
-    processes: int, url: str, clients: int, seconds: float, feeds: Mapping[str, Array], *, warm_s: float = 3.0
+    processes: int,
+    url: str,
+    clients: int,
+    seconds: float,
+    feeds: Mapping[str, Array],
+    *,
+    warm_s: float = 3.0,
+    look: Callable[[], None] = lambda: None,
+    headers: Mapping[str, str] = MappingProxyType({}),
 ) -> Heard:
     """``clients``, spread over ``processes``, ask with the same feeds for ``seconds``, after ``warm_s`` that do not count.
+    ``look`` is called when these seconds begin, and when they end. ``headers`` are sent too.
 
-    A client is a connection. One process of Python sends a few thousand requests a second, so it would be the limit of a fast
+    A client is a connection. One process of Python sends a few thousand requests per second, so it would be the limit of a fast
     service.
     """
     start = time.time() + 2.0 + warm_s  # processes import first
     shares = [len(range(at, clients, processes)) for at in range(min(processes, clients))]
     with ProcessPoolExecutor(len(shares), multiprocessing.get_context("spawn")) as pool:
-        tasks = [pool.submit(_share, url, share, start, seconds, dict(feeds)) for share in shares]
+        tasks = [pool.submit(_share, url, share, start, seconds, dict(feeds), dict(headers)) for share in shares]
+        for at in (start, start + seconds):
+            time.sleep(max(0.0, at - time.time()))
+            look()
         found = [task.result() for task in tasks]
     whole = Heard()
     for one in found:
@@ -171,22 +189,27 @@ def ask_from(
         whole.unanswered += one.unanswered
         whole.rows += one.rows
         whole.wrong += one.wrong
+        whole.processors += one.processors
         for status, count in one.statuses.items():
             whole.statuses[status] = whole.statuses.get(status, 0) + count
     return whole
 
 
-def _share(url: str, clients: int, start: float, seconds: float, feeds: Mapping[str, Array]) -> Heard:
+def _share(
+    url: str, clients: int, start: float, seconds: float, feeds: Mapping[str, Array], more: Mapping[str, str]
+) -> Heard:
     """One process of `ask_from`."""
-    return asyncio.run(_repeat(url, clients, start, seconds, feeds))
+    return asyncio.run(_repeat(url, clients, start, seconds, feeds, more))
 
 
-async def _repeat(url: str, clients: int, start: float, seconds: float, feeds: Mapping[str, Array]) -> Heard:
+async def _repeat(
+    url: str, clients: int, start: float, seconds: float, feeds: Mapping[str, Array], more: Mapping[str, str]
+) -> Heard:
     """Answers that arrive within ``seconds`` from ``start`` count."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or 80
     body, headers = request_of(feeds)
-    headers = {"Host": parts.netloc, "Content-Length": str(len(body)), **headers}
+    headers = {"Host": parts.netloc, "Content-Length": str(len(body)), **headers, **more}
     head = f"POST {parts.path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     message = head.encode() + b"\r\n" + body
     heard, rows = Heard(), len(next(iter(feeds.values())))
@@ -204,5 +227,8 @@ async def _repeat(url: str, clients: int, start: float, seconds: float, feeds: M
             await asyncio.sleep(0.05)  # a proxy closes connections while it learns of a service
 
     tasks = [asyncio.ensure_future(client()) for _ in range(clients)]
+    await asyncio.sleep(start - time.time())
+    used = time.process_time()
     await asyncio.wait(tasks, timeout=max(0.1, start + seconds - time.time()))
+    heard.processors = (time.process_time() - used) / seconds
     return heard

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 ROOT = Path(__file__).resolve().parents[3]
+
+Answer = TypeVar("Answer")
 
 #: Serve's logging, of proxies and of replicas: a line for each request takes a tenth of a replica's time
 QUIET = {"enable_access_log": False, "log_level": "ERROR"}
@@ -67,7 +71,7 @@ def serving() -> Iterator[int]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
-    serve.start(http_options={"port": port, "request_timeout_s": 120}, logging_config=QUIET)
+    serve.start(http_options={"port": port}, logging_config=QUIET)
     try:
         yield port
     finally:
@@ -76,15 +80,80 @@ def serving() -> Iterator[int]:
 
 def actors(part: str) -> dict[str, int]:
     """The process of each named actor with ``part`` in its name."""
+    return asked(part, _process)
+
+
+def asked(part: str, question: Callable[[Any], Answer]) -> dict[str, Answer]:
+    """What each named actor with ``part`` in its name answers: ``question`` is called with it, in its process."""
     import ray
 
-    found: dict[str, int] = {}
+    found: dict[str, Answer] = {}
     for actor in ray.util.list_named_actors(all_namespaces=True):
         if part in actor["name"]:
             with contextlib.suppress(ray.exceptions.RayError, ValueError):  # the process has just ended
                 handle: Any = ray.get_actor(**actor)
-                found[actor["name"]] = ray.get(handle.__ray_call__.remote(lambda _: os.getpid()), timeout=30)
+                found[actor["name"]] = ray.get(handle.__ray_call__.remote(question), timeout=30)
     return found
+
+
+def _process(actor: Any) -> int:
+    return os.getpid()
+
+
+def runs_of(replica: Any) -> tuple[int, int]:
+    """Runs and rows of all models of a service's replica."""
+    models = replica._replica_impl._user_callable_wrapper.user_callable.models.by_name
+    every = [one for versions in models.values() for one in versions.values()]
+    return sum(one.runs_done for one in every), sum(one.rows_done for one in every)
+
+
+@dataclass
+class Watched:
+    """A service of Ray Serve under load: what its processes used between two looks. Its replicas have ``part`` in their names."""
+
+    part: str
+
+    def __post_init__(self) -> None:
+        replicas, others = actors(self.part), actors("SERVE_PROXY")
+        self._processes = {"replicas": list(replicas.values()), "proxies": [*others.values(), *named("haproxy")]}
+        self._looks: list[tuple[float, dict[str, float], tuple[int, int]]] = []
+
+    def look(self) -> None:
+        """Read what was used until now."""
+        runs = asked(self.part, runs_of).values()
+        used = {name: processor_s(processes) for name, processes in self._processes.items()}
+        self._looks.append((time.monotonic(), used, (sum(n for n, _ in runs), sum(n for _, n in runs))))
+
+    @property
+    def rows_of_a_run(self) -> float:
+        """Between the last two looks."""
+        (_, _, before), (_, _, after) = self._looks[-2:]
+        return (after[1] - before[1]) / max(1, after[0] - before[0])
+
+    def processors(self, name: str) -> float:
+        """Those that the ``replicas`` or the ``proxies`` used between the last two looks, on average."""
+        (began, before, _), (ended, after, _) = self._looks[-2:]
+        return (after[name] - before[name]) / (ended - began)
+
+
+def named(command: str) -> list[int]:
+    """The processes of a command, by its name."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            if folder.name.isdigit() and (folder / "comm").read_text(encoding="utf-8").strip() == command:
+                found.append(int(folder.name))
+    return found
+
+
+def processor_s(processes: Iterable[int]) -> float:
+    """Seconds of a processor that processes have used; those that have ended count as 0."""
+    ticks = 0
+    for process in processes:
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def resident_mb(process: int) -> float:

@@ -1,4 +1,4 @@
-"""Tokens a second of a language model behind `vkep.ray.generation`: one client, then many."""
+"""Tokens per second of a language model behind `vkep.ray.generation`: one client, then many."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def stream(session: Any, url: str, prompt: list[int], tokens: int) -> tupl
 
 
 async def ask(url: str, clients: int, answers: int, length: int, tokens: int) -> tuple[float, float]:
-    """Tokens a second of ``clients`` that each ask for ``answers``, and the median seconds to an answer's first token."""
+    """Tokens per second of ``clients`` that each ask for ``answers``, and the median seconds to an answer's first token."""
     import aiohttp
 
     rng = np.random.default_rng(clients)

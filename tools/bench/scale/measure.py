@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
+import itertools
 import math
 import os
 import shutil
@@ -12,15 +12,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tools.bench.scale import capacity
 from tools.bench.scale.capacity import Rates
-from tools.bench.scale.clients import Array, Heard, ask_from
-from tools.bench.scale.cluster import QUIET, cluster, environment, serving
+from tools.bench.scale.clients import UNWATCHED, Array, Heard, ask_from
+from tools.bench.scale.cluster import QUIET, Watched, cluster, environment, serving
 from tools.models import transformers
 from tools.models.catalog import Options, build_model
 
@@ -29,21 +30,22 @@ SEQUENCE = 128
 #: that a job's worker takes at once, so that what Ray does for each batch is done for several runs
 RUNS_OF_A_BATCH = 4
 BERT_BASE = transformers.BertShape(30522, 768, 12, 12, 3072, 512)
-#: a session in a loop, in a process of its own as workers are
+#: a session in a loop, in a process of its own as workers are; it starts after a line of input
 _BARE = """
 import json, sys, time, vkep
 from vkep.ray.models import zeros
-path, batch, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-with vkep.InferenceSession(path) as session:
+path, batch, seconds, device = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+with vkep.InferenceSession(path, device=device if device >= 0 else None) as session:
     feeds = zeros(session, {a.name: (batch, *a.shape[1:]) for a in session.get_inputs()})
     for _ in range(3):
         session.run(None, feeds)
+    print(session.context.capabilities.name, flush=True)
+    sys.stdin.readline()
     runs, started = 0, time.perf_counter()
     while time.perf_counter() - started < seconds:
         session.run(None, feeds)
         runs += 1
-    rate = runs * batch / (time.perf_counter() - started)
-    print(json.dumps([rate, session.context.capabilities.name]))
+    print(runs * batch / (time.perf_counter() - started))
 """
 
 
@@ -79,14 +81,34 @@ def catalog_model(name: str, float16: bool) -> Any:
         transformers.BERT = catalog_size
 
 
-def bare(path: Path, batch: int, seconds: float, threads: int) -> tuple[float, str]:
-    """Rows a second of a session in a loop, and the device's name."""
-    command = [sys.executable, "-c", _BARE, str(path), str(batch), str(seconds)]
-    variables = {**os.environ, **environment(threads)}
-    rate, name = json.loads(
-        subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True).stdout
-    )
-    return float(rate), str(name)
+def bare(path: Path, batch: int, seconds: float, threads: int, devices: Sequence[int] = (-1,)) -> tuple[float, str]:
+    """Rows per second of a session in a loop on each of the devices (by index; -1: as sessions choose) at once, and a
+    device's name."""
+    with contextlib.ExitStack() as stack:
+        loops = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", _BARE, str(path), str(batch), str(seconds), str(device)],
+                    env={**os.environ, **environment(threads)},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for device in devices
+        ]
+        names = [_line(loop) for loop in loops]
+        for loop in loops:
+            print(file=loop.stdin, flush=True)
+        return sum(float(_line(loop)) for loop in loops), names[0]
+
+
+def _line(loop: subprocess.Popen[str]) -> str:
+    """The next line that a loop prints. Raises ``RuntimeError`` where it has ended."""
+    line = loop.stdout.readline().strip() if loop.stdout else ""
+    if not line:
+        raise RuntimeError(f"a session in a loop ended with status {loop.wait()}")
+    return line
 
 
 def measure(path: Path, arguments: argparse.Namespace) -> Rates:
@@ -108,8 +130,15 @@ def measure(path: Path, arguments: argparse.Namespace) -> Rates:
             flush=True,
         )
         with serving() as port:
-            service = serve_one(
-                str(path), rows, batch, arguments.replicas, port, arguments, resources(arguments, served)
+            service, _ = serve_one(
+                str(path),
+                rows,
+                batch,
+                arguments.replicas,
+                port,
+                arguments,
+                resources(arguments, served),
+                arguments.runs,
             )
             print(
                 f"a service of {arguments.replicas} replicas on {served} GPUs or workers: {service.rows / seconds:.1f} "
@@ -119,7 +148,9 @@ def measure(path: Path, arguments: argparse.Namespace) -> Rates:
             )
             proto = onnx.parser.parse_model(TINY).SerializeToString()
             row = {"x": np.zeros(4, np.float32)}
-            tiny = serve_one(proto, row, batch, arguments.replicas, port, arguments, {"num_cpus": 0.1})
+            tiny, _ = serve_one(
+                proto, row, batch, arguments.replicas, port, arguments, {"num_cpus": 0.1}, arguments.runs
+            )
     # the machine may be busier at one time than at another: before and after are taken together
     alone = (alone + bare(path, batch, seconds, arguments.threads)[0]) / 2
     return Rates(
@@ -191,7 +222,7 @@ def jobs(arguments: argparse.Namespace) -> int:
 def job(
     path: Path, row: Mapping[str, Array], arguments: argparse.Namespace, calls: int, rows: int
 ) -> tuple[float, float]:
-    """Rows a second of each worker of a Ray Data job once all have started, and the seconds until their first answers.
+    """Rows per second of each worker of a Ray Data job once all have started, and the seconds until their first answers.
 
     ``calls`` are the batches that a worker has in progress, ``rows`` about those of each worker. With ``--transport``
     inputs are made by other tasks and come through Ray's object store; else a worker has them.
@@ -258,8 +289,9 @@ def serve_one(
     port: int,
     arguments: argparse.Namespace,
     shared: Mapping[str, float],
-) -> Heard:
-    """The latency and throughput of replicas that share resources, with requests of one row."""
+    runs: int,
+) -> tuple[Heard, Watched]:
+    """The latency and throughput of replicas that share resources, with requests of one row, and what they used."""
     from ray import serve
 
     import vkep.ray
@@ -268,7 +300,7 @@ def serve_one(
         model,
         name="rate",
         num_replicas=replicas,
-        options={"rows": batch, "wait_ms": arguments.wait_ms, "runs": arguments.runs},
+        options={"rows": batch, "wait_ms": arguments.wait_ms, "runs": runs},
         # Ray counts ten-thousandths, and rounds up
         ray_actor_options={name: math.floor(amount / replicas * 1e4) / 1e4 for name, amount in shared.items()},
         graceful_shutdown_wait_loop_s=0.1,
@@ -278,45 +310,54 @@ def serve_one(
     serve.run(application, name="rate")
     feeds = {name: one[None] for name, one in row.items()}
     url = f"http://127.0.0.1:{port}/v2/models/model/infer"
-    heard = ask_from(arguments.processes, url, arguments.clients, arguments.seconds, feeds)
+    watched = Watched("#rate#")
+    headers = UNWATCHED if arguments.unwatched else {}
+    heard = ask_from(
+        arguments.processes, url, arguments.clients, arguments.seconds, feeds, look=watched.look, headers=headers
+    )
     serve.delete("rate")
     if set(heard.statuses) != {200}:
         print(f"statuses: {heard.statuses}, {heard.unanswered} clients lost; {heard.wrong[:2]}", file=sys.stderr)
-    return heard
+    return heard, watched
 
 
 def service(arguments: argparse.Namespace) -> int:
-    """Print a service's rates for each size of a run and each number of replicas, beside the bare loop's on one GPU."""
+    """Print a service's rates for each size of a run, number of replicas and of their runs, beside the bare loops' on one
+    GPU and on all of them at once."""
     import onnx
 
     shared = resources(arguments, arguments.served)
     seconds = arguments.seconds
-    found: list[dict[str, Any]] = []
+    devices = range(arguments.served) if arguments.gpus else [-1] * arguments.served
+    found: list[capacity.Service] = []
     with model_file(arguments) as path:
         row = input_rows(onnx.load(path, load_external_data=False).graph)
-        alone = {batch: bare(path, batch, seconds, arguments.threads)[0] for batch in arguments.batches}
-        print("| rows of a run | replicas | bare loop, rows/s | service, rows/s | quotient | p50 ms | p99 ms |")
-        print("|---|---|---|---|---|---|---|", flush=True)
-        with (
-            cluster(
-                max(4, *(count + 2 for count in arguments.replicas)),
-                arguments.threads,
-                arguments.served if arguments.gpus else None,
-                haproxy=arguments.haproxy,
-            ),
-            serving() as port,
-        ):
-            for batch in arguments.batches:
-                for replicas in arguments.replicas:
-                    heard = serve_one(str(path), row, batch, replicas, port, arguments, shared)
-                    rate, p50, p99 = heard.rows / seconds, heard.percentile_ms(50), heard.percentile_ms(99)
-                    print(
-                        f"| {batch} | {replicas} | {alone[batch]:.1f} | {rate:.1f} | {rate / alone[batch]:.2f} | "
-                        f"{p50:.1f} | {p99:.1f} |",
-                        flush=True,
-                    )
-                    found.append(
-                        {"batch": batch, "replicas": replicas, "bare": alone[batch], "service": rate, "p99_ms": p99}
-                    )
-    Path(arguments.out).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        alone = {
+            batch: [bare(path, batch, seconds, arguments.threads, some)[0] for some in (devices[:1], devices)]
+            for batch in arguments.batches
+        }
+        for batch, (one, every) in alone.items():
+            print(f"a session in a loop at {batch} a run: {one:.1f} rows/s, {every:.1f} on {arguments.served} at once")
+        print(
+            "| most rows of a run | replicas | runs of each | rows/s | of all loops | p50 ms | p99 ms | rows of a run |",
+            end="",
+        )
+        print(" processors: replicas | proxies | clients |")
+        print("|---" * 11 + "|", flush=True)
+        most = max(4, *(count + 2 for count in arguments.replicas))
+        gpus = arguments.served if arguments.gpus else None
+        with cluster(most, arguments.threads, gpus, haproxy=arguments.haproxy), serving() as port:
+            for batch, replicas, runs in itertools.product(arguments.batches, arguments.replicas, arguments.runs):
+                heard, watched = serve_one(str(path), row, batch, replicas, port, arguments, shared, runs)
+                rate, p50, p99 = heard.rows / seconds, heard.percentile_ms(50), heard.percentile_ms(99)
+                print(
+                    f"| {batch} | {replicas} | {runs} | {rate:.1f} | {rate / alone[batch][1]:.2f} | {p50:.1f} | {p99:.1f} | "
+                    f"{watched.rows_of_a_run:.1f} | {watched.processors('replicas'):.1f} | "
+                    f"{watched.processors('proxies'):.1f} | {heard.processors:.1f} |",
+                    flush=True,
+                )
+                found.append(
+                    capacity.Service(batch, replicas, runs, arguments.served, rate, len(heard.seconds) / seconds, p99)
+                )
+    capacity.Service.write(found, Path(arguments.out))
     return 0
