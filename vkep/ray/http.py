@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 import numpy as np
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from gpu_shared.errors import DeviceLostError, OutOfDeviceMemoryError
 from vkep.errors import InvalidInputError
@@ -29,7 +29,12 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes | memo
         pieces, size = [], 0
         announced = int(length) if "content-length" in request.headers else None
         whole = _aligned(announced or 0, request.headers.get(kserve.HEADER_LENGTH, "0"))
-        async for piece in request.stream():
+        more = True
+        while more:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ProtocolError(400, "the body ended before its end")
+            piece, more = message.get("body", b""), message.get("more_body", False)
             end = size + len(piece)
             if end > (most if announced is None else announced):
                 raise ProtocolError(413, f"the body has more than the {announced or most} bytes that are allowed")
@@ -44,8 +49,6 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes | memo
         body = await asyncio.wait_for(gather(), seconds)
     except asyncio.TimeoutError:
         raise ProtocolError(408, f"the body was not there within {seconds} s") from None
-    except ClientDisconnect:
-        raise ProtocolError(400, "the body ended before its end") from None
     if len(body) < int(length):
         raise ProtocolError(400, f"the body has {len(body)} bytes, and {length} were announced")
     return kserve.inflated(body, request.headers.get("content-encoding", ""), most)

@@ -191,12 +191,12 @@ class Service:
             self.models.close()
             raise
         self._routes: list[tuple[str, re.Pattern[str], Callable[..., Awaitable[Response]]]] = [
+            ("POST", re.compile(_MODEL + "/infer"), self._infer),
             ("GET", re.compile(r"/v2/?"), self._server),
             ("GET", re.compile(r"/v2/health/(live|ready)"), self._healthy),
             ("GET", re.compile(_MODEL), self._model),
             ("GET", re.compile(_MODEL + "/ready"), self._model_ready),
             ("GET", re.compile(_MODEL + "/config"), self._config),
-            ("POST", re.compile(_MODEL + "/infer"), self._infer),
             ("POST", re.compile(r"/v2/repository/index"), self._index),
         ]
 
