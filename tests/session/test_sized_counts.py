@@ -41,6 +41,13 @@ CASES: dict[str, tuple[str, Callable[[Draw], dict[str, Any]]]] = {
         }""",
         lambda draw: {"x": draw.random(int(draw.integers(10, 90)), FLOAT)},
     ),
+    "elements at constant places": (
+        """(float[n,m] x) => (float[n,3] y, float[2] z) {
+            i = Constant <value_ints: ints = [0, -1, 2]> () y = Gather <axis: int = 1> (x, i)
+            j = Constant <value = int64[2,2] {1, 2, -1, 0}> () z = GatherND(x, j)
+        }""",
+        lambda draw: {"x": image(draw)},
+    ),
     "a diagonal that moves": (
         "(float[n,m] x, int64 k) => (float[n,m] y) { y = Trilu <upper: int = 0> (x, k) }",
         lambda draw: {"x": image(draw), "k": np.array(draw.integers(2, 20))},

@@ -24,10 +24,11 @@ def fault_of(b: Builder, indices: Tensor, extents: Sequence[int], reason: str, f
     where the indices are known to be valid. Raises `InvalidNode` with it where known indices are out of bounds."""
     if indices.array is None:
         return reason
-    known, most = indices.array.reshape(-1, len(extents)), np.array(extents, np.int64)
-    beyond = known[(known >= most) | (known < (-most if from_end else 0))]
-    if beyond.size:
-        b.invalid(f"{reason}: {beyond[0]}")
+    if indices.size:
+        known = indices.array.reshape(-1, len(extents))
+        for least, most, extent in zip(known.min(axis=0), known.max(axis=0), extents, strict=True):
+            if most >= extent or least < (-extent if from_end else 0):
+                b.invalid(f"{reason}: {most if most >= extent else least}")
     return ""
 
 
