@@ -207,6 +207,20 @@ def test_copies_between_the_providers(session: OpenSession, text: bool) -> None:
         assert list(results[1]) == list(reference(model, {"x": x})[1])
 
 
+def test_an_initializer_of_texts_is_the_cpu_providers(session: OpenSession) -> None:
+    texts = helper.make_tensor("names", onnx.TensorProto.STRING, [3], ["a", "b", "c"])
+    nodes = [
+        helper.make_node("Neg", ["x"], ["y"]),
+        helper.make_node("ArgMax", ["y"], ["k"], axis=0, keepdims=0),
+        helper.make_node("Gather", ["names", "k"], ["name"]),
+    ]
+    outputs = [helper.make_tensor_value_info("y", 1, [3]), helper.make_tensor_value_info("name", 8, [])]
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", 1, [3])], outputs, [texts])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9).SerializeToString()
+    y, name = session(model, all_on_vulkan=False).run(None, {"x": np.array([2, -3, 1], np.float32)})
+    assert list(y) == [-2, 3, -1] and str(name) == "b"
+
+
 def test_with_fallback_disabled_a_node_for_the_cpu_is_refused(session: OpenSession) -> None:
     op = Op("Cast", X, to=onnx.TensorProto.STRING)
     with pytest.raises(

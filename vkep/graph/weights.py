@@ -48,9 +48,9 @@ class Weight:
 
     @functools.cached_property
     def nbytes(self) -> int:
-        """Bytes of the values as `array` gives them."""
+        """Bytes of the values as `array` gives them; of a text a pointer's, without reading it."""
         dtype = dtypes.from_onnx(self.elem_type)
-        return math.prod(self.shape) * dtype.itemsize if dtype else self.array().nbytes
+        return math.prod(self.shape) * (dtype or onnx.helper.tensor_dtype_to_np_dtype(self.elem_type)).itemsize
 
     @property
     def stored(self) -> Content | None:
