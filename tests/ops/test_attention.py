@@ -117,6 +117,13 @@ def test_multi_head_attention(bias: bool, causal: int, padding: str | None) -> N
     check("MultiHeadAttention", inputs, num_heads=3, unidirectional=causal, **MS)
 
 
+def test_a_padding_mask_hides_keys_below_zero_too() -> None:
+    rng = np.random.default_rng(5)
+    rows = {n: rng.normal(size=(2, 4, 8)).astype(np.float32) for n in "qkv"}
+    mask = np.array([[1, -1, 0, 2], [1, 1, -7, 1]], np.int32)
+    check("MultiHeadAttention", {**rows, "bias": None, "mask": mask}, num_heads=2, **MS)
+
+
 def test_multi_head_attention_with_past_and_bias() -> None:
     inputs = {
         "q": _normal(2, 3, 8),

@@ -358,7 +358,7 @@ def test_is_all_finite() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int64, np.uint64, np.float32, np.float64])
-@pytest.mark.parametrize("positive", [0, 1])
+@pytest.mark.parametrize("positive", [0, 1, 2])
 def test_murmur_hash(dtype: Any, positive: int) -> None:
     x = RNG.integers(0, 1 << 63, 50).astype(dtype) if np.dtype(dtype).kind in "iu" else normal(50, dtype=dtype)
     check("MurmurHash3", {"x": x}, positive=positive, seed=42, **MS)

@@ -296,8 +296,9 @@ def _parts(
 
 def add_padding(b: Builder, mask: Mask, heads: Heads, padding: Tensor, filter_value: float) -> None:
     """The bias of a padding mask, which is added to scores. The mask is one of: [batch, keys], [batch, queries, keys]
-    or [batch, 1, most, most] of 1 and 0 (the last for queries that are the last of the keys); [batch] lengths; [2 *
-    batch] ends, then starts; [3 * batch + 2] that begins with lengths. [batch or 1, 1] has no effect."""
+    or [batch, 1, most, most] of 1 and 0 (the last for queries that are the last of the keys), where what is below 0 hides
+    too, as in ONNX Runtime; [batch] lengths; [2 * batch] ends, then starts; [3 * batch + 2] that begins with lengths.
+    [batch or 1, 1] has no effect."""
     batch, queries, keys = heads.batch, heads.queries, heads.keys
     if padding.rank == 2 and padding.shape[1] == 1 and padding.shape[0] in (1, batch) and keys != 1:
         return
@@ -317,6 +318,6 @@ def add_padding(b: Builder, mask: Mask, heads: Heads, padding: Tensor, filter_va
             rows, view = queries, part.view((batch, 1, *part.shape[1:]), (part.strides[0], 0, *part.strides[1:]))
         else:
             b.decline(f"a padding mask of shape {list(padding.shape)} for {batch} sequences of {keys} keys")
-        counts = b.expr("ne", view, 0, ctype="bool")
+        counts = b.expr("({0} > 0)", view, ctype="bool")
     added = b.expr("({0} ? 0.0 : {1})", counts, b.constant(np.array(filter_value, np.float32)), ctype="float")
     mask.biases.append(b.store(added, DTYPES["float32"], shape=(batch, 1, 1, rows, keys)))

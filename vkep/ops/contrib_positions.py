@@ -242,8 +242,8 @@ def murmur_hash(b: Builder, x: Tensor, *, positive: int = 1, seed: int = 0) -> T
     for shift, factor in ((16, "0x85ebca6bu"), (13, "0xc2b2ae35u")):
         state = b.expr(f"(({{0}} ^ ({{0}} >> {shift})) * {factor})", state)
     state = b.expr("({0} ^ ({0} >> 16))", state)
-    made: DType = _UINT32 if positive else _INT32
-    return b.store(b.expr("same" if positive else "int({0})", state, ctype=made.glsl_compute), made, shape=x.shape)
+    made: DType = _UINT32 if positive == 1 else _INT32
+    return b.store(b.expr("same" if positive == 1 else "int({0})", state, ctype=made.glsl_compute), made, shape=x.shape)
 
 
 @operator("SampleOp", domain=MICROSOFT, types={"x": (*FLOATS, "float64", "int32", "int64", "uint32", "uint64")})
