@@ -44,6 +44,14 @@ def test_attention(changes: Shapes, message: str) -> None:
         on_vulkan(model_of("Attention", values, outputs=outputs, opset=23), values)
 
 
+@pytest.mark.parametrize("mode", [-1, 4])
+def test_scores_of_an_unknown_stage(mode: int) -> None:
+    values = _values(ONNX)
+    model = model_of("Attention", values, outputs=("y", "", "", "s"), opset=23, qk_matmul_output_mode=mode)
+    with pytest.raises(InvalidModelError, match=f"qk_matmul_output_mode is {mode}, expected 0 to 3"):
+        on_vulkan(model, values)
+
+
 @pytest.mark.parametrize(
     ("shapes", "attributes", "message"),
     [

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import struct
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vkep.errors import InvalidPteError, UnsupportedProgramError
+from vkep.errors import InvalidInputError, InvalidPteError, UnsupportedProgramError
 from vkep.executorch.options import ProgramOptions
+from vkep.executorch.portable import PortableKernel
 from vkep.executorch.program import DecodedProgram, Program
+from vkep.executorch.steps import State, bind_kernel
+from vkep.executorch.tensors import HostTensor
 from vkep.pte import schema
 from vkep.pte.container import PtdFile, PteFile
+from vkep.pte.schema import TensorShapeDynamism
 from vkep.pte.steps import DelegateStep, KernelStep
-from vkep.pte.values import TensorValue
+from vkep.pte.values import ListValue, Place, TensorValue
 
 DATA = Path(__file__).parents[1] / "executorch" / "data"
 GIVEN = sorted((DATA / "given").glob("*.pte"))
@@ -210,6 +215,39 @@ def test_ten_thousand_damaged_files() -> None:
         except (InvalidPteError, UnsupportedProgramError):
             refused += 1
     assert CASES * 0.2 < refused < CASES
+
+
+def bound(name: str, function: Any, arguments: Sequence[Any], outs: int = 1) -> Callable[[], Any]:
+    """A kernel call on values: the last ``outs`` are its results."""
+    specs = [spec for spec, _ in arguments]
+    step = KernelStep(name, tuple(range(len(specs) - outs)), tuple(range(len(specs) - outs, len(specs))))
+    kernel = PortableKernel(name, function, len(step.arguments))
+    return bind_kernel(State([value for _, value in arguments]), specs, step, kernel, "here")
+
+
+def host(index: int) -> tuple[TensorValue, HostTensor]:
+    spec = TensorValue(index, np.dtype(np.float32), (2, 3), (0, 1), TensorShapeDynamism.STATIC, place=Place(0, 0, 24))
+    return spec, HostTensor(spec, np.zeros(24, np.uint8))
+
+
+def test_a_list_of_tensors_that_lists_a_number() -> None:
+    with pytest.raises(
+        InvalidPteError, match=r"here: aten::cat.out: value 1 lists tensors, and its values \[2\] are none"
+    ):
+        bound("aten::cat.out", np.concatenate, [host(0), (ListValue((0, 2), tensors=True), None), (7, 7), host(3)])
+
+
+@pytest.mark.parametrize("size", [None, "x", float("inf"), [float("inf")], [1 << 70], [7]])
+def test_a_view_of_no_size(size: Any) -> None:
+    with pytest.raises(InvalidInputError, match="et_view"):
+        bound("executorch_prim::et_view.default", None, [host(0), (size, size), host(2)])()
+
+
+@pytest.mark.parametrize("row", [None, -1, 1.5, "x"])
+def test_a_row_of_no_number(row: Any) -> None:
+    step = [host(0), host(1), (row, row)]
+    with pytest.raises(InvalidInputError, match="et_copy_index"):
+        bound("executorch_prim::et_copy_index.tensor", None, step, outs=0)()
 
 
 def test_damaged_data_files() -> None:

@@ -75,9 +75,16 @@ def _one_function_twice(proto: onnx.ModelProto) -> None:
     proto.functions.extend([function, function])
 
 
+def _output_without_a_name(proto: onnx.ModelProto) -> None:
+    proto.graph.node[1].op_type = "Dropout"
+    proto.graph.node[1].output.append("")
+    proto.graph.output.add().type.CopyFrom(proto.graph.output[0].type)
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        (_output_without_a_name, "output '' is made by no node"),
         (_unknown_weight_type, "type 1048576"),
         (_unknown_input_type, "'x' has the element type 127, which ONNX has not"),
         (_reference_in_the_graph, "'axis'.*reference"),

@@ -133,6 +133,9 @@ def test_kept_choices_are_used_by_later_sessions(model: onnx.ModelProto, cache: 
     first, *_ = choices
     save_choices(caps, {first: None, "another": (1, 2)})
     assert load_choices(caps) == {**{k: c for k, c in choices.items() if k != first}, "another": (1, 2)}
+    for damaged in ('{"choices": {"another": [Infinity]}}', '{"choices": ' + "[" * 200_000, "[]", "\0"):
+        tuning_path(caps).write_text(damaged)
+        assert load_choices(caps) == {}
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"choices": 3}', '{"choices": {"a": ["x"]}}', '{"other": {}}'])

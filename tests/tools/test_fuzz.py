@@ -146,6 +146,23 @@ def test_calls_that_onnx_runtime_refuses_are_refused() -> None:
     [
         (["tools.fuzz.kills", "--count", "4"], ", 0 with something wrong"),
         (
+            [
+                "tools.fuzz.files",
+                "--cases",
+                "20",
+                "--jobs",
+                "1",
+                "--what",
+                "external",
+                "pte",
+                "ptd",
+                "vgf",
+                "spec",
+                "cache=4",
+            ],
+            "104 files, 0 with something wrong",
+        ),
+        (
             ["tools.fuzz.folders", "--count", "1", "--jobs", "2", "--what", "crowd", "full", "clock"],
             " cases, 0 with something wrong",
         ),

@@ -1,10 +1,15 @@
 """Damaged files, opened and run: they must raise only documented exceptions, not crash or hang, and leave no object.
 
-    python -m tools.fuzz.files --cases 100000 --seed 1 --jobs 2 --what onnx external pte
+    python -m tools.fuzz.files --seed 1 --jobs 2 --what onnx=250000 external=100000 pte=200000
+    python -m tools.fuzz.files --seed 1 --what onnx --case 17   # one case again
 
-ONNX models are changed by structure (fields of their nodes, values, types and weights) and by bytes; external data, .pte, .ptd
-and VGF files, saved plans, SPIR-V, the driver's pipelines and compile specs by bytes, by words, by length and by text. A case is
-its kind, the seed and a number, so that ``--case`` repeats it. Cases run in processes of 6 GiB each.
+ONNX models (some networks, and ONNX's node tests) are changed by structure (fields of their nodes, values, types and weights)
+and by bytes; external data, .pte, .ptd and VGF files, saved plans, SPIR-V, the driver's pipelines, tuning records and compile
+specs by bytes, by words, by length and by text. Models run with their tensors between guard pages, on a driver that runs
+shaders on the host's processor. A damaged cache must not change an answer. A case is its kind, the seed and a number, so that
+``--case`` repeats it. Cases of all kinds run mixed, in processes of 6 GiB each, which keep one context for some hundred cases.
+After each case the objects that it made must be gone, and after the context closes all objects. SIGTERM ends the run with its
+counts.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import gc
 import json
 import logging
 import os
@@ -19,27 +25,39 @@ import random
 import re
 import resource
 import shutil
-import struct
+import signal
 import sys
 import tempfile
+import time
 import traceback
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from tools.fuzz.damage import NUMBERS, TEXTS, by_bytes, by_structure
+from tools.fuzz.guard import guarded
 from tools.fuzz.interrupts import DYNAMIC, PARTS, STATIC, model, no_object_left
 from tools.worker_pool import run_tasks
 
 DATA = Path(__file__).parents[2] / "tests"
 _MOST_MEMORY = 6 << 30
-#: time limit of a case in seconds, on a machine that is also used otherwise
+#: time limit of a chunk of cases in seconds, on a machine that is also used otherwise
 LIMIT = 120.0
+#: cases that a process takes at once
+_CHUNK = 20
+#: cases after which a process closes its context, and all its objects must be gone
+_ROUND = 400
+#: limit in bytes of a node test's model, and of each of its inputs
+_MOST_BYTES = 20_000
+#: what a context keeps for later sessions
+_KEPT_KINDS = frozenset({"pipeline", "pipeline_layout", "shader_module"})
 _RNG = np.random.default_rng(1)
 
 
@@ -57,124 +75,6 @@ class Outcome:
     task: Task
     said: str
     wrong: str = ""
-
-
-# ---- changes of bytes
-
-
-def by_bytes(data: bytes, rng: random.Random) -> bytes:
-    """One to four changes: bits, bytes, words; ranges that are cut, doubled or inserted."""
-    changed = bytearray(data)
-    for _ in range(rng.choice((1, 1, 1, 2, 4))):
-        kind = rng.choice(("bit", "byte", "word", "word", "long", "cut", "insert", "double", "zero"))
-        at = rng.randrange(max(len(changed), 1))
-        if kind == "cut":
-            del changed[at : at + rng.choice((1, 4, 100, len(changed)))]
-        elif kind == "insert":
-            changed[at:at] = rng.randbytes(rng.choice((1, 4, 64)))
-        elif kind == "double":
-            changed[at:at] = changed[at : at + rng.choice((4, 16, 256))]
-        elif not changed:
-            continue
-        elif kind == "bit":
-            changed[at] ^= 1 << rng.randrange(8)
-        elif kind == "byte":
-            changed[at] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
-        elif kind == "zero":
-            changed[at : at + 16] = bytes(len(changed[at : at + 16]))
-        else:
-            size, form = (4, "<I") if kind == "word" else (8, "<Q")
-            place = at // size * size
-            if place + size <= len(changed):
-                old = struct.unpack_from(form, changed, place)[0]
-                most = 256**size - 1
-                new = rng.choice((0, 1, most, most >> 1, old + 1, old - 1, 2 * old, old + 1000, rng.randrange(most)))
-                struct.pack_into(form, changed, place, new & most)
-    return bytes(changed)
-
-
-_NUMBERS = (-1, 0, 1, 2, 3, 7, 1 << 20, 1 << 31, -(1 << 31), (1 << 63) - 1, -(1 << 63))
-_TEXTS = (
-    "",
-    "x",
-    "y",
-    "t",
-    "Relu",
-    "Conv",
-    "If",
-    "Loop",
-    "ai.onnx.ml",
-    "com.microsoft",
-    "nope",
-    "é" * 40,
-    "../../etc",
-    "a" * 5000,
-)
-
-
-def by_structure(proto: onnx.ModelProto, rng: random.Random) -> onnx.ModelProto:
-    """One to four fields of the model's messages take other values, or messages are dropped, doubled or swapped."""
-    changed = onnx.ModelProto()
-    changed.CopyFrom(proto)
-    for _ in range(rng.choice((1, 1, 2, 2, 4))):
-        message = _somewhere(changed, rng)
-        field = rng.choice(message.DESCRIPTOR.fields)
-        repeated = field.label == field.LABEL_REPEATED if hasattr(field, "label") else field.is_repeated
-        try:
-            if repeated:
-                _change_list(getattr(message, field.name), field, rng)
-            elif field.message_type is not None:
-                message.ClearField(field.name)
-            else:
-                setattr(message, field.name, _value(field, getattr(message, field.name), rng))
-        except (ValueError, TypeError, OverflowError):
-            continue
-    return changed
-
-
-def _somewhere(message: Any, rng: random.Random) -> Any:
-    while True:
-        inside = [
-            one
-            for field, value in message.ListFields()
-            if field.message_type is not None
-            for one in (list(value) if hasattr(value, "__len__") and not hasattr(value, "DESCRIPTOR") else [value])
-        ]
-        if not inside or rng.random() < 0.15:
-            return message
-        message = rng.choice(inside)
-
-
-def _value(field: Any, old: Any, rng: random.Random) -> Any:
-    if isinstance(old, bool):
-        return not old
-    if isinstance(old, int):
-        return rng.choice((*_NUMBERS, old + 1, old - 1, 2 * old, rng.randrange(1, 30)))
-    if isinstance(old, float):
-        return rng.choice((0.0, -1.0, 1e30, float("nan"), float("inf")))
-    if isinstance(old, bytes):
-        return by_bytes(old, rng) if old else rng.randbytes(8)
-    return rng.choice(_TEXTS)
-
-
-def _change_list(items: Any, field: Any, rng: random.Random) -> None:
-    kind = rng.choice(("drop", "double", "change", "clear"))
-    if kind == "clear" and rng.random() < 0.3:
-        del items[:]
-    elif not len(items):
-        if field.message_type is not None:
-            items.add()
-        else:
-            items.append(rng.choice(_NUMBERS) if field.cpp_type in (1, 2, 3, 4) else rng.choice(_TEXTS))
-    elif kind == "drop":
-        del items[rng.randrange(len(items))]
-    elif field.message_type is not None:
-        items.add().CopyFrom(items[rng.randrange(len(items))])
-    elif kind == "double":
-        items.append(items[rng.randrange(len(items))])
-    else:
-        at = rng.randrange(len(items))
-        items[at] = _value(field, items[at], rng)
 
 
 # ---- damaged files, opened and run
@@ -207,50 +107,82 @@ def _models() -> list[onnx.ModelProto]:
     return [STATIC, DYNAMIC, PARTS, network, looping]
 
 
-def _open_and_run(source: Any, **options: Any) -> None:
+@functools.cache
+def _node_models() -> list[tuple[onnx.ModelProto, dict[str, Any]]]:
+    """ONNX's node tests, with their inputs."""
+    from tools.backend_suite.cases import load_cases
+
+    found = []
+    for case in load_cases().values():
+        if case.kind == "node" and (proto := case.model()).ByteSize() <= _MOST_BYTES:
+            values = next(iter(case.data(proto)), ([], []))[0]
+            feeds = dict(zip((i.name for i in proto.graph.input), values, strict=False))
+            if all(isinstance(v, np.ndarray) and v.nbytes <= _MOST_BYTES for v in values):
+                found.append((proto, feeds))
+    return found
+
+
+def _open_and_run(source: Any, feeds: Mapping[str, Any] | None = None, **options: Any) -> list[Any]:
     import vkep
 
-    with vkep.InferenceSession(source, token="files", **{"save_plans": False, **options}) as session:
-        feeds = {}
+    with vkep.InferenceSession(source, **{"token": "files", "save_plans": False, **options}) as session:
+        given = {}
         for info in session.get_inputs():
+            if feeds is not None and info.name in feeds:
+                given[info.name] = feeds[info.name]
+                continue
             shape = [d if isinstance(d, int) and 0 <= d < 64 else 3 for d in (info.shape or ())]
             name = info.type.removeprefix("tensor(").removesuffix(")")
             dtype = {"float": "float32", "double": "float64"}.get(name, name)
             try:
-                feeds[info.name] = np.ones(shape, dtype)
+                given[info.name] = np.ones(shape, dtype)
             except TypeError:
-                feeds[info.name] = np.ones(shape, np.float32)
-        session.run(None, feeds)
+                given[info.name] = np.ones(shape, np.float32)
+        return session.run(None, given)
 
 
 def onnx_(rng: random.Random, folder: Path) -> None:
-    proto = rng.choice(_models())
-    if rng.random() < 0.6:
+    proto, feeds = rng.choice(_node_models()) if rng.random() < 0.5 else (rng.choice(_models()), None)
+    if rng.random() < 0.7:
         source: Any = by_structure(proto, rng)
         source = source if rng.random() < 0.3 else source.SerializeToString()
     else:
         source = by_bytes(proto.SerializeToString(), rng)
-    if isinstance(source, bytes) and rng.random() < 0.3:
+    if isinstance(source, bytes) and rng.random() < 0.2:
         path = folder / "m.onnx"
         path.write_bytes(source)
         source = path
-    _open_and_run(source)
+    _open_and_run(source, feeds)
+
+
+@functools.cache
+def _saved_apart() -> tuple[onnx.ModelProto, bytes]:
+    """A model whose weights are in the file "w.bin", and the file's content."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(_models()[3])
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "m.onnx"
+        onnx.save(proto, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+        return onnx.load(path, load_external_data=False), (Path(name) / "w.bin").read_bytes()
 
 
 def external(rng: random.Random, folder: Path) -> None:
+    kept, data = _saved_apart()
     proto = onnx.ModelProto()
-    proto.CopyFrom(_models()[3])
-    onnx.save(proto, folder / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
-    data = folder / "w.bin"
+    proto.CopyFrom(kept)
     if rng.random() < 0.4:
-        data.write_bytes(by_bytes(data.read_bytes(), rng))
+        data = by_bytes(data, rng)
     else:
-        read = onnx.load(folder / "m.onnx", load_external_data=False)
-        entry = rng.choice([e for t in read.graph.initializer for e in t.external_data])
-        entry.value = rng.choice(
-            (*_TEXTS, *map(str, _NUMBERS), "w.bin\0", "/etc/passwd", "a/../../w.bin", "a" * 300, "m.onnx")
-        )
-        (folder / "m.onnx").write_bytes(read.SerializeToString())
+        entry = rng.choice([e for t in proto.graph.initializer for e in t.external_data])
+        places = ("w.bin\0", "/etc/passwd", "a/../../w.bin", "./w.bin", "a" * 300, "m.onnx", ".", "..")
+        if entry.value.isdecimal() and rng.random() < 0.8:
+            old = int(entry.value)
+            near = (old + 1, old - 1, old + 4, 2 * old, len(data), len(data) - 4, rng.randrange(len(data)), 10**30)
+            entry.value = str(rng.choice((*NUMBERS, *near)))
+        else:
+            entry.value = rng.choice((*TEXTS, *places, *map(str, NUMBERS), "0x10", "1_0", " 4", "٤"))
+    (folder / "w.bin").write_bytes(data)
+    (folder / "m.onnx").write_bytes(proto.SerializeToString())
     _open_and_run(folder / "m.onnx")
 
 
@@ -276,17 +208,20 @@ def pte(rng: random.Random, folder: Path) -> None:
     _program(by_bytes(rng.choice(_programs()), rng))
 
 
+@functools.cache
+def _bytes_of(pattern: str) -> list[bytes]:
+    return [path.read_bytes() for path in sorted(DATA.glob(pattern))]
+
+
 def ptd(rng: random.Random, folder: Path) -> None:
-    source = DATA / "executorch" / "data" / "external_constants"
-    (program,), (data,) = sorted(source.glob("*.pte"))[:1], sorted(source.glob("*.ptd"))[:1]
-    _program(program.read_bytes(), [by_bytes(data.read_bytes(), rng)])
+    program, data = (_bytes_of(f"executorch/data/external_constants/*.{kind}")[0] for kind in ("pte", "ptd"))
+    _program(program, [by_bytes(data, rng)])
 
 
 def vgf(rng: random.Random, folder: Path) -> None:
     from vkep.vgf.decode import decode
 
-    files = sorted((DATA / "vgf" / "data").glob("*.vgf"))
-    decode(by_bytes(rng.choice(files).read_bytes(), rng))
+    decode(by_bytes(rng.choice(_bytes_of("vgf/data/*.vgf")), rng))
 
 
 def spec(rng: random.Random, folder: Path) -> None:
@@ -314,34 +249,65 @@ def spec(rng: random.Random, folder: Path) -> None:
 
 def cache(rng: random.Random, folder: Path) -> None:
     """A session leaves its plan, its SPIR-V, the driver's pipelines; one of these is damaged, and the next one runs."""
-    os.environ["VKEP_CACHE_DIR"] = str(folder / "cache")
-    kept = _kept_cache()
+    kept, right = _kept_cache()
     shutil.copytree(kept, folder / "cache")
     shutil.copy(kept.parent / "m.onnx", folder / "m.onnx")
-    files = [p for p in sorted((folder / "cache").rglob("*")) if p.is_file() and p.suffix not in (".so", "")] + [
-        folder / "cache" / "secret"
-    ]
-    for path in rng.sample(files, min(len(files), rng.choice((1, 1, 3)))):
+    files = [p for p in sorted((folder / "cache").rglob("*")) if p.is_file()]
+    for path in rng.sample(files, rng.choice((1, 1, 3))):
         path.write_bytes(by_bytes(path.read_bytes(), rng))
-    _open_and_run(folder / "m.onnx", save_plans=True)
+    with mock.patch.dict(os.environ, VKEP_CACHE_DIR=str(folder / "cache")), _compiled_once():
+        found = _open_and_run(folder / "m.onnx", save_plans=True)
+    if not all(np.array_equal(a, b) for a, b in zip(found, right, strict=True)):
+        raise AssertionError("a damaged cache changed the answer")
 
 
 @functools.cache
-def _kept_cache() -> Path:
+def _kept_cache() -> tuple[Path, list[Any]]:
+    """A cache folder beside its model, and the model's answer."""
+    import vkep
+    from vkep.cache import sealed
+    from vkep.device.per_device import device_file
+    from vkep.device.tuning import save_choices
+
     home = Path(tempfile.mkdtemp(prefix="vkep-fuzz-"))
-    before = os.environ.get("VKEP_CACHE_DIR", "")
-    os.environ["VKEP_CACHE_DIR"] = str(home / "cache")
     text = " ".join(f"t{k + 1} = MatMul(t{k}, w) r{k} = Softmax(t{k})" for k in range(18))
     proto = model(f"g (float[4,16] t0) => (float[4,16] t18) {{ {text} }}")
     proto.graph.initializer.append(numpy_helper.from_array(_RNG.standard_normal((16, 16), np.float32), "w"))
     for k in range(18):
         proto.graph.output.append(helper.make_tensor_value_info(f"r{k}", 1, [4, 16]))
     onnx.save(proto, home / "m.onnx")
-    _open_and_run(home / "m.onnx", save_plans=True)
-    tuning = home / "cache" / "tuning"
-    tuning.mkdir(exist_ok=True)
-    os.environ["VKEP_CACHE_DIR"] = before
-    return home / "cache"
+    with mock.patch.dict(os.environ, VKEP_CACHE_DIR=str(home / "cache")), _compiled_once():
+        with vkep.InferenceSession(STATIC, token="files", save_plans=False) as session:
+            caps = session._parts.delegate.capabilities
+        save_choices(caps, {"a problem": (1, 2, 3), "another": (16, 16)})
+        pipelines = device_file(caps, "pipelines", ".sealed")  # a driver may write none
+        if not pipelines.exists():
+            pipelines.parent.mkdir(exist_ok=True)
+            pipelines.write_bytes(b"".join(map(bytes, sealed(pipelines.name, bytes(100)))))
+        return home / "cache", _open_and_run(home / "m.onnx", save_plans=True)
+
+
+_spirv: dict[tuple[str, str], bytes] = {}
+
+
+@contextlib.contextmanager
+def _compiled_once() -> Iterator[None]:
+    """Compile each shader once in this process: the compiler is not what cases of caches are about."""
+    from vkep.shaders.compiler import Compiler
+
+    compile_source = Compiler.compile_source
+
+    def once(self: Compiler, source: Any, defines: Mapping[str, str]) -> bytes:
+        key = (self.identity, source.digest(defines))
+        if key not in _spirv:
+            _spirv[key] = compile_source(self, source, defines)
+        return _spirv[key]
+
+    with mock.patch.object(Compiler, "compile_source", once):
+        yield
+
+
+# ---- cases in processes
 
 
 WHAT: dict[str, Callable[[random.Random, Path], None]] = {
@@ -349,39 +315,143 @@ WHAT: dict[str, Callable[[random.Random, Path], None]] = {
 }  # fmt: skip
 
 
+#: a saved plan, and what a case of specs or of VGF reads, have no tensors to guard
+_UNGUARDED = frozenset({"cache", "spec", "vgf"})
+
+
+class _Context:
+    """The context that this process's cases share: a session keeps it, with the objects that ``base`` counts."""
+
+    def __init__(self) -> None:
+        self.session: Any = None
+        self.base: dict[str, int] = {}
+        self.cases = 0
+        self.has_host_addresses = False  #: so that tensors can be between guard pages
+
+    def open(self) -> None:
+        import vkep
+
+        if self.session is None:
+            self.session = vkep.InferenceSession(STATIC, token="files", save_plans=False)
+            self.has_host_addresses = "llvmpipe" in self.session.context.capabilities.name
+            _open_and_run(_models()[3])
+            gc.collect()
+            self.base = self.counted()
+            gc.freeze()
+
+    def counted(self) -> dict[str, int]:
+        import vkep
+
+        return {kind: n for kind, n in vkep.live_counts().items() if kind not in _KEPT_KINDS}
+
+    def check(self, what: str) -> None:
+        """Raise `AssertionError` unless the objects of the last case are freed soon."""
+        self.cases += 1
+        ends = time.monotonic() + 20
+        while gc.collect() >= 0 and (left := self.counted()) != self.base:
+            if time.monotonic() > ends:
+                self.close(what)
+                raise AssertionError(f"{what}: left behind: {left}, expected {self.base}")
+            time.sleep(0.01)
+        gc.freeze()
+        if self.cases % _ROUND == 0:
+            self.close(what)
+
+    def close(self, what: str) -> None:
+        """Close the context. Raises `AssertionError` where an object is left."""
+        if self.session is not None:
+            self.session.close()
+            self.session = None
+            gc.unfreeze()
+            no_object_left(what)
+
+
+_context = _Context()
+
+
 def run(task: Task) -> Outcome:
     """One case; in a worker process."""
-    from gpu_shared.errors import GpuError
-    from vkep.errors import Decline, KernelBoundsError, VkepError
+    import vkep
+    from vkep.errors import Decline, KernelBoundsError
 
     logging.disable(logging.CRITICAL)
     resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY, _MOST_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     rng = random.Random(f"{task.what}/{task.seed}/{task.number}")
     folder = Path(tempfile.mkdtemp(prefix="vkep-fuzz-"))
-    before = os.environ.get("VKEP_CACHE_DIR")
+    said, wrong = "answer", ""
+    _context.open()
     try:
-        WHAT[task.what](rng, folder)
-        said, wrong = "answer", ""
-    except (Decline, KernelBoundsError) as error:
-        said = wrong = f"{type(error).__name__}: {error}"
-    except (VkepError, GpuError) as error:
-        said, wrong = type(error).__name__, ""
-        error.__traceback__ = None
-    except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        said = type(error).__name__
-        wrong = f"{said}: {str(error)[:200]} ({Path(where.filename).name}:{where.lineno})"
+        guards_tensors = _context.has_host_addresses and task.what not in _UNGUARDED
+        with guarded() if guards_tensors else contextlib.nullcontext() as guards:
+            try:
+                WHAT[task.what](rng, folder)
+            except (Decline, KernelBoundsError) as error:
+                said = wrong = f"{type(error).__name__}: {error}"
+            except (vkep.VkepError, vkep.GpuError) as error:
+                said = type(error).__name__
+                error.__traceback__ = None
+            except Exception as error:
+                where = traceback.extract_tb(error.__traceback__)[-1]
+                said = type(error).__name__
+                wrong = f"{said}: {str(error)[:200]} ({Path(where.filename).name}:{where.lineno})"
+            if guards is not None and (broken := guards.broken()):
+                wrong = f"written beside {broken}"
+        _context.check(task.what)
+    except AssertionError as error:
+        wrong = wrong or str(error)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        if before is not None:
-            os.environ["VKEP_CACHE_DIR"] = before
-    if not wrong:
-        try:
-            no_object_left(task.what)
-        except AssertionError as error:
-            wrong = str(error)
     return Outcome(task, said, wrong)
+
+
+def run_chunk(tasks: Sequence[Task]) -> list[Outcome]:
+    """Some cases, one after the other."""
+    return [run(task) for task in tasks]
+
+
+class Counts:
+    """Outcomes by kind of file; wrong ones are printed, three of each sort."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, Counter[str]] = defaultdict(Counter)
+        self.wrong: list[Outcome] = []
+        self._sorts: Counter[str] = Counter()
+
+    def add(self, outcome: Outcome) -> None:
+        what = outcome.task.what
+        self.said[what][outcome.said.split(":")[0]] += 1
+        if outcome.wrong:
+            self.wrong.append(outcome)
+            sort = re.sub(r"\d+|'[^']*'", "#", outcome.wrong)
+            self._sorts[sort] += 1
+            if self._sorts[sort] <= 3:
+                print(f"{what} seed {outcome.task.seed} case {outcome.task.number}: {outcome.wrong}", flush=True)
+
+    @property
+    def total(self) -> int:
+        return sum(n for counts in self.said.values() for n in counts.values())
+
+    def report(self) -> str:
+        lines = [f"{w}: {sum(c.values())} cases: {json.dumps(dict(c.most_common()))}" for w, c in self.said.items()]
+        return "\n".join([*lines, f"{self.total} files, {len(self.wrong)} with something wrong"])
+
+
+def _kind(text: str) -> tuple[str, int | None]:
+    what, _, count = text.partition("=")
+    if what not in WHAT:
+        raise argparse.ArgumentTypeError(f"{what!r} is none of {', '.join(WHAT)}")
+    return what, int(count) if count else None
+
+
+def _chunks(given: argparse.Namespace) -> list[list[Task]]:
+    """The cases in chunks of one kind each, mixed so that a run that is stopped has the same share of each kind."""
+    placed = []
+    for what, count in given.what:
+        tasks = [Task(what, given.seed, number) for number in range(count or given.cases)]
+        chunks = [tasks[k : k + _CHUNK] for k in range(0, len(tasks), _CHUNK)]
+        placed += [((k + 0.5) / len(chunks), chunk) for k, chunk in enumerate(chunks)]
+    return [chunk for _, chunk in sorted(placed, key=lambda item: item[0])]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -390,32 +460,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", type=int, default=1000, help="of each kind")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--what", nargs="*", default=list(WHAT), choices=list(WHAT))
+    every = [(what, None) for what in WHAT]
+    parser.add_argument("--what", nargs="*", type=_kind, default=every, metavar="KIND[=CASES]", help=", ".join(WHAT))
+    parser.add_argument("--seconds", type=float, help="begin no case after this time")
+    parser.add_argument("--every", type=float, default=60, help="seconds between two reports")
     parser.add_argument("--case", type=int, help="this number alone, in this process")
     given = parser.parse_args(arguments)
     if given.case is not None:
-        for what in given.what:
+        for what, _ in given.what:
             print(run(Task(what, given.seed, given.case)))
         return 0
-    bad, total = 0, 0
-    for what in given.what:
-        tasks = [Task(what, given.seed, number) for number in range(given.cases)]
-        said: Counter[str] = Counter()
-        groups: Counter[str] = Counter()
-        for outcome in run_tasks(
-            tasks, run, lambda task, why: Outcome(task, "lost", why), jobs=given.jobs, timeout=LIMIT
-        ):
-            total += 1
-            said[outcome.said.split(":")[0]] += 1
-            if outcome.wrong:
-                bad += 1
-                group = re.sub(r"\d+|'[^']*'", "#", outcome.wrong)
-                groups[group] += 1
-                if groups[group] <= 3:
-                    print(f"{what} case {outcome.task.number}: {outcome.wrong}", flush=True)
-        print(f"{what}: {len(tasks)} cases: {json.dumps(dict(said.most_common()))}", flush=True)
-    print(f"{total} files, {bad} with something wrong")
-    return bool(bad)
+    if any(what == "onnx" for what, _ in given.what):
+        _node_models()  # here, for all processes
+    counts = Counts()
+    lost: list[list[Task]] = []
+    now = time.monotonic()
+    until = None if given.seconds is None else now + given.seconds
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
+    def single(tasks: Sequence[Task], why: str) -> list[Outcome]:
+        lost.extend([task] for task in tasks)
+        if len(lost) < 10 * _CHUNK:
+            print(f"lost among {tasks[0]} to {tasks[-1].number}: {why}", flush=True)
+        return []
+
+    def alone(tasks: Sequence[Task], why: str) -> list[Outcome]:
+        return [Outcome(tasks[0], "lost", why)]
+
+    try:
+        for when_lost, chunks in ((single, _chunks(given)), (alone, lost)):  # those that were lost again, one by one
+            for outcomes in run_tasks(chunks, run_chunk, when_lost, jobs=given.jobs, timeout=LIMIT, until=until):
+                for outcome in outcomes:
+                    counts.add(outcome)
+                if time.monotonic() - now > given.every:
+                    now = time.monotonic()
+                    print(counts.report(), flush=True)
+            until = None
+    finally:
+        print(counts.report(), flush=True)
+    return bool(counts.wrong)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def load_choices(caps: DeviceCapabilities) -> dict[str, Choice]:
         return {str(key): tuple(int(size) for size in choice) for key, choice in stored["choices"].items()}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         logger.warning("the tuned tilings in %s are not used: %s: %s", path, type(error).__name__, error)
         return {}
 

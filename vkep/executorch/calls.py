@@ -126,7 +126,7 @@ def _joins(
 def _source(state: State, specs: Sequence[Value], index: int, source: Writer | None, flow: Flow) -> Callable[[], Any]:
     spec = specs[index]
     if source is None or not isinstance(spec, TensorValue):
-        return reader(state, specs, index)
+        return reader(state, specs, index, "a delegate")
     written = flow.writes[source].value
     shape = spec.sizes if written != index else None
     if source[0] == INPUT:

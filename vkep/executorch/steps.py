@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,14 +29,18 @@ class State:
         self.results: dict[Writer, Any] = {}  #: delegates' results that are read elsewhere than in an arena
 
 
-def reader(state: State, specs: Sequence[Value], index: int) -> Callable[[], Any]:
-    """Return a function that reads a kernel's argument: arrays for tensors, lists of them or of numbers, numbers."""
+def reader(state: State, specs: Sequence[Value], index: int, what: str) -> Callable[[], Any]:
+    """Return a function that reads a kernel's argument: arrays for tensors, lists of them or of numbers, numbers. Raises
+    `InvalidPteError` for a list of tensors that contains another value."""
     values, spec = state.values, specs[index]
     if isinstance(spec, TensorValue):
         return lambda: values[index].array
     if isinstance(spec, ListValue):
         items = spec.items
         if spec.tensors:
+            other = [i for i in items if i >= 0 and specs[i] is not None and not isinstance(specs[i], TensorValue)]
+            if other:
+                raise InvalidPteError(f"{what}: value {index} lists tensors, and its values {other} are none")
             return lambda: [None if i < 0 or values[i] is None else values[i].array for i in items]
         return lambda: [values[i] for i in items]
     return lambda: values[index]
@@ -46,7 +51,7 @@ def bind_kernel(state: State, specs: Sequence[Value], step: KernelStep, kernel: 
     what = f"{where}: {step.name}"
     if len(step.arguments) != kernel.arguments:
         raise InvalidPteError(f"{what} is called with {len(step.arguments)} arguments, expected {kernel.arguments}")
-    readers = [reader(state, specs, index) for index in step.arguments]
+    readers = [reader(state, specs, index, what) for index in step.arguments]
     values, function, writes = state.values, kernel.function, step.writes
     tensors = [isinstance(specs[index], TensorValue) for index in writes]
     if step.name in VIEW_NAMES or step.name == COPY_INDEX:
@@ -89,7 +94,7 @@ def _view(state: State, step: KernelStep, size: Callable[[], Any], what: str) ->
         array = values[base].array
         try:
             view = array.reshape([int(s) for s in size()])
-        except ValueError as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise InvalidInputError(f"{what}: {error}") from error
         values[out].array = view
 
@@ -101,7 +106,13 @@ def _copy_index(state: State, step: KernelStep, index: Callable[[], Any], what: 
     values, (out, element) = state.values, step.arguments[:2]
 
     def run() -> None:
-        stacked, row, number = values[out], values[element].array, int(index())
+        stacked, row = values[out], values[element].array
+        try:
+            number = operator.index(index())
+        except TypeError as error:
+            raise InvalidInputError(f"{what}: {error}") from error
+        if number < 0:
+            raise InvalidInputError(f"{what} writes row {number}, expected a number from 0")
         shape = (number + 1, *row.shape)
         if stacked.array.shape != shape:
             stacked.resize(shape, what)

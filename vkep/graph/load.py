@@ -173,7 +173,7 @@ def read_graph(
     # Before IR version 4 every initializer was listed as an input, and none could be replaced.
     replaceable = tuple(_value_info(v) for v in proto.input if v.name in weights) if ir_version >= 4 else ()
     graph = Graph(proto.name, tuple(nodes), inputs, outputs, weights, replaceable)
-    known = {v.name for v in inputs} | set(weights) | {o for n in graph.nodes for o in n.outputs}
+    known = ({v.name for v in inputs} | set(weights) | {o for n in graph.nodes for o in n.outputs}) - {""}
     for output in outputs:
         if output.name not in known and where:
             raise InvalidModelError(f"{where}: output {output.name!r} is made by no node")

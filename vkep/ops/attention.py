@@ -78,6 +78,8 @@ def attention(
     if attn_mask is not None:
         _add_mask(b, mask, heads, attn_mask)
     wanted = b.node is not None and len(b.node.outputs) > 3 and bool(b.node.outputs[3])
+    if qk_matmul_output_mode not in range(4):
+        b.invalid(f"qk_matmul_output_mode is {qk_matmul_output_mode}, expected 0 to 3")
     done = sdpa(
         b,
         q,
