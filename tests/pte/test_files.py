@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -14,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vkep.errors import InvalidInputError, InvalidPteError, UnsupportedProgramError
+from tools.fuzz.files import WHAT
+from vkep.errors import InvalidInputError, InvalidPteError, UnsupportedModelError, UnsupportedProgramError
 from vkep.executorch.options import ProgramOptions
 from vkep.executorch.portable import PortableKernel
 from vkep.executorch.program import DecodedProgram, Program
@@ -248,6 +250,13 @@ def test_a_row_of_no_number(row: Any) -> None:
     step = [host(0), host(1), (row, row)]
     with pytest.raises(InvalidInputError, match="et_copy_index"):
         bound("executorch_prim::et_copy_index.tensor", None, step, outs=0)()
+
+
+@pytest.mark.parametrize("number", [34710, 50577, 64514, 65675, 68878])
+def test_damaged_programs_that_raised_other_errors(vulkan: object, number: int, tmp_path: Path) -> None:
+    """Found by ``python -m tools.fuzz.files --what pte --seed 1795418538``."""
+    with contextlib.suppress(InvalidPteError, UnsupportedProgramError, UnsupportedModelError, InvalidInputError):
+        WHAT["pte"](random.Random(f"pte/1795418538/{number}"), tmp_path)
 
 
 def test_damaged_data_files() -> None:

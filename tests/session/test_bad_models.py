@@ -81,9 +81,15 @@ def _output_without_a_name(proto: onnx.ModelProto) -> None:
     proto.graph.output.add().type.CopyFrom(proto.graph.output[0].type)
 
 
+def _shape_of_nothing(proto: onnx.ModelProto) -> None:
+    proto.graph.node[0].op_type = "Shape"
+    del proto.graph.node[0].input[:]
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        (_shape_of_nothing, "Shape"),
         (_output_without_a_name, "output '' is made by no node"),
         (_unknown_weight_type, "type 1048576"),
         (_unknown_input_type, "'x' has the element type 127, which ONNX has not"),

@@ -136,7 +136,7 @@ def _open_and_run(source: Any, feeds: Mapping[str, Any] | None = None, **options
             dtype = {"float": "float32", "double": "float64"}.get(name, name)
             try:
                 given[info.name] = np.ones(shape, dtype)
-            except TypeError:
+            except (TypeError, ValueError):  # bfloat16, maps
                 given[info.name] = np.ones(shape, np.float32)
         return session.run(None, given)
 

@@ -100,6 +100,8 @@ def linear8(b: GraphBuilder, x: Val, weights: Val, scales: Val, bias: Val | None
     count, width = b.results[0].shape[-1], b.fixed(x, -1)
     dims = [*x.dims[:-1], count]
     scales = b.cast(cut(b, scales, 0, count), FLOAT)
+    if weights.rank != 2:
+        b.decline(f"weights of {weights.rank} axes, expected 2")
     if width % 16 == 0 and weights.weight is not None and x.rank > 1:
         size = min(width & -width, 256)
         shape = (count, width // size, size)

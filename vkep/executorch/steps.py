@@ -37,13 +37,15 @@ def reader(state: State, specs: Sequence[Value], index: int, what: str) -> Calla
         return lambda: values[index].array
     if isinstance(spec, ListValue):
         items = spec.items
+        there = [i for i in items if i >= 0 and specs[i] is not None]
+        other = [i for i in there if isinstance(specs[i], TensorValue) != spec.tensors]
+        if other:
+            kind = "tensors" if spec.tensors else "numbers"
+            raise InvalidPteError(f"{what}: value {index} lists {kind}, and its values {other} are none")
         if spec.tensors:
-            other = [i for i in items if i >= 0 and specs[i] is not None and not isinstance(specs[i], TensorValue)]
-            if other:
-                raise InvalidPteError(f"{what}: value {index} lists tensors, and its values {other} are none")
             return lambda: [None if i < 0 or values[i] is None else values[i].array for i in items]
         return lambda: [values[i] for i in items]
-    return lambda: values[index]
+    return lambda: value.array if isinstance(value := values[index], HostTensor) else value  # a move may bring a tensor
 
 
 def bind_kernel(state: State, specs: Sequence[Value], step: KernelStep, kernel: PortableKernel, where: str) -> Bound:
@@ -127,9 +129,11 @@ def bind_move(state: State, step: MoveStep) -> Bound:
 
     def run() -> None:
         source = values[step.source]
-        if isinstance(values[step.target], HostTensor) and not isinstance(source, HostTensor):
+        target = values[step.target]
+        if target is not None and isinstance(target, HostTensor) != isinstance(source, HostTensor):
             raise InvalidPteError(
-                f"a move to the tensor {step.target} from value {step.source}, a {type(source).__name__}"
+                f"a move to value {step.target}, a {type(target).__name__}, from value {step.source}, a"
+                f" {type(source).__name__}"
             )
         values[step.target] = source
 

@@ -185,6 +185,9 @@ def _check_names(proto: onnx.GraphProto, where: str) -> None:
     names = [v.name for part in (proto.input, proto.output, proto.initializer) for v in part]
     for node in proto.node:
         names += [node.op_type, node.domain, node.name, *node.input, *node.output, *(a.name for a in node.attribute)]
+        for attribute in node.attribute:
+            for body in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
+                _check_names(body, where)
     broken = next((name for name in names if not isinstance(name, str)), None)
     if broken is not None:
         raise InvalidModelError(f"{where} is no ONNX model, or is damaged: the name {broken!r} is no UTF-8 text")

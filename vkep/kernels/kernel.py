@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from vkep.errors import UnsupportedModelError
 from vkep.plan.records import ShaderVariant
 from vkep.sizes import hint, is_size, whole
 
@@ -149,7 +150,7 @@ class Kernel:
                 values = list(map(hint, values))
             return struct.pack("<" + codes, *values), sized
         except (struct.error, OverflowError) as error:
-            raise ValueError(
+            raise UnsupportedModelError(
                 f"{self.source}: an argument does not fit its 32 bits: {error}; got {dict(params)}"
             ) from error
 

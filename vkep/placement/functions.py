@@ -218,7 +218,7 @@ def _folded(
     if node.op_type == "Constant":
         try:
             return [b.constant(numpy_helper.to_array(node.proto.attribute[0].t))]
-        except (TypeError, IndexError) as error:  # onnx writes some bodies only for a few types
+        except (TypeError, IndexError, ValueError) as error:  # onnx writes some bodies only for a few types
             raise Decline(f"the constant {node.outputs[0]!r} of its function body has no value: {error}") from None
     first = inputs[0] if inputs else None
     if node.op_type in ("Shape", "Size") and first is not None:

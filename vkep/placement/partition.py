@@ -214,7 +214,8 @@ class _Partitioner(Placed):
             self._defer(node, expansion.reason)
 
     def _folded(self, node: Node, inputs: Sequence[Known]) -> bool:
-        if node.op_type in ("Shape", "Size") and not node.domain and isinstance(inputs[0], ValueSpec):
+        is_shape = node.op_type in ("Shape", "Size") and not node.domain
+        if is_shape and inputs and isinstance(inputs[0], ValueSpec):
             if not can_fold(node):
                 return False
             name = node.outputs[0]

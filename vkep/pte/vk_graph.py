@@ -216,6 +216,8 @@ def check_graph(graph: VkGraph) -> None:
         elif isinstance(value, VkTensor):
             if value.datatype is VkDataType.UNSET:
                 raise InvalidPteError(f"{_WHAT}: tensor {index} has no element type")
+            if math.prod(filter(None, value.dims)) >= 1 << 60:
+                raise InvalidPteError(f"{_WHAT}: tensor {index} has the dimensions {list(value.dims)}")
             if value.constant_id >= 0:
                 _check_constant(graph, index, value)
 
