@@ -248,6 +248,16 @@ def test_functions_that_call_each_other_many_times_are_counted_first(vulkan: obj
         vkep.InferenceSession(again)
 
 
+def test_a_branch_with_more_outputs_than_its_node(vulkan: object) -> None:
+    proto = model(
+        "g (float[2] x) => (float[2] y) { c = Constant<value = bool {1}>()"
+        " y = If (c) <then_branch = t () => (float[2] p, float[2] q) { p = Relu(x) q = Neg(x) },"
+        " else_branch = e () => (float[2] r) { r = Abs(x) }> }"
+    )
+    with pytest.raises(InvalidModelError, match="a branch has 2 outputs, expected 1"):
+        InferenceSession(proto)
+
+
 @pytest.mark.parametrize(
     ("op_type", "inputs"),
     [

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from vkep import dtypes
-from vkep.errors import Decline
+from vkep.errors import Decline, InvalidModelError
 from vkep.graph.model import Graph, Node, ValueInfo
 from vkep.graph.weights import ArrayWeight, Weight
 from vkep.ir.program import HostValue, ListValue, NoValue, ValueSpec
@@ -79,6 +79,10 @@ def _expand_if(node: Node, known: Mapping[str, Known]) -> Expansion:
     if not isinstance(condition, Weight):
         return NeedsContent(node.inputs[0], f"its branch follows from {node.inputs[0]!r}")
     body = node.bodies["then_branch" if bool(condition.array().reshape(-1)[0]) else "else_branch"]
+    if len(body.outputs) != len(node.outputs):
+        raise InvalidModelError(
+            f"If {node.name!r}: a branch has {len(body.outputs)} outputs, expected {len(node.outputs)}"
+        )
     return instantiate(body, scope(node), (), node.outputs)
 
 
