@@ -18,11 +18,9 @@ import argparse
 import contextlib
 import functools
 import gc
-import json
 import logging
 import os
 import random
-import re
 import resource
 import shutil
 import signal
@@ -30,9 +28,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -41,6 +37,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from tools.fuzz.counts import Counts, Outcome, Task
 from tools.fuzz.damage import NUMBERS, TEXTS, by_bytes, by_structure
 from tools.fuzz.guard import guarded
 from tools.fuzz.interrupts import DYNAMIC, PARTS, STATIC, model, no_object_left
@@ -59,22 +56,6 @@ _MOST_BYTES = 20_000
 #: what a context keeps for later sessions
 _KEPT_KINDS = frozenset({"pipeline", "pipeline_layout", "shader_module"})
 _RNG = np.random.default_rng(1)
-
-
-@dataclass(frozen=True)
-class Task:
-    what: str
-    seed: int
-    number: int
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """``said`` is "answer" or an exception's name; ``wrong`` is "" or the error that was found."""
-
-    task: Task
-    said: str
-    wrong: str = ""
 
 
 # ---- damaged files, opened and run
@@ -408,33 +389,6 @@ def run(task: Task) -> Outcome:
 def run_chunk(tasks: Sequence[Task]) -> list[Outcome]:
     """Some cases, one after the other."""
     return [run(task) for task in tasks]
-
-
-class Counts:
-    """Outcomes by kind of file; wrong ones are printed, three of each sort."""
-
-    def __init__(self) -> None:
-        self.said: dict[str, Counter[str]] = defaultdict(Counter)
-        self.wrong: list[Outcome] = []
-        self._sorts: Counter[str] = Counter()
-
-    def add(self, outcome: Outcome) -> None:
-        what = outcome.task.what
-        self.said[what][outcome.said.split(":")[0]] += 1
-        if outcome.wrong:
-            self.wrong.append(outcome)
-            sort = re.sub(r"\d+|'[^']*'", "#", outcome.wrong)
-            self._sorts[sort] += 1
-            if self._sorts[sort] <= 3:
-                print(f"{what} seed {outcome.task.seed} case {outcome.task.number}: {outcome.wrong}", flush=True)
-
-    @property
-    def total(self) -> int:
-        return sum(n for counts in self.said.values() for n in counts.values())
-
-    def report(self) -> str:
-        lines = [f"{w}: {sum(c.values())} cases: {json.dumps(dict(c.most_common()))}" for w, c in self.said.items()]
-        return "\n".join([*lines, f"{self.total} files, {len(self.wrong)} with something wrong"])
 
 
 def _kind(text: str) -> tuple[str, int | None]:
