@@ -80,6 +80,7 @@ Quads a_quads, b_quads[SIDES];
 Pairs b_pairs[SIDES];
 Bytes zeros[SIDES];
 uint row0, column0;
+uint magic, unit;  // pairs of float16: 1024, and one over the factor of a code that is higher in its bits
 uint words[SLOTS * UNITS * WORDS];
 float16_t loaded_scale[SLOTS * UNITS], loaded_zero[SLOTS * UNITS];
 uint rows[A_SLOTS * ROWS * 16];  // 32 elements of a
@@ -138,12 +139,13 @@ void load_a(uint stage, uint slot) {
 
 // The lowest bits of a float16 in [1024, 2048) are its integer part, so codes need no conversion instruction. An odd pair stays
 // in its bits, one code higher, and so needs no shift. All steps before the product with the scale are exact.
+// A driver makes constants of packed float16 again at each use, so two of them come from arguments.
 f16vec2 weights_of(uint word, uint pair, float16_t scale, float16_t zero) {
     uint higher = BITS < 8 ? pair % 2 * BITS : 0, codes = word >> BITS * pair - higher & 0x00010001u * ((1u << BITS) - 1) << higher;
-    float16_t unit = float16_t(1.0 / float(1u << higher)), least = float16_t(1024.0) * unit;
-    f16vec2 values = unpackFloat2x16(codes | 0x64006400u);
-    if (ZEROS == 2) values = fma(values, f16vec2(unit), f16vec2(-least)) - f16vec2(zero);
-    else values = fma(values, f16vec2(unit), f16vec2(-least - zero));
+    float16_t least = float16_t(1024.0 / float(1u << higher));
+    f16vec2 values = unpackFloat2x16(codes | magic), lowest = f16vec2(ZEROS == 2 ? -least : -least - zero);
+    values = higher == 0 ? values + lowest : fma(values, unpackFloat2x16(unit), lowest);
+    if (ZEROS == 2) values -= f16vec2(zero);
     return values * f16vec2(scale);
 }
 
@@ -259,16 +261,18 @@ bool expected_order() {
     return unexpected == 0;
 }
 
-// The sum of the K_GROUPS subgroups' parts for an element of a row.
-float sum_of_parts(uint from, uint word) {
-    float sum = 0.0;
-    [[unroll]] for (uint part = 0; part < K_GROUPS; part++) sum += uintBitsToFloat(memory[from + part * PART + word / 4])[word % 4];
+// The sums of the K_GROUPS subgroups' parts for four elements of a row.
+vec4 sum_of_parts(uint from) {
+    vec4 sum = vec4(0.0);
+    [[unroll]] for (uint part = 0; part < K_GROUPS; part++) sum += uintBitsToFloat(memory[from + part * PART]);
     return sum;
 }
 
 void main() {
     uint k_group = gl_SubgroupID % K_GROUPS, n_group = gl_SubgroupID / K_GROUPS;
     row0 = group_id().y * ROW_TILES * MAT_M;
+    magic = args.m == 0 ? 0 : 0x64006400u;  // never 0
+    unit = args.m == 0 ? 0 : packFloat2x16(f16vec2(1.0 / float(1u << BITS)));
     uint first_column = group_id().x * COLUMNS;
     column0 = first_column + n_group * OF_SIDE;
     a = Halves(operand(args.a, 0));
@@ -293,15 +297,20 @@ void main() {
         [[unroll]] for (uint c = 0; c < COLUMN_TILES; c++)
             coopMatStore(acc[r * COLUMN_TILES + c], memory, gl_SubgroupID * PART + c * MAT_N / 4, SUM_PITCH, gl_CooperativeMatrixLayoutRowMajor);
         barrier();
-        for (uint e = gl_LocalInvocationIndex; e < MAT_M * COLUMNS; e += gl_WorkGroupSize.x) {
-            uint in_row = e % COLUMNS, row = row0 + r * MAT_M + e / COLUMNS, column = first_column + in_row;
-            uint from = in_row / OF_SIDE * K_GROUPS * PART + e / COLUMNS * SUM_PITCH;
-            float sum = sum_of_parts(from, in_row % OF_SIDE);
+        for (uint e = gl_LocalInvocationIndex; e < MAT_M * COLUMNS / 4; e += gl_WorkGroupSize.x) {
+            uint in_row = e % (COLUMNS / 4) * 4, in_matrix = e / (COLUMNS / 4), row = row0 + r * MAT_M + in_matrix;
+            uint from = in_row / OF_SIDE * K_GROUPS * PART + in_matrix * SUM_PITCH + in_row % OF_SIDE / 4;
+            vec4 sums = sum_of_parts(from);
 #ifdef PAIRED
-            w = sum_of_parts(from, in_row % OF_SIDE + OF_SIDE);
+            vec4 others = sum_of_parts(from + OF_SIDE / 4);
 #endif
-            uint o = row * args.n + column;
-            if (row < args.m && column < args.n) Elements(operand(args.y, 4)).v[o] = T(epilogue(sum, o, row, column));
+            [[unroll]] for (uint i = 0; i < 4; i++) {
+                uint column = first_column + in_row + i, o = row * args.n + column;
+#ifdef PAIRED
+                w = others[i];
+#endif
+                if (row < args.m && column < args.n) Elements(operand(args.y, 4)).v[o] = T(epilogue(sums[i], o, row, column));
+            }
         }
     }
 }

@@ -60,7 +60,13 @@ _GROUPS = 256
 _LANES = 256
 #: divisions for one row by the least columns of each, measured on 132 cores (`Share`): about 16 columns a workgroup, which has
 #: more lanes where fewer workgroups run
-_OF_ONE_ROW = ((12288, (4, 16, 128)), (6144, (2, 32, 256)), (3072, (2, 64, 512)), (0, (4, 128, 512)))
+_OF_ONE_ROW = (
+    (16384, (4, 16, 128)),
+    (12288, (2, 16, 128)),
+    (6144, (2, 32, 256)),
+    (3072, (2, 64, 512)),
+    (0, (4, 128, 512)),
+)
 
 
 @dataclass(frozen=True)
