@@ -52,7 +52,7 @@ def section(path: Path = PATH) -> str:
         "`python -m tools.ort_suite FOLDER --write` on a checkout of its sources, and with `--models`, and with `--models",
         "--through ort`: the C++ cases that its CPU provider answers as they expect, and the model files that it runs. Whole",
         "is a case of which every node ran on Vulkan; those that are wrong are in the table above. A row of another device has",
-        "the cases that it ran in a limited time, in a random order and without onnxruntime (`--pack`, `--seconds`, `--device`).",
+        "cases of at most 256 KiB whose expected answers are in the file (`--pack`, `--device`).",
         "",
         "| what | cases | right | whole | right, whole | right, some CPU | refused, declined | run, must fail | wrong | error "
         "| no answer |",

@@ -48,9 +48,12 @@ class Weight:
 
     @functools.cached_property
     def nbytes(self) -> int:
-        """Bytes of the values as `array` gives them; of a text a pointer's, without reading it."""
+        """Bytes of the values as `array` gives them; of a text a pointer's, without reading it. Raises `InvalidModelError` for
+        an unknown type."""
+        if self.elem_type == onnx.TensorProto.STRING:
+            return math.prod(self.shape) * np.dtype(object).itemsize
         dtype = dtypes.from_onnx(self.elem_type)
-        return math.prod(self.shape) * (dtype or onnx.helper.tensor_dtype_to_np_dtype(self.elem_type)).itemsize
+        return math.prod(self.shape) * dtype.itemsize if dtype else self.array().nbytes
 
     @property
     def stored(self) -> Content | None:
