@@ -6,11 +6,13 @@ import random
 from collections.abc import Callable
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
 from tests.session.models import model
 from vkep import InferenceSession
+from vkep.errors import InvalidInputError
 from vkep.placement.control import MAX_UNROLLED_NODES
 from vkep.session.control import ControlExecutor
 
@@ -94,6 +96,33 @@ def test_a_few_plans_serve_every_number_of_steps(open_session: Open, loop: str) 
         sum(counts[-2]) <= sum(counts[4]) + 1
     )  # lengths that are new make no plan, but where they are far from others
     assert len(counts[-1]) > 1 and max(counts[-1]) <= 4
+
+
+@pytest.mark.parametrize("condition", ["d = Identity(c)", "d = Less(i, most)"])
+def test_steps_whose_results_differ_in_shape_are_an_error_that_names_the_loop(
+    open_session: Open, condition: str
+) -> None:
+    proto = model(
+        f"""g (float[t,2,4] x, float[2] h) => (float[2] y, float[t,k] ys) {{ {COUNT}
+        y, ys = Loop (trips, go, h) <body = body (int64 i, bool c, float[2] s) => (bool d, float[2] r, float[k] o) {{
+            most = Constant <value = int64 {{9}}> ()
+            {condition}
+            r = Neg(s)
+            four = Constant <value = int64 {{4}}> ()
+            quarter = Div(i, four)
+            one = Constant <value = int64[1] {{1}}> ()
+            length = Add(quarter, one)
+            o = Expand(one_value, length)
+        }}>
+    }}""",
+        opset=13,
+    )
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(1, np.float32), "one_value"))
+    session = open_session(proto.SerializeToString(), fallback="error")
+    given = {"x": np.zeros((4, 2, 4), np.float32), "h": np.ones(2, np.float32)}
+    assert session.run(None, given)[1].shape == (4, 1)
+    with pytest.raises(InvalidInputError, match=r"Loop .*shapes \[\(1,\), \(2,\)\]; expected one shape"):
+        session.run(None, given | {"x": np.zeros((5, 2, 4), np.float32)})
 
 
 def plans(session: InferenceSession) -> list[int]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from vkep.device.tensor import on_host
 from vkep.errors import InvalidInputError
-from vkep.graph.model import Graph, Node
+from vkep.graph.model import Graph, Node, ValueInfo
 from vkep.graph.weights import Weight
 from vkep.ir.program import ControlStep, DeferredStep
 from vkep.placement.control import ScanShape, empty_result, loop_value
@@ -38,7 +38,7 @@ class ControlExecutor:
     def run(self, values: Values, targets: Targets, watch: Watch | None = None) -> None:
         """Run the loop; its results are added to ``values``. ``watch``: see `Executable.run`.
 
-        Raises `InvalidInputError` for scan inputs that do not fit.
+        Raises `InvalidInputError` for scan inputs that do not fit, and for steps whose results differ in shape.
         """
         results = self._loop(values, watch) if self.node.op_type == "Loop" else self._scan(values, watch)
         values.update({name: v for name, v in zip(self.node.outputs, results, strict=False) if name})
@@ -77,7 +77,7 @@ class ControlExecutor:
             for pieces, piece in zip(stacked, results[len(states) :], strict=True):
                 pieces.append(on_host(piece))
             step += part.steps
-        return [*states, *(np.concatenate(p) if p else empty_result(i) for p, i in zip(stacked, infos, strict=True))]
+        return [*states, *(self._joined(p, i, 0) for p, i in zip(stacked, infos, strict=True))]
 
     def _scan(self, values: Values, watch: Watch | None) -> list[Any]:
         scan = ScanShape.of(self.node, len(self.node.inputs))
@@ -105,8 +105,20 @@ class ControlExecutor:
         made = []
         for pieces, info, axis, backwards in zip(stacked, infos, scan.output_axes, scan.output_backwards, strict=True):
             ordered = pieces[::-1] if backwards else pieces
-            made.append(np.concatenate(ordered, axis) if ordered else empty_result(info, axis))
+            made.append(self._joined(ordered, info, axis))
         return [*states, *made]
+
+    def _joined(self, pieces: Sequence[np.ndarray[Any, Any]], info: ValueInfo, axis: int) -> np.ndarray[Any, Any]:
+        """The parts' results along ``axis``. Raises `InvalidInputError` where steps make different shapes."""
+        if not pieces:
+            return empty_result(info, axis)
+        try:
+            return np.concatenate(pieces, axis)
+        except ValueError:
+            shapes = sorted({tuple(np.delete(p.shape, axis).tolist()) for p in pieces})
+            raise InvalidInputError(
+                f"{self.node.title}: steps make {info.name!r} of shapes {shapes}; expected one shape"
+            ) from None
 
     def _next(self, left: int | None) -> _Part:
         """The largest part of no more than ``left`` steps."""
