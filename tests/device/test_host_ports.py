@@ -1,5 +1,6 @@
 """What a run copies between the host and a device whose memory the host does not see."""
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -11,7 +12,9 @@ import pytest
 
 import vkep
 from vkep.device import run_commands
+from vkep.device.arguments import ArgumentTable
 from vkep.device.delegate import VulkanDelegate
+from vkep.device.host_ports import HostPorts
 
 Array = np.ndarray[Any, Any]
 MODEL = """
@@ -121,3 +124,55 @@ def test_a_result_in_memory_of_the_host_is_read_without_a_copy(session: vkep.Inf
         session.run_with_iobinding(binding)
         np.testing.assert_array_equal(read.host_view(), small + (1 << 10))
     assert read.in_host_memory and max(copied(session)) == 0
+
+
+def test_an_interrupt_between_two_steps_of_setting_sizes(vulkan: Any) -> None:
+    """The run of the same sizes after it has them: in the table, in the addresses of slots, in the ranges of copies."""
+    text = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    agraph (float[N] x) => (float[N] y, float[4] end)
+    <int64[1] from = {-4}, int64[1] to = {9223372036854775807}> { y = Add (x, x)  end = Slice (x, from, to) }
+    """
+    codes = {f.__code__ for f in (ArgumentTable.set, ArgumentTable._fill, HostPorts.fit)}
+
+    def interrupted_at(step: int) -> bool:
+        """Run with an interrupt at this bytecode of the functions; returns whether there are as many."""
+        left = step
+
+        def within(frame: Any, event: str, _: Any) -> Any:
+            nonlocal left
+            if frame.f_code not in codes:
+                return None
+            frame.f_trace_opcodes = True
+            if event == "opcode":
+                left -= 1
+                if left < 0:
+                    raise KeyboardInterrupt
+            return within
+
+        sys.settrace(within)
+        try:
+            session.run(None, {"x": large})
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(None)
+        return False
+
+    large, small = (np.arange(size, dtype=np.float32) for size in (1 << 13, 1 << 11))
+    with (
+        mock.patch.object(VulkanDelegate, "unified", mock.PropertyMock(return_value=False)),
+        vkep.InferenceSession(onnx.parser.parse_model(text).SerializeToString(), fallback="error") as session,
+    ):
+        for x in (large[:16], large, small, large):  # the first size has a plan of its own
+            session.run(None, {"x": x})
+        step, more = 0, True
+        while more:
+            session.run(None, {"x": small})
+            more = interrupted_at(step)
+            step += 1
+            large += 1  # what earlier runs copied is wrong
+            y, end = session.run(None, {"x": large})
+            np.testing.assert_array_equal(y, 2 * large, err_msg=f"at step {step}")
+            np.testing.assert_array_equal(end, large[-4:], err_msg=f"at step {step}")
+    assert step > 50

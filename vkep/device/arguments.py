@@ -263,7 +263,8 @@ class ArgumentTable:
             return
         following = (self._current + 1) % len(self._images)
         self._fill(following, numbers)
-        self._current, self._unsent = following, True
+        self._unsent = True  # first: an interrupt may come between both
+        self._current = following
 
     def prepare(self, numbers: RunNumbers) -> None:
         """Write the numbers of the run that probably follows, where no run needs the memory for them. The run before the
@@ -280,7 +281,8 @@ class ArgumentTable:
         if places.addresses.size:
             image.addresses[places.addresses] = self._bases + numbers.addends
         if numbers.slots != image.addends:
-            image.addends, image.bound = numbers.slots, []
+            image.bound = []  # first: an interrupt may come between both
+            image.addends = numbers.slots
         image.numbers = numbers
 
     def bind(self, addresses: list[int]) -> Sent | None:

@@ -85,13 +85,15 @@ class HostPorts:
         for k, view, span in fitting:
             self.views[k] = view
             if span != self._each[k]:
-                self._each[k], self._used = span, None
+                self._used = None  # first: an interrupt may come between both
+                self._each[k] = span
 
     def use(self, which: Sequence[int]) -> None:
         """Set the ``spans`` that a run copies between the host and the device: those of the ports ``which`` that it binds to the
         host."""
         if which == self._used:
             return
+        self._used = None  # until the spans are set
         spans = [span for k in which if (span := self._each[k]) is not None]
         first, end = (spans[0][0], sum(spans[-1])) if spans else (0, 0)
         dense = 2 * sum(nbytes for _, nbytes in spans) >= end - first
