@@ -161,7 +161,7 @@ void main() {
         if (more) hold_keys(k_at, k0, from + WAVES * STEP);
 
         // Sums over the lanes of a line. Each step halves the scores that a lane has, while it has several.
-        [[unroll]] for (uint s = 0; s < 6; s++) {
+        [[unroll]] for (uint s = 0; s < 7; s++) {  // subgroups have up to 128 lanes
             uint mask = LINE / 2 >> s, kept = SCORES / 2 >> s;
             if (mask > 0 && kept > 0) {
                 [[unroll]] for (uint i = 0; i < SCORES / 2; i++) {
