@@ -17,6 +17,7 @@ from gpu_shared.handles import Handle
 from tests.ort.conftest import graph
 from tests.registry.exporter import Exporter
 from vkep import InferenceSession
+from vkep.device.delegate import VulkanDelegate
 
 MODEL = graph("g (float[4,8] x) => (float[4,8] y) { y = Add(x, x) }")
 X = np.arange(32, dtype=np.float32).reshape(4, 8)
@@ -68,6 +69,26 @@ def test_host_memory_is_read_and_written_in_place(opened: InferenceSession) -> N
         opened.run_with_iobinding(binding)
         opened.context.timeline.wait()
         np.testing.assert_array_equal(array[size // 8 :][:32], 2 * X.reshape(-1))
+
+
+def test_a_device_that_stages_makes_results_in_host_memory_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a discrete GPU: the application reads its own array, which no copy to the host comes before."""
+    monkeypatch.setattr(VulkanDelegate, "unified", property(lambda self: False))
+    with InferenceSession(MODEL, context_mode="disabled") as session:
+        device = session.context.device
+        if not can_import_memory(device, HOST_ALLOCATION):
+            pytest.skip("this driver imports no host memory")
+        size = max(host_alignment(device), 4096)
+        array = np.frombuffer(mmap.mmap(-1, size), np.float32)
+        with session.import_memory(array) as imported:
+            binding = session.io_binding()
+            binding.bind_cpu_input("x", X)
+            binding.bind_output("y", imported.tensor(X.shape))
+            session.run_with_iobinding(binding)
+            session.context.timeline.wait()
+            np.testing.assert_array_equal(array[:32], 2 * X.reshape(-1))
+        [recording] = [r for island in session.islands() for r in island.runner.recordings]
+        assert [key.run.visible for key in recording._commands._submits] == [True]
 
 
 def test_the_descriptor_stays_the_callers(opened: InferenceSession, exporter: Exporter) -> None:

@@ -111,6 +111,7 @@ class ExternalTensor(DeviceTensor):
         self._finalizer = on_end(self, shared.release, at_exit=False)
         self._context: SharedGpuContext | None = context
         self.address = shared.value.buffer.address + offset
+        self.in_host_memory = shared.value.buffer.mapped is not None and not delegate.unified
         self.written_at = 0
         self.checks = []
 
