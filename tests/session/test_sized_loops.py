@@ -125,6 +125,16 @@ def test_steps_whose_results_differ_in_shape_are_an_error_that_names_the_loop(
         session.run(None, given | {"x": np.zeros((5, 2, 4), np.float32)})
 
 
+@pytest.mark.parametrize("loop", ["a state of one size", "a state that grows"])
+def test_a_profile_is_of_the_run_that_it_follows(open_session: Open, loop: str) -> None:
+    proto = model(f"g (float[t,2,4] x, float[4,4] w, float[2,4] h) => {LOOPS[loop]}", opset=13)
+    session = open_session(proto.SerializeToString(), fallback="error")
+    for steps in (5, 9, 13, 5, 9):
+        shapes = {"x": (steps, 2, 4), "w": (4, 4), "h": (2, 4)}
+        times = session.profile({name: np.ones(shape, np.float32) for name, shape in shapes.items()})
+        assert all(t > 0 for island in times for t in island)
+
+
 def plans(session: InferenceSession) -> list[int]:
     """The number of plans of the model, and of each part of its loop, where one plan serves several lengths."""
     graph = session._parts.graph

@@ -45,7 +45,7 @@ class ControlExecutor:
 
     @property
     def latest(self) -> Executable | None:
-        """The program that was planned last for the part that ran last."""
+        """The program that was used last of the part that ran last."""
         return self._newest.program.latest
 
     def close(self) -> None:
@@ -170,8 +170,7 @@ class _Part:
                 frame[name] = values[name]
         here: Targets = {self._outputs[k]: None for k in carried if self._outputs[k] in self._made}
         self.program.run(frame, here, watch)
-        for name, value in frame.items():  # profiling runs the islands again on the values of this run
-            values.setdefault(name, value)
+        values.update(frame)  # profiling runs the islands of the last run again, on its values
         return [self._result(values, frame, name) for name in self._outputs]
 
     def _result(self, values: Values, frame: Values, name: str) -> Any:

@@ -257,7 +257,7 @@ class PlannedGraph:
             made = _Entry(executable)
             used = Use(executable, made.uses.hold())
             with self._lock:
-                self._entries[key], self.latest = made, executable
+                self._entries[key], self._newest, self.latest = made, made, executable
                 while self._too_many():
                     self._evict()
             self._close_evicted()
@@ -376,8 +376,9 @@ class DeferredExecutor:
 
     @property
     def latest(self) -> Executable | None:
-        """The program planned last."""
-        return self.graph.latest
+        """The program used last."""
+        newest = self.graph._newest
+        return newest.executable if newest is not None else None
 
     def close(self) -> None:
         """Close its programs, once their runs have ended."""
