@@ -37,7 +37,8 @@ def test_both_delegates_see_one_allocation(opened: Any) -> None:
     block = frame[handed].block
     assert (id(block.buffer), block.offset) in bound
     (plan,) = island.runner.recordings
-    assert frame[handed].address in plan._table._bound  # the very address that the Vulkan kernels read
+    table = plan._table
+    assert frame[handed].address in table._images[table._current].bound  # the very address that the Vulkan kernels read
     assert island.outputs[0] in last.inputs
 
 

@@ -10,7 +10,7 @@ import pytest
 from onnx import parser
 
 from tests.ops.cases import assert_like, by_onnxruntime
-from vkep import InferenceSession, InvalidInputError, InvalidModelError
+from vkep import InferenceSession, InvalidInputError, InvalidModelError, UnsupportedModelError
 from vkep.ir.program import LONGEST_LIST
 
 ONE = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -195,4 +195,11 @@ def test_positions_and_lengths_that_are_not_there(node: str, error: str) -> None
         }}"""
     )
     with pytest.raises(InvalidModelError, match=error):
+        InferenceSession(model, fallback="error")
+
+
+def test_a_split_into_more_tensors_than_are_unrolled_is_declined_before_they_are_listed() -> None:
+    """A damaged model may declare an axis whose parts no memory holds."""
+    model = _model(f"g (float[{1 << 40}] x, int64 i) => (float[1] y) {{ s = SplitToSequence(x) y = SequenceAt(s, i) }}")
+    with pytest.raises(UnsupportedModelError, match=f"a sequence of more than {LONGEST_LIST} tensors"):
         InferenceSession(model, fallback="error")

@@ -147,7 +147,11 @@ def bind_jump(state: State, step: JumpStep) -> Bound:
     def run() -> int | None:
         value = values[step.condition]
         if isinstance(value, HostTensor):
-            value = value.array.reshape(-1)[0]
+            value = value.array
+        if isinstance(value, np.ndarray):
+            if not value.size:
+                raise InvalidPteError(f"a jump's condition, value {step.condition}, is an empty tensor")
+            value = value.reshape(-1)[0]
         return None if value else step.target
 
     return run

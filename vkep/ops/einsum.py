@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from vkep.dtypes import DTYPES
+from vkep.errors import InvalidNode
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.ops.contraction import PRODUCT_TYPES, matrix_product
@@ -24,6 +25,8 @@ class _Term:
 
 def _parse(b: Builder, equation: str, ranks: Sequence[int]) -> tuple[list[list[str]], list[str]]:
     """Labels of each operand and of the result; the axes of an ellipsis are labelled "0", "1", ... from the last."""
+    if not isinstance(equation, str):  # a damaged model
+        raise InvalidNode(f"equation is {equation!r}, expected a text")
     text = equation.replace(" ", "")
     left, arrow, right = text.partition("->")
     parts = left.split(",")

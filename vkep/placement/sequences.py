@@ -175,8 +175,6 @@ def _split(d: _Dissolution) -> Inlined | NeedsContent:
     if not -rank <= axis < rank:
         raise InvalidNode(f"axis {axis} of a tensor of rank {rank}")
     lengths = _lengths(d, int(value.shape[axis]), split)
-    if len(lengths) > LONGEST_LIST:
-        raise Decline(f"a sequence of more than {LONGEST_LIST} tensors")
     where = scope(d.node)
     names = [f"{where}part{k}" for k in range(len(lengths))]
     if names:
@@ -193,19 +191,23 @@ def _split(d: _Dissolution) -> Inlined | NeedsContent:
 
 
 def _lengths(d: _Dissolution, total: int, split: str) -> list[int]:
-    """The lengths along the axis of SplitToSequence."""
-    if not split:
-        return [1] * total
-    weight = d.known[split]
-    assert isinstance(weight, Weight)
-    given = weight.array()
+    """The lengths along the axis of SplitToSequence. Raises `Decline` for more than `LONGEST_LIST`."""
+    given = np.array(1)
+    if split:
+        weight = d.known[split]
+        assert isinstance(weight, Weight)
+        given = weight.array()
     if given.ndim:
         if given.min(initial=0) < 0 or given.sum() != total:
             raise InvalidNode(f"lengths {given.tolist()} of an axis of {total}")
+        if len(given) > LONGEST_LIST:
+            raise Decline(f"a sequence of more than {LONGEST_LIST} tensors")
         return [int(length) for length in given]
     step = int(given)
     if step < 1:
         raise InvalidNode(f"split is {step}, expected a length of 1 or more")
+    if -(-total // step) > LONGEST_LIST:
+        raise Decline(f"a sequence of more than {LONGEST_LIST} tensors")
     return [min(step, total - start) for start in range(0, total, step)]
 
 
