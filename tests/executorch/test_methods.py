@@ -133,7 +133,7 @@ def test_a_move_and_a_jump() -> None:
 def test_values_that_are_no_tensors_are_not_moved_to_tensors() -> None:
     """As in a damaged program."""
     made = method([tensor(0, 0, 2), 3, tensor(2, 16, 2)], [0], [2], [MoveStep(1, 2)])
-    with pytest.raises(InvalidPteError, match="a move to the tensor 2 from value 1, a int"):
+    with pytest.raises(InvalidPteError, match="a move to value 2, a HostTensor, from value 1, a int"):
         made.execute([f(1, 2)])
     step = KernelStep("executorch_prim::et_view.default", (0, 1), (1,))
     with pytest.raises(InvalidPteError, match=r"its values \[0, 1\] are not all tensors"):
