@@ -69,8 +69,8 @@ def digests(model: str, options: Options) -> dict[str, str]:
     known: dict[str, Known] = dict(loaded.graph.weights)
     for info in loaded.graph.inputs:
         dtype = dtypes.from_onnx(info.elem_type)
-        assert dtype is not None
-        known[info.name] = ValueSpec(dtype, tuple(d for d in info.shape or () if isinstance(d, int)))
+        assert dtype is not None and info.static_shape is not None
+        known[info.name] = ValueSpec(dtype, info.static_shape)
     outputs = [v.name for v in loaded.graph.outputs]
     return {
         device: digest(lower(loaded.graph.nodes, known, outputs, loaded.opsets, caps))

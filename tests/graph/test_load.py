@@ -32,6 +32,7 @@ def test_a_model_as_it_was_written() -> None:
     model = load_model(proto)
     assert [n.title for n in model.graph.nodes] == ["Add 'Add_0'", "Relu 'Relu_1'"]
     assert [(v.name, v.elem_type, v.shape) for v in model.graph.inputs] == [("x", 1, ("n", 3)), ("w", 1, (3,))]
+    assert [v.static_shape for v in model.graph.inputs] == [None, (3,)]
     assert model.opsets == {"": 18} and model.metadata.producer_name == "tests"
     assert model.metadata.custom_metadata_map == {"k": "v"}
     assert [n.since_version for n in model.graph.nodes] == [14, 14]

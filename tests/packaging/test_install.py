@@ -41,7 +41,8 @@ def fresh_environment(folder: Path) -> Path:
 @pytest.mark.parametrize("kind", ["wheel", "editable", "sdist"])
 def test_an_install_finds_its_shaders(kind: str, wheel: Path, sdist: Path, source_copy: Path, tmp_path: Path) -> None:
     python = fresh_environment(tmp_path / "environment")
-    what = {"wheel": [wheel], "editable": ["-e", source_copy], "sdist": [sdist]}[kind]
+    packages: dict[str, list[str | Path]] = {"wheel": [wheel], "editable": ["-e", source_copy], "sdist": [sdist]}
+    what = packages[kind]
     run(python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-build-isolation", *what, cwd=tmp_path)
     vkep_file, shared_file, root, names = run(python, "-c", LOOK, cwd=tmp_path).splitlines()
     home = source_copy if kind == "editable" else tmp_path / "environment"

@@ -119,9 +119,7 @@ BLOCK = """g (float[1,16,8,8] x, float[16,16,1,1] a, float[16,16,3,3] b, float[1
 
 def _plan(text: str, caps: DeviceCapabilities) -> Plan:
     graph = load_model(model(text)).graph
-    known: dict[str, Known] = {
-        v.name: ValueSpec(dtypes.DTYPES["float32"], tuple(int(d) for d in v.shape or ())) for v in graph.inputs
-    }
+    known: dict[str, Known] = {v.name: ValueSpec(dtypes.DTYPES["float32"], v.static_shape or ()) for v in graph.inputs}
     [step] = lower(graph.nodes, known, [v.name for v in graph.outputs], {"": 18}, caps).steps
     assert isinstance(step, IslandStep)
     return step.plan

@@ -114,12 +114,13 @@ def test_layouts_keep_what_lives_together_apart_and_waste_little(
     sizes = PlanSizes(
         values=values, buffers=tuple([Buffer(k, f, f + more) for k, (f, more, _, _) in enumerate(buffers)])
     )
-    layout, largest = None, [0] * len(buffers)
+    layout = laid_out(sizes, values(runs[:1]))
+    largest = [0] * len(buffers)
     for n in runs:
         found = values([n])
-        if layout is None or not layout.fits(found):
+        if not layout.fits(found):
             before, layout = layout, laid_out(sizes, found, layout)
-            assert before is None or all(new >= old for new, old in zip(layout.room, before.room, strict=True))
+            assert all(new >= old for new, old in zip(layout.room, before.room, strict=True))
         assert layout.fits(found)
         largest = [max(a, b) for a, b in zip(largest, found, strict=True)]
         for i, (a, at) in enumerate(zip(sizes.buffers, layout.offsets, strict=True)):

@@ -89,7 +89,7 @@ def test_no_program() -> None:
     with pytest.raises(FileNotFoundError):
         DecodedProgram(DATA / "nowhere.pte")
     with pytest.raises(TypeError, match="expected a path or bytes"):
-        DecodedProgram(3)
+        DecodedProgram(3)  # type: ignore[arg-type]
 
 
 def test_an_empty_file(tmp_path: Path) -> None:
@@ -166,7 +166,8 @@ def test_a_program_whose_tensors_are_not_its_delegates(vulkan: object) -> None:
         first = method.inputs[0]
         value = method.values[first]
         assert isinstance(value, TensorValue) and value.sizes not in ((5, 7), ())
-        values = [replace(v, sizes=sizes) if k == first else v for k, v in enumerate(method.values)]
+        values = list(method.values)
+        values[first] = replace(value, sizes=sizes)
         decoded.methods["forward"] = replace(method, values=tuple(values))
         with Program(decoded, ProgramOptions()) as program, pytest.raises(InvalidPteError, match="the program has"):
             program.load_method("forward")

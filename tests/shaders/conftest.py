@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,8 +90,7 @@ def make_library(tmp_path: Path, counting: CountingCompiler, template: str) -> C
     folder.mkdir()
     (folder / "scale.comp").write_text(template, encoding="utf-8")
 
-    def make(**options: object) -> ShaderLibrary:
-        settings = {"cache_dir": tmp_path / "disk", "compiler": counting, **options}
-        return ShaderLibrary([folder], **settings)
+    def make(**options: Any) -> ShaderLibrary:
+        return ShaderLibrary([folder], **{"cache_dir": tmp_path / "disk", "compiler": counting, **options})
 
     return make

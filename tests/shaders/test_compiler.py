@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.machinery
+import importlib.util
 import os
 import shutil
 import stat
@@ -24,7 +25,7 @@ MINIMAL = "#version 460\nlayout(local_size_x = 1) in;\nvoid main() {}\n"
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine without any compiler: no package, an empty search path (returned)."""
     monkeypatch.delenv("VKEP_GLSLANG", raising=False)
-    monkeypatch.setattr(compiler_module.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -235,7 +236,7 @@ def test_a_carried_compiler_without_the_execute_bit_is_run_from_a_copy(
     script(carried, f"print({version!r})").chmod(0o644)
     spec = importlib.machinery.ModuleSpec("scenario_runner", None, is_package=True)
     spec.submodule_search_locations = [str(package)]
-    monkeypatch.setattr(compiler_module.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     found = find_compiler()
     assert (found.kind, found.version) == ("scenario-runner", "7.7.7")
     assert own_cache in found.path.parents

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -59,7 +60,7 @@ def test_the_digest_follows_content_not_place(tmp_path: Path) -> None:
 
 
 @given(st.dictionaries(NAMES, VALUES, max_size=6), st.randoms())
-def test_the_order_of_definitions_does_not_change_the_digest(defines: dict[str, str], random: object) -> None:
+def test_the_order_of_definitions_does_not_change_the_digest(defines: dict[str, str], random: Random) -> None:
     source = parse_source("void main() {}\n", "k.comp")
     items = list(defines.items())
     random.shuffle(items)

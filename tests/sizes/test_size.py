@@ -193,7 +193,11 @@ def test_sizes_of_two_traces_differ() -> None:
 def test_choices_at_hand_record_nothing() -> None:
     trace, (n, m, _) = traced([48, 7, 2])
     before = len(trace.conditions)
-    tile = at_hand(lambda total, most=64: min(total, most))
+
+    @at_hand
+    def tile(total: int, most: int = 64) -> int:
+        return min(total, most)
+
     assert tile(n) == 48 and tile(4, most=n) == 4
     assert not divides(4, m) and divides(4, n * 4) and power_of_two_in(n * 4, 16) == 4 and power_of_two_in(12, 16) == 4
     assert len(trace.conditions) == before

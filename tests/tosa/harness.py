@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
@@ -17,7 +18,7 @@ from vkep.vgf.convert import mlir_to_flatbuffer
 Array = np.ndarray[Any, Any]
 
 
-def model(text: str, opset: int = 21, **weights: Array) -> onnx.ModelProto:
+def model(text: str, opset: int = 21, /, **weights: npt.ArrayLike) -> onnx.ModelProto:
     """A model from ONNX's text syntax, with weights by name."""
     proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}]> {text}')
     proto.graph.initializer.extend(numpy_helper.from_array(np.asarray(a), n) for n, a in weights.items())
@@ -30,7 +31,8 @@ def lowered(proto: onnx.ModelProto) -> TosaGraph:
     known: dict[str, Any] = dict(loaded.graph.weights)
     for info in loaded.graph.inputs:
         dtype = from_numpy(helper.tensor_dtype_to_np_dtype(info.elem_type))
-        known[info.name] = TosaPort(info.name, dtype, tuple(int(d) for d in info.shape or ()))
+        assert info.static_shape is not None
+        known[info.name] = TosaPort(info.name, dtype, info.static_shape)
     return lower_nodes(loaded.graph.nodes, known, [v.name for v in loaded.graph.outputs])
 
 

@@ -11,7 +11,7 @@ from tests.tosa.harness import check, expected, feeds_of, lowered, model
 from tests.vgf.harness import Bench, need_vgf
 
 RNG = np.random.default_rng(6)
-SCALES = {
+SCALES: dict[str, np.generic] = {
     "s": np.float32(0.02), "z": np.int8(3), "sy": np.float32(0.05), "zy": np.int8(-7),
     "u": np.uint8(131), "uy": np.uint8(121),
 }  # fmt: skip

@@ -10,6 +10,7 @@ import pytest
 
 from gpu_shared import data_graph
 from gpu_shared.data_graph import DataGraphSession
+from gpu_shared.layers import EMULATION_LAYERS
 from tests.vgf.harness import Bench, need_vgf
 from vkep.device.datagraph.runner import VgfRunner
 from vkep.device.tensor import DeviceTensor
@@ -110,7 +111,7 @@ def test_the_drivers_cache_goes_with_data_graphs_of_its_own(
     monkeypatch.setattr(bench.memory.pipelines, "save", lambda: saved.append(True))
     if own:
         monkeypatch.setattr(data_graph, "EMULATION_LAYERS", ())
-    elif not set(data_graph.EMULATION_LAYERS) & set(bench.context.instance.layers):
+    elif not set(EMULATION_LAYERS) & set(bench.context.instance.layers):
         pytest.skip("the data graphs are the driver's own here")
     vgf = decode(mlir_to_vgf(CHAIN.replace("tosa.cos", "tosa.exp" if own else "tosa.tanh")))
     VgfRunner(bench.delegate, vgf).close()
@@ -144,10 +145,11 @@ def test_session_memory_is_the_arenas(bench: Bench) -> None:
 def test_a_session_that_is_given_no_memory_has_its_own(bench: Bench) -> None:
     runner = VgfRunner(bench.delegate, decode(mlir_to_vgf(CHAIN)))
     (step,) = runner._pipelines.value.steps
+    assert step.graph is not None
     asked: list[tuple[int, int, int]] = []
 
-    def nothing(*need: int) -> None:
-        asked.append(need)
+    def nothing(size: int, alignment: int, memory_types: int) -> None:
+        asked.append((size, alignment, memory_types))
 
     with DataGraphSession(bench.context.device, step.graph, allocate=nothing) as session:
         assert len(session.memory) == len(asked) > 0

@@ -127,8 +127,8 @@ def declined(model: onnx.ModelProto, caps: DeviceCapabilities) -> str | None:
         known: dict[str, Any] = dict(loaded.graph.weights)
         for value in loaded.graph.inputs:
             dtype = dtypes.from_onnx(value.elem_type)
-            assert dtype is not None
-            known[value.name] = ValueSpec(dtype, tuple(int(d) for d in value.shape or ()))  # type: ignore[arg-type]
+            assert dtype is not None and value.static_shape is not None
+            known[value.name] = ValueSpec(dtype, value.static_shape)
         program = lower(loaded.graph.nodes, known, [o.name for o in loaded.graph.outputs], loaded.opsets, caps)
     except VkepError as error:
         return " ".join(str(error).split())

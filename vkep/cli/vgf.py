@@ -65,9 +65,9 @@ def _lower(path: Path) -> Any:
     known: dict[str, Any] = dict(model.graph.weights)
     for info in model.graph.inputs:
         dtype = dtypes.from_onnx(info.elem_type)
-        if dtype is None or not info.is_static:
+        if dtype is None or info.static_shape is None:
             raise UsageError(f"input {info.name!r} has no static shape of a tensor type: {info.shape}")
-        known[info.name] = TosaPort(info.name, dtype, tuple(int(d) for d in info.shape or ()))  # type: ignore[arg-type]
+        known[info.name] = TosaPort(info.name, dtype, info.static_shape)
     try:
         return lower_nodes(model.graph.nodes, known, [v.name for v in model.graph.outputs])
     except Decline as decline:

@@ -40,7 +40,13 @@ class ValueInfo:
     @property
     def is_static(self) -> bool:
         """Whether the rank and all sizes are known."""
-        return self.shape is not None and all(isinstance(d, int) for d in self.shape)
+        return self.static_shape is not None
+
+    @property
+    def static_shape(self) -> tuple[int, ...] | None:
+        """The shape where the rank and all sizes are known, else None."""
+        sizes = tuple([d for d in self.shape or () if isinstance(d, int)])
+        return sizes if sizes == self.shape else None
 
 
 @dataclass(frozen=True)

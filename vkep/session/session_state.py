@@ -221,11 +221,11 @@ class SessionState:
             raise no_dict("shapes", shapes, "shapes")
         feeds = {}
         for name, info in self.inputs.items():
-            shape = shapes.get(name, info.shape if info.is_static else None)
+            shape = shapes.get(name, info.static_shape)
             if shape is None:
                 raise InvalidInputError(f"plan: no shape for the dynamic input {name!r}")
             dtype = dtypes.from_onnx(info.elem_type)
-            feeds[name] = np.zeros(tuple(int(d) for d in shape), dtype.numpy if dtype else np.float32)  # type: ignore[arg-type]
+            feeds[name] = np.zeros(tuple(int(d) for d in shape), dtype.numpy if dtype else np.float32)
         values = self.inputs_of(feeds)
         return self.graph_of(values).use(values)
 
