@@ -295,20 +295,18 @@ class QueryPool(DeviceObject):
         """Reset all queries from the host (the GPU must not be using them)."""
         self.device.fn.vkResetQueryPool(self.device.raw, self.raw, 0, self.count)
 
-    def results(self, first: int = 0, count: int | None = None, *, wait: bool = True) -> list[int] | None:
+    def results(self, first: int = 0, count: int | None = None) -> list[int]:
         """Timestamps of ``count`` queries (None: the rest of the pool) from ``first`` on, in ticks (see `nanoseconds`).
-        None when ``wait`` is False and they are not all available yet. Raises ``ValueError`` for queries outside the
-        pool, `DeviceLostError`."""
+        It waits until all are available. Raises ``ValueError`` for queries outside the pool, `DeviceLostError`."""
         count = self.count - first if count is None else count
         if first < 0 or count < 1 or first + count > self.count:
             raise ValueError(f"{self.label}: queries {first} to {first + count} of a pool of {self.count}")
         room = vk.ffi.new("uint64_t[]", count)
-        flags = vk.VK_QUERY_RESULT_64_BIT | (vk.VK_QUERY_RESULT_WAIT_BIT if wait else 0)
+        flags = vk.VK_QUERY_RESULT_64_BIT | vk.VK_QUERY_RESULT_WAIT_BIT
         result = self.device.fn.vkGetQueryPoolResults(
             self.device.raw, self.raw, first, count, 8 * count, room, 8, flags
         )
-        if vk.check(result, "vkGetQueryPoolResults", self.label) == 1:  # VK_NOT_READY
-            return None
+        vk.check(result, "vkGetQueryPoolResults", self.label)
         return [value & self._mask for value in room]
 
     def nanoseconds(self, first: int, second: int) -> float:

@@ -7,7 +7,7 @@ few as 4096 allocations.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from gpu_shared import vk
 from gpu_shared.errors import GpuError, OutOfDeviceMemoryError
@@ -117,7 +117,7 @@ class Buffer(Handle):
     def __init__(
         self,
         device: Device,
-        size: int,
+        size: SupportsIndex,
         memory_kind: str = "device",
         *,
         memory_types: int = 0xFFFFFFFF,

@@ -11,7 +11,7 @@ from gpu_shared.errors import DeviceLostError, GpuError, OutOfDeviceMemoryError,
 _PAUSES = (0.0, 0.0, 0.001, 0.01, 0.1, 1.0)
 
 
-def until_done(wait: Callable[[], None]) -> None:
+def until_done(wait: Callable[[], object]) -> None:
     """Call ``wait`` until it succeeds: a wait that failed for lack of memory has waited for nothing. A lost device has
     finished. Raises the last `GpuError` where it keeps failing: the objects in use must stay then."""
     failed: GpuError

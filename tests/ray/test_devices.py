@@ -36,6 +36,8 @@ DASHED = "-".join([B[:8], B[8:12], B[12:16], B[16:20], B[20:]])
 class Fake(Nvidia):
     """A driver with CUDA's devices, and the machine's; without them no driver or no nvidia-smi."""
 
+    _orders: tuple[list[str] | None, list[str] | None]
+
     def __init__(
         self, cuda: list[str] | None = None, machine: list[str] | None = None, visible: str | None = None
     ) -> None:
@@ -49,7 +51,7 @@ class Fake(Nvidia):
         return self._order(1)
 
     def _order(self, which: int) -> list[str]:
-        order: list[str] | None = self._orders[which]
+        order = self._orders[which]
         if order is None:
             raise UnknownOrder
         return order

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -18,13 +19,13 @@ from vkep.ray.models import packed
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder; what a test holds is released after it."""
-    held: dict[Path, object] = {}
+    held: dict[Path, IO[bytes]] = {}
     monkeypatch.setattr(folders, "_held", held)
     yield tmp_path
     release(held)
 
 
-def release(held: dict[Path, object]) -> None:
+def release(held: dict[Path, IO[bytes]]) -> None:
     while held:
         held.popitem()[1].close()
 

@@ -274,7 +274,8 @@ def test_compressed_bodies() -> None:
 def infer_message(**changes: Any) -> Any:
     message = messages.message("ModelInferRequest", model_name="m")
     x = {"name": "x", "datatype": "FP32", "shape": [3, 2], "contents": {"fp32_contents": X.ravel()}, **changes}
-    for given_input in (x, {"name": "k", "datatype": "INT8", "shape": [3], "contents": {"int_contents": K}}):
+    k: dict[str, Any] = {"name": "k", "datatype": "INT8", "shape": [3], "contents": {"int_contents": K}}
+    for given_input in (x, k):
         contents = given_input.pop("contents")
         message.inputs.add(**given_input, contents=messages.message("InferTensorContents", **contents))
     return message

@@ -32,7 +32,7 @@ def predictor(vulkan: object) -> Iterator[Callable[..., Predictor]]:
 
 
 def test_columns_go_in_and_out_by_name(predictor: Callable[..., Predictor]) -> None:
-    batch = {"x": X, "bias": B, "id": np.arange(4)}
+    batch: dict[str, np.ndarray[Any, Any]] = {"x": X, "bias": B, "id": np.arange(4)}
     found = predictor(inputs={"b": "bias"}, outputs={"y": "square"}, warm={"x": (4, 3), "b": (4, 1)})(batch)
     assert list(found) == ["id", "square"]
     np.testing.assert_array_equal(found["square"], X * X)

@@ -103,7 +103,7 @@ class ExportedMemory:
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         with Buffer(self._context.device, data.nbytes, "upload") as staging:
             assert staging.mapped is not None
-            staging.mapped[:] = memoryview(data)
+            staging.mapped[:] = data.data
             self._copy(staging, self._seen(), data.nbytes, 0, offset)
 
     def read(self, shape: tuple[int, ...], offset: int = 0) -> np.ndarray[Any, Any]:

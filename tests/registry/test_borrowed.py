@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from gpu_shared import (
     Buffer,
+    ContextMode,
     Device,
     Instance,
     SharedGpuCompileSpec,
@@ -70,7 +71,7 @@ def test_an_application_registers_its_handles_and_takes_them_back(
     assert context.capabilities.extensions == application.device.extensions
     assert context.device.queue_lock is application.device.queue_lock  # one queue, one lock
     registry.register_context(None, context)
-    found = registry.resolve(SharedGpuCompileSpec(token="app", group_id=9, mode="lookup_only"))
+    found = registry.resolve(SharedGpuCompileSpec(token="app", group_id=9, mode=ContextMode.LOOKUP_ONLY))
     assert found is context
     with found.lease("vulkan") as lease:
         buffer = Buffer(lease.device, 64, "download")
@@ -79,7 +80,7 @@ def test_an_application_registers_its_handles_and_takes_them_back(
         commands.barrier_to_host()
         commands.end()
         lease.wait(lease.submit(lease.prepare([commands])))
-        assert bytes(buffer.mapped) == b"\1" * 64
+        assert bytes(buffer.mapped or b"") == b"\1" * 64
     assert registry.unregister_context(context.key) is context
     context.close()
     assert buffer.closed
@@ -130,14 +131,21 @@ def test_handed_over_handles_are_destroyed_with_the_context(gpu: Any, alive: Any
     context = SharedGpuContext.from_handles(
         **handles, timeline_semaphore=semaphore, owns_instance=True, owns_device=True, owns_timeline_semaphore=True
     )
-    destroyed = []
+    destroyed: list[str] = []
+
+    def noted(name: str, real: Callable[..., None]) -> Callable[..., None]:
+        def call(*given: Any) -> None:
+            destroyed.append(name)
+            real(*given)
+
+        return call
+
     for function, functions in (
         ("vkDestroySemaphore", context.device.fn),
         ("vkDestroyDevice", context.device.fn),
         ("vkDestroyInstance", context.instance.fn),
     ):
-        real = getattr(functions, function)
-        setattr(functions, function, lambda *a, real=real, name=function: (destroyed.append(name), real(*a)))
+        setattr(functions, function, noted(function, getattr(functions, function)))
     assert context.owns_instance
     assert context.owns_device
     assert context.owns_timeline_semaphore

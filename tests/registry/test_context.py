@@ -15,6 +15,7 @@ import pytest
 
 from gpu_shared import (
     Buffer,
+    ContextMode,
     SharedGpuCompileSpec,
     SharedGpuContext,
     SharedGpuContextRegistry,
@@ -46,14 +47,14 @@ def test_create_takes_token_group_and_sync_mode_from_compile_specs(gpu: Any, no_
         assert context.owns_instance
         assert context.owns_device
         assert context.owns_timeline_semaphore
-        assert context.is_valid
+        valid = [context.is_valid]
         assert context.enabled_extensions <= gpu.capabilities.extensions
         assert context.capabilities.name == gpu.name
         assert all(context.has_extension(name) for name in context.enabled_extensions)
         assert not context.has_extension("VK_KHR_swapchain")
         assert context.memory_budget()
-    assert context.closed
-    assert not context.is_valid
+    valid.append(context.is_valid)
+    assert context.closed and valid == [True, False]
     with pytest.raises(ClosedError, match="scene:7"):
         _ = context.queue
 
@@ -220,7 +221,7 @@ def test_a_forgotten_lease_ends_too(gpu: Any, alive: Any) -> None:
 
 def test_registry_with_real_contexts(gpu: Any, registry: Any, alive: Any) -> None:
     spec = SharedGpuCompileSpec(token="real", group_id=2)
-    lookup = SharedGpuCompileSpec(token="real", group_id=2, mode="lookup_only")
+    lookup = SharedGpuCompileSpec(token="real", group_id=2, mode=ContextMode.LOOKUP_ONLY)
 
     def make() -> Any:
         return SharedGpuContext.create(spec, device=gpu)
@@ -231,7 +232,7 @@ def test_registry_with_real_contexts(gpu: Any, registry: Any, alive: Any) -> Non
     second = registry.resolve(lookup).lease("vgf")
     assert first.context is second.context
     with pytest.raises(ContextExistsError, match="'real' and group 2"):
-        registry.resolve(SharedGpuCompileSpec(token="real", group_id=2, mode="create_only"), make)
+        registry.resolve(SharedGpuCompileSpec(token="real", group_id=2, mode=ContextMode.CREATE_ONLY), make)
     with pytest.raises(ContextIncompatibleError, match="VK_ARM_data_graph"):
         registry.resolve(lookup, extensions=["VK_ARM_data_graph"])
     assert alive()["device"] == 1

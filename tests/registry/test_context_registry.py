@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpu_shared.compile_spec import SharedGpuCompileSpec
+from gpu_shared.compile_spec import ContextMode, SharedGpuCompileSpec
 from gpu_shared.context_registry import SharedGpuContextRegistry
 from gpu_shared.errors import (
     ContextExistsError,
@@ -35,7 +35,7 @@ class FakeContext:
 
 
 def spec(mode: str = "lookup_or_create", token: str = "default", group: int = 0) -> Any:
-    return SharedGpuCompileSpec(token=token, mode=mode, group_id=group)
+    return SharedGpuCompileSpec(token=token, mode=ContextMode(mode), group_id=group)
 
 
 @pytest.fixture

@@ -57,6 +57,7 @@ def add_on(device: Any, spirv: Any, addend: Any, count: int = 1000) -> Any:
     timeline, pool, queries = Timeline(device), CommandPool(device), QueryPool(device, 2)
     size = 4 * count
     upload, there, download = Buffer(device, size, "upload"), Buffer(device, size), Buffer(device, size, "download")
+    assert upload.mapped is not None and download.mapped is not None
     np.frombuffer(upload.mapped, np.int32)[:] = np.arange(count)
     layout = PipelineLayout(device, 20)
     cache = PipelineCache(device)
@@ -170,7 +171,7 @@ def test_selection(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DeviceNotFoundError, match="Old card"):
         choose(there, "Old")
     with pytest.raises(TypeError, match="expected an index"):
-        choose(there, 1.5)
+        choose(there, 1.5)  # type: ignore[arg-type]
 
 
 def test_an_extension_that_is_not_there_is_named(gpu: Any, no_leaks: Any) -> None:
@@ -195,7 +196,7 @@ def test_buffers(device: Any) -> None:
         assert buffer.size == 1000
         assert buffer.address > 0
         if kind != "device" or device.capabilities.host_visible_device_local:
-            assert buffer.mapped.nbytes == 1000
+            assert buffer.mapped is not None and buffer.mapped.nbytes == 1000
             assert not buffer.mapped.readonly
             buffer.flush()
             buffer.invalidate()
@@ -204,7 +205,7 @@ def test_buffers(device: Any) -> None:
     with pytest.raises(ValueError, match="memory_kind"):
         Buffer(device, 4, "fast")
     with pytest.raises(TypeError, match="size"):
-        Buffer(device, 4.0)
+        Buffer(device, 4.0)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="size"):
         Buffer(device, True)
     assert Buffer(device, np.int64(64)).size == 64
@@ -236,7 +237,7 @@ def test_pipeline_arguments_are_checked(device: Any, add_spirv: Any) -> None:
     with pytest.raises(ValueError, match="no SPIR-V"):
         ShaderModule(device, b"#version 460 void main(){}")
     with pytest.raises(TypeError, match="expected bytes"):
-        ShaderModule(device, "text")
+        ShaderModule(device, "text")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="multiple of 4"):
         PipelineLayout(device, 7)
     with pytest.raises(ValueError, match="push_bytes is 1048576"):
@@ -299,6 +300,7 @@ def test_fill_and_host_reads(device: Any) -> None:
     commands.end()
     timeline.wait(PreparedSubmit(timeline, [commands]).submit())
     buffer.invalidate()
+    assert buffer.mapped is not None
     assert list(np.frombuffer(buffer.mapped, np.uint32)) == [2**32 - 1] * 4 + [7] * 2 + [2**32 - 1] * 10
 
 
@@ -318,10 +320,15 @@ def test_timeline_waits(device: Any) -> None:
 
 
 def test_a_wait_asks_for_the_value_before_it_blocks(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    timeline, pool, blocked = Timeline(device), CommandPool(device), []
+    timeline, pool, blocked = Timeline(device), CommandPool(device), list[Any]()
     submit, functions = PreparedSubmit(timeline, [pool.allocate().begin().end()]), timeline._state._functions
     block = functions.vkWaitSemaphores
-    monkeypatch.setattr(functions, "vkWaitSemaphores", lambda *given: blocked.append(given) or block(*given))
+
+    def blocking(*given: Any) -> Any:
+        blocked.append(given)
+        return block(*given)
+
+    monkeypatch.setattr(functions, "vkWaitSemaphores", blocking)
     timeline._polls = True  # as for a GPU
     monkeypatch.setattr(gpu_shared.timeline, "_POLLING", 30.0)
     timeline.wait(submit.submit())
@@ -448,8 +455,12 @@ def test_a_device_goes_only_once_it_is_known_to_be_idle(device: Any) -> None:
         happened.append("wait")
         return -1 if len(happened) <= fails else wait_idle(raw)
 
+    def ended() -> None:
+        happened.append("destroy")
+        destroy()
+
     device.fn.vkDeviceWaitIdle = wait
-    device._native.destroy = lambda: (happened.append("destroy"), destroy())
+    device._native.destroy = ended
     device.close()
     assert happened == ["wait", "wait", "wait", "destroy"]
 

@@ -13,16 +13,16 @@ import pytest
 
 from gpu_shared import Buffer, ComputePipeline, Device, Instance, PipelineLayout, ShaderModule, Timeline, live_counts
 from gpu_shared.commands import CommandPool
-from gpu_shared.errors import ClosedError
+from gpu_shared.errors import ClosedError, DeviceLostError
 from gpu_shared.handles import Native, Reaper
 from gpu_shared.timeline import PreparedSubmit
 
 
 class FakeTimeline:
     submitted, reached = 0, 0
-    lost: Exception | None = None
+    lost: DeviceLostError | None = None
 
-    def passed(self, value: Any) -> Any:
+    def passed(self, value: int) -> bool:
         return value <= self.reached or self.lost is not None
 
 
@@ -67,7 +67,7 @@ def test_a_lost_device_is_not_waited_for() -> None:
     timeline.submitted = 9
     native(log, "x", reaper=reaper).retire()
     assert reaper.collect() == 0
-    timeline.lost = RuntimeError("lost")
+    timeline.lost = DeviceLostError("lost")
     assert reaper.collect() == 1
 
 
@@ -162,6 +162,7 @@ def test_arrays_on_a_mapping_keep_its_memory(gpu: Any, alive: Any) -> None:
     instance = Instance("test")
     device = Device(instance, gpu)
     buffer = Buffer(device, 4096, "upload")
+    assert buffer.mapped is not None
     array = np.frombuffer(buffer.mapped, dtype=np.int32)
     array[:] = 7
     buffer.close()

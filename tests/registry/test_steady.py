@@ -21,6 +21,8 @@ _LONG = 120  #: seconds that nothing takes
 class Owner:
     """What `on_end` watches."""
 
+    me: Owner | None = None
+
 
 def _interrupted(work: Callable[[Callable[[], None]], Any]) -> None:
     """Call ``work`` with a function that interrupts this thread: it receives one interrupt, and the function returns then."""
@@ -115,27 +117,31 @@ def test_threads_are_kept_for_later_work() -> None:
 
 def test_a_count_ends_with_the_statement_and_with_the_last_reference() -> None:
     count = UseCount()
-    assert not count.held
+    held = [count.held]
     with count.hold():
-        assert count.held
+        held.append(count.held)
         with count.hold():
             pass
-        assert count.held and not count.wait(0.01)
-    assert not count.held and count.wait()
+        held.append(count.held)
+        assert not count.wait(0.01)
+    held.append(count.held)
+    assert count.wait()
     hold = count.hold()
-    assert count.held
+    held.append(count.held)
     del hold
-    assert not count.held
+    held.append(count.held)
+    assert held == [False, True, True, False, True, False]
 
 
 def test_ends_come_once() -> None:
     done: list[str] = []
     owner = Owner()
     end = on_end(owner, done.append, "a")
-    assert end.alive
+    alive = [end.alive]
     end()
     end()
-    assert done == ["a"] and not end.alive
+    alive.append(end.alive)
+    assert done == ["a"] and alive == [True, False]
     del owner
     settle()
     assert done == ["a"]

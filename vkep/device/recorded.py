@@ -274,7 +274,6 @@ class RecordedPlan:
         self._last = self._delegate.lease.submit(self._delegate.lease.prepare([commands]))
         self._delegate.lease.wait(self._last)
         ticks = queries.results()
-        assert ticks is not None
         times = [queries.nanoseconds(ticks[a], ticks[b]) for a, b in stamps(self.plan, serial=True)]
         for made in (commands, queries):
             made.close()

@@ -47,7 +47,6 @@ class ClockSync:
                     lease.wait(lease.submit(prepared))
                     end = time.perf_counter_ns()
                     ticks = queries.results()
-                    assert ticks is not None
                     if (end - start) / 2 < best.uncertainty_ns:
                         best = cls(ticks[0], (start + end) / 2, (end - start) / 2)
         return best
@@ -86,5 +85,4 @@ def stamps(plan: Plan, serial: bool) -> list[tuple[int, int]]:
 def on_host_clock(clock: ClockSync, queries: QueryPool, found: Sequence[tuple[int, int]]) -> list[tuple[float, float]]:
     """Begin and end of each dispatch on the host's clock."""
     ticks = queries.results()
-    assert ticks is not None
     return [(clock.host(queries, ticks[a]), clock.host(queries, ticks[b])) for a, b in found]

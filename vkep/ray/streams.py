@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 Request = TypeVar("Request")
@@ -14,7 +14,7 @@ _END: Any = object()
 
 async def in_order(
     requests: AsyncIterator[Request], answer: Callable[[Request], Awaitable[Answer]], most: int
-) -> AsyncIterator[Answer]:
+) -> AsyncGenerator[Answer, None]:
     """The answer to each of ``requests``, in order. At most ``most`` are in progress: while the first of them is not
     done, or its answer is not taken, no further request is read. Requests in progress are cancelled when the caller
     leaves.

@@ -144,7 +144,6 @@ class _Stamps:
     def times(self, clock: ClockSync | None) -> list[tuple[float, float]]:
         """See `SubmitBatch.trace`; the run must have ended."""
         ticks = self._queries.results()
-        assert ticks is not None
         clock = clock or ClockSync(ticks[0], 0.0, 0.0)
         return list(itertools.pairwise([clock.host(self._queries, tick) for tick in ticks]))
 

@@ -108,7 +108,7 @@ class KernelTimer(KernelRunner):
         until = began + next(warm for at_least, warm in _IDLE_WARM_SECONDS if idle >= at_least)
         while len(times) < _SAMPLES or time.perf_counter() < until:
             self.timeline.wait(submit.submit(), timeout_s=TIMEOUT_S)
-            first, last = queries.results() or (0, 0)
+            first, last = queries.results()
             times.append(queries.nanoseconds(first, last) / 1e6 / repeats)
         self._last_work = time.perf_counter()
         queries.close()
