@@ -130,6 +130,21 @@ def test_a_move_and_a_jump() -> None:
         np.testing.assert_array_equal(made.execute([f(1, 2), condition])[0], f(1, 2) if condition else f(-1, -2))
 
 
+def test_a_jumps_condition_in_a_tensor() -> None:
+    """The first element counts, whatever the tensor's shape; an empty one, of a damaged program, is refused."""
+    values: list[Value] = [tensor(0, 0, 2), tensor(1, 8, 2, 2, dynamism=FREE, arena=-1), tensor(2, 16, 2)]
+    steps: list[Step] = [
+        KernelStep("aten::neg.out", (0,), (2,)),
+        JumpStep(1, 3),
+        MoveStep(0, 2),
+    ]
+    made = method(values, [0, 1], [2], steps)
+    for condition, expected in (((1, 0, 0, 0), f(1, 2)), ((0, 1, 1, 1), f(-1, -2))):
+        np.testing.assert_array_equal(made.execute([f(1, 2), f(*condition).reshape(2, 2)])[0], expected)
+    with pytest.raises(InvalidPteError, match="a jump's condition, value 1, is an empty tensor"):
+        made.execute([f(1, 2), np.zeros((0, 2), np.float32)])
+
+
 def test_values_that_are_no_tensors_are_not_moved_to_tensors() -> None:
     """As in a damaged program."""
     made = method([tensor(0, 0, 2), 3, tensor(2, 16, 2)], [0], [2], [MoveStep(1, 2)])

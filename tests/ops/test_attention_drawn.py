@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.ops.cases import shared_context
-from tools.fuzz.attention import OPERATORS, draw, verdict
+from tools.fuzz.attention import OPERATORS, caches_in_place, draw, verdict
 from tools.fuzz.attention_calls import MICROSOFT
 from vkep.kernels import attention_split, attention_stream
 from vkep.passes import norms
@@ -36,3 +38,17 @@ def test_the_draws_have_everything() -> None:
     assert inputs == set(cases[0].inputs)
     assert attributes >= {"k_quant_type", "kv_cache_bit_width", "local_window_size", "softcap", "smooth_softmax"}
     assert attributes >= {"causal", "qk_output", "rotary_interleaved", "scale", "do_rotary"}
+
+
+def test_some_draws_bind_their_caches_in_place() -> None:
+    """Where the present has the past's shape; a cache that grows is another tensor."""
+    over = {"present_key": "past_key", "present_value": "past_value"}
+    for name in ("GroupQueryAttention", "windowed GroupQueryAttention", "DecoderMaskedMultiHeadAttention"):
+        cases = [draw(2, index, [name]) for index in range(CASES[name])]
+        held = [case for case in cases if case.inputs["past_key"] is not None]
+        assert {case.in_place for case in held} == {True, False}, name
+        case = next(case for case in held if case.in_place)
+        same = [case.inputs.get(over.get(n, "")) for n in case.outputs]
+        assert caches_in_place(case, same) == over
+        assert caches_in_place(replace(case, in_place=False), same) == {}
+        assert caches_in_place(case, [None if t is None else np.concatenate([t, t], 2) for t in same]) == {}

@@ -12,7 +12,7 @@ import argparse
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -59,12 +59,33 @@ def _reference(case: Case) -> list[Array] | None:
     return None if case.domain == MICROSOFT else attention_reference.by_onnx(case)
 
 
-def on_vulkan(case: Case, context: Any) -> list[Array]:
-    """vkep's outputs, with every node on Vulkan."""
+def caches_in_place(case: Case, expected: Sequence[Array] | None) -> dict[str, str]:
+    """The presents that the case binds to their pasts' tensors, and those: in a case in place the ones whose ``expected``
+    shape is the past's."""
+    if not case.in_place or expected is None:
+        return {}
+    shapes = dict(zip(filter(None, case.outputs), (np.shape(e) for e in expected), strict=True))
+    pasts = {n: v.shape for n, v in case.inputs.items() if v is not None and n.startswith("past")}
+    pairs = {n: n.replace("present", "past") for n in shapes if n.startswith("present")}
+    return {n: past for n, past in pairs.items() if past in pasts and pasts[past] == shapes[n]}
+
+
+def on_vulkan(case: Case, context: Any, over: Mapping[str, str]) -> list[Array]:
+    """vkep's outputs, with every node on Vulkan; those in ``over`` are written to their input's tensor."""
     from vkep import InferenceSession
 
+    feeds = case.feeds()
     with InferenceSession(case.model(), context=context, fallback="error") as session:
-        return list(session.run(None, case.feeds()))
+        if not over:
+            return list(session.run(None, feeds))
+        tensors = {name: session.device_tensor(feeds[name]) for name in over.values()}
+        binding = session.io_binding()
+        for name, value in feeds.items():
+            binding.bind_input(name, tensors[name]) if name in tensors else binding.bind_cpu_input(name, value)
+        for name in filter(None, case.outputs):
+            binding.bind_output(name, tensors[over[name]] if name in over else None)
+        session.run_with_iobinding(binding)
+        return list(binding.copy_outputs_to_cpu())
 
 
 def verdict(case: Case, context: Any) -> tuple[str, str]:
@@ -82,7 +103,7 @@ def verdict(case: Case, context: Any) -> tuple[str, str]:
     if theirs is None or not case.domain:  # onnx's evaluator is the reference for ONNX's operators
         theirs, source = _reference(case), "the reference"
     try:
-        ours = on_vulkan(case, context)
+        ours = on_vulkan(case, context, caches_in_place(case, theirs))
     except UnsupportedModelError as error:
         return "declined", str(error)[:300]
     except VkepError as error:
@@ -144,7 +165,8 @@ def draw(seed: int, index: int, only: Sequence[str] = ()) -> Case:
     """Case ``index`` of a seed."""
     rng = np.random.default_rng([seed, index])
     names = [n for n in OPERATORS if not only or n in only]
-    return OPERATORS[names[index % len(names)]](rng)
+    case = OPERATORS[names[index % len(names)]](rng)
+    return replace(case, in_place=bool(rng.random() < 0.5))
 
 
 def main() -> int:

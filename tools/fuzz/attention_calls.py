@@ -32,12 +32,15 @@ class Case:
     constants: tuple[str, ...] = ()
     #: of an output, by its name: the part that is compared
     part: dict[str, Callable[[Array], Array]] = field(default_factory=dict)
+    #: caches are bound in place: a present is written to its past's tensor, where it has the past's shape
+    in_place: bool = False
 
     @property
     def text(self) -> str:
         """The call on one line."""
         shapes = {n: f"{v.dtype}{list(v.shape)}" for n, v in self.inputs.items() if v is not None}
-        return f"{self.domain or 'ai.onnx'}.{self.op}-{self.opset} {self.attributes} {shapes} -> {self.outputs}"
+        where = " in place" if self.in_place else ""
+        return f"{self.domain or 'ai.onnx'}.{self.op}-{self.opset}{where} {self.attributes} {shapes} -> {self.outputs}"
 
     def values(self, wide: bool = False) -> dict[str, Array]:
         """The inputs that are there; ``wide``: floats in float32."""

@@ -105,7 +105,7 @@ def grouped(case: Case) -> list[Array]:
             places = ids[0, 0] + np.arange(length) if counts is None and length == total and length > 1 else ids[b]
         qb, kb = q[b], k[b]
         if at.get("do_rotary"):
-            tables = wide["cos_cache"], wide["sin_cache"], np.minimum(places, 31), bool(at.get("rotary_interleaved"))
+            tables = wide["cos_cache"], wide["sin_cache"], places, bool(at.get("rotary_interleaved"))
             qb = _turned(qb, *tables)
             kb = _turned(kb, *tables) if fresh else kb
         for cache, new, scale in zip(caches, (kb, v[b]), scales, strict=True):

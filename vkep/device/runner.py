@@ -61,6 +61,7 @@ class PlanRunner:
         self._layout: Layout | None = None
         self._rooms = rooms or Rooms(2)
         self._closed = False
+        self._output_ports: tuple[Port, ...] | None = None
         self._most_ports = 0  # bytes of the ports of a run that were checked
         self._weights_bytes = sum(constant.nbytes for constant in plan.constants)
         if sizes is None:
@@ -148,9 +149,13 @@ class PlanRunner:
         """The runner that owns the recordings: another one where this runner is for certain sizes."""
         return self
 
-    @functools.cached_property
-    def outputs(self) -> tuple[Port, ...]:
-        """The output ports in order."""
+    def output_ports(self) -> tuple[Port, ...]:
+        """The output ports in order. The first call lists them."""
+        if self._output_ports is None:
+            self._output_ports = self._list_output_ports()
+        return self._output_ports
+
+    def _list_output_ports(self) -> tuple[Port, ...]:
         return self.plan.outputs
 
     @property
@@ -233,18 +238,17 @@ class SizedRunner(PlanRunner):
         """``fits``: whether the runner's layout has room for these sizes; every later layout then has."""
         self._runner, self._numbers, self._fits = runner, numbers, fits
         self._delegate, self._rooms = runner._delegate, runner._rooms
+        self._output_ports = None
 
     @functools.cached_property
     def plan(self) -> Plan:  # type: ignore[override]  # made where it is looked at
         """The plan with the ports of these sizes."""
         return replace(self._runner.plan, ports=ports(self._runner.plan, self._numbers.ports))
 
-    @functools.cached_property
-    def outputs(self) -> tuple[Port, ...]:
-        """The output ports of these sizes, in order."""
+    def _list_output_ports(self) -> tuple[Port, ...]:
         places, moved, plan = self._runner._places, self._numbers.ports, self._runner.plan
         if not places.moving[1]:
-            return self._runner.outputs
+            return self._runner.output_ports()
         return tuple([moved.get(k) or plan.ports[k] for k in places.outputs])
 
     @property
@@ -260,7 +264,7 @@ class SizedRunner(PlanRunner):
     def prepare(self, recorded: RecordedPlan) -> None:
         """Do for a run of these sizes what can be done while the device works on another one in ``recorded``."""
         recorded.prepare(self._numbers)
-        self.outputs  # noqa: B018
+        self.output_ports()
 
     def _recording_in(self, room: Room, numbers: RunNumbers | None = None) -> RecordedPlan:
         if not self._fits:

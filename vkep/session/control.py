@@ -112,13 +112,12 @@ class ControlExecutor:
         """The parts' results along ``axis``. Raises `InvalidInputError` where steps make different shapes."""
         if not pieces:
             return empty_result(info, axis)
-        try:
-            return np.concatenate(pieces, axis)
-        except ValueError:
-            shapes = sorted({tuple(np.delete(p.shape, axis).tolist()) for p in pieces})
+        shapes = {p.shape[: (at := axis % p.ndim)] + p.shape[at + 1 :] for p in pieces}
+        if len(shapes) > 1:
             raise InvalidInputError(
-                f"{self.node.title}: steps make {info.name!r} of shapes {shapes}; expected one shape"
-            ) from None
+                f"{self.node.title}: steps make {info.name!r} of shapes {sorted(shapes)}; expected one shape"
+            )
+        return np.concatenate(pieces, axis)
 
     def _next(self, left: int | None) -> _Part:
         """The largest part of no more than ``left`` steps."""

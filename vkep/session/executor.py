@@ -227,7 +227,7 @@ class IslandExecutor:
         )
 
     def _written(self, targets: Targets) -> list[DeviceTensor | np.ndarray[Any, Any] | None]:
-        return [self._target(port, targets) if port.name in targets else None for port in self.runner.outputs]
+        return [self._target(port, targets) if port.name in targets else None for port in self.runner.output_ports()]
 
     def _target(self, port: Port, targets: Targets) -> DeviceTensor | np.ndarray[Any, Any]:
         target = targets[port.name]
