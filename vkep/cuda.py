@@ -168,7 +168,7 @@ class SharedTensor:
             raise
         letter = "V" if dtype == "bfloat16" else _KINDS[element.kind]
         #: torch and cupy accept it; bfloat16 appears as 2-byte voids
-        self.__cuda_array_interface__ = {
+        self.__cuda_array_interface__: dict[str, Any] = {
             "version": 3,
             "shape": sizes,
             "typestr": f"{'|' if element.itemsize == 1 else '<'}{letter}{element.itemsize}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -95,7 +96,7 @@ def write_encoder(path: Path, *, classify: bool) -> None:
     """An encoder of tokens: ``logits`` of three classes, or ``last_hidden_state``."""
     rng = np.random.default_rng(2)
     info, node = helper.make_tensor_value_info, helper.make_node
-    weights = {
+    weights: dict[str, np.ndarray[Any, Any]] = {
         "table": rng.normal(0, 1, (TOKENS, SIZE)).astype(np.float32),
         "k": rng.normal(0, 1, (SIZE, SIZE)).astype(np.float32),
         "last": np.array([2], np.int64),

@@ -13,6 +13,8 @@ import onnx
 import pytest
 from onnx import parser
 
+from tests.calls import noted
+
 if TYPE_CHECKING:
     from gpu_shared import DeviceInfo
 
@@ -153,8 +155,7 @@ def staged(monkeypatch: pytest.MonkeyPatch) -> None:
     from vkep.memory.device_arena import DeviceBlock
     from vkep.memory.staging_ring import StagingArena
 
-    seen = DeviceBlock.mapped.fget
-    assert seen is not None
+    seen = vars(DeviceBlock)["mapped"].fget
     monkeypatch.setattr(
         DeviceBlock, "mapped", property(lambda b: seen(b) if isinstance(b._arena, StagingArena) else None)
     )
@@ -166,12 +167,4 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every copy between host and device while the test runs."""
     from vkep.ort.transfers import Transfers
 
-    seen: list[str] = []
-    run = Transfers.run
-
-    def spy(self: Any, *args: Any) -> Any:
-        seen.append(self.direction)
-        return run(self, *args)
-
-    monkeypatch.setattr(Transfers, "run", spy)
-    return seen
+    return noted(monkeypatch, Transfers, "run", lambda route, *_: route.direction)

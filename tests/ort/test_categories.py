@@ -208,7 +208,7 @@ def test_copies_between_the_providers(session: OpenSession, text: bool) -> None:
 
 
 def test_an_initializer_of_texts_is_the_cpu_providers(session: OpenSession) -> None:
-    texts = helper.make_tensor("names", onnx.TensorProto.STRING, [3], ["a", "b", "c"])
+    texts = numpy_helper.from_array(np.array(["a", "b", "c"], object), "names")
     nodes = [
         helper.make_node("Neg", ["x"], ["y"]),
         helper.make_node("ArgMax", ["y"], ["k"], axis=0, keepdims=0),

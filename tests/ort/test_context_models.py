@@ -95,7 +95,10 @@ def test_compatibility_is_reported_and_validated(session: OpenSession, registere
     compile_(session, model, target, True)
     info = {p.key: p.value for p in onnx.load(target).metadata_props}[KEY]
     devices = [device_of(registered)]
-    ask = lambda text: state.get_model_compatibility_for_ep_devices(devices, text).name  # noqa: E731
+
+    def ask(text: str) -> Any:
+        return state.get_model_compatibility_for_ep_devices(devices, text).name
+
     assert ask(info) == "EP_SUPPORTED_OPTIMAL"
     assert ask(info.replace("driver=", "driver=older ")) == "EP_SUPPORTED_PREFER_RECOMPILATION"
     for part in ("vkep=", "shaders=", "device=", "limits="):
@@ -211,6 +214,7 @@ def test_plans_survive_the_round_trip(registered: Any, shared_context: Any) -> N
     import vkep
     from vkep.dtypes import DTYPES
     from vkep.graph import load_model
+    from vkep.ir.infer import Known
     from vkep.ir.program import IslandStep, ValueSpec
     from vkep.ort import context_data
     from vkep.placement.partition import lower
@@ -221,10 +225,11 @@ def test_plans_survive_the_round_trip(registered: Any, shared_context: Any) -> N
     proto.graph.initializer.append(numpy_helper.from_array(WEIGHT, "w"))
     model = load_model(proto)
     caps = shared_context.capabilities
-    known = {**model.graph.weights, "x": ValueSpec(DTYPES["float32"], (4, 16))}
+    known: dict[str, Known] = {**model.graph.weights, "x": ValueSpec(DTYPES["float32"], (4, 16))}
     step = lower(model.graph.nodes, known, ["y"], model.opsets, caps).steps[0]
     assert isinstance(step, IslandStep)
     again = context_data.decode(context_data.encode(step, context_data.compatibility(caps)), caps)
+    assert isinstance(again, IslandStep)
     assert again.plan == step.plan
     assert {k: w.key for k, w in again.weights.items()}.keys() == {c.key for c in step.plan.constants}
     for key, weight in again.weights.items():

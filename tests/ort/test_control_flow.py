@@ -55,7 +55,7 @@ def scan_model(axes: bool) -> tuple[bytes, dict[str, Any]]:
         [value("state", TensorProto.FLOAT, [3, 4]), value("row", TensorProto.FLOAT, [3, 4])],
         [value("next", TensorProto.FLOAT, [3, 4]), value("out", TensorProto.FLOAT, [3, 4])],
     )
-    given = {"scan_input_axes": [1], "scan_output_axes": [2]} if axes else {}
+    given: dict[str, Any] = {"scan_input_axes": [1], "scan_output_axes": [2]} if axes else {}
     shape = [3, 5, 4] if axes else [5, 3, 4]
     node = helper.make_node("Scan", ["first", "rows"], ["last", "all"], body=body, num_scan_inputs=1, **given)
     graph = helper.make_graph(
@@ -137,7 +137,7 @@ def test_a_loop_over_texts_is_the_cpu_providers(session: OpenSession) -> None:
     }
     """
     model = model_of(text)
-    feeds = {"rounds": np.array(2), "t": np.array(["a", "b"], object), "x": np.float32([0.1, -1, 0])}
+    feeds = {"rounds": np.array(2), "t": np.array(["a", "b"], object), "x": np.array([0.1, -1, 0], np.float32)}
     made = session(model, all_on_vulkan=False)
     assert where(made)[CPU]["Loop"] == 1
     texts, numbers = made.run(None, feeds)

@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 
 from gpu_shared.lease import DelegateLease
+from tests.calls import noted
 from tests.ort.conftest import OpenSession, device_number, device_of, gpu_device, graph
 from vkep.memory.upload import PIECE_BYTES
 from vkep.ort.transfers import Transfers
@@ -71,10 +72,8 @@ def test_inputs_go_up_together_and_outputs_come_down_together(
     inputs = ", ".join(f"float[{3 + n}] x{n}" for n in range(count))
     outputs = ", ".join(f"float[{3 + n}] y{n}" for n in range(count))
     made = session(graph(f"g ({inputs}) => ({outputs}) {{ {' '.join(f'y{n} = Exp(x{n})' for n in range(count))} }}"))
-    submits, routes = [], []
-    submit, make = DelegateLease.submit, Transfers._make
-    monkeypatch.setattr(DelegateLease, "submit", lambda *a: submits.append(1) or submit(*a))
-    monkeypatch.setattr(Transfers, "_make", lambda *a: routes.append(a[0].direction) or make(*a))
+    submits = noted(monkeypatch, DelegateLease, "submit", lambda *_: 1)
+    routes = noted(monkeypatch, Transfers, "_make", lambda route, *_: route.direction)
     gc.collect()  # what an earlier test's session gives back between two runs would change where blocks lie
     for run in range(5):
         if run == 2:

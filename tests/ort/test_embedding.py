@@ -88,10 +88,11 @@ inspect.getmodule(inspect)  # looks at every module
 
 def test_it_is_no_library_for_a_python_program(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from vkep.ort import library
+    from vkep.ort.compile_library import LIBRARY_VARIABLE, LibraryError
 
-    monkeypatch.setenv(library.LIBRARY_VARIABLE, str(host / "libvkep_ort.so"))
+    monkeypatch.setenv(LIBRARY_VARIABLE, str(host / "libvkep_ort.so"))
     monkeypatch.setattr(library, "_module", None)
-    with pytest.raises(library.LibraryError, match=r"libvkep_ort\.so was made with --embed"):
+    with pytest.raises(LibraryError, match=r"libvkep_ort\.so was made with --embed"):
         library.load()
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+from tests.calls import noted
 from tests.ort.conftest import OpenSession
 from tests.session.test_decode import KV_HEADS, LAYERS, SIZE, decoder, on_cpu, steps
 from tests.session.test_in_place import GENERAL, W, X, model_of
-from vkep.device.runner import PlanRunner
 from vkep.plan.records import Plan
 from vkep.session import planner
 
@@ -20,10 +20,7 @@ from vkep.session import planner
 def test_a_decoder_keeps_its_caches(
     session: OpenSession, registered: Any, monkeypatch: pytest.MonkeyPatch, total: str
 ) -> None:
-    planned: list[Plan] = []
-    monkeypatch.setattr(
-        planner, "PlanRunner", lambda d, plan, *a, **k: planned.append(plan) or PlanRunner(d, plan, *a, **k)
-    )
+    planned: list[Plan] = noted(monkeypatch, planner, "PlanRunner", lambda delegate, plan, *_, **__: plan)
     model, room = decoder(total), 32
     theirs = on_cpu(model)
     names = [o.name for o in theirs.get_outputs()]
@@ -55,10 +52,7 @@ def test_a_cache_of_a_declared_shape_is_written_in_place(
     session: OpenSession, registered: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All shapes are static: the plan that is made ahead writes elsewhere, and a run may have another one."""
-    planned: list[Plan] = []
-    monkeypatch.setattr(
-        planner, "PlanRunner", lambda d, plan, *a, **k: planned.append(plan) or PlanRunner(d, plan, *a, **k)
-    )
+    planned: list[Plan] = noted(monkeypatch, planner, "PlanRunner", lambda delegate, plan, *_, **__: plan)
     rng, room = np.random.default_rng(4), 9
     node = helper.make_node("TensorScatter", ["past", "new", "at"], ["present"], axis=2)
     kinds = {"past": (2, 3, room, 4), "new": (2, 3, 1, 4)}

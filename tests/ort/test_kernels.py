@@ -67,7 +67,7 @@ def test_operators_give_what_the_cpu_provider_gives(session: OpenSession, text: 
         np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
 
 
-ATTRIBUTES = {
+ATTRIBUTES: dict[str, tuple[int, str, dict[str, Any], list[str]]] = {
     "a number and whole numbers": (18, "LeakyRelu", {"alpha": 0.25}, ["x"]),
     "a list and a text": (
         18,

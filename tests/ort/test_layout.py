@@ -40,14 +40,14 @@ NODES = {
 @pytest.fixture
 def converted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The channels-last nodes that ONNX Runtime hands over."""
+    from vkep.graph.load import read_graph
     from vkep.ort import graph as module
 
     seen: list[str] = []
-    original = module.read_graph
 
     def read(proto: Any, *arguments: Any) -> Any:
         seen.extend(node.op_type for node in proto.node if node.domain == NHWC)
-        return original(proto, *arguments)
+        return read_graph(proto, *arguments)
 
     monkeypatch.setattr(module, "read_graph", read)
     return seen

@@ -75,7 +75,7 @@ def test_an_input_with_a_default_may_be_given(session: OpenSession, kernels: str
     model = onnx.load_from_string(graph(TEXT))
     model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [3]))
     made = session(model.SerializeToString(), kernels=kernels)
-    np.testing.assert_array_equal(made.run(None, {"x": X})[0], X * np.float32([1, 2, 3]) + 5)
+    np.testing.assert_array_equal(made.run(None, {"x": X})[0], X * np.array([1, 2, 3], np.float32) + 5)
     np.testing.assert_array_equal(made.run(None, {"x": X, "w": GIVEN})[0], X * GIVEN + 5)
 
 
@@ -83,7 +83,7 @@ def greedy_search() -> bytes:
     """com.microsoft.GreedySearch over a small decoder with a cache; ONNX Runtime's CPU operator drives the decoder itself."""
     rng = np.random.default_rng(4)
     table, product = rng.standard_normal((2, 11, 4)).astype(np.float32)
-    constants = {"table": table, "product": product.T.copy(), "zero": np.int64([0]), "one": np.int64([1])}
+    constants = {"table": table, "product": product.T.copy(), "zero": np.array([0]), "one": np.array([1])}
     nodes = [
         helper.make_node("Gather", ["table", "input_ids"], ["found"]),
         helper.make_node("Unsqueeze", ["found", "one"], ["heads"]),
@@ -119,7 +119,7 @@ def greedy_search() -> bytes:
         "search",
         [helper.make_tensor_value_info("tokens", TensorProto.INT32, ["b", "s"])],
         [helper.make_tensor_value_info("sequences", TensorProto.INT32, ["b", "length"])],
-        [numpy_helper.from_array(np.int32([24]), "max_length")],
+        [numpy_helper.from_array(np.array([24], np.int32), "max_length")],
     )
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(whole, opset_imports=imports, ir_version=8).SerializeToString()
@@ -130,7 +130,7 @@ def test_an_operator_that_runs_its_own_body_reads_finished_outputs(session: Open
     model = greedy_search()
     made = session(model, all_on_vulkan=False, optimize=False)
     assert where(made)[CPU] == {"GreedySearch": 1, "MatMul": 1}
-    feeds = {"tokens": np.int32([[3, 1, 4], [1, 5, 9]])}
+    feeds = {"tokens": np.array([[3, 1, 4], [1, 5, 9]], np.int32)}
     (wanted,) = reference(model, feeds)
     assert len(set(wanted[0].tolist())) > 3
     for _ in range(10):

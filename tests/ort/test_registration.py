@@ -47,13 +47,13 @@ def test_an_older_onnxruntime_is_refused(registered: Any, monkeypatch: pytest.Mo
 def test_a_host_without_the_interface_gets_an_error_status(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that is not Python registers the library with an older ONNX Runtime: the error needs its CreateStatus."""
     from vkep.ort import api
+    from vkep.ort.boundary import OrtError, ffi
 
-    ffi = api.ffi
     old, used = object(), list[object]()
     monkeypatch.setattr(api, "use_tables", used.append)
     version = ffi.new("char[]", b"1.23.2")
     base = SimpleNamespace(GetVersionString=lambda: version, GetApi=lambda level: old if level <= 23 else ffi.NULL)
-    with pytest.raises(api.OrtError, match=r"ONNX Runtime 1\.23\.2 has no C interface of level 29"):
+    with pytest.raises(OrtError, match=r"ONNX Runtime 1\.23\.2 has no C interface of level 29"):
         api.Ort(base)
     assert used == [old]
 
@@ -84,7 +84,9 @@ def test_by_device_and_by_policy(registered: Any, policy: str | None) -> None:
 def test_the_tables_places_are_those_of_the_interface(registered: Any) -> None:
     from vkep.ort.boundary import ffi
 
-    place = lambda struct, name: ffi.offsetof(struct, name) // ffi.sizeof("void *")  # noqa: E731
+    def place(struct: str, name: str) -> Any:
+        return ffi.offsetof(struct, name) // ffi.sizeof("void *")
+
     # the ends of the levels 22 and 23 of OrtApi, which ONNX Runtime itself asserts, and the last of OrtEpApi used
     assert place("OrtApi", "GetEpApi") == 317
     assert place("OrtApi", "GetTensorElementTypeAndShapeDataReference") == 414
@@ -111,21 +113,23 @@ def test_without_a_compiler_the_error_says_what_to_install(
     registered: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     from vkep.ort import library
+    from vkep.ort.compile_library import LibraryError
 
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    with pytest.raises(library.LibraryError, match="no C compiler was found"):
+    with pytest.raises(LibraryError, match="no C compiler was found"):
         library.build(tmp_path)
 
 
 def test_a_broken_compiler_is_quoted(registered: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     from vkep.ort import library
+    from vkep.ort.compile_library import LibraryError
 
     script = tmp_path / "failing-cc"
     script.write_text("#!/bin/sh\necho the compiler said no >&2\nexit 3\n")
     script.chmod(0o755)
     monkeypatch.setenv("CC", str(script))
-    with pytest.raises(library.LibraryError, match="the compiler said no"):
+    with pytest.raises(LibraryError, match="the compiler said no"):
         library.build(tmp_path)
 
 
@@ -133,13 +137,14 @@ def test_a_folder_that_cannot_be_written_to_is_named(
     registered: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     from vkep.ort import library
+    from vkep.ort.compile_library import LibraryError
 
     (tmp_path / "file").touch()
     monkeypatch.setenv("VKEP_CACHE_DIR", str(tmp_path / "file"))
     message = (
         rf"cannot be put into {tmp_path}/file/ort/\w+ \(.*Not a directory.*\): set VKEP_CACHE_DIR .* VKEP_ORT_LIBRARY"
     )
-    with pytest.raises(library.LibraryError, match=message):
+    with pytest.raises(LibraryError, match=message):
         library.build()
     command = [sys.executable, "-m", "vkep.ort.library", "--embed", str(tmp_path / "file" / "x")]
     done = subprocess.run(
@@ -168,10 +173,11 @@ def test_why_there_is_no_device_is_logged(
 
 def test_the_environment_names_a_library_that_was_built_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     from vkep.ort import library
+    from vkep.ort.compile_library import LIBRARY_VARIABLE, LibraryError
 
-    monkeypatch.setenv(library.LIBRARY_VARIABLE, str(tmp_path / "absent.so"))
+    monkeypatch.setenv(LIBRARY_VARIABLE, str(tmp_path / "absent.so"))
     monkeypatch.setattr(library, "_module", None)
-    with pytest.raises(library.LibraryError, match=r"there is no file .*absent\.so"):
+    with pytest.raises(LibraryError, match=r"there is no file .*absent\.so"):
         library.load()
 
 

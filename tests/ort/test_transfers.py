@@ -10,6 +10,7 @@ import pytest
 
 import gpu_shared
 from gpu_shared import DeviceLostError, SharedGpuContext
+from tests.calls import noted
 from vkep.ort.memory import MemoryDomain, acquire
 from vkep.ort.transfers import _MOST_KEPT, _MOST_ROUTES, MOST_STAGED, Transfers
 
@@ -28,10 +29,7 @@ def domain(request: pytest.FixtureRequest) -> Iterator[MemoryDomain]:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The direction of each route that is prepared while the test runs."""
-    seen: list[str] = []
-    make = Transfers._make
-    monkeypatch.setattr(Transfers, "_make", lambda self, *a: seen.append(self.direction) or make(self, *a))
-    return seen
+    return noted(monkeypatch, Transfers, "_make", lambda route, *_: route.direction)
 
 
 def filled(number: int, nbytes: int = 1000) -> np.ndarray:

@@ -12,7 +12,8 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from tests.mixed.test_mixed import X, example
+from examples import mixed_delegates as example
+from tests.mixed.harness import X
 from tests.ort.conftest import OpenSession, gpu_device, graph, where
 from tests.vgf.harness import need_vgf
 from vkep import InferenceSession

@@ -39,6 +39,7 @@ from gpu_shared.errors import (
 )
 from gpu_shared.memory import memory_budget
 from gpu_shared.waiting import until_done
+from tests.calls import noted
 
 
 @pytest.fixture
@@ -320,15 +321,9 @@ def test_timeline_waits(device: Any) -> None:
 
 
 def test_a_wait_asks_for_the_value_before_it_blocks(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    timeline, pool, blocked = Timeline(device), CommandPool(device), list[Any]()
+    timeline, pool = Timeline(device), CommandPool(device)
     submit, functions = PreparedSubmit(timeline, [pool.allocate().begin().end()]), timeline._state._functions
-    block = functions.vkWaitSemaphores
-
-    def blocking(*given: Any) -> Any:
-        blocked.append(given)
-        return block(*given)
-
-    monkeypatch.setattr(functions, "vkWaitSemaphores", blocking)
+    blocked = noted(monkeypatch, functions, "vkWaitSemaphores", lambda *given: 1)
     timeline._polls = True  # as for a GPU
     monkeypatch.setattr(gpu_shared.timeline, "_POLLING", 30.0)
     timeline.wait(submit.submit())

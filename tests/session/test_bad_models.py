@@ -68,7 +68,9 @@ def _unknown_input_type(proto: onnx.ModelProto) -> None:
 def _reference_in_the_graph(proto: onnx.ModelProto) -> None:
     proto.graph.node[0].op_type = "Softmax"
     del proto.graph.node[0].input[1:]
-    proto.graph.node[0].attribute.append(onnx.AttributeProto(name="axis", type=2, i=0, ref_attr_name="t"))
+    proto.graph.node[0].attribute.append(
+        onnx.AttributeProto(name="axis", type=onnx.AttributeProto.INT, i=0, ref_attr_name="t")
+    )
 
 
 def _one_function_twice(proto: onnx.ModelProto) -> None:
@@ -220,12 +222,10 @@ def test_external_data_that_is_gone_when_it_is_read(context: SharedGpuContext, t
 
 
 def test_no_driver_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    import vkep.session.contexts as contexts
-
     def none(*args: Any, **options: Any) -> None:
         raise vkep.DriverNotFoundError("loading Vulkan", hint="install a driver")
 
-    monkeypatch.setattr(contexts.SharedGpuContext, "create", none)
+    monkeypatch.setattr(SharedGpuContext, "create", none)
     with pytest.raises(vkep.DriverNotFoundError, match="install a driver"):
         InferenceSession(ADD_RELU, token="no driver")
 

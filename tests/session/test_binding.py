@@ -141,7 +141,7 @@ def test_wrong_names_and_kinds(open_session: Open) -> None:
     with pytest.raises(ValueError, match="device is 'tpu', expected 'gpu' or 'cpu'"):
         binding.bind_output("y", device="tpu")
     with pytest.raises(TypeError, match="input 'x': expected a DeviceTensor, got ndarray"):
-        binding.bind_input("x", X)
+        binding.bind_input("x", X)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="dtype is 'complex64'"):
         session.empty_device_tensor((2,), "complex64")
     with pytest.raises(TypeError, match="no GPU element type for numpy dtype"):

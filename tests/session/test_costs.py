@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -20,13 +21,13 @@ FLOAT = TensorProto.FLOAT
 OPSETS = [helper.make_opsetid("", 18)]
 
 
-def model(nodes: list[onnx.NodeProto], x: list[Any], y: list[Any] | None, **arrays: np.ndarray[Any, Any]) -> bytes:
+def model(nodes: list[onnx.NodeProto], x: list[Any], y: list[Any] | None, **arrays: npt.ArrayLike) -> bytes:
     graph = helper.make_graph(
         nodes,
         "g",
         [helper.make_tensor_value_info("x", FLOAT, x)],
         [helper.make_tensor_value_info("y", FLOAT, y)],
-        [numpy_helper.from_array(array, name) for name, array in arrays.items()],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()],
     )
     return bytes(helper.make_model(graph, opset_imports=OPSETS, ir_version=9).SerializeToString())
 

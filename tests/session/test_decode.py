@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -104,7 +104,7 @@ def steps(
 
 
 def compare(
-    session: vkep.InferenceSession, model: onnx.ModelProto, feeds: Iterator[dict[str, Array]], cache: Array
+    session: vkep.InferenceSession, model: onnx.ModelProto, feeds: Iterable[dict[str, Array]], cache: Array
 ) -> None:
     """Run both engines step by step, each on its own caches; everything up to a sequence's end must be near."""
     theirs = on_cpu(model)

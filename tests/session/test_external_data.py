@@ -7,13 +7,14 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from vkep import InferenceSession
+from vkep import InferenceSession, SharedGpuContext
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,14 +77,14 @@ _MEASURE = """
 """
 
 
-def _measure(folder: Path) -> dict[str, object]:
+def _measure(folder: Path) -> dict[str, Any]:
     import json
 
     paths = [str(ROOT), str(ROOT / "registry")]
     code = f"import sys; sys.path[:0] = {paths!r}\n" + textwrap.dedent(_MEASURE)
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    result: dict[str, object] = json.loads(done.stdout)
+    result: dict[str, Any] = json.loads(done.stdout)
     return result
 
 
@@ -115,7 +116,7 @@ def test_more_than_two_gigabytes(vulkan: object, needs_gigabytes: None, tmp_path
     assert got["peak"] < 1.5 * 9 * 4 * 8192**2
 
 
-def test_equal_weights_are_on_the_device_once(own_context: object, tmp_path: Path) -> None:
+def test_equal_weights_are_on_the_device_once(own_context: SharedGpuContext, tmp_path: Path) -> None:
     path = _write(tmp_path, 2, 256)
     with InferenceSession(path, context=own_context) as one:
         resident = one._parts.delegate.constants.resident

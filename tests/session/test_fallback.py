@@ -276,7 +276,9 @@ def test_the_plans_of_deferred_parts_are_bounded(open_session: Open) -> None:
     x = np.arange(12, dtype=np.float32) / 12
     for shape in ([12], [3, 4], [4, 3], [2, 6], [12], [3, 4], [2, 3, 2], [1, 12]):
         _check(session, proto, {"x": x, "s": np.array(shape, np.int64)})
-    [deferred] = [s for s in session._parts.graph.latest.steps if hasattr(s, "graph")]
+    latest = session._parts.graph.latest
+    assert latest is not None
+    [deferred] = [s for s in latest.steps if hasattr(s, "graph")]
     assert deferred.graph.plan_count <= 2 + 2  # those of one signature each, and those with sizes
 
 

@@ -230,9 +230,10 @@ def test_leading_elements() -> None:
         for shape in ((6, 1), (3,), (3, 7)):
             with pytest.raises(ValueError, match=r"\(5, 6\): it has no leading elements"):
                 part.leading(shape)
-        for dense in (lambda: part.reshaped((2, 3)), lambda: part.rows(0, 1)):
-            with pytest.raises(ValueError, match="do not lie densely"):
-                dense()
+        with pytest.raises(ValueError, match="do not lie densely"):
+            part.reshaped((2, 3))
+        with pytest.raises(ValueError, match="do not lie densely"):
+            part.rows(0, 1)
         whole.close()
         assert part.closed
         with pytest.raises(vkep.InvalidInputError, match="is closed"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,7 @@ def test_tensor_scatter_copies_nothing(mode: str) -> None:
         for k in range(2):
             expected[sequence, :, (at[sequence] + k) % 8] = new[sequence, :, k]
     with vkep.InferenceSession(scatter(mode), fallback="error") as session:
-        feeds = {"past": past, "new": new, "at": at}
+        feeds: dict[str, Array] = {"past": past, "new": new, "at": at}
         apart = session.run(None, feeds)[0]
         copies = kernels(session)
         results = run_over(session, feeds, {"present": "past"})
@@ -117,7 +118,7 @@ X, W = (RNG.normal(size=(6, 6)).astype(np.float32) for _ in range(2))
 SCATTERED = np.concatenate((X[:2], W[:1], X[3:]))
 #: rows that a scatter puts, and where
 CONSTANTS = [onnx.numpy_helper.from_array(W[:1], "w2"), onnx.numpy_helper.from_array(np.array([[2]], np.int64), "row")]
-GENERAL = {
+GENERAL: dict[str, tuple[list[onnx.NodeProto], Callable[[], dict[str, Array]]]] = {
     "element by element": ([node("Add", "x w", "y")], lambda: {"y": X + W}),
     "a product": ([node("MatMul", "x w", "y")], lambda: {"y": X @ W}),
     "moved": ([node("Transpose", "x", "y")], lambda: {"y": X.T}),
@@ -253,7 +254,11 @@ def test_a_quantized_cache_is_written_in_place(bits: int) -> None:
     names = ["q", "k", "v", "past_k", "past_v", "last", "total", "", "", "", "", "", "k_scale", "v_scale"]
     given = {"q": (2, 1, 2 * size), "k": (2, 1, size), "v": (2, 1, size)}
     caches = dict.fromkeys(("past_k", "past_v"), (2, 1, room, width))
-    attributes = {"kv_cache_bit_width": bits, "k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL"}
+    attributes: dict[str, Any] = {
+        "kv_cache_bit_width": bits,
+        "k_quant_type": "PER_CHANNEL",
+        "v_quant_type": "PER_CHANNEL",
+    }
     node = helper.make_node(
         *("GroupQueryAttention", names, ["y", "new_k", "new_v"]),
         domain="com.microsoft",

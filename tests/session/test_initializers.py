@@ -25,7 +25,9 @@ def test_arrays_take_the_place_of_initializers(open_session: Any, tmp_path: Path
     onnx.save(parser.parse_model(TEXT), path)
     for given in ({}, {"w": GIVEN}, {}):  # a plan that is kept of the one is not taken for the other
         session = open_session(path, initializers=given, cache_dir=tmp_path)
-        np.testing.assert_array_equal(session.run(None, {"x": X})[0], X * given.get("w", np.float32([1, 2, 3])) + 5)
+        np.testing.assert_array_equal(
+            session.run(None, {"x": X})[0], X * given.get("w", np.array([1, 2, 3], np.float32)) + 5
+        )
 
 
 def test_they_are_given_as_to_onnx_runtime(open_session: Any) -> None:

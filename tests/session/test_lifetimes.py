@@ -69,7 +69,7 @@ def test_dropped_in_a_cycle(vulkan: object, no_leak: Alive) -> None:
     session = InferenceSession(ADD_RELU, token="cycle")
     tensor = session.device_tensor(X)
     session.run(None, {"x": tensor, "b": B})
-    session.cycle = (session, tensor)
+    vars(session)["cycle"] = (session, tensor)
     del session, tensor
     gc.collect()
     for _ in range(100):  # a thread ends what the collector found: it may have interrupted code that holds locks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -17,6 +17,7 @@ from vkep.graph.weights import ArrayWeight
 from vkep.ir.infer import Known
 from vkep.ir.program import Over, Program
 from vkep.session import planned_graph
+from vkep.session.executor import Executable, Meanwhile, Targets, Values, Watch
 from vkep.session.following import Following
 from vkep.session.planned_graph import PlannedGraph
 from vkep.sizes import Trace
@@ -24,18 +25,17 @@ from vkep.sizes import Trace
 FLOAT = 1
 
 
-class Planned:
+class Planned(Executable):
     """Stands for an executable."""
 
-    direct = owns = True
-    program = Program((), {}, ())
-
     def __init__(self, known: Mapping[str, Known], trace: Trace | None = None, over: Over = ()) -> None:
+        super().__init__(Program((), {}, ()), ())
+        self.direct = True
         self.known = dict(known)
         self.closed = False
 
     def run(
-        self, values: dict[str, Any], targets: Mapping[str, Any], *, meanwhile: Callable[[], None] | None = None
+        self, values: Values, targets: Targets, watch: Watch | None = None, meanwhile: Meanwhile | None = None
     ) -> None:
         values["y"] = self
         if meanwhile is not None:
@@ -59,7 +59,8 @@ def run(planned: PlannedGraph, *shape: int, dtype: Any = np.float32) -> Any:
 def test_a_signature_is_planned_once_from_constants_and_specifications() -> None:
     planned = graph()
     one = run(planned, 2, 3)
-    assert run(planned, 2, 3) is one and planned.latest is one
+    latest: Any = planned.latest
+    assert run(planned, 2, 3) is one and latest is one
     assert run(planned, 3, 2) is not one
     assert run(planned, 2, 3, dtype=np.int32) is not one
     assert isinstance(one.known["w"], ArrayWeight)
@@ -68,8 +69,9 @@ def test_a_signature_is_planned_once_from_constants_and_specifications() -> None
 
 def test_the_least_recently_used_goes_once_its_runs_have_ended() -> None:
     planned = graph(capacity=1)
-    one, hold = planned.use({"x": np.zeros(1, np.float32)})
-    with hold:
+    used = planned.use({"x": np.zeros(1, np.float32)})
+    one: Any = used.executable
+    with used.hold:
         two = run(planned, 2)
         assert not one.closed and not two.closed
     assert run(planned, 2) is two
@@ -79,12 +81,13 @@ def test_the_least_recently_used_goes_once_its_runs_have_ended() -> None:
 
 def test_closing_waits_for_the_runs_and_refuses_others() -> None:
     planned = graph()
-    one, hold = planned.use({"x": np.zeros(1, np.float32)})
+    used = planned.use({"x": np.zeros(1, np.float32)})
+    one: Any = used.executable
     closing = threading.Thread(target=planned.close)
     closing.start()
     closing.join(0.1)
     assert closing.is_alive() and not one.closed
-    hold.release()
+    used.hold.release()
     closing.join(10)
     assert not closing.is_alive() and one.closed and planned.latest is None
     with pytest.raises(ClosedError, match="g"):

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -109,7 +110,7 @@ def test_run_async(open_session: Open, caplog: pytest.LogCaptureFixture) -> None
     with pytest.raises(InvalidInputError, match="unknown"):
         session.run_async(None, {**FEEDS, "z": FEEDS["b"]}, print)
     with pytest.raises(TypeError, match="callback is None"):
-        session.run_async(None, FEEDS, None)
+        session.run_async(None, FEEDS, None)  # type: ignore[arg-type]
     session.run_async(None, FEEDS, lambda *a: got.append(a), "failed", RunOptions(terminate=True))
     session.run_async(None, FEEDS, lambda results, data, error: 1 / 0)
     session.close()
@@ -180,12 +181,12 @@ def test_to_bind_costs_the_same_however_many_are_bound(open_session: Open) -> No
             binding.bind_output(f"y{k}", y)
         last, (x, y), value = count - 1, tensors[-1], OrtValue.ortvalue_from_numpy(array)
         made[count] = [
-            calls(lambda b=binding, n=last, x=x: b.bind_input(f"x{n}", x)),
-            calls(lambda b=binding, n=last: b.bind_cpu_input(f"x{n}", array)),
-            calls(lambda b=binding, n=last, v=value: b.bind_ortvalue_input(f"x{n}", v)),
-            calls(lambda b=binding, n=last, y=y: b.bind_output(f"y{n}", y)),
-            calls(lambda b=binding, n=last: b.bind_output(f"y{n}", device="cpu")),
-            calls(lambda b=binding, n=last: b.bind_output(f"y{n}", "cuda", 0)),
+            calls(partial(binding.bind_input, f"x{last}", x)),
+            calls(partial(binding.bind_cpu_input, f"x{last}", array)),
+            calls(partial(binding.bind_ortvalue_input, f"x{last}", value)),
+            calls(partial(binding.bind_output, f"y{last}", y)),
+            calls(partial(binding.bind_output, f"y{last}", device="cpu")),
+            calls(partial(binding.bind_output, f"y{last}", "cuda", 0)),
         ]
         session.run_with_iobinding(binding)
         assert len(binding.get_outputs()) == count and binding.get_outputs()[-1].numpy()[0] == -1

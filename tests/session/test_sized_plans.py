@@ -15,18 +15,17 @@ from vkep.errors import InvalidInputError
 from vkep.graph.weights import ArrayWeight, SizesWeight
 from vkep.ir.infer import Known
 from vkep.ir.program import NoValue, Over, Program, ValueSpec
+from vkep.session.executor import Executable
 from vkep.session.sized_plans import Signatures, SizedPlans, numbers_of, with_sizes
 from vkep.sizes import Size, Trace, divides
 
 
-class Made:
+class Made(Executable):
     """Stands for an executable of a program that was lowered with these inputs."""
 
-    owns = True
-
     def __init__(self, known: Mapping[str, Known], trace: Trace | None) -> None:
+        super().__init__(Program((), {}, (), (), trace.holds() if trace is not None else None), ())
         self.known, self.trace, self.closed = dict(known), trace, False
-        self.program = Program((), {}, (), (), trace.holds() if trace is not None else None)
         self.sizes: list[int] | None = None
 
     def at(self, sizes: Sequence[int]) -> Made:
@@ -74,7 +73,9 @@ def test_the_second_signature_makes_what_moved_a_size_and_later_ones_take_their_
     assert run(graph, 3, 8).sizes == [3] and run(graph, 7, 8).sizes == [7]
     assert maker.kinds == ["alone", "sizes"] and graph.count == 1
     spec = maker.made[1].known["x"]
-    assert isinstance(spec, ValueSpec) and isinstance(spec.shape[0], Size) and spec.shape[1] == 8
+    assert isinstance(spec, ValueSpec)
+    sizes: tuple[object, ...] = spec.shape
+    assert isinstance(sizes[0], Size) and sizes[1:] == (8,)
     assert isinstance(maker.made[1].known["w"], ArrayWeight)
     assert run(graph, 3, 9).sizes == [3, 9]  # the other dimension moves too
     assert maker.kinds == ["alone", "sizes", "sizes"]

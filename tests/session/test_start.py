@@ -16,6 +16,7 @@ import vkep
 from gpu_shared import SharedGpuCompileSpec, SharedGpuContext, SharedGpuContextRegistry
 from tests.session.models import ADD_RELU
 from vkep import InferenceSession
+from vkep.graph import load_model
 from vkep.session import contexts, session_state
 
 FEEDS = {"x": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)}
@@ -26,7 +27,7 @@ WAIT_S = 30
 def makers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the threads that made contexts."""
     names: list[str] = []
-    real = SharedGpuContext.create.__func__
+    real = vars(SharedGpuContext)["create"].__func__
 
     def create(cls: type[SharedGpuContext], *args: Any, **options: Any) -> SharedGpuContext:
         names.append(threading.current_thread().name)
@@ -75,7 +76,7 @@ def test_the_context_opens_while_the_model_is_read(
     makers: list[str], no_leak: Callable[[], dict[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opening, reading = threading.Event(), threading.Event()
-    resolve, load = contexts.resolve_context, session_state.load_model
+    resolve, load = contexts.resolve_context, load_model
 
     def slow_resolve(options: Any) -> SharedGpuContext:
         opening.set()
@@ -117,7 +118,7 @@ def test_the_models_error_comes_before_the_drivers(monkeypatch: pytest.MonkeyPat
     def none(*args: Any, **options: Any) -> None:
         raise vkep.DriverNotFoundError("loading Vulkan", hint="install a driver")
 
-    monkeypatch.setattr(contexts.SharedGpuContext, "create", none)
+    monkeypatch.setattr(SharedGpuContext, "create", none)
     with pytest.raises(vkep.InvalidModelError, match="is no ONNX model"):
         InferenceSession(b"nothing", token="neither")
     with pytest.raises(vkep.DriverNotFoundError, match="install a driver"):

@@ -13,6 +13,7 @@ import pytest
 from onnx import numpy_helper
 
 import vkep
+from tests.calls import noted
 from tests.session.models import ADD_RELU, CPU_MIDDLE, DYNAMIC, model
 from vkep import InferenceSession, SharedGpuContext
 from vkep.device.pipelines import PipelineStore
@@ -79,9 +80,7 @@ def test_one_context_opened_from_many_threads(vulkan: object, no_leak: Callable[
 
 def test_a_signature_is_planned_once_for_all_threads(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     session = open_session(DYNAMIC)
-    planned = []
-    real = session._parts.graph.plan
-    monkeypatch.setattr(session._parts.graph, "plan", lambda *given: (planned.append(1), real(*given))[1])
+    planned = noted(monkeypatch, session._parts.graph, "plan", lambda *given: 1)
     barrier = threading.Barrier(4)
 
     def work(_: int) -> None:
@@ -156,9 +155,7 @@ def test_plans_are_evicted_while_in_use(open_session: Open, monkeypatch: pytest.
     b = np.array([1, 2, 3], np.float32)
     for rows in (40, 41, 42):  # of three columns: in vectors of four, and one by one; the last with sizes
         session.run(None, {"x": np.ones((rows, 3), np.float32), "b": b})
-    made: list[int] = []
-    real = PipelineStore._make
-    monkeypatch.setattr(PipelineStore, "_make", lambda self, keys, p: (made.append(len(keys)), real(self, keys, p))[1])
+    made = noted(monkeypatch, PipelineStore, "_make", lambda store, keys, *_: len(keys))
 
     def work(index: int) -> None:
         for turn in range(25):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx.parser
@@ -43,7 +44,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(model: onnx.ModelProto, **options: object) -> tuple[np.ndarray, list[dict[str, int]]]:
+def run(model: onnx.ModelProto, **options: Any) -> tuple[np.ndarray, list[dict[str, int]]]:
     with InferenceSession(model, **options) as session:
         (y,) = session.run(None, {"x": X})
         return y, [dict(key.spec) for island in session.islands() for key in island.plan.pipelines]
@@ -69,7 +70,7 @@ def test_tuning_finds_the_faster_choice(model: onnx.ModelProto, monkeypatch: pyt
     (again,) = (key for key, q in asked.asked.items() if q.labels == {"MatMul_2"})
     sessions = []
 
-    def profile(session: InferenceSession, feeds: object) -> list[list[float]]:
+    def profile(session: InferenceSession, feeds: dict[str, np.ndarray]) -> list[list[float]]:
         if session not in sessions:
             sessions.append(session)
         session.run(None, feeds)

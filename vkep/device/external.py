@@ -4,7 +4,7 @@ copy."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from gpu_shared.memory import Buffer
     from gpu_shared.resources import SharedResource
     from vkep.device.delegate import VulkanDelegate
+
+_Memory = TypeVar("_Memory", bound="ExternalMemory")
 
 
 def checked_block(buffer: Buffer, offset: int, nbytes: int, what: str) -> ExternalBlock:
@@ -61,7 +63,7 @@ class ExternalMemory:
         """Release the memory; idempotent."""
         self._shared.release()
 
-    def __enter__(self) -> ExternalMemory:
+    def __enter__(self: _Memory) -> _Memory:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
@@ -345,7 +345,7 @@ def open_checks(values: Iterable[Any]) -> list[RunCheck]:
     return list(found)
 
 
-def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
+def checked_shape(shape: Sequence[SupportsIndex]) -> tuple[int, ...]:
     """A caller's shape. Raises `TypeError` where it is no sequence of integers, `ValueError` for a negative size."""
     try:
         sizes = tuple(map(operator.index, shape))

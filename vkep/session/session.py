@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from gpu_shared.steady import check_wanted, on_end, run_steady, steady
 from vkep.errors import InvalidInputError
@@ -157,9 +157,9 @@ class InferenceSession:
     ) -> list[Array]:
         """Run the model; results of ``output_names`` (None, or none: all) in order.
 
-        Inputs are numpy arrays (any strides), `DeviceTensor` or `OrtValue` with the shapes and element types that
-        `get_inputs` gives; a sequence is a list of them, an optional without an element None. Results are numpy arrays,
-        lists of them, or None.
+        Inputs are numpy arrays (any strides) or what numpy makes one of, `DeviceTensor` or `OrtValue` with the shapes
+        and element types that `get_inputs` gives; a sequence is a list of them, an optional without an element None.
+        Results are numpy arrays, lists of them, or None.
 
         Raises `InvalidInputError` for a wrong name, rank, shape or dtype and for data that break an operator's
         specification, ``TypeError`` for other kinds of arguments, `RunTerminatedError`, `ClosedError`,
@@ -175,7 +175,7 @@ class InferenceSession:
         self,
         output_names: Sequence[str] | None,
         feeds: Mapping[str, Feed],
-        callback: Callable[[list[Array], Any, str], None],
+        callback: Callable[[list[Any], Any, str], object],
         user_data: Any = None,
         run_options: RunOptions | None = None,
     ) -> None:
@@ -240,7 +240,7 @@ class InferenceSession:
         return DeviceTensor.from_numpy(self._delegate, np.asarray(array))
 
     def empty_device_tensor(
-        self, shape: Sequence[int], dtype: str = "float32", *, host_visible: bool = False
+        self, shape: Sequence[SupportsIndex], dtype: str = "float32", *, host_visible: bool = False
     ) -> DeviceTensor:
         """Allocate uninitialized device memory for an output of ``shape``; ``dtype`` is numpy's name, such as
         ``float32``. ``host_visible``: for small results that the host reads by `DeviceTensor.host_view`, which waits

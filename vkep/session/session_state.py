@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gpu_shared.context import SharedGpuContext
 from gpu_shared.errors import ClosedError
@@ -41,7 +42,9 @@ from vkep.session.vgf_executor import session_policy, vgf_delegate
 from vkep.shaders.library import ShaderLibrary
 
 Array = np.ndarray[Any, Any]
-Feed = Array | DeviceTensor | OrtValue
+#: an input of a run: a tensor, as numpy takes it too; for a sequence a list, for a map a mapping, for an optional without an
+#: element None
+Feed = npt.ArrayLike | DeviceTensor | OrtValue | list[Any] | Mapping[Any, Any] | None
 
 
 #: a tensor in a sequence
