@@ -14,7 +14,7 @@ from vkep import InferenceSession
 Open = Callable[..., InferenceSession]
 FLOAT = np.float32
 
-#: text of a graph, opset, and the shapes of its inputs for several sizes: with 0 and 1, which get plans of their own
+#: text of a graph, opset, and the shapes of its inputs for several sizes: with 0, which gets a plan of its own, and 1
 CASES: dict[str, tuple[str, int, list[dict[str, tuple[int, ...]]]]] = {
     "convolutions of any height and width": (
         """g (float[n,3,h,w] x, float[8,3,3,3] k, float[4,8,1,1] l) => (float[n,4,1,1] y) {
@@ -154,3 +154,35 @@ def test_sizes_that_were_never_seen_give_the_same_results(open_session: Open, ca
             np.testing.assert_allclose(got, same, rtol=1e-4, atol=1e-5)
     plans = session._parts.graph._plans
     assert plans is not None and 1 <= plans.count <= 3
+
+
+@pytest.mark.parametrize("case", ["products and norms of any length", "shapes that are computed", "pieces of an axis"])
+def test_sizes_of_1_are_served_by_a_plan_of_other_sizes(open_session: Open, case: str) -> None:
+    text, opset, _ = CASES[case]
+    proto, ones = model(text, opset=opset), _ONES[case]
+    session = open_session(proto.SerializeToString())
+    for k, shapes in enumerate(ones[:3]):  # the third does not meet the conditions of the second: its plan is general
+        session.run(None, feeds(shapes, k))
+    before = session._parts.graph.plan_count
+    for k, shapes in enumerate(ones[3:]):
+        given = feeds(shapes, k)
+        results = session.run(None, given)
+        alone = open_session(proto.SerializeToString()).run(None, given)
+        for got, same, expected in zip(results, alone, reference(proto, given), strict=True):
+            assert got.shape == same.shape == expected.shape
+            np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-5)
+            np.testing.assert_allclose(got, same, rtol=1e-4, atol=1e-5)
+    assert session._parts.graph.plan_count == before
+
+
+_ONES: dict[str, list[dict[str, tuple[int, ...]]]] = {
+    "products and norms of any length": [
+        {"x": (b, n, 16), "w": (16, 24), "g": (24,), "h": (24,)}
+        for b, n in ((3, 8), (4, 4), (5, 3), (1, 3), (4, 1), (1, 1))
+    ],
+    "shapes that are computed": [{"x": dims} for dims in ((3, 4), (2, 8), (5, 3), (1, 6), (6, 1), (1, 1))],
+    "pieces of an axis": [
+        {"x": (n, m), "z": (k, m)}
+        for n, k, m in ((3, 4, 8), (4, 3, 4), (5, 2, 3), (1, 3, 6), (5, 1, 6), (4, 5, 1), (1, 1, 1))
+    ],
+}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from vkep.errors import InvalidNode
 from vkep.ir.tensor import Tensor
+from vkep.sizes import matches
 
 
 @dataclass(frozen=True)
@@ -45,4 +46,4 @@ def is_at(tensor: Tensor, place: Tensor) -> bool:
     if tensor.storage is not place.storage or (tensor.shape, tensor.offset) != (place.shape, place.offset):
         return False
     steps = zip(tensor.shape, tensor.strides, place.strides, strict=True)
-    return all(dim == 1 or step == other for dim, step, other in steps)
+    return all(matches(dim, 1) or matches(step, other) for dim, step, other in steps)

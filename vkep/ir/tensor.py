@@ -11,7 +11,7 @@ import numpy as np
 
 from vkep.dtypes import DType
 from vkep.graph.weights import Weight
-from vkep.sizes import power_of_two_in, serves_others, whole, wholes
+from vkep.sizes import divides, matches, power_of_two_in, serves_others, whole, wholes
 
 #: size of the caches of functions of shapes: shapes recur within a model and between plans
 _KEPT = 4096
@@ -74,7 +74,7 @@ class Tensor:
     @property
     def is_whole(self) -> bool:
         """The view covers its storage exactly."""
-        return self.offset == 0 and self.is_contiguous and self.nbytes == self.storage.nbytes
+        return matches(self.offset, 0) and self.is_contiguous and matches(self.nbytes, self.storage.nbytes)
 
     @property
     def array(self) -> np.ndarray | None:
@@ -146,11 +146,8 @@ class Tensor:
     def expand(self, shape: Sequence[int]) -> Tensor:
         """Broadcast to ``shape`` (numpy's rules). Raises `ValueError` where it does not fit."""
         shape = tuple(shape)
-        same = len(shape) == len(self.shape) and shape == self.shape  # Python compares elements first
-        if same and 1 not in shape:
-            return self
         strides = _expanded_strides(self.shape, self.strides, shape)
-        return self if same and strides == self.strides else self._within(shape, strides, self.offset)
+        return self if strides is None else self._within(shape, strides, self.offset)
 
     def slice(self, axis: int, start: int, length: int, step: int = 1) -> Tensor:
         """``length`` elements along ``axis`` from ``start``, ``step`` apart (negative steps walk backwards).
@@ -164,6 +161,11 @@ class Tensor:
         offset = self.offset + (start * strides[axis] if length else 0)
         shape[axis], strides[axis] = length, strides[axis] * step
         return self._within(shape, strides, offset)
+
+
+def same_shape(shape: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two shapes are equal, for choices that are only simpler in that case."""
+    return len(shape) == len(other) and all(map(matches, shape, other))
 
 
 def alignment(*tensors: Tensor) -> int:
@@ -185,8 +187,8 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     expected = 1
     for dim, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if dim != 1:
-            if stride != expected:
+        if not matches(dim, 1):
+            if not matches(stride, expected):
                 return False
             expected *= dim
     return True
@@ -196,22 +198,29 @@ def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 def _reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int]:
     """The number of elements from a view's lowest to its first, and from its first to its highest, for a view that is
     not empty."""
-    spans = [(d - 1) * s for d, s in zip(shape, strides, strict=True)]
-    return sum(s for s in spans if s < 0), sum(s for s in spans if s > 0)
+    spans = [(s < 0, (d - 1) * s) for d, s in zip(shape, strides, strict=True)]
+    return sum(span for back, span in spans if back), sum(span for back, span in spans if not back)
 
 
 @functools.lru_cache(_KEPT)
-def _expanded_strides(shape: tuple[int, ...], strides: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
+def _expanded_strides(
+    shape: tuple[int, ...], strides: tuple[int, ...], target: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """Strides of a view that is broadcast to a shape; None where that is the view itself."""
     lead = len(target) - len(shape)
     if lead < 0:
         raise ValueError(f"cannot broadcast shape {shape} to {target}")
-    expanded = [0] * len(target)
+    expanded, changed = [0] * len(target), lead > 0
     for axis, (dim, stride) in enumerate(zip(shape, strides, strict=True), lead):
-        if dim == target[axis]:
-            expanded[axis] = stride if dim != 1 else 0
-        elif dim != 1:
+        if matches(dim, 1):
+            changed |= not (matches(stride, 0) and matches(target[axis], 1))
+        elif dim == target[axis]:
+            expanded[axis] = stride
+        elif dim == 1:
+            changed = True
+        else:
             raise ValueError(f"cannot broadcast shape {shape} to {target}")
-    return tuple(expanded)
+    return tuple(expanded) if changed else None
 
 
 @functools.lru_cache(_KEPT)
@@ -220,8 +229,12 @@ def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     result: list[int] = [1] * max(map(len, shapes), default=0)
     for shape in shapes:
         for axis, dim in enumerate(shape, len(result) - len(shape)):
-            if dim != 1:
-                if result[axis] != 1 and result[axis] != dim:
+            if matches(dim, 1):
+                continue
+            if matches(result[axis], 1):
+                result[axis] = whole(dim)
+            elif dim != result[axis] and dim != 1:
+                if result[axis] != 1:
                     raise ValueError(f"shapes {list(map(list, shapes))} do not broadcast")
                 result[axis] = whole(dim)
     return tuple(result)
@@ -244,10 +257,10 @@ def _collapsed(
     dims: list[int] = []
     sets: list[list[int]] = [[] for _ in stride_sets]
     for axis, dim in enumerate(shape):
-        if dim == 1:
+        if matches(dim, 1):
             continue
         here = [s[axis] for s in stride_sets]
-        if dims and all(kept[-1] == stride * dim for kept, stride in zip(sets, here, strict=True)):
+        if dims and all(matches(kept[-1], stride * dim) for kept, stride in zip(sets, here, strict=True)):
             dims[-1] *= dim
             for kept, stride in zip(sets, here, strict=True):
                 kept[-1] = stride
@@ -270,13 +283,13 @@ def reshaped_strides(
     group, left = len(old) - 1, old[-1]
     step = steps[-1]
     for dim in reversed(new_shape):
-        if dim == 1:
+        if matches(dim, 1):
             result.append(0)
             continue
-        if left == 1:
+        if matches(left, 1):
             group -= 1
             left, step = old[group], steps[group]
-        if left % dim:
+        if not divides(dim, left):
             return None
         result.append(step)
         left //= dim

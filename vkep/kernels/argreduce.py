@@ -12,6 +12,7 @@ from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import ceil_div, element_defines, element_type, is_cpu, key_defines, share_columns
 from vkep.kernels.problem import Need
 from vkep.kernels.select import Candidate, Emission, implement
+from vkep.sizes import matches
 
 _PARTED = {"PARTED": "1"}
 
@@ -89,7 +90,7 @@ def _arg_reduce(problem: ArgReduceProblem, e: Emission) -> KernelCall:
 def _no_parts(problem: ArgReduceProblem, caps: DeviceCapabilities) -> str:
     if is_cpu(caps):
         return "a CPU has few cores"
-    if problem.inner != 1 or problem.axis < _LONG:
+    if not matches(problem.inner, 1) or problem.axis < _LONG:
         return f"rows of {problem.axis} elements, {problem.inner} apart; expected {_LONG} or more that lie densely"
     return f"{problem.outer} rows, expected up to {_FEW}" if problem.outer > _FEW else ""
 

@@ -13,6 +13,7 @@ from vkep.kernels.kernel import KernelCall
 from vkep.kernels.problem import Need, Problem, alignment_of
 from vkep.kernels.select import When
 from vkep.kernels.tiles import EXACT_DIVISION_LIMIT, STORAGE
+from vkep.sizes import matches
 
 #: layout of images: x and y as [n, c, h, w], both as [n, h, w, c], or y alone
 NCHW, NHWC, TO_NHWC = "nchw", "nhwc", "nchw to nhwc"
@@ -87,7 +88,7 @@ class ConvProblem(Problem):
             return _placed(self, alignment_of(x, y))
         if self.layout == TO_NHWC:
             return _placed(self, alignment_of(y))
-        return _placed(self, alignment_of(x, w, y), y.strides[0] if self.n > 1 else None)
+        return _placed(self, alignment_of(x, w, y), None if matches(self.n, 1) else y.strides[0])
 
     @property
     def row_axis(self) -> int | None:  # type: ignore[override]

@@ -12,7 +12,7 @@ import numpy as np
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DTYPES, DType
 from vkep.kernels.kernel import KernelCall
-from vkep.sizes import at_hand, divides, power_of_two_in
+from vkep.sizes import at_hand, divides, matches, power_of_two_in
 
 MAX_GRID_AXIS = 65535  #: workgroups that every device supports along one axis
 #: workgroups below which a GPU counts as underused, so that long axes are divided further: a large GPU holds a thousand
@@ -225,7 +225,7 @@ def share_columns(
     where ``inner`` is 1) and enough lanes in flight. A lane by itself reads rows of up to a memory sector (32 bytes);
     lanes side by side fill a line (128).
     """
-    share = _shared_out(columns, axis, inner == 1, caps, shuffles, load_bytes)
+    share = _shared_out(columns, axis, matches(inner, 1), caps, shuffles, load_bytes)
     return replace(share, groups=ceil_div(columns, share.local // share.split))
 
 

@@ -103,8 +103,8 @@ def _no_product(problem: GenericProductProblem, caps: DeviceCapabilities) -> str
     for dtype in problem.dtypes:
         if element_type(dtype).name == "bfloat16" or element_type(dtype).kind == "bool":
             return f"matmul: no generic kernel for {dtype}; expected an integer type, float32 or float64"
-    longest = max(*problem.a_strides, *problem.b_strides)
-    return f"matmul: strides of {longest} elements, expected less than {LIMIT}" if longest >= LIMIT else ""
+    far = next((stride for stride in (*problem.a_strides, *problem.b_strides) if stride >= LIMIT), None)
+    return "" if far is None else f"matmul: strides of {far} elements, expected less than {LIMIT}"
 
 
 @at_hand

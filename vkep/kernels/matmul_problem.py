@@ -13,7 +13,7 @@ from vkep.kernels.fastdiv import LIMIT
 from vkep.kernels.kernel import KernelCall, uints
 from vkep.kernels.problem import Need, Problem, alignment_of, extent
 from vkep.kernels.tiles import STORAGE
-from vkep.sizes import divides
+from vkep.sizes import divides, matches
 
 _AXES = ("batch0", "batch1", "row", "col")
 #: arguments of kernels that restate the problem
@@ -77,7 +77,9 @@ class MatMulProblem(Problem):
         """The problem for a y of shape (outer batch, inner batch, rows, columns)."""
         a, b, y = (operands[name] for name in "aby")
         # the stride of an axis with one element does not matter
-        strides = tuple(s if dim > 1 else 0 for dim, s in zip(y.shape[:2], y.strides, strict=False)) + y.strides[2:]
+        strides = (
+            tuple(0 if matches(dim, 1) else s for dim, s in zip(y.shape[:2], y.strides, strict=False)) + y.strides[2:]
+        )
         return _placed(self, strides if isinstance(self.batch, tuple) else strides[1:], alignment_of(a, b, y))
 
     def restrided(self, name: str, strides: tuple[int, ...]) -> MatMulProblem:
@@ -123,7 +125,7 @@ class MatMulProblem(Problem):
     @functools.cached_property
     def b_along_k(self) -> bool:
         """Whether b is dense along k, and not along its columns."""
-        return self.strides("b")[2] == 1 and self.strides("b")[3] != 1
+        return matches(self.strides("b")[2], 1) and not matches(self.strides("b")[3], 1)
 
     def in_groups(self, operand: str, axis: int, group: int) -> bool:
         """Whether an operand consists of aligned groups of this many elements along an axis (2: rows, 3: columns)."""
@@ -132,7 +134,7 @@ class MatMulProblem(Problem):
         aligned = self.alignment % (group * (4 if self.dtype == "float32" else 2)) == 0
         return (
             aligned
-            and strides[axis] == 1
+            and matches(strides[axis], 1)
             and divides(group, self.shape(operand)[axis])
             and all(divides(group, s) for s in others)
         )

@@ -24,6 +24,7 @@ from vkep.kernels.launch import (
 )
 from vkep.kernels.problem import Need, Problem, alignment_of
 from vkep.kernels.select import Candidate, Emission, implement, takes_floats
+from vkep.sizes import matches
 
 
 def _norm_reach(call: KernelCall) -> Mapping[str, int]:
@@ -317,7 +318,7 @@ class SoftmaxProblem(ColumnProblem):
 
 def _softmax(problem: SoftmaxProblem, e: Emission) -> KernelCall:
     axis, inner, dtype = problem.axis, problem.inner, problem.dtype
-    vectors = row_vectors(axis, dtype, problem.alignment) if inner == 1 else {}
+    vectors = row_vectors(axis, dtype, problem.alignment) if matches(inner, 1) else {}
     steps = axis // 4 if vectors else axis
     share = share_columns(problem.columns, steps, inner, e.caps)
     registers = register_spec(steps, share.split, e.caps)

@@ -15,6 +15,7 @@ from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import UNITS, contiguous_strides, element_type, fields8, flat_lanes, numbered
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import Candidate, Emission, implement
+from vkep.sizes import matches
 
 
 def unit_defines(itemsize: int) -> dict[str, str]:
@@ -97,7 +98,7 @@ class PadProblem(Problem):
                 axes.append((dim * n, extent * n, s, 0))
             else:
                 axes.append((d, k, s, max(b, 0)))
-        return [axis for axis in axes if axis[0] != 1 or axis[1] != 1] or [(1, 1, 1, 0)]
+        return [axis for axis in axes if not (matches(axis[0], 1) and matches(axis[1], 1))] or [(1, 1, 1, 0)]
 
     def needs(self) -> tuple[Need, ...]:
         return (Need("x", self.dtype, self.shape),)

@@ -99,7 +99,7 @@ def pointwise(
     unit = [code.statements()]
     values: list[list[str]] = [[] for _ in range(width)]
     for k, x in enumerate(inputs):
-        wide = width if x.strides[-1] == 1 else 1
+        wide = width if matches(x.strides[-1], 1) else 1
         decls.append(f"TENSOR({_element(x.dtype, wide)}, X{k})")
         unit.append(f"{_element(x.dtype, wide)} v{k} = X{k}(operand(args.x{k}, EXTRA_BASE + {k}u)).v[{in_index[k]}];")
         for lane in range(width):
@@ -163,7 +163,7 @@ class _Coordinates:
     def index(self, strides: Sequence[int], width: int, operand: int, start: int = 0) -> str:
         # In units: the inner stride is 0 or 1 when vectorised, and outer strides are multiples of the width
         # for an operand that is read as vectors.
-        wide = width if strides[-1] == 1 else 1
+        wide = width if matches(strides[-1], 1) else 1
         steps = [s // wide for s in strides[:-1]] + [strides[-1]]
         if all(matches(s, 0) for s in steps):
             return "0u"
@@ -204,12 +204,12 @@ class _Coordinates:
 
 
 def _vectorizes(shape: Sequence[int], out: PointwiseOperand, inputs: Sequence[PointwiseOperand]) -> bool:
-    if not divides(VECTOR, shape[-1]) or out.strides[-1] != 1:
+    if not divides(VECTOR, shape[-1]) or not matches(out.strides[-1], 1):
         return False
     for x in (out, *inputs):
-        if x.strides[-1] not in (0, 1):
-            return False
-        if x.strides[-1] == 1 and not all(divides(VECTOR, s) for s in (*x.strides[:-1], x.offset)):
+        if matches(x.strides[-1], 0):
+            continue
+        if not (matches(x.strides[-1], 1) and all(divides(VECTOR, s) for s in (*x.strides[:-1], x.offset))):
             return False
     return True
 

@@ -29,7 +29,7 @@ from vkep.kernels.launch import (
 )
 from vkep.kernels.problem import Need, alignment_of
 from vkep.kernels.select import Candidate, Emission, implement
-from vkep.sizes import divides
+from vkep.sizes import divides, matches
 
 
 @dataclass(frozen=True)
@@ -202,8 +202,8 @@ class _Pass:
         itemsize = element_type(problem.dtype).itemsize
         unit = _UNIT_BYTES // itemsize
         narrow = itemsize < 4 and problem.dtype in _VECTORS and problem.alignment % _UNIT_BYTES == 0
-        self.unit = unit if narrow and divides(unit, self.axis if self.inner == 1 else self.inner) else 1
-        self.over_columns = self.inner > 1 and self.unit > 1  #: a unit extends along inner
+        self.unit = unit if narrow and divides(unit, self.axis if matches(self.inner, 1) else self.inner) else 1
+        self.over_columns = self.unit > 1 and not matches(self.inner, 1)  #: a unit extends along inner
         if self.over_columns:
             self.inner //= self.unit
         else:

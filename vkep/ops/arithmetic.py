@@ -12,6 +12,7 @@ from vkep.ir.tensor import Tensor, broadcast_shapes
 from vkep.ops import doubles
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SIGNED, UNSIGNED, every
 from vkep.ops.registry import onnx_history, operator
+from vkep.sizes import matches
 
 _BOOL = dtypes.DTYPES["bool"]
 
@@ -85,14 +86,14 @@ def prelu(b: Builder, x: Tensor, slope: Tensor) -> Tensor:
 def prelu_1(b: Builder, x: Tensor, slope: Tensor, *, consumed_inputs: list[int] | None = None) -> Tensor:
     if slope.size > 1:
         slope = b.reshape(slope, [slope.size, *[1] * (x.rank - 2)])
-    return prelu(b, x, b.reshape(slope, []) if slope.size == 1 else slope)
+    return prelu(b, x, b.reshape(slope, []) if matches(slope.size, 1) else slope)
 
 
 # ---- powers and remainders
 
 
 def _power(b: Builder, x: Tensor, y: Tensor) -> Tensor:
-    exponent = y.array if y.size == 1 else None
+    exponent = y.array if matches(y.size, 1) else None
     if exponent is not None and x.dtype.kind == "float":
         value = float(exponent.reshape(-1)[0])
         simple = {1.0: "same", 2.0: "({0} * {0})", 3.0: "({0} * {0} * {0})", 0.5: "sqrt", -0.5: "inversesqrt({0})"}

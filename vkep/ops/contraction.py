@@ -11,11 +11,12 @@ import numpy as np
 from vkep.dtypes import DTYPES, DType
 from vkep.graph.attributes import GemmAttributes
 from vkep.ir.builder import Builder
-from vkep.ir.tensor import Tensor, broadcast_shapes, collapse
+from vkep.ir.tensor import Tensor, broadcast_shapes, collapse, same_shape
 from vkep.kernels.matmul import MatMulProblem
 from vkep.kernels.matmul_generic import GenericProductProblem
 from vkep.kernels.problem import Problem
 from vkep.ops.registry import FLOATS, operator
+from vkep.sizes import matches
 
 #: layers recur, and so do plans for other sizes: checked and derived values are cached
 _problem = functools.lru_cache(1024)(MatMulProblem)
@@ -59,7 +60,9 @@ def _batched(
     b: Builder, x: Tensor, y: Tensor, batch_shape: Sequence[int], m: int, n: int, k: int, dtype: DType
 ) -> Tensor:
     rows = (
-        x.reshape((math.prod(batch_shape) * m, k)) if y.size == k * n and x.shape[:-2] == tuple(batch_shape) else None
+        x.reshape((math.prod(batch_shape) * m, k))
+        if matches(y.size, k * n) and same_shape(x.shape[:-2], batch_shape)
+        else None
     )
     if rows is not None:  # one matrix on the right: the batch is more rows
         return _product(b, rows, y.view((k, n), y.strides[-2:]), [1], [(0,), (0,)], rows.shape[0], n, k, dtype)

@@ -12,6 +12,7 @@ from vkep.ir.tensor import Tensor
 from vkep.ops.contraction import PRODUCT_TYPES, matrix_product
 from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import operator
+from vkep.sizes import matches
 
 _NARROW = ("int8", "int16", "uint8", "uint16")
 
@@ -78,7 +79,7 @@ def _aligned(b: Builder, term: _Term, labels: Sequence[str], sizes: dict[str, in
         if label in term.labels:
             axis = term.labels.index(label)
             dim, stride = term.tensor.shape[axis], term.tensor.strides[axis]
-            wide = dim == 1 and sizes[label] != 1
+            wide = not matches(dim, sizes[label]) and dim == 1
             shape.append(sizes[label] if wide else dim)
             strides.append(0 if wide else stride)
         else:

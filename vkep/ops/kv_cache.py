@@ -12,6 +12,7 @@ from vkep.kernels.cache_update import CacheUpdateProblem, Strides
 from vkep.ops.gather import outside
 from vkep.ops.kv_coding import Coding
 from vkep.ops.sdpa import expect_joins
+from vkep.sizes import matches
 
 
 class Rotary(NamedTuple):
@@ -94,9 +95,9 @@ def cached(
 
 def _rows(b: Builder, t: Tensor) -> Tensor:
     """A tensor whose rows are dense."""
-    return t if t.strides[3] == 1 or t.shape[3] == 1 else b.contiguous(t)
+    return t if matches(t.strides[3], 1) or matches(t.shape[3], 1) else b.contiguous(t)
 
 
 def _strides(t: Tensor) -> Strides:
-    batch, head, row = (step if dim != 1 else 0 for dim, step in zip(t.shape[:3], t.strides[:3], strict=True))
+    batch, head, row = (0 if matches(dim, 1) else step for dim, step in zip(t.shape[:3], t.strides[:3], strict=True))
     return batch, head, row

@@ -22,6 +22,7 @@ from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import every
 from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import operator
+from vkep.sizes import matches
 
 _FLOAT32 = DTYPES["float32"]
 _SCALES = ("float32", "float16", "bfloat16")
@@ -49,7 +50,7 @@ class Blocks:
             b.invalid(f"block_size is {block_size}")
         if scale.rank > 1 and not block_size:
             b.invalid(f"scales have shape {list(scale.shape)}, expected one axis")
-        if scale.size == 1:
+        if matches(scale.size, 1):
             self.shape: tuple[int, ...] = (1, 1, 1, x.size)
             self._scales, self._tail = (1, 1, 1, 1), 0
             return

@@ -23,7 +23,7 @@ from vkep.ops.generators import positions
 from vkep.ops.kv_coding import Coding
 from vkep.ops.normalization import softmax_over
 from vkep.ops.sdpa_fused import MINUS_INFINITY, fused_attention, sdpa_fused
-from vkep.sizes import serves_others
+from vkep.sizes import matches, serves_others
 
 #: maximum bytes of scores for a block of queries: enough to fill a large GPU, or a CPU's cores
 SCORES_BYTES, SCORES_BYTES_CPU = 64 << 20, 32 << 20
@@ -85,7 +85,7 @@ class Mask:
 
         def block(tensor: Tensor) -> Tensor:
             for axis, (first, end) in spans.items():
-                if tensor.shape[axis] > 1:
+                if not matches(tensor.shape[axis], 1):
                     tensor = tensor.slice(axis, first, end - first)
             return tensor
 
@@ -149,7 +149,7 @@ class Heads:
         """
         b.broadcast("the mask", mask, (self.batch, self.kv_heads * self.group, self.queries, self.keys))
         view = mask.view((1,) * (4 - mask.rank) + mask.shape, (0,) * (4 - mask.rank) + mask.strides)
-        if view.shape[1] == 1:
+        if matches(view.shape[1], 1):
             return view.view((view.shape[0], 1, 1, *view.shape[2:]), (view.strides[0], 0, 0, *view.strides[2:]))
         per_head = view.strides[1]
         return view.view(

@@ -14,6 +14,7 @@ from vkep.ir.tensor import Tensor, broadcast_shapes, contiguous_strides
 from vkep.kernels.attention import gains_by_attention
 from vkep.kernels.attention_problem import AttentionProblem
 from vkep.ops.kv_coding import Coding
+from vkep.sizes import matches
 
 if TYPE_CHECKING:
     from vkep.ops.sdpa import Heads, Mask, Scoring
@@ -133,13 +134,13 @@ def _by_head(y: Tensor, merged: bool) -> Tensor:
 
 
 def _has_dense_rows(t: Tensor) -> bool:
-    return all(s >= 0 for s in t.strides) and (t.strides[3] == 1 or t.shape[3] == 1)
+    return all(s >= 0 for s in t.strides) and (matches(t.strides[3], 1) or matches(t.shape[3], 1))
 
 
 def _row_strides(t: Tensor) -> tuple[int, int, int]:
     """Strides of batch, head and row (0 for an axis of one), those of a dense copy where rows are not dense."""
     strides = t.strides if _has_dense_rows(t) else contiguous_strides(t.shape)
-    batch, head, row = (stride if dim > 1 else 0 for dim, stride in zip(t.shape[:3], strides[:3], strict=True))
+    batch, head, row = (0 if matches(dim, 1) else stride for dim, stride in zip(t.shape[:3], strides[:3], strict=True))
     return batch, head, row
 
 

@@ -43,7 +43,7 @@ from vkep.plan.records import (
 )
 from vkep.plan.schedule import Access, schedule
 from vkep.plan.sized import PlanSizes
-from vkep.sizes import Trace, hint, is_size, largest
+from vkep.sizes import Trace, hint, is_size, largest, matches
 
 #: constants, since an enumeration's attributes are slow to read
 _CONSTANT, _ACTIVATION, _PORT, _FAULT = Space.CONSTANT, Space.ACTIVATION, Space.PORT, Space.FAULT
@@ -210,7 +210,7 @@ def _pointwise_calls(op: Pointwise, emitter: Emitter) -> list[KernelCall]:
 
 def _pointwise_operand(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> PointwiseOperand:
     spans = [(dim - 1) * step for dim, step in zip(shape, strides, strict=True)]
-    lowest = sum(span for span in spans if span < 0)
+    lowest = sum(span for span, step in zip(spans, strides, strict=True) if step < 0)
     if lowest:
         tensor = tensor.view((sum(abs(span) for span in spans) + 1,), (1,), tensor.offset + lowest)
     return PointwiseOperand(tensor, tensor.dtype, tuple(strides), tensor.offset, -lowest)
@@ -262,7 +262,7 @@ def _epilogue(op: KernelOp) -> Epilogue:
 
 
 def _term(axis: str, stride: int, name: str, params: list[tuple[str, str, int]]) -> str:
-    if stride == 1:
+    if matches(stride, 1):
         return axis
     params.append((name, "uint", stride))
     return f"{axis} * args.{name}"

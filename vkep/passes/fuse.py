@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from vkep.ir import expr as ex
 from vkep.ir.ops import KernelOp, Op, Pointwise, reads
-from vkep.ir.tensor import Storage, Tensor, alignment, collapse
+from vkep.ir.tensor import Storage, Tensor, alignment, collapse, same_shape
+from vkep.sizes import matches
 
 #: maximum number of tensors that a fused kernel reads: its argument block grows with them
 MAX_OPERANDS = 12
@@ -138,9 +139,9 @@ def _inner(producer: Pointwise, read: Sequence[ex.Leaf], out: Tensor) -> ex.Expr
     """The producer's expression, to replace the leaves that ``read`` its result in an expression over the elements of
     ``out``; None where an input of the producer has no view of that shape."""
     for leaf in read:
-        if leaf.tensor is None or leaf.tensor.size != out.size or not leaf.tensor.is_whole:
+        if leaf.tensor is None or not matches(leaf.tensor.size, out.size) or not leaf.tensor.is_whole:
             return None
-    if producer.out.shape == out.shape:
+    if same_shape(producer.out.shape, out.shape):
         return _rounded_to(producer.expr, producer.out)
     failed = False
 
@@ -211,7 +212,7 @@ def as_epilogue(op: Pointwise, kernel: KernelOp) -> ex.Expr | None:
     """An operation on a kernel's result as the kernel's epilogue; None where kernels have no such one."""
     out = kernel.outputs[0]
     assert kernel.row_axis is not None
-    if len(kernel.outputs) != 1 or op.out.dtype is not out.dtype or op.out.size != out.size:
+    if len(kernel.outputs) != 1 or op.out.dtype is not out.dtype or not matches(op.out.size, out.size):
         return None
     if out.dtype.glsl_compute != "float":  # the compute types of epilogues
         return None
@@ -225,7 +226,7 @@ def as_epilogue(op: Pointwise, kernel: KernelOp) -> ex.Expr | None:
         nonlocal failed
         assert node.tensor is not None
         if node.tensor.storage is out.storage:
-            failed |= not (node.tensor.is_whole and node.tensor.size == out.size)
+            failed |= not (node.tensor.is_whole and matches(node.tensor.size, out.size))
             return value
         view = node.tensor.reshape(out.shape)
         if view is None or epilogue_strides(view, kernel.row_axis or 0) is None:
@@ -244,12 +245,12 @@ def epilogue_strides(view: Tensor, row_axis: int) -> tuple[str, int, int] | None
     if view.is_contiguous and view.size == _prod(view.shape):
         return ("o", 0, 0)
     lead = zip(view.shape[:row_axis], view.strides[:row_axis], strict=True)
-    if any(dim != 1 and stride for dim, stride in lead):
+    if any(not matches(dim, 1) and stride for dim, stride in lead):
         return None
     inner, [strides] = collapse(view.shape[row_axis + 1 :], [view.strides[row_axis + 1 :]])
     if len(inner) > 1:
         return None
-    row = view.strides[row_axis] if view.shape[row_axis] != 1 else 0
+    row = 0 if matches(view.shape[row_axis], 1) else view.strides[row_axis]
     if row < 0 or strides[0] < 0:
         return None
     return ("rc", row, strides[0])
@@ -270,7 +271,7 @@ def _elide_copies(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
             continue
         source = copy.expr.tensor
         assert source is not None
-        if source.dtype is not copy.out.dtype or not source.is_whole or source.size != copy.out.size:
+        if source.dtype is not copy.out.dtype or not source.is_whole or not matches(source.size, copy.out.size):
             continue
         storage = source.storage
         if storage in kept or storage.is_constant or storage.port is not None:

@@ -15,12 +15,13 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import Decline
 from vkep.ir import expr as ex
 from vkep.ir.ops import KernelOp, Op, Pointwise
-from vkep.ir.tensor import Storage, Tensor, alignment, collapse
+from vkep.ir.tensor import Storage, Tensor, alignment, collapse, same_shape
 from vkep.kernels.conv_problem import NCHW, NHWC, ConvProblem, lying_as
 from vkep.kernels.pool import PoolProblem
 from vkep.kernels.problem import Problem
 from vkep.kernels.reduce import ReduceProblem
 from vkep.kernels.select import choose
+from vkep.sizes import matches
 
 #: permutation of [n, c, h, w] to channels last, and its inverse
 _LAST, _SECOND = (0, 2, 3, 1), (0, 3, 1, 2)
@@ -222,7 +223,7 @@ def relaid(view: Tensor, whole: Tensor, moved: Tensor) -> Tensor | None:
     ``moved``, of the same shape, has in the new layout. None where strides over the new one cannot express it."""
     if view.dtype is not whole.dtype:
         return None
-    if view.shape == whole.shape and view.is_contiguous:
+    if same_shape(view.shape, whole.shape) and view.is_contiguous:
         return moved
     sizes, (before, after) = collapse(whole.shape, [whole.strides, moved.strides])
     if before == after:
@@ -236,7 +237,7 @@ def relaid(view: Tensor, whole: Tensor, moved: Tensor) -> Tensor | None:
     high, strides = list(low), []
     for size, stride in zip(view.shape, view.strides, strict=True):
         axis = next((a for a, old in enumerate(before) if old <= abs(stride)), None)
-        if size == 1 or axis is None:  # no step along it: strides over the whole are 1 or more
+        if matches(size, 1) or axis is None:  # no step along it: strides over the whole are 1 or more
             strides.append(0)
             continue
         if stride % before[axis]:

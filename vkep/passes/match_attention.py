@@ -16,6 +16,7 @@ from vkep.ir.tensor import Storage, Tensor
 from vkep.kernels.matmul_problem import MatMulProblem
 from vkep.kernels.norm import SoftmaxProblem
 from vkep.passes.fuse import Uses
+from vkep.sizes import matches
 
 #: maximum number of operations between the first product and the softmax; bounds the recursion of the search
 MOST_STEPS = 16
@@ -85,7 +86,7 @@ def is_row_softmax(op: KernelOp) -> bool:
     problem = op.problem
     if not isinstance(problem, SoftmaxProblem) or problem.log:
         return False
-    return problem.inner == 1 and op.outputs[0].shape[-1:] == (problem.axis,)
+    return matches(problem.inner, 1) and op.outputs[0].shape[-1:] == (problem.axis,)
 
 
 class Search:
@@ -156,7 +157,7 @@ class Search:
         if read is None or read.shape != turned.shape or read.offset != turned.offset or op.out.dtype is not out.dtype:
             return None
         strides = zip(read.shape, read.strides, turned.strides, strict=True)
-        return op if all(dim == 1 or one == other for dim, one, other in strides) else None
+        return op if all(matches(dim, 1) or matches(one, other) for dim, one, other in strides) else None
 
     def _scores(self, made: Tensor, reader: Op, left: int = MOST_STEPS) -> _Scores | None:
         op = self._maker(made, [reader])

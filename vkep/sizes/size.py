@@ -375,19 +375,17 @@ def wholes(values: Iterable[Any]) -> tuple[Any, ...]:
     return tuple([v if v.__class__ is int or v.__class__ is Size else int(v) for v in values])
 
 
-def divides(divisor: int, value: Any) -> bool:
+def divides(divisor: Any, value: Any) -> bool:
     """Whether a number divides another, for choices that are only faster in that case. A size whose current value is
     not divisible returns False without a condition, and in a trace with `Trace.general` also a size whose divisibility
     is specific to its current value."""
-    if value.__class__ is not Size:
-        return bool(value % divisor == 0)
-    if value.hint % divisor:
-        return False
     rest = value % divisor
-    return not rest if rest.__class__ is int else not value.trace.general and not rest
+    if rest.__class__ is not Size:
+        return bool(rest == 0)
+    return rest.hint == 0 and not rest.trace.general and not rest
 
 
-def matches(value: Any, other: int) -> bool:
+def matches(value: Any, other: Any) -> bool:
     """Whether two numbers are equal, for choices that are only simpler in that case. Symbolic sizes are handled as in
     `divides`."""
     rest = value - other

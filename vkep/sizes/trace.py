@@ -32,15 +32,15 @@ class Trace:
         self._ids: dict[tuple[str, tuple[Operand, ...]], int] = {}
 
     def symbol(self, value: int) -> int | Size:
-        """The next size of a run, with its current value. Sizes of 0 and 1 decide too much to be symbolic: they become
-        plain numbers, under the condition that they stay so."""
+        """The next size of a run, with its current value. Values of 0 and 1 become plain numbers, under the condition that
+        they stay so: they decide which tensors are empty and which dimensions broadcast. Other sizes are at least 1."""
         node = self._node("symbol", (self.symbols,), value, 0, _MOST)
         self.symbols += 1
         size = Size(self, (((node,), 1),), 0, value)
         if value in (0, 1):
             self.fixed(size)
             return value
-        self._condition(AT_LEAST, size.terms, -2)
+        self._condition(AT_LEAST, size.terms, -1)
         return size
 
     @property
