@@ -6,20 +6,18 @@ python -m tools.ort_soak --json soak.json
 
 Memory is the process's resident set, sampled twenty times in each phase; growth is what lies between the median of the
 second quarter of the samples and that of the last quarter (the first quarter warms caches and pools). The process starts itself
-again with two of glibc's heaps: with a heap for each of a hundred threads, glibc would keep a megabyte per heap. Python's own
-share is what ``tracemalloc`` sees over a twentieth of each phase, run once more. Exit code 1 where memory grew by more than
-``--allow`` MB, an answer was wrong, or a Vulkan object or a structure of the provider's was left.
+again with two arenas of glibc's malloc (`tools.heap`). Python's own share is what ``tracemalloc`` sees over a twentieth of each
+phase, run once more. Exit code 1 where memory grew by more than ``--allow`` MB, an answer was wrong, or a Vulkan object or a
+structure of the provider's was left.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import itertools
 import json
 import os
-import resource
 import statistics
 import sys
 import threading
@@ -33,6 +31,8 @@ from typing import Any
 import numpy as np
 import onnx
 
+from tools.heap import resident_mb, restart_with_two_arenas
+
 SAMPLES = 20
 #: the provider's options of the sessions, in turn
 KINDS: tuple[dict[str, str], ...] = (
@@ -45,8 +45,6 @@ KINDS: tuple[dict[str, str], ...] = (
 _MODEL = """<ir_version: 9, opset_import: ["": 18]>
 soak (float[n,16] x) => (float[n,16] y) <float[16] b = {1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16}> {
   a = Add(x, b) r = Relu(a) s = Mul(r, x) y = Sub(s, b) }"""
-#: number of heaps of glibc's malloc; read when a process starts
-_HEAPS = "MALLOC_ARENA_MAX"
 _STAY = {"OrtEpFactory"}  # a session that outlives its registration still calls it
 
 
@@ -203,16 +201,6 @@ def measure(name: str, work: Callable[[int, Callable[[], None], int], None], cou
     return phase
 
 
-def resident_mb() -> float:
-    """The process's resident set now, in MB, without what the C library keeps for later (glibc's ``malloc_trim``)."""
-    gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 1e6
-
-
 def leftovers() -> dict[str, int]:
     """Vulkan objects, memory domains and structures of the provider's that are alive although no session is and the library
     is unregistered (until then ONNX Runtime's environment keeps the allocators of device tensors).
@@ -258,7 +246,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    if sys.platform == "linux" and _HEAPS not in os.environ:
-        os.environ[_HEAPS] = "2"
-        os.execv(sys.executable, [sys.executable, "-m", "tools.ort_soak", *sys.argv[1:]])
+    restart_with_two_arenas("tools.ort_soak")
     sys.exit(main())

@@ -2,21 +2,24 @@
 
     python -m tools.soak --seconds 86400             # a day
     python -m tools.soak --seconds 20 --rounds 10    # the shortest that tells something
+    python -m tools.soak --what bound --no-faults    # one kind of work alone
 
 In each round, threads open sessions of vkep and of ONNX Runtime (where it is installed), run them at sizes drawn by the seed,
 with host arrays, device tensors and bindings, feed wrong inputs, and close or drop them; one session lives through all rounds.
 Vulkan calls fail at random (``tools.fuzz.injector``), the device is lost now and then. Every answer is checked.
 
-After each round the four numbers are read. Growth is the slope over the rounds (the median of the slopes between any two, Theil
-and Sen) times their number, after the first third, which fills caches. Exit code 1 where memory grew by more than ``--allow``
-MB, live objects by more than a plan has, another number by one or more, an answer was wrong, an exception was not expected, or
-an object is left at the end. Each round prints its numbers. Ctrl-C ends the soak after the rounds that are complete.
+After each round the numbers are read: resident memory, memory allocated by malloc, live objects, threads, file descriptors. The
+process starts itself again with two arenas of glibc's malloc (`tools.heap`). Growth is the slope over the rounds (the median of
+the slopes between any two, Theil and Sen) times their number, after the first third, which fills caches. Exit code 1 where
+either memory grew by more than ``--allow`` MB, live objects by more than a plan has, another number by one or more, an answer was
+wrong, an exception was not expected, or an object is left at the end. Each round prints its numbers. Ctrl-C ends the soak after
+the rounds that are complete.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
+import contextlib
 import gc
 import itertools
 import logging
@@ -36,6 +39,7 @@ import onnx
 import vkep
 from tools.fuzz.faults import of_onnxruntime
 from tools.fuzz.injector import MOST_RESULTS, Injector
+from tools.heap import allocated_mb, resident_mb, restart_with_two_arenas
 
 _MODEL = onnx.parser.parse_model(
     '<ir_version: 9, opset_import: ["" : 18]> soak (float[n,m] x) => (float[n,m] y) <float b = {2}>'
@@ -44,6 +48,7 @@ _MODEL = onnx.parser.parse_model(
 #: memory that the C library may keep of a thread's heap, and the interpreter of its objects
 ALLOW_MB = 8.0
 _READ_TRIES = 3
+WHAT = ("plain", "bound", "refused", "kept", "onnxruntime")
 #: objects of one more plan in the cache of the session that lives on, and of one with other sizes
 PLAN_OBJECTS = 10
 
@@ -54,20 +59,11 @@ def slope(values: Sequence[float]) -> float:
     return statistics.median((later - earlier) / (k - n) for (n, earlier), (k, later) in pairs)
 
 
-def resident_mb() -> float:
-    """The process's resident memory in MB, without what the C library keeps for later."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmRSS"))
-    return int(line.split()[1]) * 1024 / 1e6
-
-
 def numbers() -> dict[str, float]:
     """Memory, live objects, threads and file descriptors of this process."""
-    gc.collect()
     return {
         "resident MB": resident_mb(),
+        "allocated MB": allocated_mb(),
         "live objects": sum(vkep.live_counts().values()),
         "threads": sum(1 for _ in Path("/proc/self/task").iterdir()),
         "file descriptors": sum(1 for _ in Path("/proc/self/fd").iterdir()),
@@ -77,7 +73,8 @@ def numbers() -> dict[str, float]:
 class Soak:
     """The work of all threads. ``count`` has the number of operations by name; ``wrong`` lists unexpected results."""
 
-    def __init__(self, seed: int, faults: bool) -> None:
+    def __init__(self, seed: int, faults: bool, what: Sequence[str] = WHAT) -> None:
+        """``what``: methods of this class, which threads call."""
         self._seed, self._faults = seed, faults
         self._model = _MODEL.SerializeToString()
         self._lock = threading.Lock()
@@ -85,18 +82,19 @@ class Soak:
         self.injector.arm(-1, 0, False)
         self.count: Counter[str] = Counter()
         self.wrong: list[str] = []
-        self._work: list[Callable[[random.Random], None]] = [self.plain, self.bound, self.refused, self.kept]
         self._kept: vkep.InferenceSession | None = None
-        try:
-            import onnxruntime
+        self._ort: Any = None
+        if "onnxruntime" in what:
+            with contextlib.suppress(ImportError):
+                import onnxruntime
 
-            import vkep.ort
+                import vkep.ort
 
-            vkep.ort.register()
-            self._ort: Any = onnxruntime
-            self._work.append(self.onnxruntime)
-        except ImportError:
-            self._ort = None
+                vkep.ort.register()
+                self._ort = onnxruntime
+        self._work: list[Callable[[random.Random], None]] = [
+            getattr(self, name) for name in what if name != "onnxruntime" or self._ort is not None
+        ]
 
     def _array(self, draw: random.Random) -> np.ndarray[Any, Any]:
         shape = (draw.choice((1, 2, 3, 16, 100)), draw.choice((1, 4, 17, 64, 256)))
@@ -218,21 +216,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--allow", type=float, default=ALLOW_MB, metavar="MB", help="growth of memory that is noise")
+    parser.add_argument("--what", nargs="+", default=WHAT, choices=WHAT, help="kinds of work")
     parser.add_argument("--no-faults", action="store_true", help="inject none")
     given = parser.parse_args(arguments)
     for name in ("vkep", "gpu_shared"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    soak = Soak(given.seed, not given.no_faults)
+    soak = Soak(given.seed, not given.no_faults, given.what)
     found: list[dict[str, float]] = []
+    pieces: list[int] = []
     with soak.injector.installed():
         try:
             for k in range(given.rounds):
                 found.append(soak.round(k, given.seconds / given.rounds, given.threads))
+                pieces.append(sum(soak.count.values()))
                 numbers_now = ", ".join(f"{value:.1f} {name}" for name, value in found[-1].items())
-                print(
-                    f"round {k + 1} of {given.rounds}: {numbers_now}; {sum(soak.count.values())} pieces of work",
-                    flush=True,
-                )
+                print(f"round {k + 1} of {given.rounds}: {numbers_now}; {pieces[-1]} pieces of work", flush=True)
         except KeyboardInterrupt:
             if len(found) < 4:  # too few for a slope
                 raise
@@ -242,9 +240,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         values = [one[name] for one in found]
         later = values[len(values) // 3 :]
         grown = slope(later) * len(later)
-        bad |= grown > {"resident MB": given.allow, "live objects": PLAN_OBJECTS}.get(name, 0.99)
+        allowed = given.allow if name.endswith("MB") else PLAN_OBJECTS if name == "live objects" else 0.99
+        bad |= grown > allowed
         print(
-            f"{name}: {values[0]:.0f}, {later[0]:.0f} after a third, {values[-1]:.0f} at the end; growth {grown:+.2f}"
+            f"{name}: {values[0]:.0f}, {later[0]:.0f} after a third, {values[-1]:.0f} at the end; growth {grown:+.2f} over "
+            f"{pieces[-1] - pieces[len(values) // 3]} pieces of work"
         )
     for wrong in soak.wrong[:20]:
         print(wrong)
@@ -254,4 +254,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    restart_with_two_arenas("tools.soak")
     sys.exit(main())

@@ -21,6 +21,7 @@ from tests.growth import growth
 from tests.session.models import ADD_RELU, CPU_MIDDLE, DYNAMIC, TWO_OUTPUTS, model
 from vkep import InferenceSession, SharedGpuContext
 from vkep.memory import ArenaOutOfMemory
+from vkep.sizes import Trace
 
 Alive = Callable[[], dict[str, int]]
 X = np.array([[1, -2, 3], [4, 5, -6]], np.float32)
@@ -50,6 +51,19 @@ def test_closed_in_every_order(vulkan: object, no_leak: Alive, order: tuple[int,
         if index != 2 and not {2, 3} & set(order[: order.index(index) + 1]):
             assert c.run(None, {"x": tensors[0], "b": B})[0].shape == (2, 3), "the others go on"
     assert no_leak() == {}, "the context went with its last user, and was not waited for"
+
+
+def test_caches_keep_no_sizes_of_a_session(vulkan: object) -> None:
+    def traces() -> int:
+        gc.collect()
+        return sum(isinstance(thing, Trace) for thing in gc.get_objects())
+
+    before = traces()
+    with InferenceSession(DYNAMIC, save_plans=False) as session:
+        for rows in (2, 3, 5):
+            x = np.ones((rows, 3), np.float32)
+            assert np.array_equal(session.run(None, {"x": x, "b": B})[0], -x * B)
+    assert traces() <= before
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vkep.errors import Decline, InvalidNode
-from vkep.sizes import wholes
+from vkep.sizes import cached, wholes
 
 #: kernels count elements along an axis in 31 bits
 _LIMIT = 1 << 31
@@ -67,7 +66,7 @@ def resolve_window(
     )
 
 
-@functools.lru_cache(1024)
+@cached
 def _resolved(
     spatial: tuple[int, ...],
     kernel: tuple[int, ...],

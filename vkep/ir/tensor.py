@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,10 +10,7 @@ import numpy as np
 
 from vkep.dtypes import DType
 from vkep.graph.weights import Weight
-from vkep.sizes import divides, matches, power_of_two_in, serves_others, whole, wholes
-
-#: size of the caches of functions of shapes: shapes recur within a model and between plans
-_KEPT = 4096
+from vkep.sizes import cached, divides, matches, power_of_two_in, serves_others, whole, wholes
 
 
 @dataclass(eq=False, slots=True)
@@ -173,7 +169,7 @@ def alignment(*tensors: Tensor) -> int:
     return min(power_of_two_in(t.offset * t.dtype.itemsize, 16) for t in tensors)
 
 
-@functools.lru_cache(_KEPT)
+@cached
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides of a dense tensor in row-major order, in elements."""
     strides, step = [], 1
@@ -183,7 +179,7 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-@functools.lru_cache(_KEPT)
+@cached
 def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     expected = 1
     for dim, stride in zip(reversed(shape), reversed(strides), strict=True):
@@ -194,7 +190,7 @@ def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return True
 
 
-@functools.lru_cache(_KEPT)
+@cached
 def _reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int]:
     """The number of elements from a view's lowest to its first, and from its first to its highest, for a view that is
     not empty."""
@@ -202,7 +198,7 @@ def _reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int]:
     return sum(span for back, span in spans if back), sum(span for back, span in spans if not back)
 
 
-@functools.lru_cache(_KEPT)
+@cached
 def _expanded_strides(
     shape: tuple[int, ...], strides: tuple[int, ...], target: tuple[int, ...]
 ) -> tuple[int, ...] | None:
@@ -223,7 +219,7 @@ def _expanded_strides(
     return tuple(expanded) if changed else None
 
 
-@functools.lru_cache(_KEPT)
+@cached
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     """The shape that numpy broadcasts these to. Raises `ValueError` where they do not fit."""
     result: list[int] = [1] * max(map(len, shapes), default=0)
@@ -250,7 +246,7 @@ def collapse(
     return _collapsed(tuple(shape), tuple(map(tuple, stride_sets)))
 
 
-@functools.lru_cache(_KEPT)
+@cached
 def _collapsed(
     shape: tuple[int, ...], stride_sets: tuple[tuple[int, ...], ...]
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
@@ -273,7 +269,7 @@ def _collapsed(
     return tuple(dims), tuple(map(tuple, sets))
 
 
-@functools.lru_cache(_KEPT)
+@cached
 def reshaped_strides(
     shape: tuple[int, ...], strides: tuple[int, ...], new_shape: tuple[int, ...]
 ) -> tuple[int, ...] | None:

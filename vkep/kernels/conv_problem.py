@@ -13,7 +13,7 @@ from vkep.kernels.kernel import KernelCall
 from vkep.kernels.problem import Need, Problem, alignment_of
 from vkep.kernels.select import When
 from vkep.kernels.tiles import EXACT_DIVISION_LIMIT, STORAGE
-from vkep.sizes import matches
+from vkep.sizes import cached, matches
 
 #: layout of images: x and y as [n, c, h, w], both as [n, h, w, c], or y alone
 NCHW, NHWC, TO_NHWC = "nchw", "nhwc", "nchw to nhwc"
@@ -168,12 +168,12 @@ class ConvProblem(Problem):
 
 
 # Layers recur, and so do plans for other sizes: derived values are cached.
-@functools.lru_cache(1024)
+@cached
 def _placed(problem: ConvProblem, alignment: int, y_batch_stride: int | None = None) -> ConvProblem:
     return replace(problem, alignment=alignment, y_batch_stride=y_batch_stride)
 
 
-@functools.lru_cache(1024)
+@cached
 def lying_as(problem: ConvProblem, x_last: bool, layout: str) -> ConvProblem:
     """The same problem for operands in this layout."""
     return replace(problem, x_last=x_last, layout=layout)
@@ -214,7 +214,7 @@ def no_tiles(problem: ConvProblem, caps: DeviceCapabilities) -> str:
     return ""
 
 
-@functools.lru_cache(1024)
+@cached
 def plane_params(problem: ConvProblem) -> Mapping[str, int]:
     """The kernel arguments that restate the problem; channels are those of one group."""
     return {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 
 import numpy as np
@@ -31,7 +30,7 @@ from vkep.kernels.tiles import (
     subgroup_tile,
     tile_grid,
 )
-from vkep.sizes import largest
+from vkep.sizes import cached, largest
 
 _A_B_Y = (Operand("a"), Operand("b"), Operand("y", writes=True))
 
@@ -125,7 +124,7 @@ def _subgroup(problem: MatMulProblem, e: Emission) -> KernelCall:
     )
 
 
-@functools.lru_cache(1024)
+@cached
 def _subgroup_params(problem: MatMulProblem, tile: SubgroupTile, packed: bool) -> Mapping[str, int | float]:
     params = {**problem.params, "b_panel": tile.columns * problem.strides("b")[3]}
     if packed:

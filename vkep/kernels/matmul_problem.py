@@ -13,7 +13,7 @@ from vkep.kernels.fastdiv import LIMIT
 from vkep.kernels.kernel import KernelCall, uints
 from vkep.kernels.problem import Need, Problem, alignment_of, extent
 from vkep.kernels.tiles import STORAGE
-from vkep.sizes import divides, matches
+from vkep.sizes import cached, divides, matches
 
 _AXES = ("batch0", "batch1", "row", "col")
 #: arguments of kernels that restate the problem
@@ -148,7 +148,7 @@ class MatMulProblem(Problem):
 
 
 # Layers recur, and so do plans for other sizes: derived values are cached.
-@functools.lru_cache(1024)
+@cached
 def _placed(problem: MatMulProblem, y_strides: tuple[int, ...], alignment: int) -> MatMulProblem:
     return replace(problem, y_strides=y_strides, alignment=alignment)
 

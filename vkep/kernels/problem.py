@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from vkep.dtypes import DType
 from vkep.errors import InvalidNode
-from vkep.sizes import power_of_two_in
+from vkep.sizes import cached, power_of_two_in
 
 
 class View(Protocol):
@@ -69,7 +69,7 @@ def extent(sizes: Sequence[int], strides: Sequence[int]) -> int:
     return _extent(tuple(sizes), tuple(strides))
 
 
-@functools.lru_cache(4096)  # layers recur
+@cached
 def _extent(sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
     if any(size <= 0 for size in sizes):
         return 0

@@ -6,7 +6,6 @@ The same table serves every question about the kernel of a problem: the claim of
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -22,7 +21,7 @@ from vkep.kernels.launch import Workspace, element_type
 from vkep.kernels.problem import Problem
 from vkep.kernels.tuning import Choice as MeasuredChoice
 from vkep.kernels.tuning import Tuned, estimated
-from vkep.sizes import hint, record_at_hand
+from vkep.sizes import cached, hint, record_at_hand
 
 P = TypeVar("P", bound=Problem)
 
@@ -166,7 +165,7 @@ def choose(problem: P, caps: DeviceCapabilities, tuned: Tuned = estimated) -> Ch
     raise Decline("; ".join(reasons) or f"no kernel computes a {type(problem).__name__}")
 
 
-@functools.lru_cache(4096)  # layers recur, and each is looked up when its node is claimed and when it is emitted
+@cached  # layers recur, and each is looked up when its node is claimed and when it is emitted
 def _asked(problem: Problem, caps: DeviceCapabilities) -> tuple[tuple[Candidate[Any], str], ...]:
     """The candidates up to the first one that supports the problem regardless of measurements, each with the reason
     against it."""

@@ -9,13 +9,12 @@ Two families, chosen by `DeviceCapabilities` only:
 
 from __future__ import annotations
 
-import functools
 from dataclasses import astuple, dataclass
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.launch import ceil_div
 from vkep.kernels.tuning import Choice, Tuned, estimated
-from vkep.sizes import at_hand
+from vkep.sizes import at_hand, cached
 
 #: GLSL storage type of each element type that these kernels support; they compute and accumulate in float32
 STORAGE = {"float32": "float", "float16": "float16_t"}
@@ -99,7 +98,7 @@ def subgroup_tile(
     return _estimated_tile(m, n, batch, packed, lanes, _required_size(caps))
 
 
-@functools.lru_cache(1024)
+@cached
 def _estimated_tile(m: int, n: int, batch: int, packed: bool, lanes: int, required_size: int | None) -> SubgroupTile:
     rows = min(_SUBGROUP_ROWS, 1 << max(m - 1, 0).bit_length())
     if 10 * _padded(m, _SUBGROUP_ROWS_TIGHT) <= 9 * _padded(m, rows):

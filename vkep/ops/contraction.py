@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 
@@ -16,10 +15,10 @@ from vkep.kernels.matmul import MatMulProblem
 from vkep.kernels.matmul_generic import GenericProductProblem
 from vkep.kernels.problem import Problem
 from vkep.ops.registry import FLOATS, operator
-from vkep.sizes import matches
+from vkep.sizes import cached, matches
 
 #: layers recur, and so do plans for other sizes: checked and derived values are cached
-_problem = functools.lru_cache(1024)(MatMulProblem)
+_problem = cached(MatMulProblem)
 #: element types of a product (ONNX MatMul and Gemm)
 PRODUCT_TYPES = (*FLOATS, "bfloat16", "float64", "int32", "int64", "uint32", "uint64")
 

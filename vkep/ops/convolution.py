@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 
@@ -17,6 +16,7 @@ from vkep.kernels.deform import DeformColumnsProblem
 from vkep.ops.contraction import matrix_product
 from vkep.ops.gather import padded
 from vkep.ops.registry import FLOATS, operator
+from vkep.sizes import cached
 
 CONV_TYPES = (*FLOATS, "bfloat16", "float64")
 
@@ -91,7 +91,7 @@ def conv_(
 # Layers recur, and so do plans for other sizes: checked and derived values are cached.
 
 
-@functools.lru_cache(1024)
+@cached
 def _conv_problem(
     x_shape: tuple[int, ...], oc: int, window: Window, group: int, dtype: str, w_constant: bool
 ) -> ConvProblem:

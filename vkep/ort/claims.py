@@ -27,7 +27,7 @@ from vkep.placement.data_dependent import parts
 from vkep.placement.partition import lower
 from vkep.placement.policy import VGF, VULKAN, Policy
 from vkep.placement.sequences import ON_LISTS
-from vkep.sizes import Size, Trace
+from vkep.sizes import Size, Trace, clear_caches
 
 logger = logging.getLogger("vkep.ort")
 
@@ -147,6 +147,8 @@ def _judge_by_conditions(
         except Exception:  # an operator that needs concrete numbers
             logger.debug("lowering with sizes failed; the sample sizes decide", exc_info=True)
             return
+        finally:
+            clear_caches()
         _judge(view, made, verdicts)
         better = {sizes.names[symbol]: value for symbol, value in trace.better().items()}
         if not better or better.items() <= values.items():

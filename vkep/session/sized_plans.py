@@ -24,7 +24,7 @@ from vkep.graph.weights import ArrayWeight
 from vkep.ir.infer import Known, may_be_sizes, sizes_weight
 from vkep.ir.program import KpStep, Over, Program, ValueSpec, VgfStep
 from vkep.session.executor import Executable
-from vkep.sizes import Formulas, Size, Trace
+from vkep.sizes import Formulas, Size, Trace, clear_caches
 
 logger = logging.getLogger("vkep.session")
 #: number of signatures that are remembered to find out which sizes differ
@@ -265,6 +265,8 @@ class SizedPlans:
             logger.debug("lowering with sizes failed; this signature is planned alone", exc_info=True)
             self._rigid.update((numbers.kinds, place) for place in sizes)
             return None
+        finally:
+            clear_caches()
         conditions = parent.program.conditions
         fixed = trace.fixed_symbols()
         # a place that is a size of another plan is fixed for this value alone: a buffer that is full

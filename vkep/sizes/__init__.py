@@ -4,6 +4,7 @@
 the form of both in a plan: plain data, computed for other sizes at once.
 """
 
+from vkep.sizes.caches import cached, clear_caches
 from vkep.sizes.formulas import Formulas
 from vkep.sizes.size import (
     Real,
@@ -33,7 +34,9 @@ __all__ = [
     "Size",
     "Trace",
     "at_hand",
+    "cached",
     "called",
+    "clear_caches",
     "divides",
     "fixed_text",
     "hint",
