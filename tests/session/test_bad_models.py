@@ -139,6 +139,10 @@ def test_the_cpu_engine_that_refuses_only_shapes_has_the_last_word(context: Shar
         session.run(None, {"x": X["x"]})
 
 
+SCAN = (
+    "s, y = Scan<{}, body = step (float[2] a, float[n] c) => (float[2] d, float[n] e) {{ d = Identity(a) e = Identity(c) }}>"
+    "(b, x)"
+)
 INVALID = [
     ("y = Transpose<perm=[0,1,5]>(x)", "Transpose.*no permutation"),
     ("y = Transpose<perm=[0]>(x)", "Transpose.*no permutation"),
@@ -154,6 +158,12 @@ INVALID = [
     ("y = PRelu(x, b)", r"PRelu.*shapes \[\(2, 3\), \(2,\)\] do not broadcast"),
     ("y = GreaterOrEqual(x, b)", r"GreaterOrEqual.*shapes \[\(2, 3\), \(2,\)\] do not broadcast"),
     ("y = twice.Sum(x, b)", r"Add.*shapes \[\(2, 3\), \(2,\)\] do not broadcast"),
+    (
+        SCAN.format("num_scan_inputs=1, scan_input_axes=[5]"),
+        "Scan.*scan_input_axes has 5, which is out of range for rank 2",
+    ),
+    (SCAN.format("num_scan_inputs=1, scan_output_axes=[0, 0]"), "Scan.*scan_output_axes has 2 elements, expected 1"),
+    (SCAN.format("num_scan_inputs=7"), "Scan.*num_scan_inputs is 7, with 2 inputs"),
 ]
 TWICE = """<domain: "twice", opset_import: ["": 22]> Sum (x, b) => (y) { s = Add(x, b) y = Add(s, s) }"""
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from vkep import dtypes
-from vkep.errors import Decline, InvalidModelError
+from vkep.errors import Decline, InvalidModelError, InvalidNode
 from vkep.graph.model import Graph, Node, ValueInfo
 from vkep.graph.weights import ArrayWeight, Weight
 from vkep.ir.program import HostValue, ListValue, NoValue, ValueSpec
@@ -175,27 +175,40 @@ class ScanShape:
 
     @classmethod
     def of(cls, node: Node, inputs: int) -> ScanShape:
-        """The attributes of a Scan node with these inputs."""
+        """The attributes of a Scan node with this number of inputs. Raises `InvalidNode`."""
         body, attributes = node.bodies["body"], node.attributes
         count = int(attributes["num_scan_inputs"])
         states = inputs - count
         results = len(body.outputs) - states
+        if not 0 < count <= inputs or results < 0:
+            raise InvalidNode(
+                f"num_scan_inputs is {count}, with {inputs} inputs and {len(body.outputs)} outputs of the body"
+            )
 
         def listed(name: str, length: int) -> list[int]:
-            return list(attributes.get(name) or [0] * length)
+            found = list(attributes.get(name) or [0] * length)
+            if len(found) != length:
+                raise InvalidNode(f"{name} has {len(found)} elements, expected {length}")
+            return found
 
+        directions = "directions" if attributes.get("directions") else "scan_input_directions"  # before version 9
         return cls(
             body=body,
             states=states,
             input_axes=tuple(listed("scan_input_axes", count)),
-            input_backwards=tuple(map(bool, attributes.get("directions") or listed("scan_input_directions", count))),
+            input_backwards=tuple(map(bool, listed(directions, count))),
             output_axes=tuple(listed("scan_output_axes", results)),
             output_backwards=tuple(map(bool, listed("scan_output_directions", results))),
         )
 
     def trips(self, shapes: Sequence[tuple[int, ...]]) -> int:
-        """The number of steps, from the shapes of all inputs. Raises `Decline` where they disagree."""
-        counts = {s[a] for s, a in zip(shapes[self.states :], self.input_axes, strict=True)}
+        """The number of steps, from the shapes of all inputs. Raises `Decline` where they disagree, and `InvalidNode` for an
+        axis that an input does not have."""
+        pairs = list(zip(shapes[self.states :], self.input_axes, strict=True))
+        for shape, axis in pairs:
+            if not -len(shape) <= axis < len(shape):
+                raise InvalidNode(f"scan_input_axes has {axis}, which is out of range for rank {len(shape)}")
+        counts = {shape[axis] for shape, axis in pairs}
         if len(counts) != 1:
             raise Decline(f"scan inputs of {sorted(counts)} steps; expected one number")
         return counts.pop()

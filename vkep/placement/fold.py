@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from threading import Lock
 from typing import Any
 
@@ -18,6 +18,7 @@ from vkep.graph.model import Node
 from vkep.graph.weights import ArrayWeight, Weight
 from vkep.graph.windows import slice_span
 from vkep.ir.infer import infer
+from vkep.placement.elements import ELEMENTS
 
 #: Operators whose result is not a function of their inputs.
 _IMPURE = {
@@ -181,8 +182,8 @@ def _check_cost(node: Node, inputs: Sequence[np.ndarray | None], opsets: Mapping
         return
     given = sum({id(array): array.size for array in arrays}.values())
     kind, work = "plain", 0
-    if node.op_type in _SIZED_BY_CONTENT:
-        count = _SIZED_BY_CONTENT[node.op_type](*arrays)
+    if node.op_type in ELEMENTS:
+        count = ELEMENTS[node.op_type](*arrays)
     elif node.op_type in _PLAIN:  # number of elements that each operand is repeated over, where operands are
         try:
             count = math.prod(np.broadcast_shapes(*(array.shape for array in arrays)))
@@ -203,30 +204,6 @@ def _check_cost(node: Node, inputs: Sequence[np.ndarray | None], opsets: Mapping
         raise FoldError(f"{node.title}: would be {count} elements")
     if max(work, count + given) > _MOST_WORK[kind]:
         raise FoldError(f"{node.title}: would take {max(work, count + given)} steps")
-
-
-def _product(shape: np.ndarray) -> int:
-    return math.prod(int(d) for d in shape.reshape(-1))
-
-
-def _padded(x: np.ndarray, pads: np.ndarray) -> int:
-    if pads.size != 2 * x.ndim:  # of some axes only: at most all of it on each
-        return math.prod(d + int(np.abs(pads).sum()) for d in x.shape) if pads.any() else x.size
-    return math.prod(
-        d + max(int(b) + int(e), 0) for d, b, e in zip(x.shape, pads[: x.ndim], pads[x.ndim :], strict=True)
-    )
-
-
-#: number of elements that a node computes from a few numbers
-_SIZED_BY_CONTENT: dict[str, Callable[..., int]] = {
-    "Concat": lambda *parts: sum(part.size for part in parts),
-    "ConstantOfShape": _product,
-    "Expand": lambda x, shape: x.size * _product(shape),
-    "Tile": lambda x, repeats, *_: x.size * _product(repeats),
-    "Pad": lambda x, pads, *_: _padded(x, pads),
-    "OneHot": lambda indices, depth, _: indices.size * int(depth.reshape(-1)[0]),
-    "Range": lambda start, limit, delta: int(abs((float(limit) - float(start)) / (float(delta) or 1.0))),
-}
 
 
 def _sliced(array: np.ndarray, given: Sequence[list[int] | None]) -> np.ndarray | None:
