@@ -28,6 +28,15 @@ _DEVICE_LOST = -4
 _polled_until = 0.0  # until this time another thread of the process polls
 
 
+def set_polling(seconds: float) -> None:
+    """Set for how many seconds waits of this process ask for a timeline's value before they block; 0: they block at once, which
+    suits a process whose other threads are busy with Python. Raises ``ValueError`` below 0."""
+    global _POLLING
+    if not seconds >= 0:
+        raise ValueError(f"seconds is {seconds!r}, expected at least 0")
+    _POLLING = seconds
+
+
 class TimelineState:
     """The state that outlives the `Timeline` object: retired natives still check its progress."""
 
@@ -174,7 +183,7 @@ class Timeline(Handle):
             return
         if state.unsure:
             self._keep_promise()
-        if timeout_s is None and self._polls and state.poll(value):
+        if timeout_s is None and self._polls and _POLLING and state.poll(value):
             return
         values = vk.ffi.new("uint64_t[1]", (value,))  # local: several threads may wait at once
         info = vk.ffi.new("VkSemaphoreWaitInfo *")

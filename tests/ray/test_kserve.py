@@ -6,6 +6,8 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import ml_dtypes
@@ -15,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vkep.ray import messages
+from vkep.ray.bodies import BinaryFeeds
 from vkep.ray.kserve import (
     DATATYPES,
     InferRequest,
@@ -73,6 +76,63 @@ def test_binary_data_both_ways() -> None:
     np.testing.assert_array_equal(np.frombuffer(whole[answer.json_size :], np.float32).reshape(2, 3), X.T)
     request = {**request, "outputs": [], "parameters": {"binary_data_output": True}}
     assert parse_infer(*body_of(request, X.tobytes()), MODEL).outputs == {"y": True, "z": True}
+
+
+def binary(identity: str = "") -> tuple[bytes, str]:
+    """A request with both inputs in binary form."""
+    inputs = [
+        {"name": name, "datatype": kind, "shape": shape, "parameters": {"binary_data_size": nbytes}}
+        for name, kind, shape, nbytes in (("x", "FP32", [3, 2], X.nbytes), ("k", "INT8", [3], K.nbytes))
+    ]
+    return body_of({"inputs": inputs, **({"id": identity} if identity else {})}, X.tobytes(), K.tobytes())
+
+
+@given(st.lists(st.integers(0, 500), max_size=6))
+def test_a_body_in_pieces(cuts: list[int]) -> None:
+    body, size = binary()
+    places = [0, *sorted(cuts), len(body)]
+    pieces = [body[a:b] for a, b in pairwise(places)]
+    for given_body in (body, pieces):
+        parsed = parse_infer(given_body, size, MODEL)
+        assert isinstance(parsed.feeds, BinaryFeeds) and list(parsed.feeds) == ["x", "k"]
+        np.testing.assert_array_equal(parsed.feeds["x"], X)
+        np.testing.assert_array_equal(parsed.feeds["k"], K)
+        assert all(array.ctypes.data % array.itemsize == 0 for array in parsed.feeds.values())
+
+
+def test_a_json_text_is_read_once_and_few_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, loads, texts = replace(MODEL, known={}), json.loads, list[bytes]()
+
+    def read(text: bytes) -> Any:
+        texts.append(text)
+        return loads(text)
+
+    monkeypatch.setattr(json, "loads", read)
+    body, size = binary()
+    first = parse_infer(body, size, model)
+    other = parse_infer(body[:-3] + K[::-1].tobytes(), size, model)
+    assert len(texts) == 1 and other.outputs == first.outputs and other.id == ""
+    np.testing.assert_array_equal(other.feeds["k"], K[::-1])
+    with pytest.raises(ProtocolError, match="2 bytes are left"):  # the same text before fewer bytes
+        parse_infer(body[:-1], size, model)
+    assert parse_infer(*binary("7"), model).id == "7"  # each request has another one
+    assert len(model.known) == 1
+    for space in range(100):
+        parse_infer(b" " * space + body, str(space + int(size)), model)
+    parse_infer(b" " * 5000 + body, str(5000 + int(size)), model)
+    assert len(model.known) == 64
+    parse_infer(body_of(good())[0], None, model)  # numbers in JSON
+    assert len(model.known) == 64
+
+
+def test_values_that_are_no_numbers_in_place_are_copied() -> None:
+    model = ModelSpec("m", "1", {"b": TensorSpec("b", "BOOL", (2,)), "x": TensorSpec("x", "FP32", (1,))}, {})
+    inputs = [
+        {"name": name, "datatype": kind, "shape": shape, "parameters": {"binary_data_size": nbytes}}
+        for name, kind, shape, nbytes in (("b", "BOOL", [2], 2), ("x", "FP32", [1], 4))
+    ]
+    parsed = parse_infer(*body_of({"inputs": inputs}, b"\0\7", np.float32(3).tobytes()), model)
+    assert parsed.feeds["b"].tolist() == [False, True] and parsed.feeds["x"].tolist() == [3] and not model.known
 
 
 @pytest.mark.parametrize("name", [name for name in DATATYPES if name != "BYTES"])

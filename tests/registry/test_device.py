@@ -38,6 +38,7 @@ from gpu_shared.errors import (
     OutOfHostMemoryError,
 )
 from gpu_shared.memory import memory_budget
+from gpu_shared.timeline import set_polling
 from gpu_shared.waiting import until_done
 from tests.calls import noted
 
@@ -331,10 +332,16 @@ def test_a_wait_asks_for_the_value_before_it_blocks(device: Any, monkeypatch: py
     monkeypatch.setattr(gpu_shared.timeline, "_polled_until", math.inf)  # another thread does
     timeline.wait(submit.submit())
     monkeypatch.setattr(gpu_shared.timeline, "_polled_until", 0.0)
-    monkeypatch.setattr(gpu_shared.timeline, "_POLLING", 0.0)
-    monkeypatch.setattr(timeline._state, "refresh", lambda: timeline._state.completed)  # it takes longer
-    timeline.wait(submit.submit())
+    monkeypatch.setattr(gpu_shared.timeline, "_POLLING", 0.001)
+    with monkeypatch.context() as slow:
+        slow.setattr(timeline._state, "refresh", lambda: timeline._state.completed)  # it takes longer
+        timeline.wait(submit.submit())
     assert timeline._state.completed == 3 and len(blocked) == 2
+    set_polling(0)
+    timeline.wait(submit.submit())
+    assert timeline._state.completed == 4 and len(blocked) == 3
+    with pytest.raises(ValueError, match="at least 0"):
+        set_polling(-1)
 
 
 def test_the_greatest_value_of_a_timeline_is_a_lost_device(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 """``python -m tools.bench.waiting``: what it brings that a wait for a GPU asks for the result before it blocks.
 
 Each case runs one model again and again, right away or after a pause of the caller, with different limits of the time that a
-wait asks (`gpu_shared.timeline._POLLING`; 0: it asks once). Printed are the microseconds of a run (median and slowest tenth),
-and those of processor time that the process spends on one. The limits take turns.
+wait asks (`gpu_shared.timeline.set_polling`; 0: it blocks at once). Printed are the microseconds of a run (median and slowest
+tenth), and those of processor time that the process spends on one. The limits take turns.
 
 A second table: another thread of Python counts while the model runs. Printed are how much of its speed alone it keeps, and how
 many runs there are in a second.
@@ -64,7 +64,7 @@ def latencies(run: Callable[[], object], runs: int) -> Iterator[str]:
         cpu: dict[float, list[float]] = {limit: [] for limit in LIMITS}
         for _ in range(_ROUNDS):
             for limit in LIMITS:
-                timeline._POLLING = limit
+                timeline.set_polling(limit)
                 found, spent = timed(run, max(runs // (1 if pause < 0.01 else 5), 1), pause)
                 times[limit] += found
                 cpu[limit].append(spent)
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     print(f"| {name} | {line} |", flush=True)
                 alone, _ = beside(lambda: time.sleep(0.01), 0.3)
                 for limit in LIMITS:
-                    timeline._POLLING = limit
+                    timeline.set_polling(limit)
                     counts, runs = beside(run, 0.3)
                     lines.append(f"| {name} | {1e3 * limit:g} | {counts / alone:.2f} | {runs:.0f} |")
     finally:

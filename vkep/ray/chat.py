@@ -128,7 +128,7 @@ class ChatService:
             card = {"id": self._model, "object": "model", "created": self._started, "owned_by": "vkep"}
             return JSONResponse({"object": "list", "data": [card]})
         body = await read_body(request, self._limits["max_body"], self._limits["body_s"])
-        given = parse_request(bytes(body), _PATHS[path])
+        given = parse_request(b"".join(body), _PATHS[path])
         if given.model not in ("", self._model):
             raise ProtocolError(404, f"there is no model {given.model!r}; there is {self._model!r}")
         prompt, sampling = await asyncio.get_running_loop().run_in_executor(None, self._prepared, given)

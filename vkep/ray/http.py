@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
-import numpy as np
 from starlette.requests import Request
 
 from gpu_shared.errors import DeviceLostError, OutOfDeviceMemoryError
@@ -14,52 +14,39 @@ from vkep.ray import kserve
 from vkep.ray.kserve import ProtocolError
 
 logger = logging.getLogger("vkep.ray")
-_ALIGNMENT = 64
 
 
-async def read_body(request: Request, most: int, seconds: float) -> bytes | memoryview:
-    """Read a request's body, decompressed. What follows its JSON (`HEADER_LENGTH`) is aligned for tensors of any type, where
-    the size is known before. Raises `ProtocolError`: 413 above ``most`` bytes, 408 where it takes more
-    than ``seconds``, 400 where it ends early, 415 for an unknown encoding."""
-    length = request.headers.get("content-length", "0")
-    if not length.isdecimal() or int(length) > most:
+async def read_body(request: Request, most: int, seconds: float) -> Sequence[bytes]:
+    """Read a request's body, decompressed: the pieces that arrived. Raises `ProtocolError`: 413 above ``most`` bytes, 408 where
+    it takes more than ``seconds``, 400 where it ends early, 415 for an unknown encoding."""
+    length = request.headers.get("content-length")
+    if length is not None and (not length.isdecimal() or int(length) > most):
         raise ProtocolError(413, f"the body has {length} bytes, and {most} are allowed")
+    allowed = most if length is None else int(length)
+    pieces: list[bytes] = []
 
-    async def gather() -> bytes | memoryview:
-        pieces, size = [], 0
-        announced = int(length) if "content-length" in request.headers else None
-        whole = _aligned(announced or 0, request.headers.get(kserve.HEADER_LENGTH, "0"))
-        more = True
+    async def gather() -> int:
+        size, more = 0, True
         while more:
             message = await request.receive()
             if message["type"] == "http.disconnect":
                 raise ProtocolError(400, "the body ended before its end")
             piece, more = message.get("body", b""), message.get("more_body", False)
-            end = size + len(piece)
-            if end > (most if announced is None else announced):
-                raise ProtocolError(413, f"the body has more than the {announced or most} bytes that are allowed")
-            if announced is None:
+            size += len(piece)
+            if size > allowed:
+                raise ProtocolError(413, f"the body has more than the {allowed} bytes that are allowed")
+            if piece:
                 pieces.append(piece)
-            else:
-                whole[size:end] = piece
-            size = end
-        return b"".join(pieces) if announced is None else whole[:size]
+        return size
 
     try:
-        body = await asyncio.wait_for(gather(), seconds)
+        size = await asyncio.wait_for(gather(), seconds)
     except asyncio.TimeoutError:
         raise ProtocolError(408, f"the body was not there within {seconds} s") from None
-    if len(body) < int(length):
-        raise ProtocolError(400, f"the body has {len(body)} bytes, and {length} were announced")
-    return kserve.inflated(body, request.headers.get("content-encoding", ""), most)
-
-
-def _aligned(size: int, head: str) -> memoryview:
-    """Memory for ``size`` bytes, aligned after those of the JSON."""
-    space = np.empty(size + _ALIGNMENT, np.uint8)
-    skip = int(head) if head.isdecimal() and len(head) < 20 else 0
-    start = -(space.ctypes.data + skip) % _ALIGNMENT
-    return space.data[start : start + size]
+    if length is not None and size < allowed:
+        raise ProtocolError(400, f"the body has {size} bytes, and {length} were announced")
+    encoding = request.headers.get("content-encoding")
+    return pieces if encoding is None else [kserve.inflated(b"".join(pieces), encoding, most)]
 
 
 def answer_of(error: BaseException) -> tuple[int, str]:

@@ -6,11 +6,12 @@ tensor extension. Neither Ray nor Vulkan.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from gpu_shared.errors import PicklableError
-
-Array = np.ndarray[Any, Any]
+from vkep.ray.bodies import Array, BinaryFeeds, Layout
 
 #: the protocol's name of strings: arrays of Python's, sent in UTF-8
 STRINGS = "BYTES"
@@ -59,6 +59,8 @@ CONFIG_TYPES = (
 #: types that a configuration names otherwise
 CONFIG_NAMES = {STRINGS: "STRING"}
 HEADER_LENGTH = "inference-header-content-length"
+#: how many JSON texts of requests a model remembers, each of up to so many bytes: a client sends the same one again and again
+_KNOWN, _KNOWN_BYTES = 64, 4096
 
 
 class ProtocolError(PicklableError):
@@ -91,6 +93,10 @@ class ModelSpec:
     version: str
     inputs: Mapping[str, TensorSpec]
     outputs: Mapping[str, TensorSpec]
+    #: what requests were that have binary tensors alone, by their JSON and their bytes; the oldest one comes first
+    known: dict[tuple[bytes, int], tuple[Layout, Mapping[str, bool], str]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def metadata(self, versions: Sequence[str]) -> dict[str, Any]:
         """The model metadata response."""
@@ -151,79 +157,107 @@ def datatype(dtype: np.dtype[Any]) -> str:
         raise ValueError(f"the Open Inference protocol has no datatype for {dtype}; it has {list(DATATYPES)}") from None
 
 
-def parse_infer(body: bytes | memoryview, header_length: str | None, model: ModelSpec) -> InferRequest:
-    """The tensors of an inference request; ``header_length`` is the value of the HTTP header where binary data follows
-    the JSON.
+def parse_infer(body: bytes | Sequence[bytes], header_length: str | None, model: ModelSpec) -> InferRequest:
+    """The tensors of an inference request, whose body may be in pieces; ``header_length`` is the value of the HTTP header where
+    binary data follows the JSON. Numbers in binary form stay in the pieces until they are read.
 
     Raises `ProtocolError` (400) for anything that the protocol or the model does not allow.
     """
-    size = len(body)
+    pieces = [body] if isinstance(body, bytes) else body
+    total = size = sum(map(len, pieces))
     if header_length is not None:
-        if not header_length.isdecimal() or not 0 < int(header_length) <= len(body):
+        if not header_length.isdecimal() or not 0 < int(header_length) <= total:
             raise ProtocolError(
-                400, f"Inference-Header-Content-Length is {header_length!r}, the body has {len(body)} bytes"
+                400, f"Inference-Header-Content-Length is {header_length!r}, the body has {total} bytes"
             )
         size = int(header_length)
+    text = pieces[0][:size] if pieces and len(pieces[0]) >= size else b"".join(pieces)[:size]
+    if size <= _KNOWN_BYTES and (known := model.known.get((text, total))) is not None:
+        layout, outputs, identity = known
+        return InferRequest(BinaryFeeds(layout, pieces), outputs, identity)
     try:
-        request = json.loads(bytes(body[:size]))
+        request = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(400, f"the request's JSON cannot be read: {error}") from None
     inputs = _items(_object(request, "the request"), "inputs")
-    binary, at = memoryview(body)[size:], 0
-    feeds: dict[str, Array] = {}
+    at, feeds = size, dict[str, Array]()
+    parts: dict[str, tuple[TensorSpec, tuple[int, ...], int, int]] = {}  # in binary form: also the first and last byte
     for given in inputs:
-        spec, shape = checked_tensor(model, given.get("name"), given.get("datatype"), given.get("shape"), feeds)
+        spec, shape = checked_tensor(
+            model, given.get("name"), given.get("datatype"), given.get("shape"), feeds.keys() | parts.keys()
+        )
         nbytes = _parameters(given).get("binary_data_size")
         if nbytes is None:
             feeds[spec.name] = _from_json(spec, shape, given.get("data"))
             continue
-        if not _is_size(nbytes) or at + nbytes > len(binary):
+        if not _is_size(nbytes) or at + nbytes > total:
             raise ProtocolError(
-                400,
-                f"input {spec.name!r}: binary_data_size is {nbytes!r}, and {len(binary) - at} bytes are left in the body",
+                400, f"input {spec.name!r}: binary_data_size is {nbytes!r}, and {total - at} bytes are left in the body"
             )
-        feeds[spec.name] = from_bytes(spec, shape, binary[at : at + nbytes])
+        _check_bytes(spec, shape, nbytes)
+        parts[spec.name] = spec, shape, at, at + nbytes
         at += nbytes
-    if at != len(binary):
-        raise ProtocolError(400, f"the body has {len(binary) - at} bytes after the last input")
-    check_all_there(model, feeds)
+    if at != total:
+        raise ProtocolError(400, f"the body has {total - at} bytes after the last input")
+    check_all_there(model, feeds.keys() | parts.keys())
     every = _parameters(request).get("binary_data_output", False)
     asked = _items(request, "outputs") if request.get("outputs") else [{"name": name} for name in model.outputs]
     outputs = {}
     for output in asked:
         check_output(model, output.get("name"))
         outputs[output["name"]] = bool(_parameters(output).get("binary_data", every))
-    identity = request.get("id", "")
-    return InferRequest(feeds, outputs, identity if isinstance(identity, str) else str(identity))
+    identity = str(request.get("id", ""))
+    in_place = all(
+        spec.datatype not in (STRINGS, "BOOL") and not (start - size) % DATATYPES[spec.datatype].itemsize
+        for spec, _, start, _ in parts.values()
+    )
+    if feeds or not in_place:
+        whole = memoryview(b"".join(pieces))
+        feeds |= {name: from_bytes(spec, shape, whole[a:b]) for name, (spec, shape, a, b) in parts.items()}
+        return InferRequest(feeds, outputs, identity)
+    layout = Layout(total, size, tuple((n, DATATYPES[spec.datatype], s, a) for n, (spec, s, a, _) in parts.items()))
+    if size <= _KNOWN_BYTES and not identity:  # which is another one in each request
+        if len(model.known) >= _KNOWN:
+            del model.known[next(iter(model.known))]
+        model.known[text, total] = layout, outputs, identity
+    return InferRequest(BinaryFeeds(layout, pieces), outputs, identity)
 
 
 def infer_response(model: ModelSpec, request: InferRequest, results: Mapping[str, Array]) -> InferResponse:
     """The answer to ``request``."""
-    outputs, pieces = [], []
-    for name, binary in request.outputs.items():
-        array = np.ascontiguousarray(results[name])
-        output: dict[str, Any] = {
-            "name": name,
-            "datatype": datatype(array.dtype),
-            "shape": list(np.shape(results[name])),
-        }
-        if binary:
-            piece = to_bytes(array)
-            output["parameters"] = {"binary_data_size": len(piece)}
-            pieces.append(piece)
+    pieces: list[bytes | memoryview] = []
+    outputs: list[tuple[Any, ...]] = []
+    for name, as_bytes in request.outputs.items():
+        array = results[name]
+        kind = datatype(array.dtype)
+        if as_bytes:
+            pieces.append(to_bytes(array))
+            outputs.append((name, kind, np.shape(array), len(pieces[-1]), None))
         else:
             exact = array.astype(np.float32) if array.dtype.kind == "V" else array  # Python has no bfloat16 numbers
             flat = exact.reshape(-1).tolist()
-            output["data"] = list(map(_text, flat)) if output["datatype"] == STRINGS else flat
-        outputs.append(output)
-    head: dict[str, Any] = {"model_name": model.name, "model_version": model.version, "outputs": outputs}
-    if request.id:
-        head["id"] = request.id
-    text = json.dumps(head).encode()
+            outputs.append((name, kind, np.shape(array), None, list(map(_text, flat)) if kind == STRINGS else flat))
+    make = _same_answer_json if all(request.outputs.values()) else _answer_json
+    text = make(model.name, model.version, request.id, tuple(outputs))
     return InferResponse([text, *pieces], len(text) if pieces else 0)
 
 
-def inflated(body: bytes | memoryview, encoding: str, most: int) -> bytes | memoryview:
+def _answer_json(name: str, version: str, identity: str, outputs: Iterable[tuple[Any, ...]]) -> bytes:
+    """The JSON of an answer, whose outputs are a name, a datatype, a shape, and either bytes or a list of values."""
+    described = [
+        {"name": output, "datatype": kind, "shape": shape}
+        | ({"data": data} if nbytes is None else {"parameters": {"binary_data_size": nbytes}})
+        for output, kind, shape, nbytes, data in outputs
+    ]
+    head = {"model_name": name, "model_version": version, "outputs": described}
+    return json.dumps(head | ({"id": identity} if identity else {})).encode()
+
+
+#: for answers in binary form, which differ from one another in their data alone
+_same_answer_json = functools.lru_cache(_KNOWN)(_answer_json)
+
+
+def inflated(body: bytes, encoding: str, most: int) -> bytes:
     """Decompress a body. Raises `ProtocolError`: 413 above ``most`` bytes, 400 and 415 for data that cannot be read."""
     if encoding in ("", "identity"):
         return body
@@ -245,7 +279,7 @@ def inflated(body: bytes | memoryview, encoding: str, most: int) -> bytes | memo
 
 
 def checked_tensor(
-    model: ModelSpec, name: Any, given: Any, shape: Any, known: Mapping[str, Any]
+    model: ModelSpec, name: Any, given: Any, shape: Any, known: Container[str]
 ) -> tuple[TensorSpec, tuple[int, ...]]:
     """The input for a request's tensor, and its shape. Raises `ProtocolError`."""
     spec = model.inputs.get(name) if isinstance(name, str) else None
@@ -272,18 +306,23 @@ def from_bytes(spec: TensorSpec, shape: tuple[int, ...], data: bytes | memoryvie
     if spec.datatype == STRINGS:
         return strings(spec, shape, _split(spec, data))
     dtype = DATATYPES[spec.datatype]
-    expected = math.prod(shape) * dtype.itemsize
-    if len(data) != expected:
-        raise ProtocolError(
-            400,
-            f"input {spec.name!r}: got {len(data)} bytes, expected {expected} for {spec.datatype} of shape {list(shape)}",
-        )
+    _check_bytes(spec, shape, len(data))
     array = np.frombuffer(data, np.uint8)
     # a byte other than 0 and 1 is not a valid bool; unaligned bytes are copied
     whole = (
         array != 0 if dtype.kind == "b" else np.frombuffer(array.tobytes() if _odd(array, dtype) else array.data, dtype)
     )
     return whole.reshape(shape)
+
+
+def _check_bytes(spec: TensorSpec, shape: tuple[int, ...], nbytes: int) -> None:
+    """Raise `ProtocolError` where a tensor of the shape has another number of bytes; strings may have any."""
+    expected = math.prod(shape) * DATATYPES[spec.datatype].itemsize
+    if spec.datatype != STRINGS and nbytes != expected:
+        raise ProtocolError(
+            400,
+            f"input {spec.name!r}: got {nbytes} bytes, expected {expected} for {spec.datatype} of shape {list(shape)}",
+        )
 
 
 def to_bytes(array: Array) -> bytes | memoryview:
@@ -324,7 +363,7 @@ def strings(spec: TensorSpec, shape: tuple[int, ...], texts: Sequence[bytes]) ->
     return array.reshape(shape)
 
 
-def check_all_there(model: ModelSpec, feeds: Mapping[str, Any]) -> None:
+def check_all_there(model: ModelSpec, feeds: Container[str]) -> None:
     """Raise `ProtocolError` where an input is missing."""
     missing = [name for name in model.inputs if name not in feeds]
     if missing:

@@ -6,6 +6,7 @@ Independent of Ray: `vkep.ray.service` provides its metrics.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -13,14 +14,14 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from onnx import TensorProto
 
 from vkep.dtypes import from_onnx
 from vkep.errors import InvalidInputError
 from vkep.ray.batcher import Batcher
 from vkep.ray.batches import rows_axis
-from vkep.ray.kserve import STRINGS, Array, ModelSpec, ProtocolError, TensorSpec, datatype
+from vkep.ray.bodies import Array, joined, shapes_of
+from vkep.ray.kserve import STRINGS, ModelSpec, ProtocolError, TensorSpec, datatype
 from vkep.ray.models import local, open_session, zeros
 from vkep.session.replicas import RenewedSession
 
@@ -105,7 +106,7 @@ class LoadedModel:
         """The outputs for one request. Raises as `vkep.InferenceSession.run`."""
         rows = row_count(feeds)
         if self._rows > 1 and 0 < rows < self._rows:
-            counts = {len(array) for array in feeds.values()}
+            counts = {shape[0] for shape in shapes_of(feeds).values()}
             if len(counts) != 1:
                 raise InvalidInputError(f"inputs must have the same number of rows, got {sorted(counts)}")
             return dict(await self._batcher(feeds, signature(feeds), rows))
@@ -132,12 +133,14 @@ class LoadedModel:
 
     def _joined(self, items: list[Feeds]) -> list[Results]:
         started = time.perf_counter()
-        ends = np.cumsum([row_count(feeds) for feeds in items])
-        joined = {name: np.concatenate([feeds[name] for feeds in items]) for name in items[0]}
-        results = self.renewed.run(None, joined)
-        self._ran(int(ends[-1]), len(items), started)
-        parts = [np.split(result, ends[:-1]) for result in results]
-        return [dict(zip(self.spec.outputs, mine, strict=True)) for mine in zip(*parts, strict=True)]
+        counts = [row_count(feeds) for feeds in items]
+        results = self.renewed.run(None, joined(items))
+        self._ran(sum(counts), len(items), started)
+        ends = itertools.accumulate(counts)
+        return [
+            {name: result[end - count : end] for name, result in zip(self.spec.outputs, results, strict=True)}
+            for count, end in zip(counts, ends, strict=True)
+        ]
 
 
 class Models:
@@ -182,13 +185,13 @@ class Models:
 
 def signature(feeds: Feeds) -> Any:
     """The key of requests that may share a run: shapes without the first axis."""
-    return tuple((name, array.shape[1:]) for name, array in sorted(feeds.items()))
+    return tuple((name, shape[1:]) for name, shape in sorted(shapes_of(feeds).items()))
 
 
 def row_count(feeds: Feeds) -> int:
     """The rows of the first input; 1 for a scalar."""
-    first = next(iter(feeds.values()), np.empty(1))
-    return len(first) if first.ndim else 1
+    first = next(iter(shapes_of(feeds).values()), ())
+    return first[0] if first else 1
 
 
 def tensor_spec(info: ValueInfo) -> TensorSpec:

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from vkep.ray.bodies import Array
 from vkep.ray.kserve import (
     CONFIG_TYPES,
     DATATYPES,
     STRINGS,
-    Array,
     InferRequest,
     ModelSpec,
     ProtocolError,

@@ -5,10 +5,12 @@ Queues of requests, back-pressure, health checks, updates and metrics are Serve'
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import re
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -22,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import vkep
+from gpu_shared.timeline import set_polling
 from vkep.ray import kserve, messages
 from vkep.ray.http import answer_of, read_body, retry_after
 from vkep.ray.kserve import HEADER_LENGTH, ProtocolError
@@ -34,7 +37,9 @@ if TYPE_CHECKING:
 _MODEL = r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?"
 #: a run's thread needs the interpreter several times, and waits up to so long for the thread that reads requests; Python's
 #: default, 5 ms, is more than a run takes
-_SWITCH_S = 0.0005
+_SWITCH_S = 0.0001
+#: seconds between reports of counts to Ray: a report for each request would take as long as reading its JSON
+_COUNT_S = 1.0
 _EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository"]
 #: HTTP's statuses as gRPC's
 _GRPC_STATUS = {
@@ -159,9 +164,11 @@ class Service:
     def __init__(self, models: Mapping[str, Mapping[str, Source]], options: Mapping[str, Any]) -> None:
         self.options = ServiceOptions(**options)
         sys.setswitchinterval(_SWITCH_S)
+        set_polling(0)  # a thread that asks takes the interpreter from the one that reads requests
         self._pool = ThreadPoolExecutor(self.options.runs, thread_name_prefix="vkep-runs")
         tags = ("model", "version")
         self._requests = metrics.Counter("vkep_requests", "Inference requests by status.", (*tags, "status"))
+        self._counts: Counter[tuple[str, str, int]] = Counter()  # that Ray does not know yet
         self._rows = metrics.Histogram("vkep_run_rows", "Rows of a run.", [2.0**k for k in range(12)], tags)
         self._shared = metrics.Histogram(
             "vkep_run_requests", "Requests that share a run.", [2.0**k for k in range(10)], tags
@@ -212,6 +219,17 @@ class Service:
         self._shared.observe(requests, tags)
         self._seconds.observe(seconds, tags)
 
+    def count(self, model: str, version: str, status: int) -> None:
+        """Count a request. Called in the event loop."""
+        if not self._counts:
+            asyncio.get_running_loop().call_later(_COUNT_S, self._report_counts)
+        self._counts[model, version, status] += 1
+
+    def _report_counts(self) -> None:
+        for (model, version, status), count in self._counts.items():
+            self._requests.inc(count, {"model": model, "version": version, "status": str(status)})
+        self._counts.clear()
+
     # ---- HTTP
 
     async def __call__(self, request: Request) -> Response:
@@ -260,7 +278,7 @@ class Service:
     async def _infer(self, request: Request, name: str, version: str | None) -> Response:
         model = self.models.find(name, version or "")
         body = await read_body(request, self.options.max_body, self.options.body_s)
-        with Counted(self._requests, model):
+        with Counted(self, model):
             given = kserve.parse_infer(body, request.headers.get(HEADER_LENGTH), model.spec)
             answer = kserve.infer_response(model.spec, given, await model.infer(given.feeds))
         headers = {HEADER_LENGTH: str(answer.json_size)} if answer.json_size else {}
@@ -312,7 +330,7 @@ class Service:
     async def _infer_message(self, given: Any) -> Any:
         """The ModelInferResponse to a ModelInferRequest."""
         model = self.models.find(given.model_name, given.model_version)
-        with Counted(self._requests, model):
+        with Counted(self, model):
             request = messages.parse_infer(given, model.spec)
             return messages.infer_response(model.spec, request, await model.infer(request.feeds))
 
@@ -346,12 +364,11 @@ class Service:
 class Counted:
     """A ``with`` block around one request to a model, counted by its status."""
 
-    def __init__(self, counter: Any, model: LoadedModel) -> None:
-        self._counter, self._tags = counter, {"model": model.spec.name, "version": model.spec.version}
+    def __init__(self, service: Service, model: LoadedModel) -> None:
+        self._service, self._spec = service, model.spec
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        status = 200 if error is None else answer_of(error)[0]
-        self._counter.inc(1, {**self._tags, "status": str(status)})
+        self._service.count(self._spec.name, self._spec.version, 200 if error is None else answer_of(error)[0])

@@ -46,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--batches", type=int, nargs="+", default=[8])
     one.add_argument("--replicas", type=int, nargs="+", default=[1])
     one.add_argument("--runs", type=int, nargs="+", default=[2], help="that a replica has in progress")
+    one.add_argument("--each", type=int, nargs="+", default=[1], help="rows of a request")
     one.add_argument("--out", default="service.json")
     one = commands.add_parser("plan", help="print a capacity plan")
     one.add_argument("rates", type=Path, help="what measure wrote")

@@ -290,8 +290,9 @@ def serve_one(
     arguments: argparse.Namespace,
     shared: Mapping[str, float],
     runs: int,
+    each: int = 1,
 ) -> tuple[Heard, Watched]:
-    """The latency and throughput of replicas that share resources, with requests of one row, and what they used."""
+    """The latency and throughput of replicas that share resources, with requests of ``each`` rows, and what they used."""
     from ray import serve
 
     import vkep.ray
@@ -308,7 +309,7 @@ def serve_one(
         logging_config=QUIET,
     )
     serve.run(application, name="rate")
-    feeds = {name: one[None] for name, one in row.items()}
+    feeds = {name: np.repeat(one[None], each, 0) for name, one in row.items()}
     url = f"http://127.0.0.1:{port}/v2/models/model/infer"
     watched = Watched("#rate#")
     headers = UNWATCHED if arguments.unwatched else {}
@@ -339,20 +340,22 @@ def service(arguments: argparse.Namespace) -> int:
         for batch, (one, every) in alone.items():
             print(f"a session in a loop at {batch} a run: {one:.1f} rows/s, {every:.1f} on {arguments.served} at once")
         print(
-            "| most rows of a run | replicas | runs of each | rows/s | of all loops | p50 ms | p99 ms | rows of a run |",
+            "| most rows of a run | replicas | runs of each | rows of a request | rows/s | of all loops | p50 ms | p99 ms |",
             end="",
         )
-        print(" processors: replicas | proxies | clients |")
-        print("|---" * 11 + "|", flush=True)
+        print(" rows of a run | processors: replicas | proxies | clients |")
+        print("|---" * 12 + "|", flush=True)
         most = max(4, *(count + 2 for count in arguments.replicas))
         gpus = arguments.served if arguments.gpus else None
         with cluster(most, arguments.threads, gpus, haproxy=arguments.haproxy), serving() as port:
-            for batch, replicas, runs in itertools.product(arguments.batches, arguments.replicas, arguments.runs):
-                heard, watched = serve_one(str(path), row, batch, replicas, port, arguments, shared, runs)
+            for batch, replicas, runs, each in itertools.product(
+                arguments.batches, arguments.replicas, arguments.runs, arguments.each
+            ):
+                heard, watched = serve_one(str(path), row, batch, replicas, port, arguments, shared, runs, each)
                 rate, p50, p99 = heard.rows / seconds, heard.percentile_ms(50), heard.percentile_ms(99)
                 print(
-                    f"| {batch} | {replicas} | {runs} | {rate:.1f} | {rate / alone[batch][1]:.2f} | {p50:.1f} | {p99:.1f} | "
-                    f"{watched.rows_of_a_run:.1f} | {watched.processors('replicas'):.1f} | "
+                    f"| {batch} | {replicas} | {runs} | {each} | {rate:.1f} | {rate / alone[batch][1]:.2f} | {p50:.1f} | "
+                    f"{p99:.1f} | {watched.rows_of_a_run:.1f} | {watched.processors('replicas'):.1f} | "
                     f"{watched.processors('proxies'):.1f} | {heard.processors:.1f} |",
                     flush=True,
                 )
