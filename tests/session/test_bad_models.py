@@ -231,6 +231,16 @@ def test_external_data_that_is_gone_when_it_is_read(context: SharedGpuContext, t
         InferenceSession(path, context=context)
 
 
+@pytest.mark.parametrize(("op_type", "opset"), [("BitwiseAnd", 13), ("GreaterOrEqual", 7), ("Add", 0)])
+def test_an_operator_that_is_newer_than_the_opset_takes_one_type(vulkan: object, op_type: str, opset: int) -> None:
+    """The model's opset gives it no schema; the shader of two types would not compile."""
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 9, opset_import: ["": {opset}]> g (uint8[2] x, int16[2] b) => (uint8[2] y) {{ y = {op_type}(x, b) }}'
+    )
+    with pytest.raises(InvalidModelError, match="input 1 is int16, another one uint8: both must be of one type"):
+        InferenceSession(proto, save_plans=False)
+
+
 def test_no_driver_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*args: Any, **options: Any) -> None:
         raise vkep.DriverNotFoundError("loading Vulkan", hint="install a driver")

@@ -18,6 +18,8 @@ from vkep.placement.fold import FoldError, fold
 from vkep.session.options import SessionOptions
 
 FLOAT = TensorProto.FLOAT
+HUGE = 70_000_000_000_000_000
+X = np.ones(2, np.float32)
 OPSETS = [helper.make_opsetid("", 18)]
 
 
@@ -67,6 +69,34 @@ def test_without_the_option_the_bound_is_the_device_s_memory(monkeypatch: pytest
         session.run(None, {"x": np.ones((1, 64), np.float32)})
         with pytest.raises(vkep.OutOfDeviceMemoryError, match="max_run_bytes is 1048576"):
             session.run(None, {"x": np.ones((1, 4096), np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "node", "feeds"),
+    [
+        ("float[n] x, int64[1] s", "Expand(x, s)", {"x": X[:1], "s": [HUGE]}),
+        ("float[n] x, int64[1] s", "Tile(x, s)", {"x": X, "s": [HUGE]}),
+        ("float[n] x, int64[2] s", "Pad(x, s)", {"x": X, "s": [0, HUGE]}),
+        ("int64[1] s", "ConstantOfShape(s)", {"s": [HUGE]}),
+        ("int64 a, int64 b, int64 c", "Range(a, b, c)", {"a": 0, "b": HUGE, "c": 1}),
+        ("int64[n] x, int64 d, float[2] v", "OneHot(x, d, v)", {"x": [0, 1], "d": HUGE, "v": X}),
+    ],
+    ids=lambda case: case.split("(")[0] if isinstance(case, str) else "",
+)
+def test_a_result_on_the_cpu_that_no_memory_holds_is_refused(
+    vulkan: object, inputs: str, node: str, feeds: dict[str, Any]
+) -> None:
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 9, opset_import: ["": 18]> g ({inputs}) => (float[k] y) <int64[1] st = {{0}}, int64[1] en = {{4}}>'
+        f"{{ t = {node} y = Slice(t, st, en) }}"
+    )
+    with (
+        vkep.InferenceSession(proto, save_plans=False) as session,
+        pytest.raises(
+            vkep.InvalidInputError, match=f"{node.split('(')[0]}.*its result would have [1-9][0-9]* elements"
+        ),
+    ):
+        session.run(None, {name: np.asarray(value) for name, value in feeds.items()})
 
 
 @pytest.mark.parametrize("value", [0, -1, "1 GiB", 1.5])

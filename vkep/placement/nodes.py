@@ -77,7 +77,7 @@ def _declared(
 ) -> Sequence[Tensor]:
     signature = definition.signature
     bound: dict[str, DType] = {}
-    expected = _expected(definition, None if node.schema is None else tuple(node.constraints), len(arguments))
+    expected = _expected(definition, _constraints(node), len(arguments))
     for position, (tensor, (constraint, exact, allowed)) in enumerate(zip(arguments, expected, strict=True)):
         if tensor is None:
             if signature.variadic or (position < len(signature.inputs) and signature.needed[position]):
@@ -97,6 +97,15 @@ def _declared(
         if tensor.size >= LARGEST:
             raise Decline(f"a result of shape {tensor.shape}; the kernels take 0 to 2**31 - 1 elements")
     return results
+
+
+def _constraints(node: Node) -> tuple[str, ...] | None:
+    """The type constraint of each input, by the newest schema where the model's opset is older than the operator; None
+    for an operator without one."""
+    if node.schema is not None:
+        return tuple(node.constraints)
+    newest = next(iter(registry.onnx_history(node.op_type, node.domain)), None)
+    return None if newest is None else tuple(formal.type_str for formal in newest.inputs)
 
 
 @functools.lru_cache(4096)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from onnx import helper, numpy_helper
 from vkep.device.tensor import on_host
 from vkep.errors import InvalidInputError, UnsupportedModelError, VkepError
 from vkep.ir.program import CpuStep, HostValue, ListValue
+from vkep.placement.elements import ELEMENTS
 from vkep.session.sequences import gathered
 
 logger = logging.getLogger("vkep.cpu")
@@ -28,6 +30,10 @@ MakeEvaluator = Callable[[onnx.ModelProto, list[str]], Evaluate]
 _SHAPES, _ATTRIBUTES = "ShapeInferenceError", "Exception during initialization"
 #: texts, with the latter, where the machine lacks something
 _MACHINE = "Failed to construct locale"
+#: in place of an input that is not known yet: one element, no number
+_UNKNOWN = np.full((), np.nan)
+#: bytes of this machine's memory; of its address space where the system does not tell
+_MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 1 << 47
 
 
 class CpuRunner:
@@ -62,10 +68,11 @@ class CpuRunner:
     def run(self, values: dict[str, Any], targets: Mapping[str, Any]) -> None:
         """Run on the inputs in ``values``; outputs are added there as arrays.
 
-        Raises `InvalidInputError` with the evaluator's message where a node refuses its inputs, `VkepError` where no
-        evaluator knows the nodes.
+        Raises `InvalidInputError` with the evaluator's message where a node refuses its inputs, and for a result of more
+        elements than the machine has bytes of memory; `VkepError` where no evaluator knows the nodes.
         """
         feeds = self._feeds(values)
+        self._check_elements(feeds)
         evaluate = self._run or self._chosen(feeds)
         try:
             results = evaluate(feeds)
@@ -89,6 +96,25 @@ class CpuRunner:
         read = {name for node in step.nodes for name in node.reads}
         feeds = {name: on_host(values[name]) for name in step.inputs if name in read}
         return feeds | {name: gathered(value, tensor) for name, value in step.lists.items()}
+
+    def _check_elements(self, feeds: Mapping[str, Any]) -> None:
+        """Count the elements of results that numbers among the inputs decide: onnxruntime's kernels may end the process for
+        such sizes. Data that this group computes counts as one element."""
+        for node in self.step.nodes:
+            count = None if node.domain else ELEMENTS.get(node.op_type)
+            if count is None:
+                continue
+            constants = self.step.constants
+            given = [constants[name].array() if name in constants else feeds.get(name, _UNKNOWN) for name in node.reads]
+            try:
+                elements = count(*given)
+            except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError):  # the evaluator reports it
+                continue
+            if elements > _MEMORY:
+                raise InvalidInputError(
+                    f"on the CPU, {node.title}: its result would have {elements} elements, and this machine has {_MEMORY} bytes "
+                    "of memory"
+                )
 
     def close(self) -> None:
         """Does nothing: nothing is on a device."""
