@@ -15,6 +15,7 @@ from tests.aten.cases_quantized import packed
 from tests.aten.values import Const, Sym, wave, whole
 from vkep import InferenceSession
 from vkep.aten import Border, ImportedGraph, import_vk_graph, unsupported_operators
+from vkep.aten.weights import DerivedWeight
 from vkep.dtypes import DTYPES
 from vkep.errors import InvalidPteError, UnsupportedProgramError
 from vkep.graph.weights import ArrayWeight
@@ -293,3 +294,10 @@ def test_a_value_that_nothing_made_is_an_error() -> None:
         unsupported_operators(blob.graph())
     with pytest.raises(InvalidPteError, match="has 1 inputs, the program gives it 2"):
         import_vk_graph(linear_blob().graph(), {}, inputs=[Border(), Border()])
+
+
+def test_a_weight_that_is_too_small_for_its_layout() -> None:
+    base = ArrayWeight("w", np.zeros((47, 32), np.int8))
+    derived = DerivedWeight(base, "codes", lambda a: a[:48, :32], (48, 1, 32), TensorProto.INT8)
+    with pytest.raises(InvalidPteError, match=r"w/codes: a weight of shape \(47, 32\) has no layout \(48, 1, 32\)"):
+        derived.array()

@@ -240,6 +240,13 @@ def test_a_list_of_tensors_that_lists_a_number() -> None:
         bound("aten::cat.out", np.concatenate, [host(0), (ListValue((0, 2), tensors=True), None), (7, 7), host(3)])
 
 
+def test_a_list_of_tensors_with_an_array_that_a_kernel_put_there() -> None:
+    spec, out = host(3)
+    arguments = [(ListValue((1,), tensors=True), None), (None, np.ones((2, 3), np.float32)), (spec, out)]
+    bound("aten::stack.out", lambda arrays, array: np.stack(arrays)[0], arguments)()
+    assert (out.array == 1).all()
+
+
 @pytest.mark.parametrize("size", [None, "x", float("inf"), [float("inf")], [1 << 70], [7]])
 def test_a_view_of_no_size(size: Any) -> None:
     with pytest.raises(InvalidInputError, match="et_view"):

@@ -46,11 +46,16 @@ def context(own_context: SharedGpuContext) -> Any:
             r"far\.Away",
         ),
         (model("g (float[2] x) => (float[2] y) { y = Relu(x) }", opset=999), InvalidModelError, "knows up to"),
+        (
+            model("g (float[2] x) => (float[2] y) { y = Relu(x) }", opset=0),
+            InvalidModelError,
+            "opset of 'ai.onnx' is 0",
+        ),
         (model("g (float[2] x) => (float[2] y) { y = Elu<beta=1.0>(x) }"), InvalidModelError, "beta"),
         (model("g (float[2] x) => (float[2] y) { y = Add(x, z) z = Neg(y) }"), InvalidModelError, "its own output"),
         (model("g (float[2] x) => (float[2] y) { y = Einsum<equation=1.5>(x) }"), InvalidModelError, "equation"),
     ],
-    ids=["missing", "bytes", "truncated", "operator", "domain", "opset", "attribute", "cycle", "equation"],
+    ids=["missing", "bytes", "truncated", "operator", "domain", "opset", "no opset", "attribute", "cycle", "equation"],
 )
 def test_models_that_do_not_open(context: SharedGpuContext, source: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from vkep import dtypes
+from vkep.errors import InvalidPteError
 from vkep.graph.weights import Weight, array_key
 
 
@@ -27,7 +28,8 @@ class BufferWeight(Weight):
 
 
 class DerivedWeight(Weight):
-    """A weight in another layout. It is computed from ``base`` each time its values are requested, and never stored."""
+    """A weight in another layout. It is computed from ``base`` each time its values are requested, and never stored.
+    `array` raises `InvalidPteError` where ``base`` is too small for it."""
 
     mapped = True
 
@@ -43,7 +45,13 @@ class DerivedWeight(Weight):
         self._base, self._transform = base, transform
 
     def array(self) -> np.ndarray:
-        return np.ascontiguousarray(self._transform(self._base.array())).reshape(self.shape)
+        base = self._base.array()
+        try:
+            return np.ascontiguousarray(self._transform(base)).reshape(self.shape)
+        except ValueError as error:  # the operator's other arguments promise a larger weight
+            raise InvalidPteError(
+                f"{self.name}: a weight of shape {base.shape} has no layout {self.shape}: {error}"
+            ) from None
 
     def _digest(self) -> str:
         return array_key(self.array())

@@ -43,9 +43,14 @@ def reader(state: State, specs: Sequence[Value], index: int, what: str) -> Calla
             kind = "tensors" if spec.tensors else "numbers"
             raise InvalidPteError(f"{what}: value {index} lists {kind}, and its values {other} are none")
         if spec.tensors:
-            return lambda: [None if i < 0 or values[i] is None else values[i].array for i in items]
+            return lambda: [None if i < 0 else _held(values[i]) for i in items]
         return lambda: [values[i] for i in items]
-    return lambda: value.array if isinstance(value := values[index], HostTensor) else value  # a move may bring a tensor
+    return lambda: _held(values[index])
+
+
+def _held(value: Any) -> Any:
+    """A value as a kernel takes it. A slot without a tensor of its own may hold one that a move or a kernel put there."""
+    return value.array if isinstance(value, HostTensor) else value
 
 
 def bind_kernel(state: State, specs: Sequence[Value], step: KernelStep, kernel: PortableKernel, where: str) -> Bound:

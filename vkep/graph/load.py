@@ -52,12 +52,14 @@ def load_model(
             f"{name} is no ONNX model: it has no {'graph' if proto.opset_import else 'opset import'}"
         )
     opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in proto.opset_import}
-    for what, version in (
-        ("IR version", proto.ir_version),
-        *((f"opset of {d or 'ai.onnx'!r}", v) for d, v in opsets.items()),
+    for what, version, least in (
+        ("IR version", proto.ir_version, 0),
+        *((f"opset of {d or 'ai.onnx'!r}", v, int(d == "")) for d, v in opsets.items()),
     ):
-        if not 0 <= version < 1 << 31:
-            raise InvalidModelError(f"{name}: its {what} is {version}, expected a number from 0 to {(1 << 31) - 1}")
+        if not least <= version < 1 << 31:
+            raise InvalidModelError(
+                f"{name}: its {what} is {version}, expected a number from {least} to {(1 << 31) - 1}"
+            )
     newest = onnx.defs.onnx_opset_version()
     if opsets.get("", 0) > newest:
         raise InvalidModelError(
