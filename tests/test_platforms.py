@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import os
 import subprocess
 import sys
@@ -82,8 +83,8 @@ class _Libraries:
 def test_the_loader_is_found_in_a_folder_of_windows_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """cffi looks for a name in the system's folders alone."""
     path = r"C:\Chrome\vulkan-1.dll"
-    monkeypatch.setattr(vk.sys, "platform", "win32")
-    monkeypatch.setattr(vk.ctypes.util, "find_library", {"vulkan-1.dll": path}.get)
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(ctypes.util, "find_library", {"vulkan-1.dll": path}.get)
     assert vk._Loaded(_Libraries(path)).lib == path
 
 
@@ -107,7 +108,7 @@ def test_macos_lists_portable_drivers(vulkan: DeviceInfo, monkeypatch: pytest.Mo
             asked.append(fields)
         return real(name, **fields)
 
-    monkeypatch.setattr(instance.sys, "platform", "darwin")
+    monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(vk, "make", make)
     with instance.Instance() as made:
         assert vulkan.capabilities.name in [info.capabilities.name for info in made.devices()]

@@ -11,9 +11,9 @@ from vkep.cli.common import UsageError
 from vkep.cli.inputs import Sources, generate, make_inputs, parse_dims, parse_shapes, read_sources, resolve_shapes
 from vkep.session import NodeArg
 
-X = NodeArg("x", "tensor(float)", ("batch", 3, "length"))
-MASK = NodeArg("mask", "tensor(int64)", ("batch", "length"))
-FREE = NodeArg("free", "tensor(float)", (None, 2))
+X = NodeArg("x", "tensor(float)", ["batch", 3, "length"])
+MASK = NodeArg("mask", "tensor(int64)", ["batch", "length"])
+FREE = NodeArg("free", "tensor(float)", [None, 2])
 ANY = NodeArg("any", "tensor(float)", None)
 
 
@@ -73,7 +73,7 @@ def test_a_size_of_its_own_wins_over_one_that_follows_from_a_shape() -> None:
         ([X], Sources(shapes={"q": (1,)}), "--shape: the model has no input named 'q'; it has x"),
         ([X], Sources(generated={"q": "ones"}), "--input: the model has no input named 'q'; it has x"),
         ([X], Sources(dims={"bach": 1}), "no dimension named 'bach'; it has batch, length"),
-        ([NodeArg("f", "tensor(float)", (1,))], Sources(dims={"n": 1}), "its shapes are all fixed"),
+        ([NodeArg("f", "tensor(float)", [1])], Sources(dims={"n": 1}), "its shapes are all fixed"),
     ],
 )
 def test_inputs_without_a_size_and_unknown_inputs_are_refused(
@@ -85,7 +85,7 @@ def test_inputs_without_a_size_and_unknown_inputs_are_refused(
 
 def test_generated_inputs_have_the_models_types() -> None:
     for name, kind in (("float", np.float32), ("float16", np.float16), ("int64", np.int64), ("bool", np.bool_)):
-        argument = NodeArg("a", f"tensor({name})", (4, 50))
+        argument = NodeArg("a", f"tensor({name})", [4, 50])
         array = generate(argument, (4, 50), "random", 0)
         assert array.dtype == kind
         assert array.shape == (4, 50)
@@ -95,7 +95,7 @@ def test_generated_inputs_have_the_models_types() -> None:
     integers = generate(MASK, (100,), "random", 0)
     assert set(integers) == {0, 1}  # an index that every table has
     with pytest.raises(UsageError, match=r"'s' is tensor\(string\): give --input s="):
-        generate(NodeArg("s", "tensor(string)", (1,)), (1,), "random", 0)
+        generate(NodeArg("s", "tensor(string)", [1]), (1,), "random", 0)
 
 
 def test_random_inputs_are_seeded_and_differ_by_name() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gpu_shared.errors import OutOfHostMemoryError
+from tests.calls import noted
 from tests.session.models import ADD_RELU, DYNAMIC, MATMUL, model
 from vkep import InferenceSession, SharedGpuContext
 from vkep.device.recorded import RecordedPlan
@@ -24,11 +25,7 @@ def session(own_context: SharedGpuContext) -> Any:
 
 
 def test_a_run_is_recorded_once(session: InferenceSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded: list[str] = []
-    real = RecordedPlan._record
-    monkeypatch.setattr(
-        RecordedPlan, "_record", lambda self, label, *more: (recorded.append(label), real(self, label, *more))[1]
-    )
+    recorded = noted(monkeypatch, RecordedPlan, "_record", lambda plan, label, *more: label)
     for _ in range(5):
         session.run(None, {"x": X, "b": B})
     with session.device_tensor(X) as x:

@@ -148,7 +148,7 @@ def test_the_interface_of_executorchs_runtime(vulkan: object) -> None:
     with runtime.load_program(SPECIAL / "external.pte", data_path=SPECIAL / "external.ptd") as program:
         assert program.method_names == {"forward"}
     with pytest.raises(TypeError, match="expected a path, bytes or a file object"):
-        runtime.load_program(3)
+        runtime.load_program(3)  # type: ignore[arg-type]
 
 
 def test_programs_run_without_torch_and_without_vulkan_where_no_delegate_is() -> None:

@@ -11,6 +11,7 @@ from tests.devices import as_a_gpu
 from tests.generation.reference import Reference
 from tools.models.language import ARCHITECTURES, OPTIMUM, write_language
 from vkep.generation import Generator
+from vkep.generation.decoder import Decoder
 from vkep.ir.program import IslandStep
 
 pytestmark = pytest.mark.gpu
@@ -70,6 +71,7 @@ def test_quantized_caches(bits: int, tmp_path: Path) -> None:
     prompts = [list(range(40, 43)), list(range(60, 118))]
     with Generator(tmp_path, fallback="error") as generator:
         answers = generator.generate(prompts, max_tokens=12, ignore_end=True)
+        assert isinstance(generator.decoder, Decoder)
         [spec, *_] = generator.decoder.specs
     assert spec.bytes_of_token == language.kv_heads * language.size * bits // 8
     assert [a.tokens for a in answers] == [theirs.greedy(p, 12) for p in prompts]

@@ -161,6 +161,7 @@ def test_without_memory_an_answer_ends_where_it_is(
         events = batch.step()
     assert answer.reason == "memory" == events[-1].reason
     assert answer.tokens == theirs.greedy(answer.prompt, len(answer.tokens))
+    assert isinstance(generator.decoder, Decoder)
     assert len(answer.tokens) == (5 if generator.decoder.by_rows else 4)  # caches that grow leave one place free
     batch.close()
 

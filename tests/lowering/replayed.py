@@ -19,6 +19,7 @@ import pytest
 from vkep import sizes
 from vkep.passes import emit
 from vkep.plan.records import Dispatch, Plan, Space
+from vkep.plan.schedule import schedule
 from vkep.sizes import Size, Trace, at_hand
 
 _PREFER = (
@@ -97,7 +98,7 @@ def _places(_modules: int) -> tuple[list[tuple[Any, str, Any, Any]], list[tuple[
     """Where modules have functions that keep results, with functions that do not, and functions that prefer. As long as no module
     is imported they stay: looking for them takes 10 ms.
     """
-    keep, prefer = [], [(emit, "schedule", emit.schedule)]
+    keep, prefer = [], [(emit, "schedule", schedule)]
     for module in [m for name, m in sys.modules.items() if name.startswith("vkep.") and m is not None]:
         if module.__name__.startswith("vkep.sizes"):
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,9 @@ from hypothesis import strategies as st
 import vkep.ops  # noqa: F401  # declares the operators
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.ops.cases import model_of
-from vkep import dtypes
 from vkep.errors import InvalidModelError, VkepError
 from vkep.graph import load_model
-from vkep.ir.program import ValueSpec
+from vkep.ir.program import declared_value
 from vkep.kernels.kernel import Kernel, Operand
 from vkep.placement.partition import lower
 
@@ -34,18 +34,16 @@ def _numbers(count: int) -> st.SearchStrategy[list[int]]:
     return st.one_of(exact, exact, exact, st.lists(NUMBER, min_size=1, max_size=6))
 
 
-def _reasons(op_type: str, values: dict[str, Array | None], constants: tuple[str, ...] = (), **rest: Any) -> list[str]:
+def _reasons(
+    op_type: str, values: Mapping[str, Array | None], constants: tuple[str, ...] = (), **rest: Any
+) -> list[str]:
     """Why nodes are declined, for a model that is lowered for an imagined device; none where the model is invalid."""
     model = model_of(op_type, values, constants=constants, opset=22, **rest)
     try:
         loaded = load_model(model)
     except InvalidModelError:
         return []
-    known: dict[str, Any] = dict(loaded.graph.weights)
-    for value in loaded.graph.inputs:
-        dtype = dtypes.from_onnx(value.elem_type)
-        assert dtype is not None
-        known[value.name] = ValueSpec(dtype, tuple(int(d) for d in value.shape or ()))
+    known: dict[str, Any] = {**loaded.graph.weights, **{v.name: declared_value(v) for v in loaded.graph.inputs}}
     try:
         program = lower(loaded.graph.nodes, known, ["y"], loaded.opsets, DeviceCapabilities.for_tests())
     except VkepError as error:

@@ -13,10 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import vkep
 import vkep.kernels.conv_nhwc
-from tests.kernels.test_cooperative import GPU
-from vkep import dtypes
+from tests.devices import GPU
 from vkep.graph import load_model
-from vkep.ir.program import IslandStep, ValueSpec
+from vkep.ir.program import IslandStep, declared_value
 from vkep.kernels.conv import ConvProblem
 from vkep.kernels.select import choose
 from vkep.placement.partition import lower
@@ -47,7 +46,7 @@ def residual_network(kernel: int = 3) -> onnx.ModelProto:
     nodes.append(helper.make_node("Relu", ["e"], ["f"]))
     nodes.append(helper.make_node("GlobalAveragePool", ["f"], ["pooled"]))
     nodes.append(helper.make_node("Concat", ["f", "a"], ["both"], axis=1))
-    weights += [numpy_helper.from_array(np.float16(v), n) for n, v in (("low", 0.0), ("high", 6.0))]
+    weights += [numpy_helper.from_array(np.array(v, np.float16), n) for n, v in (("low", 0.0), ("high", 6.0))]
     half = TensorProto.FLOAT16
     graph = helper.make_graph(
         nodes,
@@ -63,7 +62,7 @@ def residual_network(kernel: int = 3) -> onnx.ModelProto:
 
 
 def pooled_network(
-    pool: str, *, kernel: int = 3, dtype: type = np.float16, channels: int = 32, **attributes: object
+    pool: str, *, kernel: int = 3, dtype: type = np.float16, channels: int = 32, **attributes: Any
 ) -> onnx.ModelProto:
     """A convolution of 16 channels, Relu, a 3x3 pool and a convolution again: 2 x 16 x 10 x 10."""
     weights = [
@@ -91,9 +90,7 @@ def pooled_network(
 
 def planned_on_a_gpu(model: onnx.ModelProto) -> Plan:
     graph = load_model(model).graph
-    known = dict(graph.weights) | {
-        v.name: ValueSpec(dtypes.from_onnx(v.elem_type), tuple(v.shape)) for v in graph.inputs
-    }
+    known: dict[str, Any] = {**graph.weights, **{v.name: declared_value(v) for v in graph.inputs}}
     program = lower(graph.nodes, known, [v.name for v in graph.outputs], {"": 21}, GPU)
     [step] = program.steps
     assert isinstance(step, IslandStep)

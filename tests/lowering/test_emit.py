@@ -17,7 +17,7 @@ from vkep import dtypes
 from vkep.errors import Decline, KernelBoundsError
 from vkep.graph import load_model
 from vkep.ir.builder import Builder
-from vkep.ir.program import IslandStep, ValueSpec
+from vkep.ir.program import IslandStep, ValueSpec, declared_value
 from vkep.ir.tensor import Storage, Tensor
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.passes.emit import emit
@@ -118,7 +118,7 @@ def test_a_result_of_more_elements_than_kernels_count_is_left_to_the_cpu() -> No
         }
     """
     loaded = load_model(model(text))
-    known = {i.name: ValueSpec(dtypes.DTYPES["float16"], tuple(i.shape or ())) for i in loaded.graph.inputs}
+    known: dict[str, Any] = {i.name: declared_value(i) for i in loaded.graph.inputs}
     large = dataclasses.replace(CAPS, max_buffer_size=1 << 40)
     placed = {p.node.op_type: p for p in lower(loaded.graph.nodes, known, ["y"], loaded.opsets, large).placements}
     assert [placed[op].where for op in ("MatMul", "Relu", "Concat")] == ["vulkan", "vulkan", "cpu"]

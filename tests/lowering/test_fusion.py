@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx.reference import ReferenceEvaluator
 
 from tests.lowering.graphs import RandomGraph
-from tests.session.models import model
+from tests.session.models import model, reference
 from vkep import InferenceSession
 from vkep.passes import island
 
@@ -34,7 +33,7 @@ def test_random_graphs(open_session: Open, unfused: Callable[[bool], None], seed
     graph = RandomGraph(np.random.default_rng(seed))
     proto = graph.model(size=6 + seed)
     feeds = graph.feeds()
-    expected = ReferenceEvaluator(proto).run(None, feeds)
+    expected = reference(proto, feeds)
     dispatches = []
     for off in (False, True):
         unfused(off)
@@ -98,7 +97,7 @@ def test_a_norm_is_added_to_itself(open_session: Open, rng: np.random.Generator,
     text = f"g ({inputs}) => (float{made} y) <int64[1] axis = {{0}}> {{ n = RMSNormalization(x, gain) {steps} }}"
     proto = model(text, opset=23)
     feeds: dict[str, Any] = {"x": rng.standard_normal((1, 8), np.float32), "gain": rng.standard_normal(8, np.float32)}
-    [expected] = ReferenceEvaluator(proto).run(None, feeds)
+    [expected] = reference(proto, feeds)
     np.testing.assert_allclose(open_session(proto).run(None, feeds)[0], expected, rtol=1e-5, atol=1e-6)
 
 
@@ -109,6 +108,6 @@ def test_a_long_chain_becomes_several_kernels(open_session: Open, operators: tup
     proto = model(f"g (float[7] t0) => (float[7] t{length}) {{ {steps} }}")
     x = np.linspace(0.5, 2, 7, dtype=np.float32)
     session = open_session(proto)
-    expected = ReferenceEvaluator(proto).run(None, {"t0": x})[0]
+    expected = reference(proto, {"t0": x})[0]
     np.testing.assert_allclose(session.run(None, {"t0": x})[0], expected, rtol=1e-3)
     assert 10 < len(session.islands()[0].plan.dispatches) < 30

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernels.test_cooperative import GPU
+from tests.devices import GPU
 from tools.plan_digests import DEVICES
 from vkep.dtypes import DTYPES
 from vkep.graph.attributes import ConvAttributes, PoolAttributes
@@ -225,6 +225,7 @@ def test_a_product_reads_pixels_where_they_lie() -> None:
     assert problems(b.ops, MatMulProblem)[0].a_strides == (0, 256, 1, 16)
     ops = lay_out(b.ops, GPU)
     [product] = [op for op in ops if isinstance(op, KernelOp) and isinstance(op.problem, MatMulProblem)]
+    assert isinstance(product.problem, MatMulProblem)
     assert product.problem.a_strides == (0, 256, 16, 1)
     assert copies(ops) == 1, "tokens are dense now"
 

@@ -16,9 +16,8 @@ import vkep.ops  # noqa: F401  # declares the operators
 from gpu_shared.capabilities import FEATURE_NAMES, DeviceCapabilities
 from tests.lowering.graphs import RandomGraph
 from tests.session.models import model
-from vkep import dtypes
 from vkep.graph import load_model
-from vkep.ir.program import CpuStep, DeferredStep, IslandStep, Program, ValueSpec
+from vkep.ir.program import ControlStep, CpuStep, DeferredStep, IslandStep, Program, declared_value
 from vkep.placement.partition import lower
 
 
@@ -51,19 +50,17 @@ def caps() -> DeviceCapabilities:
 
 def _lower(proto: onnx.ModelProto, caps: DeviceCapabilities) -> Program:
     loaded = load_model(proto)
-    known: dict[str, Any] = dict(loaded.graph.weights)
-    for value in loaded.graph.inputs:
-        dtype = dtypes.from_onnx(value.elem_type)
-        assert dtype is not None
-        known[value.name] = ValueSpec(dtype, tuple(int(d) for d in value.shape or ()))
+    known: dict[str, Any] = {**loaded.graph.weights, **{v.name: declared_value(v) for v in loaded.graph.inputs}}
     outputs = [o.name for o in loaded.graph.outputs]
     return lower(loaded.graph.nodes, known, outputs, loaded.opsets, caps)
 
 
 def _shape(program: Program) -> list[tuple[str, list[str]]]:
-    return [
-        (type(step).__name__.removesuffix("Step").lower(), [n.op_type for n in step.nodes]) for step in program.steps
-    ]
+    found = []
+    for step in program.steps:
+        assert not isinstance(step, ControlStep)
+        found.append((type(step).__name__.removesuffix("Step").lower(), [n.op_type for n in step.nodes]))
+    return found
 
 
 # ---- plans are plain data
@@ -146,6 +143,7 @@ def test_islands_are_convex(caps: DeviceCapabilities) -> None:
     ]
     made: set[str] = {"x"}
     for step in program.steps:
+        assert isinstance(step, (IslandStep, CpuStep))
         needed = {p.name for p in step.plan.inputs} if isinstance(step, IslandStep) else set(step.inputs)
         assert needed <= made, "a step only needs what earlier ones make"
         made |= {p.name for p in step.plan.outputs} if isinstance(step, IslandStep) else set(step.outputs)

@@ -74,7 +74,12 @@ def test_nothing_moves_past_a_write_to_what_it_reads(
     step: str, batch: int, between: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Any] = []
-    monkeypatch.setattr(island, step, lambda *arguments: given.append(arguments) or arguments[0])
+
+    def taken(ops: Any, *others: Any) -> Any:
+        given.append((ops, *others))
+        return ops
+
+    monkeypatch.setattr(island, step, taken)
     _lowered(batch, OVER)
     [(ops, results, caps, shared)] = given
     [written] = [op for op in ops if op.outputs[0].storage.port in shared and len(op.outputs) == 1]

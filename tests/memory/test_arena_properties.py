@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import pytest
@@ -48,7 +49,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
         self.source = FakeSource(capacity)
         self.free_region = self.source.free_region
         self.source.free_region = self.checked_free_region  # type: ignore[method-assign]
-        self.passed = dict.fromkeys(STREAMS, 0)
+        self.passed: dict[Hashable, int] = dict.fromkeys(STREAMS, 0)
         self.arena = BfcArena(
             self.source, self.config, alignment=alignment, is_passed=self.is_passed if with_proof else None
         )

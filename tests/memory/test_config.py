@@ -141,7 +141,7 @@ def test_prefixes_follow_onnx_runtimes_casing() -> None:
     with pytest.raises(ValueError, match="non-empty"):
         session_prefix("")
     with pytest.raises(TypeError, match="expected a string"):
-        factory_prefix(None)
+        factory_prefix(None)  # type: ignore[arg-type]
 
 
 def test_differences_name_both_values() -> None:

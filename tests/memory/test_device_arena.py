@@ -54,6 +54,7 @@ def test_mapped_bytes_are_the_devices(context: Any, lease: Any) -> None:
         data = np.arange(1000, dtype=np.int32)
         arena = DeviceArena(context.device)
         with arena, up.alloc(4000) as source, arena.alloc(4000) as middle, down.alloc(4000) as target:
+            assert source.mapped is not None and target.mapped is not None
             np.frombuffer(source.mapped, np.int32)[:1000] = data
             copy(lease, source, middle, 4000)
             lease.wait(copy(lease, middle, target, 4000))

@@ -101,7 +101,7 @@ def test_several_threads_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
             together.wait()  # until all three have a piece
         copyto(target, source)
 
-    monkeypatch.setattr(host_copy.np, "copyto", noted)
+    monkeypatch.setattr(np, "copyto", noted)
     source, target = np.arange(240, dtype=np.uint8), np.zeros(240, np.uint8)
     copy(target, source)
     assert len(seen) == 3
@@ -123,7 +123,7 @@ def test_an_error_is_raised_when_no_thread_writes_any_more(monkeypatch: pytest.M
         copyto(target, source)
         done.append(1)
 
-    monkeypatch.setattr(host_copy.np, "copyto", broken)
+    monkeypatch.setattr(np, "copyto", broken)
     with pytest.raises(KeyboardInterrupt):
         copy(np.zeros(2400, np.uint8), np.ones(2400, np.uint8))
     count = len(done)
@@ -149,7 +149,7 @@ def test_an_interrupt_waits_for_the_helpers(monkeypatch: pytest.MonkeyPatch, whe
         copyto(to, data)
         done.append(1)
 
-    monkeypatch.setattr(host_copy.np, "copyto", slow)
+    monkeypatch.setattr(np, "copyto", slow)
     interrupts = [KeyboardInterrupt("first"), KeyboardInterrupt("second")]
     if where == "asking":
         ask = host_copy._Helpers.ask
@@ -190,7 +190,7 @@ def test_errors_of_a_helper_thread_are_raised(monkeypatch: pytest.MonkeyPatch) -
         tried.set()
         raise MemoryError("in a helper")
 
-    monkeypatch.setattr(host_copy.np, "copyto", broken)
+    monkeypatch.setattr(np, "copyto", broken)
     with pytest.raises(MemoryError, match="in a helper"):
         copy(np.zeros(240, np.uint8), np.ones(240, np.uint8))
     monkeypatch.undo()

@@ -323,7 +323,7 @@ def test_bad_arguments(lease: Any, uploader: Any, block_of: Any) -> None:
     with pytest.raises(ValueError, match="piece_bytes: expected 4096"):
         Uploader(lease, piece_bytes=100)
     with pytest.raises(TypeError, match="pieces: expected an int"):
-        Uploader(lease, pieces=2.0)
+        Uploader(lease, pieces=2.0)  # type: ignore[arg-type]
     uploader.close()
     uploader.close()
     with pytest.raises(ValueError, match="closed"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.mixed.harness import example
+from examples import mixed_delegates as example
 from tests.vgf.conftest import bench, graph_context
 from tests.vgf.harness import need_vgf
 from vkep import InferenceSession

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import gpu_shared
+from examples import mixed_delegates as example
 from gpu_shared import SharedGpuContextRegistry
-from tests.mixed.harness import PREFERENCES, VGF_SPLIT, X, example, places
+from tests.mixed.harness import PREFERENCES, VGF_SPLIT, X, places
 from tests.tosa.harness import model
 from vkep import InferenceSession
 from vkep.ir.program import IslandStep, VgfStep
@@ -117,7 +118,8 @@ def test_islands_are_convex(opened: Any) -> None:
 
 
 def test_auto_gives_quantized_regions_to_vgf(opened: Any) -> None:
-    from tests.tosa.test_results import expected, feeds_of, qdq
+    from tests.tosa.harness import expected, feeds_of
+    from tests.tosa.test_results import qdq
 
     proto = qdq()
     session = opened(proto, prefer="auto")
@@ -142,7 +144,7 @@ def test_dynamic_shapes(opened: Any) -> None:
 
 
 def test_one_instance_and_one_device(vulkan: Any, no_leak: Callable[[], dict[str, int]]) -> None:
-    options = {"token": "mixed one device", "prefer": "vgf_first"}
+    options: dict[str, Any] = {"token": "mixed one device", "prefer": "vgf_first"}
     with (
         InferenceSession(example.build_model(), **options) as a,
         InferenceSession(example.build_model(), **options) as b,

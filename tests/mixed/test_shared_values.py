@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import gpu_shared
-from tests.mixed.harness import X, example
-from vkep.device.recorded import Buffers
+from examples import mixed_delegates as example
+from tests.calls import noted
+from tests.mixed.harness import X
+from vkep.device.run_commands import Buffers
 
 
 def test_no_value_passes_through_the_host_between_regions(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,10 +19,8 @@ def test_no_value_passes_through_the_host_between_regions(opened: Any, monkeypat
 
     session = opened(prefer="vgf_first")
     session.run(None, {"x": X})
-    written, read = [], []
-    write, numpy = DeviceTensor.write, DeviceTensor.numpy
-    monkeypatch.setattr(DeviceTensor, "write", lambda self, a: (written.append(self.shape), write(self, a))[1])
-    monkeypatch.setattr(DeviceTensor, "numpy", lambda self: (read.append(self.shape), numpy(self))[1])
+    written = noted(monkeypatch, DeviceTensor, "write", lambda tensor, array: tensor.shape)
+    read = noted(monkeypatch, DeviceTensor, "numpy", lambda tensor: tensor.shape)
     session.run(None, {"x": X})
     assert written == [(1, 3, 8, 8)] and read == [(1, 3, 4, 4)]  # the input up, the output down
 
@@ -94,11 +94,7 @@ def test_timeline_mode_waits_on_the_gpu_for_other_sessions(opened: Any, monkeypa
 def test_queue_wait_idle_mode_stops_at_every_boundary(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     session = opened(prefer="vgf_first", sync_mode="queue_wait_idle")
     session.run(None, {"x": X})
-    idle: list[int] = []
-    wait = type(session.context).wait_idle
-    monkeypatch.setattr(
-        type(session.context), "wait_idle", lambda self: (idle.append(self.timeline.submitted), wait(self))[1]
-    )
+    idle = noted(monkeypatch, type(session.context), "wait_idle", lambda context: context.timeline.submitted)
     events = spied(monkeypatch, session.context.timeline)
     session.run(None, {"x": X})
     assert [e[3] for e in events if e[0] == "submit"] == idle and len(idle) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from vkep.ir.program import IslandStep, VgfStep
 
+Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(5)
 W = RNG.uniform(0.5, 1.5, (64, 64)).astype(np.float32)
 K = RNG.uniform(-0.2, 0.2, (8, 3, 3, 3)).astype(np.float32)
@@ -18,7 +20,7 @@ R = np.arange(63, -1, -1, dtype=np.int32)
 X = RNG.uniform(0.5, 1.0, (64, 64)).astype(np.float32)
 
 
-def model(nodes: list[onnx.NodeProto], weights: dict[str, np.ndarray], shape: Any = X.shape) -> onnx.ModelProto:
+def model(nodes: list[onnx.NodeProto], weights: dict[str, Array], shape: Any = X.shape) -> onnx.ModelProto:
     graph = helper.make_graph(
         nodes,
         "g",
@@ -37,7 +39,7 @@ def node(op: str, *names: str, **attributes: Any) -> onnx.NodeProto:
 
 
 #: how a data graph may read the weight, and numpy's result; the Vulkan region after it computes acosh(1 + .) + w
-READS = {
+READS: dict[str, tuple[list[onnx.NodeProto], Callable[[Array, Array], Array]]] = {
     "elementwise": ([node("Mul", "x", "w", "a")], lambda x, r: x * W),
     "matmul": ([node("MatMul", "x", "w", "a")], lambda x, r: x @ W),
     "gather table": ([node("Gather", "w", "r", "t", axis=0), node("Mul", "x", "t", "a")], lambda x, r: x * W[r]),
@@ -52,7 +54,7 @@ READS = {
 }
 REST = {
     "w": W,
-    "one": np.float32(1),
+    "one": np.array(1, np.float32),
     "three": np.array([1, 64, 64]),
     "two": np.array([64, 64]),
     "places": np.tile(np.arange(64)[:, None], (1, 64)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unittest
+from typing import Any
 
 import numpy as np
 import onnx
@@ -32,10 +33,11 @@ def test_prepare_runs_more_than_once_and_names_outputs() -> None:
     try:
         for width in (3, 5):
             a, b = np.full((2, width), -2, np.float32), np.full((2, width), 1, np.float32)
-            outputs = prepared.run([a, b])
+            outputs: Any = prepared.run([a, b])  # a tuple that is also indexed by name
             np.testing.assert_array_equal(outputs["y"], np.zeros((2, width), np.float32))
             np.testing.assert_array_equal(outputs[1], a + b)
-            np.testing.assert_array_equal(prepared.run({"b": b, "a": a})["sum"], a + b)
+            again: Any = prepared.run({"b": b, "a": a})
+            np.testing.assert_array_equal(again["sum"], a + b)
         assert prepared.report().all_on_vulkan
     finally:
         prepared.close()

@@ -12,6 +12,7 @@ from onnx import helper, numpy_helper
 
 from gpu_shared import SharedGpuContext
 from vkep import InferenceSession
+from vkep.session.session_state import Feed
 
 Array = np.ndarray[Any, Any]
 OPSET = 23
@@ -63,20 +64,21 @@ def shared_context() -> SharedGpuContext:
     return SharedGpuContext.create({"gpu_shared_context_token": "operators"})
 
 
-def on_vulkan(model: onnx.ModelProto, values: Mapping[str, Array]) -> list[Array]:
-    """The outputs, with every node on Vulkan or folded; `UnsupportedModelError` says what was declined."""
+def on_vulkan(model: onnx.ModelProto, values: Mapping[str, Feed]) -> list[Array]:
+    """The outputs, with every node on Vulkan or folded; `UnsupportedModelError` says what was declined. ``values`` may have
+    more than the model's inputs, such as None for an absent one."""
     given = {i.name: values[i.name] for i in model.graph.input}
     with InferenceSession(model, context=shared_context(), fallback="error") as session:
         return session.run(None, given)
 
 
-def by_reference(model: onnx.ModelProto, values: Mapping[str, Array]) -> list[Array]:
+def by_reference(model: onnx.ModelProto, values: Mapping[str, Feed]) -> list[Array]:
     from onnx.reference import ReferenceEvaluator
 
     return list(ReferenceEvaluator(model).run(None, {i.name: values[i.name] for i in model.graph.input}))
 
 
-def by_onnxruntime(model: onnx.ModelProto, values: Mapping[str, Array]) -> list[Array]:
+def by_onnxruntime(model: onnx.ModelProto, values: Mapping[str, Feed]) -> list[Any]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -111,8 +113,7 @@ def check(
 ) -> list[Array]:
     """Run one node on Vulkan and hold it against another implementation; the outputs."""
     model = model_of(op_type, inputs, **rest)
-    values = {name: value for name, value in inputs.items() if value is not None}
-    got = on_vulkan(model, values)
-    expected = (by_reference if against == "reference" else by_onnxruntime)(model, values)
+    got = on_vulkan(model, inputs)
+    expected = (by_reference if against == "reference" else by_onnxruntime)(model, inputs)
     assert_like(got, expected, rtol, atol)
     return got

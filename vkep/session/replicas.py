@@ -37,7 +37,7 @@ class RenewedSession:
 
     def run(
         self, names: Sequence[str] | None, feeds: Mapping[str, Array], run_options: RunOptions | None = None
-    ) -> list[Array]:
+    ) -> list[Any]:
         """As `InferenceSession.run`. Raises `DeviceLostError` where the new device was lost as well, or is not
         available."""
         session = self.session
@@ -143,7 +143,7 @@ class Replicas:
 
     def run(
         self, output_names: Sequence[str] | None, feeds: Mapping[str, Array], run_options: RunOptions | None = None
-    ) -> list[Array]:
+    ) -> list[Any]:
         """`InferenceSession.run` on the device with the fewest runs in progress: the same arguments, results and
         errors. Raises `DeviceLostError` where no device is left."""
         failed: dict[int, DeviceLostError] = {}
@@ -168,11 +168,11 @@ class Replicas:
 
     def map(
         self, batches: Iterable[Mapping[str, Array]], output_names: Sequence[str] | None = None
-    ) -> Iterator[list[Array]]:
+    ) -> Iterator[list[Any]]:
         """The results of `run` for each feed (input name: array), in order. At most ``concurrency`` + 1 feeds per
         device are taken in advance. Raises as `run`, at the feed that failed."""
         ahead = len(self) * (self._concurrency + 1)
-        pending: deque[Future[list[Array]]] = deque()
+        pending: deque[Future[list[Any]]] = deque()
         try:
             for feeds in batches:
                 pending.append(self._pool.submit(self.run, output_names, feeds))

@@ -154,7 +154,7 @@ class InferenceSession:
 
     def run(
         self, output_names: Sequence[str] | None, feeds: Mapping[str, Feed], run_options: RunOptions | None = None
-    ) -> list[Array]:
+    ) -> list[Any]:
         """Run the model; results of ``output_names`` (None, or none: all) in order.
 
         Inputs are numpy arrays (any strides) or what numpy makes one of, `DeviceTensor` or `OrtValue` with the shapes

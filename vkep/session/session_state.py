@@ -42,9 +42,8 @@ from vkep.session.vgf_executor import session_policy, vgf_delegate
 from vkep.shaders.library import ShaderLibrary
 
 Array = np.ndarray[Any, Any]
-#: an input of a run: a tensor, as numpy takes it too; for a sequence a list, for a map a mapping, for an optional without an
-#: element None
-Feed = npt.ArrayLike | DeviceTensor | OrtValue | list[Any] | Mapping[Any, Any] | None
+#: an input of a run: a tensor, as numpy takes it too; a list of them for a sequence, None for an optional without an element
+Feed = npt.ArrayLike | DeviceTensor | OrtValue | list[Any] | None
 
 
 #: a tensor in a sequence

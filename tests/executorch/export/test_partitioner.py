@@ -160,6 +160,6 @@ def test_arguments_are_checked(exporting: Any) -> None:
     from vkep.executorch.export import UnifiedGpuPartitioner
 
     with pytest.raises(TypeError, match="expected a UnifiedGpuCompileSpec"):
-        UnifiedGpuPartitioner({"prefer": "auto"})
+        UnifiedGpuPartitioner({"prefer": "auto"})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expected one of driver, emulation layers"):
         UnifiedGpuPartitioner(exporting.spec(), data_graphs="none")
