@@ -139,8 +139,10 @@ class Harness(KernelRunner):
             prepared.record(commands)
             commands.memory_barrier()
         self.submit(commands)
-        for made in (*ready, *tables):
-            made.close()
+        for prepared in ready:
+            prepared.close()
+        for table in tables:
+            table.close()
         for key, buffer in buffers.items():
             self._download(tensors[key], buffer, key in written)
             buffer.close()

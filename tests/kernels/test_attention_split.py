@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
+from tests.devices import GPU
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
-from tests.kernels.test_attention import GPU, Case, check, data, expected
+from tests.kernels.test_attention import Case, check, data, expected
 from tools.fuzz.attention_reference import coded, numbers
 from vkep.dtypes import DTYPES
 from vkep.kernels import attention_split, attention_stream
-from vkep.kernels.attention import AttentionProblem, gains_by_attention
+from vkep.kernels.attention import gains_by_attention
+from vkep.kernels.attention_problem import AttentionProblem
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.select import Emission, candidates, choose
 
@@ -134,7 +136,7 @@ def test_keys_and_values_in_codes(
     )
     y = Tensor.empty((case.batch, case.heads, case.queries, case.value_size), np.float32)
     gpu.compute(problem, caps, [Tensor(q), *map(Tensor, codes), *scales], [y], candidate=way(problem, caps))
-    check(y.array, expected(case, q, *numbers_of, None))
+    check(y.array, expected(case, q, numbers_of[0], numbers_of[1], None))
 
 
 def test_keys_past_the_end_are_not_read(gpu: Harness, caps: DeviceCapabilities) -> None:

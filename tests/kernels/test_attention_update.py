@@ -36,10 +36,11 @@ def problem_of(
     """``sizes``: sequences, heads, heads of keys, size, value size, rows of the cache."""
     batch, heads, kv_heads, size, value_size, room = sizes
     width = heads * size + kv_heads * (size + value_size)
-    steps = [(width, s, width) for s in (size, size, value_size)]
-    rows = [(kv_heads * room * s, room * s, s) for s in (size, value_size)]
+    k_step, v_step = ((width, s, width) for s in (size, value_size))
+    k_rows, v_rows = ((kv_heads * room * s, room * s, s) for s in (size, value_size))
     attention = AttentionProblem(
-        *(batch, heads, kv_heads, 1, room - 1, size, value_size, steps[0], *rows, (value_size, heads * value_size)),
+        *(batch, heads, kv_heads, 1, room - 1, size, value_size, k_step, k_rows, v_rows),
+        y_strides=(value_size, heads * value_size),
         scale=0.2,
         first=first,
         end=1,
@@ -50,7 +51,7 @@ def problem_of(
     )
     given: dict[str, Any] = {"half": size // 2, **update}
     new = CacheUpdateProblem(
-        *(batch, heads, kv_heads, 1, size, value_size, room, room, 0, *steps, dtype),
+        *(batch, heads, kv_heads, 1, size, value_size, room, room, 0, k_step, k_step, v_step, dtype),
         table_rows=TABLE,
         alignment=16,
         over=True,
@@ -106,13 +107,13 @@ def test_the_new_token_is_in_the_cache_and_is_seen(
         q, k = (normed(t, gain) for t, gain in zip((q, k), gains, strict=True))
     near = 1e-6 if up.dtype == "float32" else 4e-3
     for b, row in enumerate(first):
-        angles = [table[ids[b, 0] if up.ids else row].astype(np.float64) for table in tables]
-        for cache, was, new in zip(caches, past, (turned(k[b], *angles, False), v[b]), strict=True):
+        cos, sin = (table[ids[b, 0] if up.ids else row].astype(np.float64) for table in tables)
+        for cache, was, new in zip(caches, past, (turned(k[b], cos, sin, False), v[b]), strict=True):
             np.testing.assert_allclose(cache.array[b, :, row], new, atol=near, rtol=near)
             was[b, :, row] = cache.array[b, :, row]
             np.testing.assert_array_equal(cache.array[b], was[b])
         seen = slice(max(row + (of.first or -row), 0), row + 1)
-        queries = turned(q[b], *angles, False).astype(up.dtype).astype(np.float64).reshape(up.kv_heads, -1, up.size)
+        queries = turned(q[b], cos, sin, False).astype(up.dtype).astype(np.float64).reshape(up.kv_heads, -1, up.size)
         keys, values = (t[b, :, seen].astype(np.float64) for t in past)
         powers = np.exp(of.scale * queries @ keys.swapaxes(1, 2))
         more = np.exp(sink[0].astype(np.float64)).reshape(up.kv_heads, -1, 1) if sink else 0

@@ -14,6 +14,8 @@ from tools.fuzz.attention_reference import coded
 from vkep.kernels.cache_update import CacheUpdateProblem
 
 RNG = np.random.default_rng(17)
+#: batch, heads, heads of keys, new tokens, size, value size, old rows, room
+Sizes = tuple[int, int, int, int, int, int, int, int]
 
 
 def turned(x: np.ndarray[Any, Any], cos: np.ndarray[Any, Any], sin: np.ndarray[Any, Any], interleaved: bool) -> Any:
@@ -52,7 +54,7 @@ def normed(x: np.ndarray[Any, Any], gain: np.ndarray[Any, Any]) -> Any:
     ],
 )
 def test_the_new_rows_are_turned_and_what_follows_is_a_number(
-    gpu: Harness, caps: DeviceCapabilities, sizes: tuple[int, ...], rotary: dict[str, Any], dtype: str, over: bool
+    gpu: Harness, caps: DeviceCapabilities, sizes: Sizes, rotary: dict[str, Any], dtype: str, over: bool
 ) -> None:
     batch, heads, kv_heads, length, size, value_size, old, room = sizes
     if over and old != room:
@@ -72,12 +74,14 @@ def test_the_new_rows_are_turned_and_what_follows_is_a_number(
     half, table_rows, used = rotary.get("half", 0), 12, room - 1
     tables = [RNG.normal(size=(table_rows, half)).astype(dtype) for _ in range(2)]
     ids = np.stack([np.arange(start, start + length) for start in (3, 8, 0)[:batch]]).astype(np.int64)
-    steps = [(length * width, s, width) for s in (size, size, value_size)]
+    k_step, v_step = ((length * width, s, width) for s in (size, value_size))
     problem = CacheUpdateProblem(
         *sizes,
         used,
-        *steps,
-        dtype,
+        q_strides=k_step,
+        k_strides=k_step,
+        v_strides=v_step,
+        dtype=dtype,
         table_rows=table_rows,
         alignment=16,
         over=over,
@@ -102,13 +106,13 @@ def test_the_new_rows_are_turned_and_what_follows_is_a_number(
         end = row + length
         for step in range(length):
             at = ids[b, step] if problem.ids else row + step
-            angles = [table[at].astype(np.float64) for table in tables]
-            near = {"atol": tolerance, "rtol": tolerance}
-            new = turned(k[b, step], *angles, interleaved) if turns else k[b, step]
-            np.testing.assert_allclose(key[b, :, row + step], new, **near)
+            cos, sin = (table[at].astype(np.float64) for table in tables)
+            new = turned(k[b, step], cos, sin, interleaved) if turns else k[b, step]
+            np.testing.assert_allclose(key[b, :, row + step], new, rtol=tolerance, atol=tolerance)
             np.testing.assert_array_equal(value[b, :, row + step], v[b, step])
             if turns:
-                np.testing.assert_allclose(first[0][b, :, step], turned(q[b, step], *angles, interleaved), **near)
+                query = turned(q[b, step], cos, sin, interleaved)
+                np.testing.assert_allclose(first[0][b, :, step], query, rtol=tolerance, atol=tolerance)
         for got, was in ((key, past[0]), (value, past[1])):
             kept = was[b, :, :row] if old else np.zeros_like(got[b, :, :row])
             np.testing.assert_array_equal(got[b, :, :row], kept)
@@ -147,9 +151,11 @@ def test_rows_become_codes(
     scales = [RNG.uniform(0.5, 1.5, count).astype(np.float32) for count in counts] if scaled else []
     first = np.array([0, 2], np.int32)
     problem = CacheUpdateProblem(
-        *(batch, kv_heads, kv_heads, length, size, value_size, old, room, room, (0, 0, 0)),
-        *((kv_heads * length * s, length * s, s) for s in (size, value_size)),
-        "float32",
+        *(batch, kv_heads, kv_heads, length, size, value_size, old, room, room),
+        q_strides=(0, 0, 0),
+        k_strides=(kv_heads * length * size, length * size, size),
+        v_strides=(kv_heads * length * value_size, length * value_size, value_size),
+        dtype="float32",
         alignment=16,
         over=over,
         cache=cache,
@@ -161,8 +167,10 @@ def test_rows_become_codes(
     gpu.compute(problem, caps, given, made)
     for new, was, got, number in zip((k, v), past, made, range(2), strict=True):
         expected = was.copy()
-        scale = scales[number].reshape(-1, 1, new.shape[3] if channels else 1) if scaled else np.float32(1)
-        codes = coded(new, scale, held) if scaled else new.astype(held)
+        if scaled:
+            codes = coded(new, scales[number].reshape(-1, 1, new.shape[3] if channels else 1), held)
+        else:
+            codes = new.astype(held)
         for b in range(batch):
             expected[b, :, first[b] : first[b] + length] = codes[b]
         np.testing.assert_array_equal(got.array.view(np.uint8), expected.view(np.uint8))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ from tests.devices import GPU, HALF
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
 from tests.kernels.test_cooperative import PureTarget, relative_error
 from vkep.errors import Decline
-from vkep.kernels.conv import NHWC, ConvProblem
 from vkep.kernels.conv_nhwc import CONV_DEPTHWISE_LAST, CONV_LAST, conv_last, pack_taps_then_channels
+from vkep.kernels.conv_problem import NHWC, ConvProblem
 from vkep.kernels.cooperative_tiles import (
     CONV_LAST_TILES,
     CooperativeTile,
@@ -145,7 +146,7 @@ class TestSelection:
         [{"dtype": "float32"}, {"oc": 60}, {"groups": 2}, {"d": 2}],
         ids=str,
     )
-    def test_other_convolutions_are_not_taken(self, changes: dict[str, object]) -> None:
+    def test_other_convolutions_are_not_taken(self, changes: dict[str, Any]) -> None:
         problem = dataclasses.replace(DENSE[0], **changes)
         assert not takes(problem, GPU)
         with pytest.raises(Decline, match="its images lie as nhwc"):

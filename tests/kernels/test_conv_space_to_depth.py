@@ -19,7 +19,7 @@ from tests.kernels.test_conv_nhwc import convolved
 from tests.kernels.test_cooperative import PureTarget, relative_error
 from tests.lowering.test_channels_last import kernels_on_a_gpu
 from vkep.errors import Decline
-from vkep.kernels.conv import TO_NHWC, ConvProblem
+from vkep.kernels.conv_problem import TO_NHWC, ConvProblem
 from vkep.kernels.conv_space_to_depth import WIDEN_PIXELS, WidePixels, wide_pixels, widen_taps
 from vkep.kernels.cooperative_tiles import CooperativeTile, TileCost, float16_shape
 from vkep.kernels.select import choose, emit

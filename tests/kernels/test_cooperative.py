@@ -11,7 +11,7 @@ import pytest
 from gpu_shared.capabilities import FEATURE_NAMES, DeviceCapabilities
 from tests.devices import GPU, HALF
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
-from vkep.kernels.conv import NCHW, ConvProblem
+from vkep.kernels.conv_problem import NCHW, ConvProblem
 from vkep.kernels.cooperative import (
     conv_as_product,
     conv_cooperative,

@@ -264,7 +264,8 @@ def test_other_products_are_refused(discrete: DeviceCapabilities, gpu: Harness) 
         FusedProductProblem(rows, Form(EPSILON))
     with pytest.raises(ValueError, match="neither a norm nor two products"):
         FusedProductProblem(rows, Form())
-    update = CacheUpdateProblem(1, 2, 1, 1, 4, 4, 9, 9, 0, *[(0, 4, 0)] * 3, "float32", half=2, over=True)
+    step = (0, 4, 0)
+    update = CacheUpdateProblem(1, 2, 1, 1, 4, 4, 9, 9, 0, step, step, step, "float32", half=2, over=True)
     with pytest.raises(ValueError, match="8 columns of float32, the update takes 16"):
         FusedProductProblem(MatMulProblem(1, 8, 8, (0, 8, 1), (0, 8, 1)), Form(update=update))
     with pytest.raises(ValueError, match="not both halves"):

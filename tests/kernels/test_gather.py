@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,7 +124,7 @@ def test_copy(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, 
         np.testing.assert_array_equal(y.array, x)
 
 
-APPLY = {
+APPLY: dict[str, Callable[[Any, Any], Any]] = {
     "none": lambda a, b: b,
     "add": lambda a, b: a + b,
     "mul": lambda a, b: a * b,
@@ -210,7 +211,9 @@ def test_scatter_clamps_indices_out_of_range(gpu: Harness, caps: DeviceCapabilit
     assert noted(target) == "beyond"
 
 
-INDEXED = {
+Indexed = GatherProblem | GatherElementsProblem | GatherNDProblem | ScatterElementsProblem | ScatterNDProblem
+#: a problem, and the shapes of data, indices and updates
+INDEXED: dict[str, tuple[Indexed, tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]] = {
     "gather": (GatherProblem(1, 5, 1, 2, "float32", "int64"), (5,), (2,), None),
     "gather elements": (GatherElementsProblem((5, 2), (1, 2), 0, "float32", "int64"), (5, 2), (1, 2), None),
     "gather nd": (GatherNDProblem((5, 5), (1, 2), 0, "float32", "int64"), (5, 5), (1, 2), None),
@@ -290,7 +293,7 @@ def test_empty_and_wrong_arguments(caps: DeviceCapabilities) -> None:
     problem = ScatterNDProblem((3,), (0, 1), "float32", "int64")
     calls = emit(problem, NumpyWorkspace(caps), [Tensor(y), Tensor(none), Tensor(none)], [Tensor(y)])
     assert [call.kernel for call in calls] == [COPY]
-    for wrong, build in {
+    wrongs: dict[str, Callable[[], Problem]] = {
         "into an empty axis": lambda: GatherProblem(1, 0, 2, 3, "float32", "int64"),
         "reach beyond the data": lambda: GatherElementsProblem((3, 2), (3, 4), 0, "float32", "int64"),
         "equal ranks": lambda: GatherElementsProblem((3, 2), (3,), 0, "float32", "int64"),
@@ -300,7 +303,8 @@ def test_empty_and_wrong_arguments(caps: DeviceCapabilities) -> None:
         "3 coordinates for 2 axes": lambda: GatherNDProblem((3, 2), (4, 3), 0, "float32", "int64"),
         "expected 1 to 1 coordinates": lambda: ScatterNDProblem((3,), (4, 2), "float32", "int64"),
         "reduction is 'sub'": lambda: ScatterNDProblem((3,), (1, 1), "float32", "int64", "sub"),
-    }.items():
+    }
+    for wrong, build in wrongs.items():
         with pytest.raises(InvalidNode, match=wrong):
             build()
     nine = (1,) * 9

@@ -17,10 +17,10 @@ from vkep.dtypes import DTYPES
 from vkep.errors import Decline
 from vkep.ir.ops import BaseTarget
 from vkep.ir.tensor import Storage, Tensor, contiguous_strides
-from vkep.kernels.conv import NCHW, ConvProblem
+from vkep.kernels.conv_problem import NCHW, ConvProblem
 from vkep.kernels.matmul import MatMulProblem
 from vkep.kernels.matmul_generic import GenericProductProblem
-from vkep.kernels.matmul_nbits import MatMulNBitsProblem
+from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
 from vkep.kernels.problem import Need, Problem, extent
 from vkep.kernels.select import choose, emit
 
@@ -50,7 +50,9 @@ class Target(BaseTarget):
 
 
 def product(rng: random.Random) -> MatMulProblem:
-    size = lambda: rng.choice([1, 2, 5, 8, 16, 49, 64, 100, 257, 4096])  # noqa: E731
+    def size() -> int:
+        return rng.choice([1, 2, 5, 8, 16, 49, 64, 100, 257, 4096])
+
     m, n, k = size(), size(), rng.choice([0, size(), size(), 2048])
     batch = rng.choice([(1, 1), (1, 1), (2, 3), (1, 70000), (70000, 2), (1, 1 << 25)])
     if batch[1] > 3:
@@ -60,8 +62,9 @@ def product(rng: random.Random) -> MatMulProblem:
         inner = rng.choice([(columns, 1), (1, rows), (columns + rng.choice([0, 3, 8]), 1)])
         one = extent((rows, columns), inner)
         strides.append((*rng.choice([(0, 0), (batch[1] * one, one)]), *inner))
+    a, b = strides
     return MatMulProblem(
-        m, n, k, *strides, batch=batch, dtype=rng.choice(["float32", "float16"]), b_constant=rng.random() < 0.5
+        m, n, k, a, b, batch=batch, dtype=rng.choice(["float32", "float16"]), b_constant=rng.random() < 0.5
     )
 
 
@@ -87,15 +90,15 @@ def convolution(rng: random.Random) -> ConvProblem:
     groups = rng.choice([1, 1, 1, 2, 8])
     c, oc = (groups * rng.choice([1, 3, 4, 8, 64]) for _ in range(2))
     c = rng.choice([c, c, groups])
-    window = [rng.choice([1, 3, 3, 5, 7]) for _ in range(2)]
+    kh, kw = (rng.choice([1, 3, 3, 5, 7]) for _ in range(2))
     h, w = (rng.choice([0, 1, 7, 8, 14, 33, 224, 4096, 70000]) for _ in range(2))
     n = rng.choice([1, 2, 70000]) if h * w < 100 else 1
-    deep = {"d": 5, "kd": 3, "pads_d": (1, 1)} if rng.random() < 0.1 else {}
+    deep: dict[str, Any] = {"d": 5, "kd": 3, "pads_d": (1, 1)} if rng.random() < 0.1 else {}
     return ConvProblem(
-        *(n, c, h, w, oc, *window),
+        *(n, c, h, w, oc, kh, kw),
         stride=(rng.choice([1, 1, 2]), rng.choice([1, 1, 2, 4])),
         dilation=(rng.choice([1, 1, 2]), 1),
-        pads=(rng.choice([window[0] // 2, 12]), rng.choice([window[1] // 2, 0, 7]), 12, window[1]),
+        pads=(rng.choice([kh // 2, 12]), rng.choice([kw // 2, 0, 7]), 12, kw),
         groups=groups,
         dtype=rng.choice(["float32", "float16"]),
         w_constant=rng.random() < 0.7,

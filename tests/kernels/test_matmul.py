@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -285,8 +286,8 @@ class TestWithoutDevice:
             ({"a_strides": (8, 1)}, "expected batch strides"),
         ],
     )
-    def test_bad_problems(self, change: dict[str, object], message: str) -> None:
-        good = {"m": 8, "n": 8, "k": 8, "a_strides": (0, 8, 1), "b_strides": (0, 8, 1)}
+    def test_bad_problems(self, change: dict[str, Any], message: str) -> None:
+        good: dict[str, Any] = {"m": 8, "n": 8, "k": 8, "a_strides": (0, 8, 1), "b_strides": (0, 8, 1)}
         with pytest.raises(ValueError, match=message):
             MatMulProblem(**{**good, **change})
 
@@ -298,8 +299,8 @@ class TestWithoutDevice:
             ({"n": 1, "b_strides": (0, 1, 2**32)}, "strides"),
         ],
     )
-    def test_tensors_beyond_a_kernels_reach_are_declined(self, change: dict[str, object], message: str) -> None:
-        good = {"m": 8, "n": 8, "k": 8, "a_strides": (0, 8, 1), "b_strides": (0, 8, 1)}
+    def test_tensors_beyond_a_kernels_reach_are_declined(self, change: dict[str, Any], message: str) -> None:
+        good: dict[str, Any] = {"m": 8, "n": 8, "k": 8, "a_strides": (0, 8, 1), "b_strides": (0, 8, 1)}
         for caps in (CPU, GPU):
             with pytest.raises(Decline, match=message):
                 choose(MatMulProblem(**{**good, **change}), caps)

@@ -27,6 +27,20 @@ def out_size(size: int, kernel: int, stride: int, dilation: int, begin: int, end
     return out
 
 
+def out_sizes(
+    spatial: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads: Sequence[int],
+    ceil: bool,
+) -> list[int]:
+    """The output's size along each axis; ``pads`` are those at the beginnings, then those at the ends."""
+    rank = len(spatial)
+    axes = zip(spatial, kernel, strides, dilations, pads[:rank], pads[rank:], strict=True)
+    return [out_size(n, k, s, d, begin, end, ceil) for n, k, s, d, begin, end in axes]
+
+
 def expected(
     op: str,
     x: np.ndarray,
@@ -48,9 +62,10 @@ def expected(
         taps = [[start + k * d for k in range(n)] for start, n, d in zip(starts, kernel, dilations, strict=True)]
         inside = [[t for t in axis if 0 <= t < n] for axis, n in zip(taps, spatial, strict=True)]
         padded = [[t for t in axis if t < n + e] for axis, n, e in zip(taps, spatial, pads[rank:], strict=True)]
-        window = planes[(slice(None), *np.ix_(*inside))].reshape(len(planes), -1)
+        taken: tuple[Any, ...] = (slice(None), *np.ix_(*inside))
+        window = planes[taken].reshape(len(planes), -1)
         wide = window.astype(np.float64)
-        at = (slice(None), *place)
+        at: tuple[slice | int, ...] = (slice(None), *place)
         if op == "max":
             y[at] = window.max(1)
             positions = list(itertools.product(*inside))
@@ -96,8 +111,7 @@ def test_float32(
     gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, op: str, case: tuple[Any, ...]
 ) -> None:
     spatial, kernel, strides, pads, dilations, ceil = case
-    rank = len(spatial)
-    out = [out_size(*a, ceil) for a in zip(spatial, kernel, strides, dilations, pads[:rank], pads[rank:], strict=True)]
+    out = out_sizes(spatial, kernel, strides, dilations, pads, ceil)
     x = rng.normal(size=(2, 3, *spatial)).astype(np.float32)
     for option in (False, True):
         y, indices = Tensor.empty((2, 3, *out), np.float32), Tensor.empty((2, 3, *out), np.int64)

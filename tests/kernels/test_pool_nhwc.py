@@ -11,7 +11,7 @@ import pytest
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.devices import GPU
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
-from tests.kernels.test_pool import expected, out_size
+from tests.kernels.test_pool import expected, out_sizes
 from vkep.graph.windows import Window
 from vkep.kernels.pool import UNIT, PoolProblem, takes_channels_last
 from vkep.kernels.select import emit
@@ -28,8 +28,7 @@ class Case:
 
     @property
     def out(self) -> list[int]:
-        axes = zip(self.shape[2:], self.kernel, self.strides, self.dilations, self.pads[:2], self.pads[2:], strict=True)
-        return [out_size(*axis, self.ceil) for axis in axes]
+        return out_sizes(self.shape[2:], self.kernel, self.strides, self.dilations, self.pads, self.ceil)
 
     def problem(self, op: str, last: bool, **options: Any) -> PoolProblem:
         window = Window(self.kernel, self.strides, self.dilations, self.pads, tuple(self.out))
@@ -54,13 +53,13 @@ CASES = {
 
 
 def pooled(
-    gpu: Harness, op: str, case: Case, x: np.ndarray, *, include: bool = False, offset: int = 0, **run: bool
+    gpu: Harness, op: str, case: Case, x: np.ndarray, *, include: bool = False, offset: int = 0, **how: Any
 ) -> np.ndarray:
     """[n, c, oh, ow] of x [n, c, h, w], through [n, h, w, c]; tensors lie ``offset`` bytes beyond an aligned address."""
     lain = Tensor(x.transpose(0, 2, 3, 1), offset)
     y = Tensor(Tensor.empty((case.shape[0], *case.out, case.shape[1]), np.float16).array, offset)
     problem = case.problem(op, True, count_include_pad=include, alignment=offset or 16)
-    gpu.compute(problem, gpu.caps, [lain], [y], **run)
+    gpu.compute(problem, gpu.caps, [lain], [y], **how)
     return y.array.transpose(0, 3, 1, 2)
 
 

@@ -16,7 +16,7 @@ from vkep.kernels.cooperative_tiles import float16_shape, no_cooperative_tile
 from vkep.kernels.deform import DeformColumnsProblem
 from vkep.kernels.matmul_along_k import Weights, share
 from vkep.kernels.matmul_generic import GenericProductProblem
-from vkep.kernels.matmul_nbits import MatMulNBitsProblem
+from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
 from vkep.kernels.select import choose
 
 RNG = np.random.default_rng(21)

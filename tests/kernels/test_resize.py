@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from onnx.reference import ReferenceEvaluator
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, Tensor
+from tests.session.models import reference
 from vkep.errors import Decline, InvalidNode
 from vkep.kernels.resize import COORDINATES, NEAREST_MODES, ResizeMode, ResizeProblem
 from vkep.kernels.select import choose
@@ -40,7 +40,7 @@ def expected(x: np.ndarray, scales: list[float], mode: ResizeMode, roi: list[flo
     feeds = {"x": x.astype(np.float64), "scales": np.array(scales, np.float32)}
     if roi:
         feeds["roi"] = np.array(roi)
-    return ReferenceEvaluator(model).run(None, feeds)[0]
+    return reference(model, feeds)[0]
 
 
 def run(

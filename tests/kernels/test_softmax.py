@@ -26,7 +26,8 @@ def expected(x: np.ndarray, log: bool, alpha: float = 1.0) -> np.ndarray:
 
 def run(gpu: Harness, caps: DeviceCapabilities, x: np.ndarray, dtype: str, **kwargs: Any) -> np.ndarray:
     y = Tensor.empty(x.shape, x.dtype)
-    gpu.compute(SoftmaxProblem(*x.shape, dtype, **kwargs), caps, [Tensor(x)], [y])
+    outer, axis, inner = x.shape
+    gpu.compute(SoftmaxProblem(outer, axis, inner, dtype, **kwargs), caps, [Tensor(x)], [y])
     return y.array
 
 
@@ -72,7 +73,9 @@ def test_scale(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator)
 
 def test_large_values_do_not_overflow_and_masked_ones_vanish(gpu: Harness, caps: DeviceCapabilities) -> None:
     x = np.array([[1e30, 1e30, -1e30], [-np.inf, 0, 0], [88.8, 800, 8000]], np.float32)[:, :, None]
-    np.testing.assert_allclose(run(gpu, caps, x, "float32")[:, :, 0], [[0.5, 0.5, 0], [0, 0.5, 0.5], [0, 0, 1]])
+    np.testing.assert_allclose(
+        run(gpu, caps, x, "float32")[:, :, 0], [[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.0, 0.0, 1.0]]
+    )
 
 
 def test_nan_fills_its_own_row_only(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator) -> None:

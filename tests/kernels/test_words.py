@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gpu_shared.capabilities import REQUIRED_FEATURES
+from tests.calls import noted
 from tests.kernels.harness import Harness, Tensor
 from vkep.dtypes import DTYPES
 from vkep.kernels import all_kernels
@@ -267,9 +268,7 @@ def test_every_kernel_fits_a_poor_device(kernel: Kernel, kept: str) -> None:
 
 def test_a_rewritten_module_is_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A later process reads it; other features, and other code that rewrites, have entries of their own."""
-    made = []
-    real = words.fitted
-    monkeypatch.setattr(words, "fitted", lambda *arguments: made.append(arguments[1]) or real(*arguments))
+    made = noted(monkeypatch, words, "fitted", lambda binary, features, library: features)
     features = REQUIRED_FEATURES | {"subgroup_arithmetic", "subgroup_ballot", "subgroup_shuffle", "int64", "float64"}
     [cache_update] = [kernel for kernel in all_kernels() if kernel.source == "cache_update.comp"]
     wide = ("Float16", "Int64")
