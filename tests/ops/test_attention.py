@@ -12,7 +12,7 @@ from vkep.kernels import attention, attention_split
 from vkep.ops import sdpa, sdpa_fused
 
 RNG = np.random.default_rng(9)
-MS = {"domain": "com.microsoft", "against": "onnxruntime", "opset": 21, "atol": 1e-4, "rtol": 1e-4}
+MS: dict[str, Any] = {"domain": "com.microsoft", "against": "onnxruntime", "opset": 21, "atol": 1e-4, "rtol": 1e-4}
 
 
 def _normal(*shape: int, dtype: Any = np.float32) -> np.ndarray[Any, Any]:
@@ -67,7 +67,7 @@ def test_scores_output(mode: int) -> None:
     inputs = {"q": _normal(2, 4, 3, 8), "k": _normal(2, 2, 6, 8), "v": _normal(2, 2, 6, 8), "m": _normal(3, 6)}
     # the reference's mode 0 has the soft cap in it, against the specification
     softcap = 2.0 if mode else 0.0
-    attributes = {"qk_matmul_output_mode": mode, "softcap": softcap}
+    attributes: dict[str, Any] = {"qk_matmul_output_mode": mode, "softcap": softcap}
     check("Attention", inputs, outputs=("y", "", "", "s"), opset=24, atol=1e-5, **attributes)
 
 
@@ -94,7 +94,7 @@ def test_rotary(interleaved: int, width: int, flat: bool) -> None:
     positions = RNG.integers(0, 9, (2, 5))
     inputs = {"x": x, "c": _normal(9, width // 2), "s": _normal(9, width // 2), "p": positions}
     extra: dict[str, Any] = {"num_heads": 3} if flat else {}
-    dim = {"rotary_embedding_dim": width} if width < 8 else {}
+    dim: dict[str, Any] = {"rotary_embedding_dim": width} if width < 8 else {}
     check("RotaryEmbedding", inputs, interleaved=interleaved, **dim, **extra)
 
 
@@ -189,7 +189,7 @@ def test_group_query_attention(rotary: int, packed: bool, stage: str, extra: dic
         "sin": sin if rotary else None,
     }
     values = {name: v for name, v in inputs.items() if v is not None}
-    attributes = {"num_heads": heads, "kv_num_heads": kv_heads, "do_rotary": rotary, **extra}
+    attributes: dict[str, Any] = {"num_heads": heads, "kv_num_heads": kv_heads, "do_rotary": rotary, **extra}
     model = model_of(
         "GroupQueryAttention",
         inputs,

@@ -48,7 +48,8 @@ def test_some_draws_bind_their_caches_in_place() -> None:
         held = [case for case in cases if case.inputs["past_key"] is not None]
         assert {case.in_place for case in held} == {True, False}, name
         case = next(case for case in held if case.in_place)
-        same = [case.inputs.get(over.get(n, "")) for n in case.outputs]
+        pasts = [case.inputs.get(over.get(n, "")) for n in case.outputs]
+        same = [np.zeros((1, 1, 1), np.float32) if past is None else past for past in pasts]
         assert caches_in_place(case, same) == over
         assert caches_in_place(replace(case, in_place=False), same) == {}
-        assert caches_in_place(case, [None if t is None else np.concatenate([t, t], 2) for t in same]) == {}
+        assert caches_in_place(case, [np.concatenate([t, t], 2) for t in same]) == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ QKV = dict.fromkeys("qkv", ("float16", HEADS))
 
 
 def _plan(
-    inputs: dict[str, tuple[str, tuple[int, ...]] | None],
+    inputs: Mapping[str, tuple[str, tuple[int, ...]] | None],
     op: str = "Attention",
     outputs: tuple[str, ...] = ("y",),
     caps: DeviceCapabilities = GPU,
@@ -84,7 +85,12 @@ def test_heads_side_by_side_are_read_and_written_in_place() -> None:
 
 
 def test_bounds_by_position_need_no_mask() -> None:
-    for attributes in ({"is_causal": 1}, {"is_causal": 1, "left_window_size": 20}, {"right_window_size": 7}):
+    bounds: tuple[dict[str, Any], ...] = (
+        {"is_causal": 1},
+        {"is_causal": 1, "left_window_size": 20},
+        {"right_window_size": 7},
+    )
+    for attributes in bounds:
         assert _sources(_plan(QKV, **attributes)) == ["attention_coop.comp"]
 
 
@@ -144,7 +150,12 @@ def test_positions_that_a_run_decides_are_read_by_the_kernel() -> None:
     flat = {"q": ("float16", (2, 32, 512)), "k": ("float16", (2, 32, 128)), "v": ("float16", (2, 32, 128))}
     past = dict.fromkeys(("pk", "pv"), ("float16", (2, 2, 64, 64)))
     inputs = {**flat, **past, "len": ("int32", (2,)), "total": None}
-    attributes = {"num_heads": 8, "kv_num_heads": 2, "domain": "com.microsoft", "outputs": ("y", "nk", "nv")}
+    attributes: dict[str, Any] = {
+        "num_heads": 8,
+        "kv_num_heads": 2,
+        "domain": "com.microsoft",
+        "outputs": ("y", "nk", "nv"),
+    }
     total = {"total": np.array(96, np.int32)}
     plan = _plan(inputs, "GroupQueryAttention", constants=total, **attributes)
     assert _spec(plan)["ORIGIN"] == 1 and _spec(plan)["BIAS"] == 0 and _spec(plan)["GROUP"] == 4

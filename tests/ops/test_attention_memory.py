@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -27,7 +29,7 @@ def with_scores_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sdpa_fused, "gains_by_attention", lambda *args: False)
 
 
-def _plan(heads: int, length: int, caps: DeviceCapabilities, **attributes: int) -> Plan:
+def _plan(heads: int, length: int, caps: DeviceCapabilities, **attributes: Any) -> Plan:
     shape = (1, heads, length, SIZE)
     infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("q", "k", "v", "y")]
     node = helper.make_node("Attention", ["q", "k", "v"], ["y"], **attributes)
@@ -52,7 +54,7 @@ def test_memory_is_that_of_a_block(caps: DeviceCapabilities, heads: int, length:
 
 @pytest.mark.parametrize("caps", [CPU, GPU], ids=["cpu", "gpu"])
 def test_keys_that_no_query_of_a_block_sees_are_left_out(caps: DeviceCapabilities) -> None:
-    def flops(**attributes: int) -> int:
+    def flops(**attributes: Any) -> int:
         return sum(dispatch.flops for dispatch in _plan(8, 8192, caps, **attributes).dispatches)
 
     everything = flops()

@@ -13,7 +13,7 @@ from tests.ops.cases import by_onnxruntime, model_of, on_vulkan
 from vkep import InferenceSession, InvalidInputError, InvalidModelError
 
 RNG = np.random.default_rng(3)
-MS = {"domain": "com.microsoft", "opset": 21}
+MS: dict[str, Any] = {"domain": "com.microsoft", "opset": 21}
 Shapes = dict[str, tuple[int, ...] | None]
 
 
@@ -59,9 +59,10 @@ def test_scores_of_an_unknown_stage(mode: int) -> None:
         (MULTI_HEAD, {"q_num_heads": 3}, r"\[2, 3, 16\] does not divide into 3 heads"),
     ],
 )
-def test_attention_side_by_side(shapes: Shapes, attributes: dict[str, int], message: str) -> None:
+def test_attention_side_by_side(shapes: Shapes, attributes: dict[str, Any], message: str) -> None:
     values = _values(shapes)
-    model = model_of("Attention", values, opset=23, **{"q_num_heads": 2, "kv_num_heads": 2, **attributes})
+    heads: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 2, **attributes}
+    model = model_of("Attention", values, opset=23, **heads)
     with pytest.raises(InvalidModelError, match=message):
         on_vulkan(model, values)
 

@@ -106,7 +106,11 @@ def test_convolution(dtype: str, rank: int, group: int) -> None:
         "w": _normal(6, 4 // group, *kernel, dtype=dtype),
         "b": _normal(6, dtype=dtype),
     }
-    window = {"strides": [2, 1, 1][:rank], "dilations": [1, 2, 1][:rank], "pads": [1, 0, 2][:rank] + [0, 1, 1][:rank]}
+    window: dict[str, Any] = {
+        "strides": [2, 1, 1][:rank],
+        "dilations": [1, 2, 1][:rank],
+        "pads": [1, 0, 2][:rank] + [0, 1, 1][:rank],
+    }
     got = on_vulkan(model_of("Conv", inputs, group=group, **window), inputs)
     exact = {k: v.astype(np.float32) for k, v in inputs.items()}
     from tests.ops.cases import by_onnxruntime

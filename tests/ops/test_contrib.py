@@ -10,8 +10,9 @@ import pytest
 
 from tests.ops.cases import assert_like, by_onnxruntime, check, model_of, on_vulkan
 
+Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(3)
-MS = {"domain": "com.microsoft", "against": "onnxruntime", "opset": 21}
+MS: dict[str, Any] = {"domain": "com.microsoft", "against": "onnxruntime", "opset": 21}
 
 
 def _normal(*shape: int, dtype: Any = np.float32) -> np.ndarray[Any, Any]:
@@ -32,7 +33,7 @@ def test_biased_activations(op_type: str) -> None:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("outputs", [("y",), ("y", "", "", "sum")])
 def test_skip_layer_norm(beta: bool, bias: bool, outputs: tuple[str, ...]) -> None:
-    inputs = {"x": _normal(2, 5, 16), "s": _normal(2, 5, 16), "g": _normal(16)}
+    inputs: dict[str, Array | None] = {"x": _normal(2, 5, 16), "s": _normal(2, 5, 16), "g": _normal(16)}
     inputs |= {"b": _normal(16) if beta else None, "c": _normal(16) if bias else None}
     check("SkipLayerNormalization", inputs, outputs=outputs, atol=1e-4, epsilon=1e-5, **MS)
 
@@ -88,11 +89,11 @@ def test_fused_matmul_with_batch_transposed() -> None:
 @pytest.mark.parametrize("activation", ["Relu", "LeakyRelu", "Tanh", "Sigmoid"])
 def test_fused_convolution_and_gemm(activation: str) -> None:
     inputs = {"a": _normal(4, 5), "b": _normal(5, 6), "c": _normal(6)}
-    slope = {"activation_alpha": 0.2} if activation == "LeakyRelu" else {}
+    slope: dict[str, Any] = {"activation_alpha": 0.2} if activation == "LeakyRelu" else {}
     check("FusedGemm", inputs, activation=activation, **slope, **MS)
-    values = {"activation_params": [0.2]} if activation == "LeakyRelu" else {}
+    more: dict[str, Any] = {"activation_params": [0.2]} if activation == "LeakyRelu" else {}
     inputs = {"x": _normal(1, 2, 6, 6), "w": _normal(3, 2, 3, 3), "b": _normal(3)}
-    check("FusedConv", inputs, activation=activation, atol=1e-4, **values, **MS)
+    check("FusedConv", inputs, activation=activation, atol=1e-4, **more, **MS)
 
 
 def test_bias_dropout_of_inference() -> None:
@@ -115,12 +116,12 @@ def test_matmul_nbits(bits: int, rows: int, zeros: bool, depth: int) -> None:
         "z": RNG.integers(0, 256, (n, -(-blocks * bits // 8))).astype(np.uint8) if zeros else None,
     }
     constants = ("b", "s", "z") if zeros else ("b", "s")
-    attributes = {"K": depth, "N": n, "bits": bits, "block_size": block}
+    attributes: dict[str, Any] = {"K": depth, "N": n, "bits": bits, "block_size": block}
     check("MatMulNBits", inputs, constants=constants, atol=2e-4, rtol=1e-4, **attributes, **MS)
 
 
 def test_matmul_nbits_with_bias_and_float_zero_points() -> None:
-    inputs = {
+    inputs: dict[str, Array | None] = {
         "a": _normal(2, 64),
         "b": RNG.integers(0, 256, (16, 2, 16)).astype(np.uint8),
         "s": RNG.uniform(0.01, 0.1, (16, 2)).astype(np.float32),
@@ -149,7 +150,7 @@ def test_gather_block_quantized(dtype: Any, constant: bool, zeros: bool, gather_
     }
     values = {name: value for name, value in inputs.items() if value is not None}
     constants = [name for name in values if name != "i"]
-    axes = {"gather_axis": gather_axis, "quantize_axis": quantize_axis, "block_size": 16}
+    axes: dict[str, Any] = {"gather_axis": gather_axis, "quantize_axis": quantize_axis, "block_size": 16}
     fixed = model_of("GatherBlockQuantized", values, constants=constants, domain="com.microsoft", opset=21, **axes)
     ours = fixed if constant else model_of("GatherBlockQuantized", values, domain="com.microsoft", opset=21, **axes)
     # onnxruntime takes no 4-bit tensor from outside
@@ -159,7 +160,7 @@ def test_gather_block_quantized(dtype: Any, constant: bool, zeros: bool, gather_
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("zeros", [False, True])
 def test_gather_block_quantized_bytes(bits: int, zeros: bool) -> None:
-    inputs = {
+    inputs: dict[str, Array | None] = {
         "x": RNG.integers(0, 256, (6, 64 * bits // 8)).astype(np.uint8),
         "i": RNG.integers(0, 6, (2, 3)).astype(np.int32),
         "s": RNG.uniform(0.1, 1, (6, 4)).astype(np.float32),

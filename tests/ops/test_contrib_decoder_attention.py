@@ -88,8 +88,10 @@ def test_longformer(apart: bool, window: int) -> None:
         other = [gb, own[3], own[4]] if apart else np.split(gb, 3)
         kept = (mask >= 0)[:, None, None] & (mask >= 0)[:, None, :, None]
         near = np.abs(np.arange(length)[:, None] - np.arange(length)) <= window
-        local = attended(*parts(w, own[:3]), kept & (near | (flags != 0)[:, None, None]))
-        return np.where(flags[..., None] != 0, attended(*parts(gw, other), kept), local)
+        q, k, v = parts(w, own[:3])
+        local = attended(q, k, v, kept & (near | (flags != 0)[:, None, None]))
+        q, k, v = parts(gw, other)
+        return np.where(flags[..., None] != 0, attended(q, k, v, kept), local)
 
     against(expected, "LongformerAttention", inputs, num_heads=HEADS, window=window)
 
@@ -181,7 +183,7 @@ def test_blocks_that_do_not_fit() -> None:
         "pv": normal(1, 2, 4, 8), "rows": np.array([[0, 1, 3]], np.int32), "columns": np.array([[0, 0, 5]], np.int32),
         "total": np.array(2, np.int32), "lengths": np.array([2], np.int32),
     }  # fmt: skip
-    attributes = {"num_heads": 2, "kv_num_heads": 2, "sparse_block_size": 2}
+    attributes: dict[str, Any] = {"num_heads": 2, "kv_num_heads": 2, "sparse_block_size": 2}
     constants = ["rows", "columns", "total"]
     model = model_of(
         "SparseAttention", inputs, outputs=("y", "a", "b"), constants=constants, domain="com.microsoft", **attributes

@@ -198,7 +198,13 @@ def _mixture(x: Array, r: Array, w1: Array, b1: Array, w2: Array, b2: Array) -> 
 @pytest.mark.parametrize(("groups", "kept", "summed", "k"), [(1, 1, 2, 3), (4, 2, 2, 3), (4, 3, 9, 1), (2, 1, 1, 4)])
 def test_routing_by_groups(groups: int, kept: int, summed: int, k: int) -> None:
     inputs = {"logits": normal(3, 5, 8), "bias": normal(8)}
-    attributes = {"n_group": groups, "topk_group": kept, "group_topk": summed, "top_k": k, "router_sentinel": -7.5}
+    attributes: dict[str, Any] = {
+        "n_group": groups,
+        "topk_group": kept,
+        "group_topk": summed,
+        "top_k": k,
+        "router_sentinel": -7.5,
+    }
     check("MoEGroupRouter", inputs, **attributes, **MS)
 
 

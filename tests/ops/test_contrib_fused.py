@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ def gelu(x: Array) -> Array:
 def against(
     expected: Callable[..., Any],
     op_type: str,
-    inputs: Inputs,
+    inputs: Mapping[str, Array | None],
     *,
     outputs: tuple[str, ...] = ("y",),
     atol: float = 1e-5,
@@ -136,7 +136,8 @@ def test_group_norm(dtype: Any, last: int, activation: int) -> None:
 
     def expected(x: Array, g: Array, o: Array, s: Array | float = 0.0, c: Array | float = 0.0) -> list[Array]:
         x = np.moveaxis(x, -1, 1) if last else x
-        s = np.moveaxis(s, -1, 1) if last and np.ndim(s) == 4 else np.reshape(s, (2, 8, 1, 1)) if np.ndim(s) == 2 else s
+        s = np.asarray(s)
+        s = np.moveaxis(s, -1, 1) if last and s.ndim == 4 else s.reshape(2, 8, 1, 1) if s.ndim == 2 else s
         total = x + s + np.reshape(c, (-1, 1, 1))
         rows = total.reshape(2, 4, -1)
         made = ((rows - rows.mean(-1, keepdims=True)) / np.sqrt(rows.var(-1, keepdims=True) + 1e-3)).reshape(x.shape)
@@ -188,7 +189,8 @@ def test_gates() -> None:
 )
 def test_branchwise_rms_norm(shape: tuple[int, ...], branches: int, scale: tuple[int, ...] | None) -> None:
     inputs: Inputs = {"x": normal(*shape), "s": None if scale is None else normal(*scale)}
-    check("BranchwiseRMSNorm", inputs, epsilon=1e-4, **({"num_branches": branches} if branches else {}), **MS)
+    rest: dict[str, Any] = {"num_branches": branches} if branches else {}
+    check("BranchwiseRMSNorm", inputs, epsilon=1e-4, **rest, **MS)
 
 
 @pytest.mark.parametrize("activation", ["silu", "sigmoid"])
@@ -351,10 +353,12 @@ def test_is_all_finite() -> None:
         (np.nan, "isnan_only", False),
         (np.inf, "isnan_only", True),
     ):
-        inputs = {"x": normal(40, 30), "v": normal(3), "z": normal(dtype=np.float16)}
+        x = normal(40, 30)
         if bad is not None:
-            inputs["x"][31, 17] = bad
-        against(lambda fine=fine, **_: np.array(fine), "IsAllFinite", inputs, **({only: 1} if only else {}))
+            x[31, 17] = bad
+        inputs: Inputs = {"x": x, "v": normal(3), "z": normal(dtype=np.float16)}
+        rest: dict[str, Any] = {only: 1} if only else {}
+        against(lambda fine=fine, **_: np.array(fine), "IsAllFinite", inputs, **rest)
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int64, np.uint64, np.float32, np.float64])

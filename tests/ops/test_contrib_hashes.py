@@ -58,7 +58,8 @@ def test_n_grams_of_packed_sequences(dtype: Any, options: str, reset: int) -> No
         if name == "sizes":
             inputs["starts"] = starts
     inputs["past_segments"] = RNG.integers(0, 2, (3, N - 1)).astype(np.int32) if "q" in options else None
-    names, rest = ["y", "next", "next_segments" if "s" in options else ""], {}
+    names = ["y", "next", "next_segments" if "s" in options else ""]
+    rest: dict[str, Any] = {}
     if "q" in options:
         inputs["captures"] = np.array([4, 2, 0], np.int32)
         names, rest = [*names, "states"], {"state_update_capacity": 3}

@@ -43,7 +43,7 @@ SOURCE = _tokens(1, 5, 3, 4, 2, 5, 4, 9, 3, 4)
 def test_bifurcation(current: Array, start: int, predicted: Array | None, sizes: tuple[int, int]) -> None:
     inputs = {"source": SOURCE, "current": current, "start": _tokens(start)}
     inputs |= {} if predicted is None else {"predicted": predicted}
-    attributes = {"min_ngram_size": sizes[0], "max_ngram_size": sizes[1]}
+    attributes: dict[str, Any] = {"min_ngram_size": sizes[0], "max_ngram_size": sizes[1]}
     check("BifurcationDetector", inputs, outputs=("y", "place"), **attributes, **MS)
 
 

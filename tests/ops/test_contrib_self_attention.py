@@ -141,10 +141,12 @@ def test_packed_multi_head_attention(together: bool, bias: bool) -> None:
     def expected(
         q: Array, o: Array, e: Array, k: Array | None = None, v: Array | None = None, c: Array | None = None
     ) -> Array:
-        parts = [q[:, :, i].reshape(9, 8) for i in range(3)] if together else [q, k, v]
+        if together:
+            q, k, v = (q[:, :, i].reshape(9, 8) for i in range(3))
+        assert k is not None and v is not None
         if c is not None:
-            parts = [t + part for t, part in zip(parts, np.split(c, 3), strict=True)]
-        return _attention(*parts, 2, None, 0.3)
+            q, k, v = (t + part for t, part in zip((q, k, v), np.split(c, 3), strict=True))
+        return _attention(q, k, v, 2, None, 0.3)
 
     first = {"q": normal(9, 2, 3, 4), "k": None, "v": None} if together else {n: normal(9, 8) for n in "qkv"}
     inputs: dict[str, Array | None] = {**first, "c": normal(24) if bias else None, "o": OFFSETS, "e": ENDS}

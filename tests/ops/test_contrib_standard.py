@@ -130,7 +130,7 @@ def test_qlinear_softmax(dtype: Any, opset: int) -> None:
     zero = 0 if dtype == np.uint8 else -128
     inputs = {"x": _bytes(dtype, 2, 3, 4), "xs": _scale(0.05), "xz": np.array(7, dtype)}
     inputs |= {"ys": _scale(0.00326), "yz": np.array(zero, dtype)}
-    attributes = {"opset": opset, "axis": 1}
+    attributes: dict[str, Any] = {"opset": opset, "axis": 1}
     node = helper.make_node("QLinearSoftmax", list(inputs), ["y"], domain="com.microsoft", **attributes)
     model = graph_of([node], inputs, ["y"], ["xs", "xz", "ys", "yz"], 21, "com.microsoft")
     [got], [wanted] = on_vulkan(model, inputs), by_onnxruntime(model, inputs)
@@ -142,7 +142,7 @@ def test_qlinear_softmax(dtype: Any, opset: int) -> None:
 @pytest.mark.parametrize("spatial", [(9,), (8, 9), (5, 4, 6)])
 def test_nhwc_max_pool(spatial: tuple[int, ...], dtype: Any) -> None:
     rank = len(spatial)
-    attributes = {"kernel_shape": [3] * rank, "strides": [2] * rank, "pads": [1] * 2 * rank}
+    attributes: dict[str, Any] = {"kernel_shape": [3] * rank, "strides": [2] * rank, "pads": [1] * 2 * rank}
     check("NhwcMaxPool", {"x": _bytes(dtype, 2, *spatial, 5)}, **attributes, **MS)
 
 
@@ -155,10 +155,15 @@ def _quantized(dtype: Any, *shape: int, out: float) -> dict[str, Array]:
 @pytest.mark.parametrize("channels_last", [0, 1])
 def test_qlinear_average_pools(channels_last: int, dtype: Any) -> None:
     inputs = _quantized(dtype, 2, 6, 7, 5, out=0.0431)
-    rest = {"constants": ["xs", "xz", "ys", "yz"], "channels_last": channels_last, **MS}
+    rest: dict[str, Any] = {"constants": ["xs", "xz", "ys", "yz"], "channels_last": channels_last, **MS}
     check("QLinearGlobalAveragePool", inputs, **rest)
     for include in (0, 1):
-        window = {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1], "count_include_pad": include}
+        window: dict[str, Any] = {
+            "kernel_shape": [3, 2],
+            "strides": [2, 1],
+            "pads": [1, 0, 1, 1],
+            "count_include_pad": include,
+        }
         check("QLinearAveragePool", inputs, auto_pad="", **window, **rest)
         ties = inputs | {"ys": inputs["xs"]}  # a mean of two lies between two steps
         check("QLinearAveragePool", ties, kernel_shape=[1, 2], count_include_pad=include, **rest)
@@ -238,7 +243,12 @@ def test_unique(x: list[float]) -> None:
 @pytest.mark.parametrize("across", [0, 1])
 @pytest.mark.parametrize("variance", [0, 1])
 def test_the_first_normalization_of_mean_and_variance(across: int, variance: int) -> None:
-    attributes = {"across_channels": across, "normalize_variance": variance, "against": "onnxruntime", "opset": 8}
+    attributes: dict[str, Any] = {
+        "across_channels": across,
+        "normalize_variance": variance,
+        "against": "onnxruntime",
+        "opset": 8,
+    }
     check("MeanVarianceNormalization", {"x": _normal(2, 3, 4, 5)}, **attributes)
 
 

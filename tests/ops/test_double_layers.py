@@ -74,7 +74,7 @@ def test_positions() -> None:
             want = _bilinear(IMAGE[n], ((v + 1) * 6 - 1) / 2, ((u + 1) * 5 - 1) / 2)
             np.testing.assert_allclose(got[n, :, 0, k], want, rtol=1e-12, atol=1e-13)
     inputs = {"x": IMAGE, "rois": np.array([[0.5, 1.0, 3.0, 4.0]]), "i": np.array([1])}
-    attributes = {
+    attributes: dict[str, Any] = {
         "output_height": 1,
         "output_width": 1,
         "sampling_ratio": 1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -63,7 +64,7 @@ def test_error_function_and_gelu_at_all_sizes(op_type: str, dtype: Any) -> None:
         else:
             error = np.vectorize(math.erf)(wide if op_type == "Erf" else wide / math.sqrt(2))
             exact = error if op_type == "Erf" else 0.5 * wide * (1 + error)
-    rest = {"approximate": "tanh"} if "tanh" in op_type else {}
+    rest: dict[str, Any] = {"approximate": "tanh"} if "tanh" in op_type else {}
     got = _run(op_type.split()[0], {"x": x}, opset=22, **rest)
     rtol, atol = (1e-6, 4e-7) if dtype == np.float32 else (2**-10, 1e-7)
     np.testing.assert_allclose(got.astype(np.float64), exact, rtol=rtol, atol=atol)
@@ -77,7 +78,7 @@ def test_regions_far_larger_than_their_image(mode: str, version: int) -> None:
     """Only samples on the image are computed where there are many."""
     boxes = np.array([[-900, -40, 800, 90], [-3, -2000, 700, 3], [1, 1, 3, 2], [3e3, 3e3, 6e3, 9e3]], np.float32)
     x = np.random.default_rng(5).normal(size=(2, 2, 5, 7)).astype(np.float32)
-    inputs = {"x": x, "boxes": boxes, "of": np.array([0, 1, 1, 0], np.int64)}
+    inputs: dict[str, Array] = {"x": x, "boxes": boxes, "of": np.array([0, 1, 1, 0], np.int64)}
     for ratio in (0, 2, 700):
         attributes: dict[str, Any] = {"output_height": 2, "output_width": 3, "sampling_ratio": ratio, "mode": mode}
         check("RoiAlign", inputs, opset=version, against="onnxruntime", atol=1e-4, rtol=1e-4, **attributes)
@@ -97,7 +98,7 @@ def test_operands_without_elements_follow_the_specification() -> None:
     """No axes to squeeze are none; the mean of no elements is undefined, and numpy's (`docs/operators.md`)."""
     x, none = np.ones((1, 2, 1), np.float32), np.zeros(0, np.int64)
     assert check("Squeeze", {"x": x, "axes": none}, constants=["axes"])[0].shape == (1, 2, 1)
-    empty = {"x": np.ones((2, 0), np.float32), "axes": np.array([1], np.int64)}
+    empty: dict[str, Array] = {"x": np.ones((2, 0), np.float32), "axes": np.array([1], np.int64)}
     assert np.isnan(_run("ReduceMean", empty, constants=("axes",))).all()
 
 
@@ -258,7 +259,7 @@ def test_sizes_of_zero(
         dtype = np.float32
     values = {n: np.ones(s, np.bool_ if n == "c" else dtype) for n, s in shapes.items()}
     got = _run(op_type, values, **attributes)
-    expected = {
+    expected: dict[str, Callable[..., Array]] = {
         "Add": lambda x, y: x + y,
         "Mul": lambda x, y: x * y,
         "Max": np.maximum,
@@ -268,8 +269,8 @@ def test_sizes_of_zero(
         "Transpose": lambda x: x.transpose(2, 0, 1),
         "Softmax": lambda x: x,
         "Relu": lambda x: x,
-    }[op_type](*values.values())
-    _same(got, expected.astype(dtype))
+    }
+    _same(got, expected[op_type](*values.values()).astype(dtype))
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTS], ids=str)
@@ -392,17 +393,17 @@ def test_weights_in_an_order_of_their_own(bits: int, zeros: bool) -> None:
         )
 
     zero = codes(packed)[:, group] if zeros else 1 << (bits - 1)
-    values = {"a": a, "w": weights, "s": scales, "z": packed if zeros else None, "g": group}
+    values: dict[str, Array | None] = {"a": a, "w": weights, "s": scales, "z": packed if zeros else None, "g": group}
     for constants in (("w", "s"), ("w", "s", "g")):
         model = model_of("MatMulNBits", values, constants=constants, domain="com.microsoft", K=k, N=n, bits=bits,
                          block_size=block)  # fmt: skip
-        got = on_vulkan(model, {n: v for n, v in values.items() if v is not None})[0]
+        got = on_vulkan(model, values)[0]
         np.testing.assert_allclose(got, a @ ((codes(weights) - zero) * scales[:, group]).T, rtol=1e-4, atol=1e-2)
 
 
 def test_shapes_of_the_reference_agree_where_nothing_is_left() -> None:
     x = np.zeros((2, 0, 3), np.float32)
-    values = {"x": x, "axes": np.array([1], np.int64)}
+    values: dict[str, Array] = {"x": x, "axes": np.array([1], np.int64)}
     model = model_of("ReduceSum", values, constants=("axes",), keepdims=1)
     _same(on_vulkan(model, values)[0], by_reference(model, values)[0])
 
@@ -441,7 +442,11 @@ def test_resize_with_a_coordinate_mode_that_later_versions_lack(mode: str) -> No
     for scales in ([1, 1, 0.6, 0.6], [1, 1, 2, 1.7]):
         inputs = {"x": np.arange(48, dtype=np.float32).reshape(1, 1, 6, 8) ** 2, "roi": np.zeros(0, np.float32)}
         inputs["scales"] = np.array(scales, np.float32)
-        rest = {"mode": mode, "coordinate_transformation_mode": "tf_half_pixel_for_nn", "constants": ["roi", "scales"]}
+        rest: dict[str, Any] = {
+            "mode": mode,
+            "coordinate_transformation_mode": "tf_half_pixel_for_nn",
+            "constants": ["roi", "scales"],
+        }
         check("Resize", inputs, against="onnxruntime", opset=12, rtol=1e-4, atol=1e-3, **rest)
 
 
@@ -449,5 +454,9 @@ def test_resize_of_a_region_that_is_not_given() -> None:
     """It is the whole image."""
     inputs = {"x": np.arange(48, dtype=np.float32).reshape(1, 1, 6, 8), "roi": None, "scales": None}
     sizes = {"sizes": np.array([1, 1, 4, 5], np.int64)}
-    mode = {"coordinate_transformation_mode": "tf_crop_and_resize", "mode": "linear", "constants": ["sizes"]}
+    mode: dict[str, Any] = {
+        "coordinate_transformation_mode": "tf_crop_and_resize",
+        "mode": "linear",
+        "constants": ["sizes"],
+    }
     check("Resize", {**inputs, **sizes}, against="onnxruntime", opset=19, atol=1e-4, **mode)

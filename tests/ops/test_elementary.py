@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from tests.ops.cases import model_of, on_vulkan
+from tests.session.models import reference
 from vkep import InferenceSession
 
 Open = Callable[..., InferenceSession]
@@ -48,7 +48,7 @@ def _check(
     assert session.report().all_on_vulkan, str(session.report())
     got = session.run(None, feeds)
     with np.errstate(all="ignore"):
-        expected = ReferenceEvaluator(model).run(None, feeds)
+        expected = reference(model, feeds)
     for g, e in zip(got, expected, strict=True):
         e = np.asarray(e)
         assert g.dtype == e.dtype and g.shape == e.shape
@@ -149,7 +149,7 @@ def test_whole_numbers_wrap_and_truncate(open_session: Open, op: str, dtype: Any
             )
             expected: Any = quotient.astype(dtype)
         else:
-            expected = ReferenceEvaluator(expected_model).run(None, {"x0": a, "x1": b})[0]
+            expected = reference(expected_model, {"x0": a, "x1": b})[0]
     np.testing.assert_array_equal(got, expected)
 
 
@@ -170,7 +170,7 @@ def test_where_and_clip(open_session: Open, rng: np.random.Generator) -> None:
         _check(open_session, "Clip", [z, *bounds])
 
 
-CASTS = [(np.float32, 7), (np.float32, 9), (np.float32, 10), (np.float16, 1), (np.int64, 1)]
+CASTS: list[tuple[Any, int]] = [(np.float32, 7), (np.float32, 9), (np.float32, 10), (np.float16, 1), (np.int64, 1)]
 CASTS += [(np.int64, 6), (np.int32, 7), (np.bool_, 1), (np.float32, 3), (np.uint8, 1)]
 
 
@@ -335,7 +335,7 @@ def test_softmax_of_large_values(open_session: Open) -> None:
 
 @pytest.mark.parametrize("constants", [(), (1, 2, 3, 4)])
 def test_batch_norm_of_one_axis_has_one_channel(open_session: Open, constants: tuple[int, ...]) -> None:
-    parts = [np.float32([value]) for value in (2.0, 0.5, 1.0, 3.0)]
+    parts = [np.array([value], np.float32) for value in (2.0, 0.5, 1.0, 3.0)]
     _check(open_session, "BatchNormalization", [np.arange(5, dtype=np.float32), *parts], constants=constants)
 
 

@@ -20,6 +20,10 @@ def f(*shape: int) -> Array:
     return np.zeros(shape, np.float32)
 
 
+def g(*values: Any) -> Array:
+    return np.array(values, np.float32)
+
+
 def i(*values: Any) -> Array:
     return np.array(values, np.int64)
 
@@ -50,7 +54,7 @@ DISAGREE: list[tuple[str, tuple[Array | None, ...], dict[str, Any], str]] = [
     ("GatherND", (f(3, 2), i([0], [0])), {"batch_dims": 1}, "equal batch axes"),
     ("NonMaxSuppression", (f(1, 2, 4), f(1, 1, 3), i(2)), {"opset": 11}, r"boxes has shape \[1, 2, 4\]"),
     ("NonMaxSuppression", (f(1, 3, 4), f(2, 1, 3), i(2)), {"opset": 11}, r"boxes has shape \[1, 3, 4\]"),
-    ("NonMaxSuppression", (f(1, 3, 4), f(1, 1, 3), i(2), np.float32([2])), {"opset": 11}, "iou_threshold is 2"),
+    ("NonMaxSuppression", (f(1, 3, 4), f(1, 1, 3), i(2), g(2)), {"opset": 11}, "iou_threshold is 2"),
     ("RoiAlign", (f(1, 1, 4, 4), f(3, 4), i(0)), {}, r"indices has shape \[1\], expected \[3\]"),
     ("RoiAlign", (f(1, 1, 4, 4), f(3, 2), i(0, 0, 0)), {}, r"rois has shape \[3, 2\], expected \[3, 4\]"),
     ("RoiAlign", (f(1, 1, 0, 4), f(1, 4), i(0)), {}, "without elements"),
@@ -73,7 +77,7 @@ DISAGREE: list[tuple[str, tuple[Array | None, ...], dict[str, Any], str]] = [
     ("Pad", (f(2, 3), i(0, 3, 0, 0)), {"mode": "reflect"}, "too few elements to reflect"),
     ("Pad", (f(2, 3), i(0, 1, 0)), {}, "expected two for each"),
     ("Pad", (f(2, 3), i(0, 1, 0, 0), f(2)), {}, r"constant_value has shape \[2\]"),
-    ("Resize", (f(2, 3), None, np.float32([1, 2])), {"axes": [1, 1]}, r"axes \[1, 1\]"),
+    ("Resize", (f(2, 3), None, g(1, 2)), {"axes": [1, 1]}, r"axes \[1, 1\]"),
     ("MaxUnpool", (f(1, 1, 2, 2), np.zeros((1, 1, 2, 1), np.int64)), {"kernel_shape": [2, 2]}, "indices has shape"),
     ("MaxUnpool", (f(1, 1, 2, 2), np.zeros((1, 1, 2, 2), np.int64)), {"kernel_shape": [2]}, "do not fit an input"),
     ("AffineGrid", (f(1, 2, 3), i(2, 1, 2, 2)), {}, r"matrices \[1, 2, 3\] for images of size"),
@@ -107,8 +111,8 @@ FAULTS: list[tuple[str, tuple[Array | None, ...], int, list[Array], dict[str, An
     ("ScatterElements", (f(5), i(-5, 4), f(2)), 1, [i(5, 0), i(0, -6)], {}, r"outside \[-5, 4\] of axis 0"),
     ("ScatterND", (f(5, 2), i([-5, 1]), f(1)), 1, [i([5, 0]), i([0, -3])], {}, r"outside of its axis of \[5, 2\]"),
     ("RoiAlign", (f(2, 1, 4, 4), f(2, 4), i(0, 1)), 2, [i(2, 0), i(0, -1)], {}, r"outside \[0, 1\]"),
-    ("RoiAlign", (f(1, 1, 4, 4), np.float32([[-4e4, 0, 2e4, 4]]), i(0)), 1,
-     [np.float32([[0, 0, 1, y]]) for y in (3e5, 1e30, np.inf, np.nan)], {"output_height": 2}, "more than 65536"),
+    ("RoiAlign", (f(1, 1, 4, 4), g([-4e4, 0, 2e4, 4]), i(0)), 1,
+     [g([0, 0, 1, y]) for y in (3e5, 1e30, np.inf, np.nan)], {"output_height": 2}, "more than 65536"),
     ("MaxRoiPool", (f(2, 1, 4, 4), f(1, 5)), 1, [f(1, 5) + 2, f(1, 5) - 1], {"pooled_shape": [1, 1]}, r"outside \[0, 1\]"),
     ("ReverseSequence", (f(2, 3), i(0, 1, 2)), 1, [i(0, 3, 2), i(-1, 2, 2)], {}, r"a length is outside \[0, 2\]"),
     ("MaxUnpool", (f(1, 1, 2), i([[0, 3]])), 1, [i([[0, 4]]), i([[-1, 3]])], {"kernel_shape": [2], "strides": [2]},
@@ -147,7 +151,7 @@ def test_constants_out_of_range_are_no_model(
 
 
 def test_a_one_hot_index_out_of_range_is_nowhere() -> None:
-    inputs = (i(0, 3, -4, -1), i(3), np.float32([0, 1]))
+    inputs = (i(0, 3, -4, -1), i(3), g(0, 1))
     with session("OneHot", inputs) as model:
         (y,) = model.run(None, feeds(inputs))
     np.testing.assert_array_equal(y, [[1, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 1]])

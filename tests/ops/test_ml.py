@@ -154,7 +154,7 @@ def test_label_encoder_of_tensors(dtype: Any) -> None:
 
 def test_label_encoder_of_lists_with_a_default_that_is_a_tensor() -> None:
     default = numpy_helper.from_array(np.array([42], np.int64))
-    lists = {"keys_int64s": [1, 2], "values_int64s": [7, 8]}
+    lists: dict[str, Any] = {"keys_int64s": [1, 2], "values_int64s": [7, 8]}
     check_ml("LabelEncoder", {"x": np.array([2, 5], np.int64)}, version=4, default_tensor=default, **lists)
 
 
@@ -268,8 +268,12 @@ def test_svm_classifier_of_probabilities(classes: int, transform: str) -> None:
 @pytest.mark.parametrize(("classes", "least"), [(2, -1), (2, 0), (3, -1)])
 def test_svm_classifier_without_supports(classes: int, least: float) -> None:
     coefficients = RNG.uniform(least, 1, 4 * classes).astype(np.float32).tolist()
-    attributes = {"classlabels_ints": [5, -9, 7][:classes], "coefficients": coefficients, "rho": [-0.25]}
-    kernel = {"kernel_type": "LINEAR", "kernel_params": [0.0, 0.0, 0.0]}
+    attributes: dict[str, Any] = {
+        "classlabels_ints": [5, -9, 7][:classes],
+        "coefficients": coefficients,
+        "rho": [-0.25],
+    }
+    kernel: dict[str, Any] = {"kernel_type": "LINEAR", "kernel_params": [0.0, 0.0, 0.0]}
     check_ml("SVMClassifier", {"x": features()}, ("label", "scores"), **attributes, **kernel)
 
 
@@ -308,12 +312,12 @@ def test_of_labels_that_are_texts_the_cpu_has_the_texts_alone(which: str) -> Non
     [
         (2, {}),
         (2, {"default_string": "none"}),
-        (4, {"default_tensor": helper.make_tensor("d", onnx.TensorProto.STRING, [1], ["nothing"])}),
+        (4, {"default_tensor": numpy_helper.from_array(np.array(["nothing"], object), "d")}),
     ],
 )
 def test_a_label_encoder_from_numbers_to_texts(version: int, default: dict[str, Any]) -> None:
     x = np.array([[4, 7], [9, 4]], np.int64)
-    lists = {"keys_int64s": [4, 7, -1], "values_strings": TEXTS}
+    lists: dict[str, Any] = {"keys_int64s": [4, 7, -1], "values_strings": TEXTS}
     check_texts(ml_model("LabelEncoder", {"x": x}, version=version, **lists, **default), x)
 
 

@@ -163,7 +163,7 @@ CASES: dict[str, tuple[Any, ...]] = {
 
 def _model(case: tuple[Any, ...], dynamic: bool) -> tuple[onnx.ModelProto, dict[str, Array]]:
     op_type, inputs, attributes, version, *rest = case
-    domain, outputs = (*rest, *("", 1)[len(rest) :])
+    domain, outputs = rest + ["", 1][len(rest) :]
     names = ["" if value is None else f"x{k}" for k, value in enumerate(inputs)]
     values = {name: value for name, value in zip(names, inputs, strict=True) if value is not None}
 

@@ -26,14 +26,14 @@ def test_quantize_and_back(kind: str, axis: int | None) -> None:
     x = RNG.normal(0, 50, (2, 3, 5)).astype(np.float32)
     scale = RNG.uniform(0.1, 1, () if axis is None else (count,)).astype(np.float32)
     zero = RNG.integers(0, 100, scale.shape).astype(kind)
-    attributes = {} if axis is None else {"axis": axis}
+    attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
     [q] = check("QuantizeLinear", {"x": x, "s": scale, "z": zero}, **attributes)
     check("DequantizeLinear", {"x": q, "s": scale, "z": zero}, **attributes)
 
 
 def test_ties_go_to_even_and_overflow_saturates() -> None:
     x = np.array([0.5, 1.5, 2.5, -0.5, -1.5, 1e6, -1e6, np.inf, -np.inf], np.float32)
-    model = model_of("QuantizeLinear", {"x": x, "s": np.float32(1).reshape(()), "z": np.array(0, np.int8)})
+    model = model_of("QuantizeLinear", {"x": x, "s": np.array(1, np.float32), "z": np.array(0, np.int8)})
     [y] = on_vulkan(model, {"x": x, "s": np.array(1, np.float32), "z": np.array(0, np.int8)})
     assert y.tolist() == [0, 2, 2, 0, -2, 127, -128, 127, -128]
 
@@ -52,7 +52,7 @@ def test_blocks(axis: int, length: int) -> None:
         -128,
         127,
     ).astype(np.int8)
-    values = {"x": x, "s": scale, "z": zero}
+    values: dict[str, np.ndarray[Any, Any]] = {"x": x, "s": scale, "z": zero}
     model = model_of("QuantizeLinear", values, axis=axis, block_size=4)
     np.testing.assert_array_equal(on_vulkan(model, values)[0], q)
     if length == 8:
@@ -77,7 +77,7 @@ def test_packed_constants_take_half_a_byte() -> None:
     from vkep import InferenceSession
 
     x = RNG.integers(0, 16, (64, 64)).astype(ml_dtypes.uint4)
-    model = model_of("DequantizeLinear", {"x": x, "s": np.float32(0.5).reshape(())}, constants=("x",))
+    model = model_of("DequantizeLinear", {"x": x, "s": np.array(0.5, np.float32)}, constants=("x",))
     with InferenceSession(model) as session:
         [island] = session.report().islands
         assert 64 * 64 // 2 <= island.constant_bytes < 64 * 64
@@ -152,7 +152,7 @@ def test_quantized_convolution(group: int, per_channel: bool) -> None:
         "yz": np.array(120, np.uint8),
         "bias": RNG.integers(-1000, 1000, 8).astype(np.int32),
     }
-    window = {"group": group, "pads": [1, 0, 2, 1], "strides": [2, 1], "dilations": [1, 2]}
+    window: dict[str, Any] = {"group": group, "pads": [1, 0, 2, 1], "strides": [2, 1], "dilations": [1, 2]}
     check("QLinearConv", inputs, against="onnxruntime", opset=21, constants=("w", "wz", "ws"), **window)
 
 

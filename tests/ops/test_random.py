@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+from gpu_shared.capabilities import DeviceCapabilities
 from tests.ops.cases import check, graph_of, model_of, on_vulkan
 from vkep import InferenceSession
 from vkep.ir.builder import Builder
@@ -31,7 +32,8 @@ def test_runs_without_a_seed_differ_and_runs_with_one_repeat(op_type: str) -> No
     attributes = UNSEEDED[op_type]
     shape = (2, 3) if op_type == "Multinomial" else (512,)
     values = {} if "shape" in attributes else {"x": np.full(shape, 0.5, np.float32)}
-    for seed in ({}, {"seed": 4.0}):
+    seeds: tuple[dict[str, Any], ...] = ({}, {"seed": 4.0})
+    for seed in seeds:
         model = model_of(op_type, values, opset=22, **attributes, **seed)
         with InferenceSession(model, fallback="error") as session:
             runs = [session.run(None, values)[0] for _ in range(3)]
@@ -53,7 +55,7 @@ def test_draws_of_one_plan_differ_and_share_a_slot() -> None:
 
 def test_other_plans_have_no_slot_to_fill() -> None:
     assert Slot(FRESH) != Slot(0)
-    assert Builder.fresh_bits(object()).storage.port == FRESH
+    assert Builder(DeviceCapabilities.for_tests()).fresh_bits().storage.port == FRESH
     assert [o.name for o in RANDOM.operands] == ["y", "fresh"]
 
 
@@ -77,7 +79,7 @@ def test_multinomial_follows_its_probabilities(dtype: Any, made: int) -> None:
 def test_dropout_in_training(dtype: Any, seed: int | None) -> None:
     x = np.arange(1, 1 + (1 << 14)).astype(dtype) / dtype(1 << 14)
     values = {"x": x, "ratio": np.array(0.25, dtype), "training": np.array(True)}
-    attributes = {} if seed is None else {"seed": seed}
+    attributes: dict[str, Any] = {} if seed is None else {"seed": seed}
     model = model_of("Dropout", values, outputs=("y", "mask"), constants=("ratio", "training"), opset=22, **attributes)
     y, mask = on_vulkan(model, values)
     assert mask.dtype == np.bool_

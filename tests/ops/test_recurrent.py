@@ -77,7 +77,7 @@ def test_known_lengths(op_type: str) -> None:
         inputs["len"] = np.array(lengths, np.int32)
         outputs = ("y", "y_h", "y_c")[: 3 if op_type == "LSTM" else 2]
         for constants in ((), ("len",)):
-            rest = {"opset": 21, "hidden_size": HIDDEN, "constants": constants, "outputs": outputs}
+            rest: dict[str, Any] = {"opset": 21, "hidden_size": HIDDEN, "constants": constants, "outputs": outputs}
             y, *last = check(op_type, inputs, against="onnxruntime", **rest)
             assert not y[:, 0, 0].any() and not any(state[0, 0].any() for state in last)
 
@@ -100,7 +100,7 @@ def test_gru_reset(reset: int, initial: bool) -> None:
 @pytest.mark.parametrize("forget", [0, 1])
 def test_lstm_peepholes(forget: int) -> None:
     inputs = _inputs("LSTM", 2, bias=True, lengths=True, initial=True, peep=True)
-    attributes = {"direction": "bidirectional", "hidden_size": HIDDEN, "input_forget": forget}
+    attributes: dict[str, Any] = {"direction": "bidirectional", "hidden_size": HIDDEN, "input_forget": forget}
     check("LSTM", inputs, outputs=("y", "y_h", "y_c"), against="onnxruntime", opset=21, **attributes)
 
 

@@ -139,7 +139,7 @@ def test_axes_beyond_the_rank(op_type: str, opset: int) -> None:
 
 
 def test_top_k_beyond_the_axis() -> None:
-    values = {"x": np.ones((3, 5), np.float32), "k": np.array([6], np.int64)}
+    values: dict[str, np.ndarray[Any, Any]] = {"x": np.ones((3, 5), np.float32), "k": np.array([6], np.int64)}
     model = model_of("TopK", values, outputs=("v", "i"), constants=("k",))
     refused(model, {"x": values["x"]}, "k is 6, expected 0 to 5")
 

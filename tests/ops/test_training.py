@@ -30,7 +30,7 @@ def step_model(op_type: str, inputs: dict[str, Array], outputs: list[str], **att
 @pytest.mark.parametrize("time", [0, 1, 2, 5000])
 def test_adam_where_its_corrections_are_small(time: int) -> None:
     values = {name: RNG.uniform(0.5, 1, 7).astype(np.float32) for name in ("x", "g", "v", "h")}
-    inputs = {"r": np.float32([0.5]).reshape(()), "t": np.array(time, np.int64), **values}
+    inputs: dict[str, Array] = {"r": np.array(0.5, np.float32), "t": np.array(time, np.int64), **values}
     got = on_vulkan(step_model("Adam", inputs, ["x2", "v2", "h2"], alpha=0.9, beta=0.999), inputs)
     x, g, v, h = (a.astype(np.float64) for a in values.values())
     alpha, beta = float(np.float32(0.9)), float(np.float32(0.999))
@@ -41,7 +41,11 @@ def test_adam_where_its_corrections_are_small(time: int) -> None:
 
 
 def test_a_tensor_without_its_states_is_refused() -> None:
-    inputs = {"r": np.array(0.1, np.float32), "t": np.array(1, np.int64), "x": RNG.normal(0, 1, 3).astype(np.float32)}
+    inputs: dict[str, Array] = {
+        "r": np.array(0.1, np.float32),
+        "t": np.array(1, np.int64),
+        "x": RNG.normal(0, 1, 3).astype(np.float32),
+    }
     with pytest.raises(InvalidModelError, match="1 tensors; expected 3 for each tensor to be optimized"):
         on_vulkan(step_model("Adagrad", inputs, ["y"]), inputs)
 
@@ -59,15 +63,20 @@ GRAMS: dict[str, Any] = {
 @pytest.mark.parametrize("skip", [0, 4])
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_ngrams(mode: str, lengths: tuple[int, int], skip: int, dtype: Any) -> None:
-    attributes = {"min_gram_length": lengths[0], "max_gram_length": lengths[1], "max_skip_count": skip, "mode": mode}
+    attributes: dict[str, Any] = {
+        "min_gram_length": lengths[0],
+        "max_gram_length": lengths[1],
+        "max_skip_count": skip,
+        "mode": mode,
+    }
     for shape in ((3, 40), (40,), (2, 1)):
         x = RNG.choice([2, 3, 5, 7], shape).astype(dtype)
         check("TfIdfVectorizer", {"x": x}, against="onnxruntime", opset=21, **GRAMS, **attributes)
 
 
 def test_ngrams_of_texts_are_declined() -> None:
-    attributes = {"min_gram_length": 1, "max_gram_length": 1, "max_skip_count": 0, "mode": "TF"}
-    given = {"ngram_counts": [0], "ngram_indexes": [0], "pool_strings": ["a"]}
+    attributes: dict[str, Any] = {"min_gram_length": 1, "max_gram_length": 1, "max_skip_count": 0, "mode": "TF"}
+    given: dict[str, Any] = {"ngram_counts": [0], "ngram_indexes": [0], "pool_strings": ["a"]}
     model = model_of("TfIdfVectorizer", {"x": np.array(["a"], np.str_)}, **given, **attributes)
     with pytest.raises(UnsupportedModelError, match="an element type that no kernel takes"):
         on_vulkan(model, {"x": np.array(["a"], np.object_)})

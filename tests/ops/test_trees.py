@@ -99,7 +99,9 @@ def test_a_base_value_counts_without_a_weight() -> None:
     attributes = drawn(3, 5, 3, "target", each=False) | {"n_targets": 3}
     (plain,) = on_vulkan(ml_model("TreeEnsembleRegressor", {"x": rows()}, **attributes), {"x": rows()})
     model = ml_model("TreeEnsembleRegressor", {"x": rows()}, **attributes, base_values=[0.5, -1.0, 2.0])
-    np.testing.assert_allclose(on_vulkan(model, {"x": rows()})[0], plain + np.float32([0.5, -1, 2]), rtol=1e-6)
+    np.testing.assert_allclose(
+        on_vulkan(model, {"x": rows()})[0], plain + np.array([0.5, -1, 2], np.float32), rtol=1e-6
+    )
     assert (plain == 0).any()
 
 
@@ -163,7 +165,10 @@ def test_thresholds_and_weights_as_tensors() -> None:
 
 def of_version_5(dtype: Any, member: bool) -> dict[str, Any]:
     """Two trees of TreeEnsemble; the first asks whether feature 1 is in {1, 3, -2}."""
-    tensor = lambda values, kind=dtype: numpy_helper.from_array(np.array(values, kind))  # noqa: E731
+
+    def tensor(values: list[Any], kind: Any = dtype) -> onnx.TensorProto:
+        return numpy_helper.from_array(np.array(values, kind))
+
     return {
         "n_targets": 2,
         "tree_roots": [0, 2],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ from dataclasses import dataclass
 import pytest
 
 from tools.bench.scale.cluster import environment
+
+#: ends a process at once; Windows has no SIGKILL, and its SIGTERM does
+KILL: signal.Signals = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import os
-import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 import vkep.ray
-from tests.ray.conftest import Ports, replicas
+from tests.ray.conftest import KILL, Ports, replicas
 from tools.models.language import write_language
 from vkep.generation import Generator
 
@@ -109,7 +108,7 @@ def test_a_replica_that_is_killed_during_a_stream_ends_it(service: Ports) -> Non
     connection, response = post(service, "/v1/chat/completions", {**ASKED, "max_tokens": 110, "stream": True})
     assert response.read(5) == b"data:"
     (process,) = replicas("generation").values()
-    os.kill(process, signal.SIGKILL)
+    os.kill(process, KILL)
     with contextlib.suppress(http.client.HTTPException, OSError):  # cut, or closed with an error in its place
         assert b"[DONE]" not in response.read()
     connection.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 import vkep
 import vkep.ray
+from tests.ray.conftest import KILL
 from tests.session.models import model
 from tests.session.test_replicas import lose
 from tools.bench.scale.cluster import ROOT
@@ -62,7 +62,7 @@ class KilledOnce(vkep.ray.Predictor):
         for file in sorted(self._folder.iterdir()):
             if batch["x"][0, 0] >= float(file.name):
                 file.unlink()
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), KILL)
         return self.predict(batch)
 
 

@@ -7,7 +7,6 @@ import http.client
 import json
 import os
 import queue
-import signal
 import socket
 import threading
 import time
@@ -20,7 +19,7 @@ import numpy as np
 import pytest
 
 import vkep.ray
-from tests.ray.conftest import Ports, replicas
+from tests.ray.conftest import KILL, Ports, replicas
 from tests.session.models import model
 
 pytestmark = pytest.mark.slow
@@ -349,7 +348,7 @@ def test_killed_replicas_and_an_update_during_requests(serving: Ports) -> None:
     clients = Clients(serving, "/two/v2/models/model/infer", 8)
     time.sleep(1)
     before = replicas("two")
-    os.kill(next(iter(before.values())), signal.SIGKILL)
+    os.kill(next(iter(before.values())), KILL)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not len(set(replicas("two")) - set(before)):
         time.sleep(0.5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import gc
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -24,6 +25,9 @@ class Owner:
     me: Owner | None = None
 
 
+needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="a signal to a thread")
+
+
 def _interrupted(work: Callable[[Callable[[], None]], Any]) -> None:
     """Call ``work`` with a function that interrupts this thread: it receives one interrupt, and the function returns then."""
     told: list[int] = []
@@ -35,10 +39,12 @@ def _interrupted(work: Callable[[Callable[[], None]], Any]) -> None:
 
     def interrupt() -> None:
         while not told:  # a signal that comes just before a thread waits for a lock does not wake it
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)
+            if sys.platform != "win32":
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)
             time.sleep(0.01)
 
-    signal.signal(signal.SIGUSR2, handler)  # it stays, for a last signal that comes late
+    if sys.platform != "win32":
+        signal.signal(signal.SIGUSR2, handler)  # it stays, for a last signal that comes late
     with pytest.raises(KeyboardInterrupt):
         work(interrupt)
 
@@ -66,6 +72,7 @@ def test_inside_such_work_all_runs_in_one_thread() -> None:
     assert run_steady(lambda: run_steady(threading.get_ident) == threading.get_ident())
 
 
+@needs_signals
 def test_interrupted_work_goes_on_and_its_result_goes() -> None:
     may_end, ended, watch = threading.Event(), threading.Event(), []
 
@@ -87,6 +94,7 @@ def test_interrupted_work_goes_on_and_its_result_goes() -> None:
     assert watch[0]() is None
 
 
+@needs_signals
 def test_abandoned_work_may_ask() -> None:
     said: list[type[BaseException]] = []
     done = threading.Event()
