@@ -271,6 +271,20 @@ def test_requests_that_are_refused(what: str) -> None:
     assert raised.value.status == 400
 
 
+def test_a_shape_without_elements_that_no_array_has() -> None:
+    model = ModelSpec("m", "1", {"x": TensorSpec("x", "FP32", (None,) * 4)}, {})
+    given = {"name": "x", "datatype": "FP32", "shape": [0, *[2**31 - 1] * 3]}
+    ways: list[dict[str, Any]] = [{"data": []}, {"parameters": {"binary_data_size": 0}}]
+    for how in ways:
+        with pytest.raises(ProtocolError, match="no array has shape") as raised:
+            parse_infer(*body_of({"inputs": [{**given, **how}]}), model)
+        assert raised.value.status == 400
+    message = messages.message("ModelInferRequest", raw_input_contents=[b""])
+    message.inputs.add(**given)
+    with pytest.raises(ProtocolError, match="no array has shape"):
+        messages.parse_infer(message, model)
+
+
 @pytest.mark.parametrize("length", ["-1", "0", "x", "99999", "1" * 30])
 def test_a_header_length_that_cannot_be(length: str) -> None:
     with pytest.raises(ProtocolError, match="Inference-Header-Content-Length"):

@@ -59,6 +59,7 @@ CONFIG_TYPES = (
 #: types that a configuration names otherwise
 CONFIG_NAMES = {STRINGS: "STRING"}
 HEADER_LENGTH = "inference-header-content-length"
+_MOST_ELEMENTS = 1 << 59  # of 16 bytes
 #: how many JSON texts of requests a model remembers, each of up to so many bytes: a client sends the same one again and again
 _KNOWN, _KNOWN_BYTES = 64, 4096
 
@@ -298,6 +299,8 @@ def checked_tensor(
         raise ProtocolError(
             400, f"input {name!r}: got shape {shape}, expected {spec.metadata()['shape']} (-1: any size)"
         )
+    if math.prod(size or 1 for size in shape) >= _MOST_ELEMENTS:  # numpy counts them so where an axis has none
+        raise ProtocolError(400, f"input {name!r}: no array has shape {shape}")
     return spec, tuple(shape)
 
 
