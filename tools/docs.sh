@@ -2,11 +2,17 @@
 # Builds the documentation's site in build/site; a broken link, a missing page or an unknown name is an error.
 #
 #   tools/docs.sh               build
+#   tools/docs.sh --examples    run the examples and the Python blocks of the pages first, and build only if all of them work
 #   tools/docs.sh --serve       show it on localhost and build again at each change
 #
-# It needs no Vulkan driver, and not vkep either: the reference is read from the sources.
+# Without --examples it needs no Vulkan driver, and not vkep either: the reference is read from the sources.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+if [[ "${1:-}" == --examples ]]; then
+    shift
+    ./tools/setup.sh --dev
+    "${VKEP_VENV:-.venv}/bin/python" -m pytest -q -n 2 tests/test_examples.py
+fi
 venv="${VKEP_DOCS_VENV:-build/docs-venv}"
 if ! "$venv/bin/python" -c 'import mkdocs, material, mkdocstrings, ruff' >/dev/null 2>&1; then
     "${PYTHON:-python3}" -m venv "$venv"

@@ -13,6 +13,7 @@ import pytest
 from tests.session.models import model
 from vkep import InferenceSession
 from vkep.errors import InvalidInputError
+from vkep.graph.model import ValueInfo
 from vkep.placement.control import MAX_UNROLLED_NODES
 from vkep.session.control import ControlExecutor
 
@@ -123,6 +124,13 @@ def test_steps_whose_results_differ_in_shape_are_an_error_that_names_the_loop(
     assert session.run(None, given)[1].shape == (4, 1)
     with pytest.raises(InvalidInputError, match=r"Loop .*shapes \[\(1,\), \(2,\)\]; expected one shape"):
         session.run(None, given | {"x": np.zeros((5, 2, 4), np.float32)})
+
+
+def test_results_of_one_shape_that_numpy_cannot_join_are_no_error_of_shapes() -> None:
+    control = ControlExecutor.__new__(ControlExecutor)
+    piece = np.broadcast_to(np.float32(0), (1 << 60,))
+    with pytest.raises(ValueError, match="array is too big"):
+        control._joined([piece, piece], ValueInfo("ys", 1, None), 0)
 
 
 @pytest.mark.parametrize("loop", ["a state of one size", "a state that grows"])
