@@ -67,6 +67,9 @@ class NumpyWorkspace:
     def prepack(self, weight: Tensor, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Tensor:
         return self.constant(transform(weight.array))
 
+    def has_packed(self, weight: Tensor, tag: str) -> bool:
+        return False
+
     def tuned(self, options: Callable[[], Iterable[Tiling]], *problem: object) -> Tiling | None:
         return chosen(self.choices, "", options, *problem)
 

@@ -148,7 +148,7 @@ def test_sizes_far_from_a_plans_own_get_another_until_there_are_many() -> None:
     graph = plans(Maker(), limit=4)
     run(graph, 4)
     run(graph, 5)
-    assert run(graph, 39).sizes == [39] and graph.count == 1
+    assert run(graph, 79).sizes == [79] and graph.count == 1
     assert run(graph, 400).sizes == [400] and graph.count == 2
     assert run(graph, 90000).sizes == [90000] and graph.count == 2
 

@@ -12,6 +12,10 @@ model has these sizes as constants. Printed are, over the sizes:
 
     python -m tools.bench.dynamic --sizes 40
     python -m tools.bench.dynamic --signatures 1000
+    python -m tools.bench.dynamic --far
+
+With ``--far`` the runs of small sizes by a plan that was made for large ones are compared with those by a plan that was made for
+the sizes themselves.
 
 With ``--signatures`` one session of bert_enc takes so many batches of differing lengths, the largest within the first eight, each
 once; printed is what it has made and holds after the first eight, after each later plan, and at the end.
@@ -32,6 +36,7 @@ import onnx
 import onnx.parser
 
 import vkep
+import vkep.session.sized_plans as sized_plans
 from tools.models.catalog import Options, build_model
 from tools.models.language import ARCHITECTURES, language_model
 
@@ -230,6 +235,38 @@ def many(count: int) -> Iterator[str]:
                 yield f"| {k} | {batch} of {length} | {session._parts.graph.plan_count} | {held} | {most} |"
 
 
+#: model, its dimensions, the sizes that a plan is made for, and those that it runs
+FAR = (
+    ("bert_enc", ("batch", "sequence"), (7, 127), ((7, 15), (7, 9), (7, 7), (7, 3), (7, 1), (1, 1))),
+    ("gpt2step", ("past",), (509,), ((63,), (31,), (15,), (7,))),
+)
+
+
+def far() -> Iterator[str]:
+    """The table of sizes that a plan runs far from its own."""
+    yield "| case | plan for | runs | times as large | ms by it | ms by their own | ratio |"
+    yield "|---|---|---|---|---|---|---|"
+    for name, dims, large, runs in FAR:
+        with _planned_for(name, dims, large) as one:
+            for sizes in runs:
+                with _planned_for(name, dims, sizes) as other:
+                    feeds = inputs(one, dict(zip(dims, sizes, strict=True)), np.random.default_rng(1))
+                    times = [(run(one, feeds), run(other, feeds)) for _ in range(3 + 4 * _RUNS)][3:]
+                times_as_large = max(a / b for a, b in zip(large, sizes, strict=True))
+                theirs, own = (statistics.median(found) for found in zip(*times, strict=True))
+                ratio = statistics.median([a / b for a, b in times])
+                yield f"| {name} | {large} | {sizes} | {times_as_large:.0f} | {theirs:.2f} | {own:.2f} | {ratio:.2f} |"
+
+
+def _planned_for(name: str, dims: Sequence[str], sizes: Sequence[int]) -> vkep.InferenceSession:
+    """A session whose only plan with sizes is made for these (for 2 where they are 1), and serves any others."""
+    sized_plans._FAR = 1 << 30
+    session, rng = vkep.InferenceSession(build_model(name, Options(dynamic=True))), np.random.default_rng(0)
+    for more in (2, 0):  # all dimensions differ
+        run(session, inputs(session, {d: max(n, 2) + more for d, n in zip(dims, sizes, strict=True)}, rng))
+    return session
+
+
 def _held(session: vkep.InferenceSession) -> int:
     return session.memory().arena.bytes_in_use
 
@@ -241,13 +278,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--float16", action="store_true")
     parser.add_argument("--only", help="cases whose name has this in it")
     parser.add_argument("--signatures", type=int, help="so many signatures of one session instead")
+    parser.add_argument("--far", action="store_true", help="plans that run sizes far from their own instead")
     given = parser.parse_args(arguments)
-    if given.signatures:
-        for line in many(given.signatures):
-            print(line, flush=True)
-        return 0
-    options = Options(dynamic=True, float16=given.float16)
-    for line in _lines(given.sizes, given.only or "", options):
+    lines = _lines(given.sizes, given.only or "", Options(dynamic=True, float16=given.float16))
+    for line in far() if given.far else many(given.signatures) if given.signatures else lines:
         print(line, flush=True)
     return 0
 

@@ -44,6 +44,10 @@ class BaseTarget:
         """None: weights are not packed."""
         return None
 
+    def has_packed(self, weight: Tensor, tag: str) -> bool:
+        """False: weights are not packed."""
+        return False
+
     def constant(self, array: np.ndarray) -> Tensor:
         """A constant tensor with the array's content."""
         weight = ArrayWeight("constant", np.ascontiguousarray(array))

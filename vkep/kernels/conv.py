@@ -33,9 +33,9 @@ from vkep.kernels.tiles import (
     TILED_SPEC,
     no_shared_tile,
     no_subgroup_tile,
+    panel_tile,
     rows_first,
     shared_tiling,
-    subgroup_tile,
     tile_grid,
 )
 from vkep.kernels.winograd import no_winograd, not_worth, winograd
@@ -114,9 +114,11 @@ def _no_subgroup(problem: ConvProblem, caps: DeviceCapabilities) -> str:
 def _subgroup(problem: ConvProblem, e: Emission) -> KernelCall:
     channels, out_channels, taps = problem.c // problem.groups, problem.oc // problem.groups, problem.taps
     pixels, batch, packed = problem.pixels, problem.n * problem.groups, problem.w_constant
-    tile = subgroup_tile(pixels, out_channels, batch, e.caps, packed, e.target.tuned)
-    column_tiles, row_tiles = ceil_div(out_channels, tile.columns), ceil_div(pixels, tile.rows)
     taps_inner = channels < _FEW_CHANNELS and 1 < problem.kw <= _MAX_UNROLLED_TAPS
+    order = "taps" if taps_inner else "channels"
+    tag_of = lambda columns: f"conv-{problem.groups}-{channels}-{taps}-{columns}-{order}"  # noqa: E731
+    tile, tag = panel_tile(e, pixels, out_channels, batch, packed, e["w"], tag_of)
+    column_tiles, row_tiles = ceil_div(out_channels, tile.columns), ceil_div(pixels, tile.rows)
     spec, w = tile.spec, e["w"]
     if taps_inner:
         unroll_h = problem.kh if taps <= _MAX_UNROLLED_TAPS else 1
@@ -125,7 +127,7 @@ def _subgroup(problem: ConvProblem, e: Emission) -> KernelCall:
         w = e.target.prepack(
             w,
             lambda weights: pack_weights(weights, problem.groups, channels, taps, tile.columns, taps_inner),
-            f"conv-{problem.groups}-{channels}-{taps}-{tile.columns}-{'taps' if taps_inner else 'channels'}",
+            tag,
         )
         panel = taps * channels * tile.columns
         strides = {"w_group": column_tiles * panel, "w_panel": panel, "w_column": 1}

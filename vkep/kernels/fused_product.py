@@ -20,6 +20,7 @@ from vkep.kernels.matmul_rows import matmul_rows
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.product_form import Form
 from vkep.kernels.select import Candidate, Emission, choose, implement
+from vkep.sizes import matches
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class FusedProductProblem(Problem):
 
 def not_one_row(product: MatMulNBitsProblem | MatMulProblem) -> str:
     """Why a product is not of one dense row; "" where it is."""
-    if product.m != 1:
+    if not matches(product.m, 1):
         return f"{product.m} rows, expected 1"
     if isinstance(product, MatMulProblem):
         dense = product.strides("a")[3] == 1 or product.k == 1

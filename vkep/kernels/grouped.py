@@ -23,6 +23,7 @@ from vkep.kernels.tiles import (
     TILED_SPEC,
     no_shared_tile,
     no_subgroup_tile,
+    panel_tile,
     shared_tiling,
     subgroup_tile,
     tile_grid,
@@ -208,10 +209,10 @@ def _params(problem: GroupedProductProblem | GroupedCodesProblem) -> dict[str, i
 
 def _subgroup(problem: GroupedProductProblem, e: Emission) -> KernelCall:
     packed, b = problem.b_constant, e["b"]
-    tile = subgroup_tile(problem.m, problem.n, problem.blocks, e.caps, packed, e.target.tuned)
+    groups, n, k = problem.groups, problem.n, problem.k
+    tag_of = lambda columns: f"grouped-{groups}-{n}-{k}-{columns}"  # noqa: E731
+    tile, tag = panel_tile(e, problem.m, n, problem.blocks, packed, b, tag_of)
     if packed:
-        groups, n, k = problem.groups, problem.n, problem.k
-        tag = f"grouped-{groups}-{n}-{k}-{tile.columns}"
 
         def panels(flat: np.ndarray) -> np.ndarray:
             matrices = flat.reshape(-1)[: groups * n * k].reshape(groups, n * k)

@@ -25,9 +25,9 @@ from vkep.kernels.tiles import (
     SubgroupTile,
     no_shared_tile,
     no_subgroup_tile,
+    panel_tile,
     rows_first,
     shared_tiling,
-    subgroup_tile,
     tile_grid,
 )
 from vkep.sizes import cached, largest
@@ -107,10 +107,10 @@ def _no_subgroup(problem: MatMulProblem, caps: DeviceCapabilities) -> str:
 
 def _subgroup(problem: MatMulProblem, e: Emission) -> KernelCall:
     packed, b = _packs(problem), e["b"]
-    tile = subgroup_tile(problem.m, problem.n, problem.products, e.caps, packed, e.target.tuned)
+    k, n, (_, _, row, col) = problem.k, problem.n, problem.strides("b")
+    tag_of = lambda columns: f"matmul-{k}-{n}-{row}-{col}-{columns}"  # noqa: E731
+    tile, tag = panel_tile(e, problem.m, n, problem.products, packed, b, tag_of)
     if packed:
-        k, n, (_, _, row, col) = problem.k, problem.n, problem.strides("b")
-        tag = f"matmul-{k}-{n}-{row}-{col}-{tile.columns}"
         b = e.target.prepack(b, lambda flat: pack_panels(flat, k, n, row, col, tile.columns), tag)
     row_tiles, column_tiles = ceil_div(problem.m, tile.rows), ceil_div(problem.n, tile.columns)
     return MATMUL_SUBGROUP.call(

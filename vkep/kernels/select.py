@@ -43,6 +43,9 @@ class Target(Workspace, Protocol):
         equal tags on equal weights give equal bytes.
         """
 
+    def has_packed(self, weight: Any, tag: str) -> bool:
+        """Whether an earlier plan has transformed a weight under this tag."""
+
     def fault(self, reason: str) -> tuple[Any, int]:
         """The operand that a kernel reports a fault in (4 bytes; None where faults are not checked), and the code that
         it writes (`shaders/fault.glsl`): the run then raises `InvalidInputError` with the node and ``reason``."""

@@ -9,12 +9,17 @@ Two families, chosen by `DeviceCapabilities` only:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Any
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.launch import ceil_div
 from vkep.kernels.tuning import Choice, Tuned, estimated
-from vkep.sizes import at_hand, cached
+from vkep.sizes import at_hand, cached, serves_others
+
+if TYPE_CHECKING:
+    from vkep.kernels.select import Emission
 
 #: GLSL storage type of each element type that these kernels support; they compute and accumulate in float32
 STORAGE = {"float32": "float", "float16": "float16_t"}
@@ -83,9 +88,10 @@ _SUBGROUP_MIN_TILES = 16
 
 @at_hand
 def subgroup_tile(
-    m: int, n: int, batch: int, caps: DeviceCapabilities, packed: bool, tuned: Tuned = estimated
+    m: int, n: int, batch: int, caps: DeviceCapabilities, packed: bool, tuned: Tuned = estimated, least: int = 0
 ) -> SubgroupTile:
-    """The tile for ``batch`` products of m by n: of a few sizes only, so that shapes share pipelines.
+    """The tile for ``batch`` products of m by n: of a few sizes only, so that shapes share pipelines. Unless it was measured, it
+    has ``least`` columns or more.
 
     With ``packed`` the column operand is stored in panels. Otherwise it is read in steps of a whole row: long
     iterations measured a third slower than short ones, while with panels they are a tenth faster.
@@ -95,11 +101,13 @@ def subgroup_tile(
     choice = tuned(countable, "subgroup", m, n, batch, int(packed))
     if choice is not None:
         return SubgroupTile(choice[0], choice[1], choice[2], lanes, _required_size(caps))
-    return _estimated_tile(m, n, batch, packed, lanes, _required_size(caps))
+    return _estimated_tile(m, n, batch, packed, lanes, _required_size(caps), least)
 
 
 @cached
-def _estimated_tile(m: int, n: int, batch: int, packed: bool, lanes: int, required_size: int | None) -> SubgroupTile:
+def _estimated_tile(
+    m: int, n: int, batch: int, packed: bool, lanes: int, required_size: int | None, least: int
+) -> SubgroupTile:
     rows = min(_SUBGROUP_ROWS, 1 << max(m - 1, 0).bit_length())
     if 10 * _padded(m, _SUBGROUP_ROWS_TIGHT) <= 9 * _padded(m, rows):
         rows = _SUBGROUP_ROWS_TIGHT
@@ -107,6 +115,7 @@ def _estimated_tile(m: int, n: int, batch: int, packed: bool, lanes: int, requir
     tight = 20 * _padded(n, wide) <= 23 * _padded(n, columns)
     if tight and lanes >= 8 and batch * ceil_div(m, rows) * ceil_div(n, wide) >= 2 * _SUBGROUP_MIN_TILES:
         columns = wide
+    columns = max(columns, least)
     lane_columns = max(1, min(columns // lanes, 1 << (ceil_div(n, lanes) - 1).bit_length()))
     while rows > 4 and batch * ceil_div(m, rows) * ceil_div(n, lanes * lane_columns) < _SUBGROUP_MIN_TILES:
         rows = 8 if rows > 8 else rows // 2
@@ -118,6 +127,22 @@ def _estimated_tile(m: int, n: int, batch: int, packed: bool, lanes: int, requir
         lanes=lanes,
         required_subgroup_size=required_size,
     )
+
+
+def panel_tile(
+    e: Emission, m: int, n: int, batch: int, packed: bool, weight: Any, tag: Callable[[int], str]
+) -> tuple[SubgroupTile, str]:
+    """`subgroup_tile` for ``batch`` products of m by n, and the ``tag`` of the panels of its columns that the weight is
+    ``packed`` in. A plan for many sizes takes wide panels that an earlier plan has made: the weights in narrow ones would take
+    as much memory again.
+    """
+    tile = subgroup_tile(m, n, batch, e.caps, packed, e.target.tuned)
+    wide = _SUBGROUP_COLUMNS_WIDE
+    if packed and tile.columns < wide and (serves_others(m) or serves_others(batch)):
+        other = subgroup_tile(m, n, batch, e.caps, packed, e.target.tuned, wide)
+        if other.columns == wide and e.target.has_packed(weight, tag(wide)) and _countable(m, n, other.rows, wide):
+            tile = other
+    return tile, tag(tile.columns) if packed else ""
 
 
 def no_subgroup_tile(m: int, n: int, batch: int, caps: DeviceCapabilities, packed: bool) -> str:

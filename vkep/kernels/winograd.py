@@ -29,7 +29,7 @@ from vkep.kernels.tiles import (
     is_cpu_driver,
     no_shared_tile,
     no_subgroup_tile,
-    subgroup_tile,
+    panel_tile,
     tile_grid,
 )
 
@@ -169,7 +169,8 @@ def winograd(problem: ConvProblem, e: Emission) -> list[KernelCall]:
 def _in_panels(problem: ConvProblem, e: Emission, rows: int, points: Any, products: Any) -> list[KernelCall]:
     """The products on a CPU driver, from weights in panels."""
     batch = _POINTS**2
-    tile = subgroup_tile(rows, problem.oc, batch, e.caps, packed=True, tuned=e.target.tuned)
+    tag_of = lambda columns: f"winograd-{problem.c}-{columns}"  # noqa: E731
+    tile, tag = panel_tile(e, rows, problem.oc, batch, True, e["w"], tag_of)
     panels = ceil_div(problem.oc, tile.columns)
     panel = problem.c * tile.columns
     pack = lambda weights: pack_points(weights, problem.c, tile.columns)  # noqa: E731
@@ -178,7 +179,7 @@ def _in_panels(problem: ConvProblem, e: Emission, rows: int, points: Any, produc
             grid=tile_grid(ceil_div(rows, tile.rows), panels, batch, e.caps),
             operands={
                 "a": points,
-                "b": e.target.prepack(e["w"], pack, f"winograd-{problem.c}-{tile.columns}"),
+                "b": e.target.prepack(e["w"], pack, tag),
                 "y": products,
             },
             params={

@@ -95,6 +95,11 @@ class Emitter(BaseTarget):
         self.counted = largest(self.counted, count)
         return Tensor.contiguous(DTYPES["uint32"], (count,), self.counting)
 
+    def has_packed(self, weight: Tensor, tag: str) -> bool:
+        """Whether an earlier plan has packed the weight under this tag."""
+        base = weight.storage.weight
+        return base is not None and base.is_hashed and "/".join(_packed_key(base, weight, tag)) in base.packed
+
     def prepack(self, weight: Tensor, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Tensor | None:
         """The weight, transformed once and cached under ``tag``."""
         base = weight.storage.weight
@@ -102,8 +107,7 @@ class Emitter(BaseTarget):
             return None
         if not (self.may_pack or base.is_hashed):
             raise _MustPackError
-        shape, strides = (tuple(map(int, numbers)) for numbers in (weight.shape, weight.strides))
-        key = (f"{base.key}:{int(weight.offset)}:{shape}:{strides}", tag)
+        key = _packed_key(base, weight, tag)
         if key not in self.packed:
             if not (self.may_pack or "/".join(key) in base.packed):
                 raise _MustPackError
@@ -161,6 +165,11 @@ def emit(
         calls[:0] = [(call, "counters") for call in _pointwise_calls(zeros, targets[0])]
     faults = tuple(entry for target in targets for entry in target.faults.items())
     return _Layout(calls, ports, faults, trace, piece_of(caps.max_buffer_size), shared or {}).planned()
+
+
+def _packed_key(base: Weight, weight: Tensor, tag: str) -> tuple[str, str]:
+    shape, strides = (tuple(map(int, numbers)) for numbers in (weight.shape, weight.strides))
+    return f"{base.key}:{int(weight.offset)}:{shape}:{strides}", tag
 
 
 class _MustPackError(Exception):

@@ -259,7 +259,7 @@ def _matrices(y: Tensor, outer: tuple[int, int], rows_of_one: bool) -> Tensor | 
     share one matrix.
     """
     matrix = y.shape[-2:]
-    if math.prod(y.shape[:-2]) == 1:
+    if matches(math.prod(y.shape[:-2]), 1):
         return y.view(matrix, y.strides[-2:]).expand((*outer, *matrix))
     return y.reshape((*outer, *matrix)) if rows_of_one and math.prod(y.shape[:-2]) == math.prod(outer) else None
 

@@ -30,7 +30,7 @@ logger = logging.getLogger("vkep.session")
 #: number of signatures that are remembered to find out which sizes differ
 _SEEN = 8
 #: a plan for sizes that differ from a run's by more than this factor was tuned for other sizes: another one is made
-_FAR = 8
+_FAR = 16
 #: places outside the device: a plan with sizes must not have more nodes there
 _ELSEWHERE = ("cpu", "deferred")
 

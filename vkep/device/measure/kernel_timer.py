@@ -67,6 +67,10 @@ class KernelTimer(KernelRunner):
         assert weight.data is not None
         return self.operand(np.ascontiguousarray(transform(weight.data)))
 
+    def has_packed(self, weight: Operand, tag: str) -> bool:
+        """False: each measurement packs its own."""
+        return False
+
     def fault(self, reason: str) -> tuple[None, int]:
         """No fault word: the data of measurements are valid."""
         return None, 0
