@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from vkep.shaders import compiler as compiler_module
-from vkep.shaders.compiler import Compiler, find_compiler, open_compiler, parse_messages
+from vkep.shaders.compiler import Compiler, find_compiler, open_compiler, parse_messages, run_tool
 from vkep.shaders.errors import CompilerNotFoundError, ShaderCompileError
 from vkep.shaders.reflect import reflect
 from vkep.shaders.source import parse_source
@@ -46,6 +46,15 @@ def script(path: Path, body: str) -> Path:
     path.write_text(f"#!{sys.executable}\nimport sys\n{body}")
     path.chmod(0o755)
     return path
+
+
+def test_tools_allocate_in_large_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the user sets comes last, which glibc takes."""
+    tool = script(tmp_path / "tool", "import os; print(os.environ['GLIBC_TUNABLES'])")
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    assert run_tool([str(tool)]).stdout == "glibc.malloc.hugetlb=1:glibc.malloc.top_pad=67108864\n"
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
+    assert run_tool([str(tool)]).stdout.endswith(":glibc.malloc.hugetlb=0\n")
 
 
 def test_each_compiler_writes_spirv_1_6(each: Compiler) -> None:

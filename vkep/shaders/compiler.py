@@ -36,6 +36,9 @@ _log = logging.getLogger(__name__)
 
 TARGET = "vulkan1.3"
 TIMEOUT_SECONDS = 300.0
+#: for glibc (others ignore it): memory in large pages, taken at once. Each run of a compiler fills 44 MB, most of it with
+#: glslang's tables of built-in functions
+_TUNABLES = "glibc.malloc.hugetlb=1:glibc.malloc.top_pad=67108864"
 _NOT_FOUND = (
     "no GLSL compiler found. Install one with `pip install ai-ml-sdk-scenario-runner` (carries a recent glslang), or "
     "your system's package (`apt install glslang-tools`, or `glslc`), or set VKEP_GLSLANG to a compiler's path"
@@ -255,6 +258,7 @@ def parse_messages(printed: str, source: GlslSource) -> tuple[Diagnostic, ...]:
 
 def run_tool(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run a tool and return its output. Raises `ShaderError` if it cannot be started or does not end in time."""
+    tunables = ":".join(filter(None, (_TUNABLES, os.environ.get("GLIBC_TUNABLES"))))
     try:
         return subprocess.run(
             command,
@@ -262,6 +266,7 @@ def run_tool(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
             text=True,
             errors="replace",
             stdin=subprocess.DEVNULL,
+            env={**os.environ, "GLIBC_TUNABLES": tunables},
             timeout=TIMEOUT_SECONDS,
             check=False,
         )
