@@ -88,6 +88,14 @@ def test_the_loader_is_found_in_a_folder_of_windows_path(monkeypatch: pytest.Mon
     assert vk._Loaded(_Libraries(path)).lib == path
 
 
+def test_the_loader_of_homebrew_on_apple_silicon_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = "/opt/homebrew/lib/libvulkan.dylib"
+    with pytest.raises(DriverNotFoundError):
+        vk._Loaded(_Libraries(path))
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert vk._Loaded(_Libraries(path)).lib == path
+
+
 @pytest.mark.parametrize("name", ["libvulkan.so.1", "vulkan-1.dll", "libvulkan.dylib"])
 def test_the_loader_of_each_system_is_found(name: str) -> None:
     assert vk._Loaded(_Libraries(name)).lib == name

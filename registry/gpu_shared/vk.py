@@ -45,6 +45,8 @@ INSTALL_HINT = (
 
 #: the loader library on Linux, Windows and macOS
 LOADER_NAMES = ("libvulkan.so.1", "vulkan-1.dll", "libvulkan.dylib")
+#: Homebrew's on Apple silicon, in a folder that macOS does not search
+HOMEBREW_LOADER = "/opt/homebrew/lib/libvulkan.dylib"
 
 #: structures newer than the package's headers: C text (``python -m tools.structures`` compiles it) and, by name, the sType
 EXTRA_CDEF = """
@@ -96,6 +98,8 @@ def _loader_names() -> Iterator[str]:
     yield from LOADER_NAMES
     if sys.platform == "win32" and (path := ctypes.util.find_library(LOADER_NAMES[1])):
         yield path  # cffi looks for a name in the system's folders alone, and this in those of PATH
+    if sys.platform == "darwin":
+        yield HOMEBREW_LOADER
 
 
 class _Loaded:
