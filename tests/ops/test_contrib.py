@@ -220,3 +220,6 @@ def test_quantized_gemm() -> None:
         "yz": np.array(120, np.uint8),
     }
     check("QGemm", inputs, transB=1, alpha=1.0, **MS)
+    for absent in ("yz", "ys"):  # float32 in units of its scale, and without one
+        del inputs[absent]
+        check("QGemm", inputs, transB=1, alpha=1.0, **MS)

@@ -240,8 +240,8 @@ def test_unique(x: list[float]) -> None:
     check("Unique", {"x": np.array(x, np.float32)}, outputs=("y", "at", "counts"), **MS)
 
 
-@pytest.mark.parametrize("across", [0, 1])
-@pytest.mark.parametrize("variance", [0, 1])
+@pytest.mark.parametrize("across", [0, 1, 8])
+@pytest.mark.parametrize("variance", [0, 1, -1])
 def test_the_first_normalization_of_mean_and_variance(across: int, variance: int) -> None:
     attributes: dict[str, Any] = {
         "across_channels": across,

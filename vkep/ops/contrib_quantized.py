@@ -348,8 +348,10 @@ def qgemm(
         value = b.expr("add", value, c)
     factor = b.expr("({0} * {1} * {2})", a_scale, b_scale, alpha, ctype="float")
     result = b.expr("mul_float", value, factor, ctype="float")
-    if y_scale is None:
+    if y_scale is not None:
+        result = b.divide(result, y_scale)
+    if y_scale is None or y_zero_point is None:
         return b.store(result, a_scale.dtype, shape=total.shape)
-    dtype = y_zero_point.dtype if y_zero_point is not None else a.dtype
-    result = rounded_to(b, b.divide(result, y_scale), y_zero_point, dtype)
+    dtype = y_zero_point.dtype
+    result = rounded_to(b, result, y_zero_point, dtype)
     return b.store(result, dtype, shape=total.shape)

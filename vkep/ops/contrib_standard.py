@@ -296,9 +296,9 @@ def mean_variance_normalization_1(
 ) -> Tensor:
     if x.rank != 4:
         b.invalid(f"the input has shape {x.shape}, expected (n, channels, height, width)")
-    axes = [0, 1, 2, 3] if across_channels else [0, 2, 3]
+    axes = [0, 1, 2, 3] if across_channels == 1 else [0, 2, 3]
     centred = b.pointwise("sub", x, reduce_axes(b, "mean", x, axes, keepdims=True))
-    if not normalize_variance:
+    if normalize_variance != 1:
         return centred
     variance = reduce_axes(b, "mean", b.pointwise("({0} * {0})", centred), axes, keepdims=True)
     return b.pointwise("({0} / (sqrt({1}) + 1e-9))", centred, variance)

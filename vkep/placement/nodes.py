@@ -77,7 +77,9 @@ def _declared(
 ) -> Sequence[Tensor]:
     signature = definition.signature
     bound: dict[str, DType] = {}
-    expected = _expected(definition, _constraints(node), len(arguments))
+    newest = None if node.schema is not None else next(iter(registry.onnx_history(node.op_type, node.domain)), None)
+    constraints = tuple(f.type_str for f in newest.inputs) if newest is not None else node.constraints or None
+    expected = _expected(definition, constraints, len(arguments))
     for position, (tensor, (constraint, exact, allowed)) in enumerate(zip(arguments, expected, strict=True)):
         if tensor is None:
             if signature.variadic or (position < len(signature.inputs) and signature.needed[position]):
@@ -86,9 +88,11 @@ def _declared(
         dtype = tensor.dtype
         if exact and exact != f"tensor({dtype.onnx_name})":
             raise InvalidNode(f"input {position} is {dtype}, expected {exact}")
-        # some of ONNX's function bodies mix float32 constants with other floats
-        if constraint and not in_body and bound.setdefault(constraint, dtype) is not dtype:
-            other = bound[constraint]
+        other = bound.setdefault(constraint, dtype)
+        # floats may be mixed by an operator that is newer than the model's opset, which may be ONNX Runtime's own, and by
+        # some of ONNX's function bodies
+        mixed = other is not dtype if newest is None else other.glsl_compute != dtype.glsl_compute
+        if constraint and not in_body and mixed:
             raise InvalidNode(f"input {position} is {dtype}, another one {other}: both must be of one type")
         if allowed is not None and dtype.name not in allowed:
             raise Decline(f"input {position} is {dtype}; the kernels take {', '.join(allowed)}")
@@ -97,15 +101,6 @@ def _declared(
         if tensor.size >= LARGEST:
             raise Decline(f"a result of shape {tensor.shape}; the kernels take 0 to 2**31 - 1 elements")
     return results
-
-
-def _constraints(node: Node) -> tuple[str, ...] | None:
-    """The type constraint of each input, by the newest schema where the model's opset is older than the operator; None
-    for an operator without one."""
-    if node.schema is not None:
-        return tuple(node.constraints)
-    newest = next(iter(registry.onnx_history(node.op_type, node.domain)), None)
-    return None if newest is None else tuple(formal.type_str for formal in newest.inputs)
 
 
 @functools.lru_cache(4096)
