@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
@@ -72,15 +73,32 @@ def test_a_full_run_does_not_wait_and_another_waits_its_time() -> None:
         await turns()
         assert runs.started == [["a", "b"]]
         began = loop.time()
-        late = [runs.ask("c", rows=3), runs.ask("d", rows=2)]  # do not fit into one run
-        await turns()
-        assert runs.started[1:] == [["c"]]
-        while len(runs.started) < 3:
-            await asyncio.sleep(0.005)
+        with runs.batcher.arriving():  # another request's body
+            late = [runs.ask("c", rows=3), runs.ask("d", rows=2)]  # do not fit into one run
+            await turns()
+            assert runs.started[1:] == [["c"]]
+            while len(runs.started) < 3:
+                await asyncio.sleep(0.005)
         assert runs.started[2] == ["d"] and loop.time() - began >= 0.04
         for index in range(3):
             runs.end(index)
         assert [await one for one in (*full, *late)] == list("ABCD")
+
+    played(main())
+
+
+@pytest.mark.parametrize("arriving", [False, True])
+def test_a_run_does_not_wait_where_no_request_is_arriving(arriving: bool) -> None:
+    async def main() -> None:
+        runs = Runs(rows=4, wait_s=2, runs=1)
+        began = asyncio.get_running_loop().time()
+        with runs.batcher.arriving() if arriving else contextlib.nullcontext():
+            first = runs.ask("a")
+            while not runs.started:
+                await asyncio.sleep(0.001)
+        assert (asyncio.get_running_loop().time() - began >= 1.9) == arriving
+        runs.end(0)
+        assert await first == "A"
 
     played(main())
 

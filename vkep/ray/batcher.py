@@ -7,8 +7,9 @@ busy replica were no larger than those of an idle one, and waited for each other
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -16,6 +17,8 @@ Item = TypeVar("Item")
 
 #: uvloop's timers, which Serve uses, count milliseconds: they end up to half of one early
 _EARLY_S = 0.0005
+#: a list does not wait where no request came for so long and none is arriving
+_QUIET_S = 0.001
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +66,9 @@ class _Queue(Generic[Item]):
 class Batcher(Generic[Item]):
     """Calls ``run`` with lists of requests of one key and up to ``rows`` rows, for up to ``runs`` lists at once.
 
-    ``run`` gives a result or an exception for each. While a run is free a list starts when it is full, or when its first
-    request has waited ``wait_s``; of several that may start, the one whose first request came first. For one event loop.
+    ``run`` gives a result or an exception for each. While a run is free a list starts when it is full, when its first
+    request has waited ``wait_s``, or when no request came for a millisecond and none is arriving; of several that may start,
+    the one whose first request came first. For one event loop.
     """
 
     def __init__(
@@ -74,11 +78,27 @@ class Batcher(Generic[Item]):
         self._queues: dict[Hashable, _Queue[Item]] = {}  # none is empty
         self._timer: tuple[float, asyncio.Handle] | None = None  # not every handle of uvloop has the time
         self._tasks: set[asyncio.Task[None]] = set()
+        self._arriving = 0
+        self._last = 0.0  # when the latest request came
+
+    @contextlib.contextmanager
+    def arriving(self) -> Iterator[None]:
+        """A ``with`` block around the arrival of a request's body, before the request itself."""
+        self._arriving += 1
+        try:
+            yield
+        finally:
+            self._arriving -= 1
+
+    def _due(self, queue: _Queue[Item]) -> float:
+        """The time from which a list of this queue waits for no others."""
+        return queue.due if self._arriving else min(queue.due, self._last + _QUIET_S)
 
     async def __call__(self, item: Item, key: Hashable, rows: int) -> Any:
         """The result for a request. Raises the exception that ``run`` gives for it, or raises."""
         loop = asyncio.get_running_loop()
-        request = _Request(item, rows, loop.time() + self._wait, loop.create_future())
+        self._last = loop.time()
+        request = _Request(item, rows, self._last + self._wait, loop.create_future())
         self._queues.setdefault(key, _Queue()).add(request)
         self._start()
         try:
@@ -96,9 +116,13 @@ class Batcher(Generic[Item]):
         loop = asyncio.get_running_loop()
         while self._free and self._queues:
             now = loop.time()
-            ready = [(q.due, key) for key, q in self._queues.items() if q.rows >= self._rows or q.due <= now + _EARLY_S]
+            ready = [
+                (q.due, key)
+                for key, q in self._queues.items()
+                if q.rows >= self._rows or self._due(q) <= now + _EARLY_S
+            ]
             if not ready:
-                due = min(queue.due for queue in self._queues.values())
+                due = min(self._due(queue) for queue in self._queues.values())
                 if self._timer is None or self._timer[0] > due:
                     self._stop_timer()
                     self._timer = due, loop.call_at(due, self._ring)

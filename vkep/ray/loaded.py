@@ -72,7 +72,7 @@ class LoadedModel:
                 {v.name: tensor_spec(v) for v in graph.outputs},
             )
             self._rows = rows if isinstance(rows_axis(inputs, outputs), str) else 1
-            self._batcher = Batcher(self._run_all, self._rows, wait_s, runs)
+            self.batcher = Batcher(self._run_all, self._rows, wait_s, runs)
             for count in sorted({1, self._rows}):
                 shapes = self._shapes(count)
                 if shapes is not None:
@@ -109,7 +109,7 @@ class LoadedModel:
             counts = {shape[0] for shape in shapes_of(feeds).values()}
             if len(counts) != 1:
                 raise InvalidInputError(f"inputs must have the same number of rows, got {sorted(counts)}")
-            return dict(await self._batcher(feeds, signature(feeds), rows))
+            return dict(await self.batcher(feeds, signature(feeds), rows))
         return await asyncio.get_running_loop().run_in_executor(self._pool, self.run, feeds)
 
     async def _run_all(self, items: list[Feeds]) -> list[Any]:

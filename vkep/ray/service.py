@@ -55,7 +55,7 @@ class ServiceOptions:
     """Options of a replica.
 
     rows: the most rows of one run. wait_ms: how long the first request of a run waits for others (the latency budget) while
-    a run could start; longer where all runs are in progress.
+    a run could start: less where no request came for a millisecond and none is arriving, longer where all runs are in progress.
     runs: runs in progress at once. max_body: bytes of a request, also once it is decompressed. body_s: seconds within which a
     request's body must be there. retry_after_s: sent to clients while the service is overloaded.
     session: as `vkep.SessionOptions`.
@@ -277,7 +277,8 @@ class Service:
 
     async def _infer(self, request: Request, name: str, version: str | None) -> Response:
         model = self.models.find(name, version or "")
-        body = await read_body(request, self.options.max_body, self.options.body_s)
+        with model.batcher.arriving():
+            body = await read_body(request, self.options.max_body, self.options.body_s)
         with Counted(self, model):
             given = kserve.parse_infer(body, request.headers.get(HEADER_LENGTH), model.spec)
             answer = kserve.infer_response(model.spec, given, await model.infer(given.feeds))
