@@ -17,13 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vkep.ray import messages
-from vkep.ray.bodies import BinaryFeeds
+from vkep.ray.bodies import BinaryFeeds, joined
 from vkep.ray.kserve import (
     DATATYPES,
     InferRequest,
     ModelSpec,
     ProtocolError,
     TensorSpec,
+    _same_answer_json,
     infer_response,
     inflated,
     parse_infer,
@@ -269,6 +270,29 @@ def test_requests_that_are_refused(what: str) -> None:
     with pytest.raises(ProtocolError, match=says) as raised:
         parse_infer(body, size if binary is not None else None, MODEL)
     assert raised.value.status == 400
+
+
+def test_a_size_of_json_with_more_digits_than_python_reads() -> None:
+    with pytest.raises(ProtocolError, match="Inference-Header-Content-Length") as raised:
+        parse_infer(body_of(good())[0], "9" * 5000, MODEL)
+    assert raised.value.status == 400
+
+
+def test_answers_with_an_id_are_not_kept() -> None:
+    """A client chooses the id: its size, and another one for each request."""
+    before = _same_answer_json.cache_info()
+    request = InferRequest({}, {"y": True}, "i" * 1000)
+    assert b'"id": "iii' in bytes(infer_response(MODEL, request, {"y": X}).pieces[0])
+    assert _same_answer_json.cache_info() == before
+
+
+def test_rows_without_elements_of_many_requests_are_joined() -> None:
+    model = ModelSpec("m", "1", {"x": TensorSpec("x", "FP64", (None,) * 4)}, {})
+    given = {"name": "x", "datatype": "FP64", "parameters": {"binary_data_size": 0}}
+    most = parse_infer(*body_of({"inputs": [{**given, "shape": [1, 0, 2**20, 2**20 - 1]}]}), model).feeds
+    assert joined([most] * 1024)["x"].shape == (1024, 0, 2**20, 2**20 - 1)
+    with pytest.raises(ProtocolError, match="no array has shape"):
+        parse_infer(*body_of({"inputs": [{**given, "shape": [1, 0, 2**31 - 1, 2**27]}]}), model)
 
 
 def test_a_shape_without_elements_that_no_array_has() -> None:

@@ -20,8 +20,8 @@ async def read_body(request: Request, most: int, seconds: float) -> Sequence[byt
     """Read a request's body, decompressed: the pieces that arrived. Raises `ProtocolError`: 413 above ``most`` bytes, 408 where
     it takes more than ``seconds``, 400 where it ends early, 415 for an unknown encoding."""
     length = request.headers.get("content-length")
-    if length is not None and (not length.isdecimal() or int(length) > most):
-        raise ProtocolError(413, f"the body has {length} bytes, and {most} are allowed")
+    if length is not None and (not length.isdecimal() or len(length) > kserve.MOST_DIGITS or int(length) > most):
+        raise ProtocolError(413, f"the body has {length[:99]} bytes, and {most} are allowed")
     allowed = most if length is None else int(length)
     pieces: list[bytes] = []
 

@@ -59,7 +59,9 @@ CONFIG_TYPES = (
 #: types that a configuration names otherwise
 CONFIG_NAMES = {STRINGS: "STRING"}
 HEADER_LENGTH = "inference-header-content-length"
-_MOST_ELEMENTS = 1 << 59  # of 16 bytes
+#: of a size in a header; Python raises ``ValueError`` for numbers of thousands of digits
+MOST_DIGITS = 19
+_MOST_ELEMENTS = 1 << 40  # more than a body has; numpy's sizes hold those of 2**19 requests
 #: how many JSON texts of requests a model remembers, each of up to so many bytes: a client sends the same one again and again
 _KNOWN, _KNOWN_BYTES = 64, 4096
 
@@ -167,11 +169,11 @@ def parse_infer(body: bytes | Sequence[bytes], header_length: str | None, model:
     pieces = [body] if isinstance(body, bytes) else body
     total = size = sum(map(len, pieces))
     if header_length is not None:
-        if not header_length.isdecimal() or not 0 < int(header_length) <= total:
+        size = int(header_length) if header_length.isdecimal() and len(header_length) <= MOST_DIGITS else 0
+        if not 0 < size <= total:
             raise ProtocolError(
-                400, f"Inference-Header-Content-Length is {header_length!r}, the body has {total} bytes"
+                400, f"Inference-Header-Content-Length is {header_length[:99]!r}, the body has {total} bytes"
             )
-        size = int(header_length)
     text = pieces[0][:size] if pieces and len(pieces[0]) >= size else b"".join(pieces)[:size]
     if size <= _KNOWN_BYTES and (known := model.known.get((text, total))) is not None:
         layout, outputs, identity = known
@@ -238,7 +240,7 @@ def infer_response(model: ModelSpec, request: InferRequest, results: Mapping[str
             exact = array.astype(np.float32) if array.dtype.kind == "V" else array  # Python has no bfloat16 numbers
             flat = exact.reshape(-1).tolist()
             outputs.append((name, kind, np.shape(array), None, list(map(_text, flat)) if kind == STRINGS else flat))
-    make = _same_answer_json if all(request.outputs.values()) else _answer_json
+    make = _same_answer_json if all(request.outputs.values()) and not request.id else _answer_json
     text = make(model.name, model.version, request.id, tuple(outputs))
     return InferResponse([text, *pieces], len(text) if pieces else 0)
 
@@ -254,7 +256,7 @@ def _answer_json(name: str, version: str, identity: str, outputs: Iterable[tuple
     return json.dumps(head | ({"id": identity} if identity else {})).encode()
 
 
-#: for answers in binary form, which differ from one another in their data alone
+#: for answers in binary form without an id, which differ from one another in their data alone
 _same_answer_json = functools.lru_cache(_KNOWN)(_answer_json)
 
 
