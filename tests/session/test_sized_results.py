@@ -131,6 +131,21 @@ CASES: dict[str, tuple[str, int, list[dict[str, tuple[int, ...]]]]] = {
         18,
         [{"x": (n, b, 4), "w": (1, 9, 4), "r": (1, 9, 3)} for n, b in ((5, 2), (6, 3), (9, 3), (1, 3), (12, 2))],
     ),
+    "masks of as many heads as the sizes say": (  # in the third, for a general plan, of one head, in memory of more
+        """g (float[2,4,4,8] q, float[2,4,k,8] v, float[c,a,k] m) => (float[2,4,4,8] y) {
+            shape = Constant <value_ints: ints = [-1, 4, 0]> ()
+            heads = Reshape(m, shape)
+            zero = Constant <value_ints: ints = [0]> ()
+            end = Constant <value_ints: ints = [-4]> ()
+            some = Slice(heads, zero, end, zero)
+            y = Attention(q, v, v, some)
+        }""",
+        23,
+        [
+            {"q": (2, 4, 4, 8), "v": (2, 4, k, 8), "m": (c, a, k)}
+            for c, a, k in ((4, 8, 9), (8, 4, 8), (4, 5, 10), (5, 4, 11), (10, 2, 7), (16, 2, 6))
+        ],
+    ),
 }
 
 

@@ -147,8 +147,10 @@ class Heads:
 
         Raises `InvalidNode` for one that does not.
         """
-        b.broadcast("the mask", mask, (self.batch, self.kv_heads * self.group, self.queries, self.keys))
-        view = mask.view((1,) * (4 - mask.rank) + mask.shape, (0,) * (4 - mask.rank) + mask.strides)
+        wide = b.broadcast("the mask", mask, (self.batch, self.kv_heads * self.group, self.queries, self.keys))
+        # an axis without a step is broadcast: its dimension may be a size that has to be 1
+        shape = [1 if matches(step, 0) else dim for dim, step in zip(wide.shape, wide.strides, strict=True)]
+        view = wide.view(shape, wide.strides)
         if matches(view.shape[1], 1):
             return view.view((view.shape[0], 1, 1, *view.shape[2:]), (view.strides[0], 0, 0, *view.strides[2:]))
         per_head = view.strides[1]
