@@ -1,7 +1,8 @@
 """Bodies of requests with binary tensors. They stay in the pieces that arrived until a run copies the rows of all its requests.
 
 That is one copy, in one call that does not hold the interpreter's lock. numpy takes the lock again after each array, and waits
-for it while another thread reads requests. Neither Ray nor Vulkan.
+for it while another thread reads requests. Only requests of several rows are copied once more, to lie one after the other.
+Neither Ray nor Vulkan.
 """
 
 from __future__ import annotations

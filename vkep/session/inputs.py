@@ -31,7 +31,7 @@ def check_inputs(declared: Mapping[str, ValueInfo], values: Mapping[str, Any]) -
 
 
 def _check_other(what: str, value: Any, declared: onnx.TypeProto) -> None:
-    """Check a sequence or an optional; maps are checked by the evaluator on the CPU."""
+    """Check a sequence or an optional. No evaluator takes maps: the one on the CPU refuses them."""
     if declared.HasField("optional_type"):
         if value is not None:
             _check_other(what, value, declared.optional_type.elem_type)
