@@ -30,6 +30,18 @@ Alive = Callable[[], dict[str, int]]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--run-slow", action="store_true", help="also run the tests that write gigabytes to disk")
+    parser.addoption(
+        "--discrete", action="store_true", help="take the driver's device for a discrete GPU, in this process"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--discrete"):
+        from tests.devices import take_for_discrete
+
+        patch = pytest.MonkeyPatch()
+        take_for_discrete(patch)
+        config.add_cleanup(patch.undo)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

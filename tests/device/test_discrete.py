@@ -1,0 +1,46 @@
+"""What a GPU with memory of its own runs, on any driver (``--discrete``)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.devices import take_for_discrete
+from tests.session.models import ADD_RELU
+from vkep import DeviceInfo, InferenceSession, SharedGpuContext
+
+TESTS = Path(__file__).parents[1]
+#: tests that have to do with a GPU's copies, kernels and plans
+SOME = (
+    "device/test_runner.py::test_memory_of_a_lost_run_does_not_count",
+    "generation/test_view.py",
+    "session/test_decode.py::test_a_loop_in_a_fixed_buffer_has_few_plans[input-1-0]",
+    "session/test_growing.py::test_new_rows_alone_are_written",
+    "session/test_in_place.py::test_a_decoder_writes_its_new_rows_alone",
+    "session/test_sized_results.py::test_sizes_of_1_are_served_by_a_plan_of_other_sizes[pieces of an axis]",
+)
+
+
+def test_a_device_is_taken_for_a_discrete_gpu(vulkan: DeviceInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_for_discrete(monkeypatch)
+    x, b = np.arange(-3, 3, dtype=np.float32).reshape(2, 3), np.ones(3, np.float32)
+    with (
+        SharedGpuContext.create({"gpu_shared_context_token": "discrete"}, device=vulkan) as context,
+        InferenceSession(ADD_RELU, context=context) as session,
+        session.device_tensor(x) as tensor,
+    ):
+        assert context.capabilities.device_type == "discrete" and tensor.block.mapped is None
+        for given in (x, tensor):
+            np.testing.assert_array_equal(session.run(None, {"x": given, "b": b})[0], np.maximum(x + b, 0))
+
+
+def test_some_tests_as_on_a_discrete_gpu(vulkan: DeviceInfo) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "--discrete"]
+    done = subprocess.run(
+        [*command, *(str(TESTS / test) for test in SOME)], cwd=TESTS.parent, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
