@@ -58,7 +58,7 @@ void main() {
         best_score[lane] = score;
         best_box[lane] = box;
         barrier();
-        for (uint half_width = gl_WorkGroupSize.x / 2u; half_width > 0u; half_width /= 2u) {
+        [[dont_unroll]] for (uint half_width = gl_WorkGroupSize.x / 2u; half_width > 0u; half_width /= 2u) {
             if (lane < half_width) {
                 float other = best_score[lane + half_width];
                 uint other_box = best_box[lane + half_width];

@@ -90,7 +90,7 @@ Value nothing() {
 const uint HANDED = (gl_WorkGroupSize.x + 1u) / 2u;
 shared STATE_T handed[UNIT_ELEMENTS * HANDED];
 Value combine_split(Value v, uint lane, uint width) {
-    for (uint lower = SPLIT / 2u * width; lower >= width; lower /= 2u) {
+    [[dont_unroll]] for (uint lower = SPLIT / 2u * width; lower >= width; lower /= 2u) {
         barrier();
         if (lane >= lower && lane < 2u * lower)
             [[unroll]] for (uint n = 0u; n < UNIT_ELEMENTS; ++n) handed[n * HANDED + lane - lower] = v.of[n];

@@ -33,7 +33,7 @@ uint flat_lane() { return flat_group() * gl_WorkGroupSize.x + gl_LocalInvocation
         barrier(); \
         NAME##_slots[slot] = v; \
         barrier(); \
-        for (uint half_run = run / 2u; half_run > 0u; half_run /= 2u) { \
+        [[dont_unroll]] for (uint half_run = run / 2u; half_run > 0u; half_run /= 2u) { \
             if ((slot & (run - 1u)) < half_run) \
                 NAME##_slots[slot] = COMBINE(NAME##_slots[slot], NAME##_slots[slot + half_run]); \
             barrier(); \
