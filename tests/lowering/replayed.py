@@ -58,13 +58,33 @@ class Choices:
         with _intercepted(record):
             yield
 
+    @functools.cached_property
+    def _read(self) -> tuple[list[Size], list[tuple[str, Any, Any, bool]]]:
+        """The sizes that were asked about, in order, and the questions as `_mapped` reads them, with whether they have some."""
+        found: list[Size] = []
+        questions = []
+
+        def note(size: Size) -> Size:
+            found.append(size)
+            return size
+
+        for name, args, answer in self.asked:
+            before = len(found)
+            mapped = _mapped(args, note)
+            questions.append((name, mapped, answer, len(found) > before))
+        return found, questions
+
     @contextlib.contextmanager
     def replayed(self, trace: Trace, at: Sequence[int]) -> Iterator[None]:
         """While a lowering for these sizes runs."""
-        found: list[Size] = []
-        _mapped([args for _, args, _ in self.asked], lambda size: found.append(size))
-        values = iter(trace.formulas(list(found))(at))
-        asked = iter([(name, _mapped(args, lambda _: next(values)), answer) for name, args, answer in self.asked])
+        found, questions = self._read
+        values = iter(trace.formulas(found)(at))
+        asked = iter(
+            [
+                (name, _mapped(args, lambda _: next(values)) if sized else args, answer)
+                for name, args, answer, sized in questions
+            ]
+        )
 
         def replay(name: str, function: Callable[..., Any], args: Any) -> Any:
             expected, given, answer = next(asked, ("nothing", None, None))
@@ -139,17 +159,28 @@ class _Serial:
         return map(function, *args)
 
 
+_AS_IT_IS = frozenset({int, str, float, bool, bytes, type(None)})
+
+
 def _mapped(value: Any, size: Callable[[Size], Any]) -> Any:
     """A structure of arguments as tuples, with something in place of its sizes, and of functions their names."""
+    if type(value) in _AS_IT_IS:
+        return value
     if isinstance(value, Size):
         return size(value)
     if isinstance(value, (tuple, list)):
-        return tuple([_mapped(v, size) for v in value])
+        return tuple([v if type(v) in _AS_IT_IS else _mapped(v, size) for v in value])
     if isinstance(value, dict):
         return {k: _mapped(v, size) for k, v in value.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return (type(value).__name__, *[_mapped(getattr(value, f.name), size) for f in dataclasses.fields(value)])
+    names = _field_names(value.__class__)
+    if names is not None:
+        return (type(value).__name__, *[_mapped(getattr(value, name), size) for name in names])
     return getattr(value, "__name__", value) if callable(value) else value
+
+
+@functools.cache
+def _field_names(kind: Any) -> tuple[str, ...] | None:
+    return tuple(f.name for f in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
 
 
 # ---- what plans have in common
