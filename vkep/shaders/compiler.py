@@ -249,7 +249,7 @@ def find_compiler() -> Compiler:
 
 
 def find_command_line() -> CommandLine:
-    """`find_compiler` among the executables of this machine."""
+    """`find_compiler` among the executables of this machine. Raises `CompilerNotFoundError`."""
     failures = []
     for path in _installed():
         try:
