@@ -78,11 +78,13 @@ def test_values_are_refused_as_onnxruntime_refuses_them(
     model = model_of(op, given, outputs=outputs_of(op), **attributes)
     peer = onnxruntime.InferenceSession(model.SerializeToString(), _quiet(), providers=["CPUExecutionProvider"])
     feeds = {name: value for name, value in given.items() if value is not None}
+    # where every key is masked, scores are rounded beside the filter of -10000, whose neighbours are 2**-10 away
+    tolerance = 2e-3 if op in ("Attention", "MultiHeadAttention") and "domain" in attributes else 1e-4
     with InferenceSession(model, fallback="error") as session:
         for values in (feeds[f"i{which}"], *right, feeds[f"i{which}"]):
             asked = feeds | {f"i{which}": values}
             expected, got = peer.run(None, asked)[0], session.run(None, asked)[0]
-            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=tolerance)
             for bad in wrong:
                 asked = feeds | {f"i{which}": bad}
                 with pytest.raises(InvalidInputError, match=f"{op}.*{told}"):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.devices import as_a_gpu
 from tests.session.models import model, reference
 from vkep import InferenceSession
 from vkep.kernels.launch import is_cpu
@@ -205,3 +206,16 @@ _ONES: dict[str, list[dict[str, tuple[int, ...]]]] = {
         for n, k, m in ((3, 4, 8), (4, 3, 4), (5, 2, 3), (1, 3, 6), (5, 1, 6), (4, 5, 1), (1, 1, 1))
     ],
 }
+
+
+@pytest.mark.parametrize("heads", [2, 8])
+def test_more_queries_than_a_plan_of_few_was_made_for(open_session: Open, heads: int) -> None:
+    """A GPU's workgroup computes some rows, whose number is the plan's: more rows are more workgroups."""
+    q, k = f"float[1,{heads},n,8]", "float[1,2,9,8]"
+    proto = model(f"g ({q} q, {k} k, {k} v) => ({q} y) {{ y = Attention(q, k, v) }}", opset=23)
+    with as_a_gpu():
+        session = open_session(proto.SerializeToString())
+        for queries in (4, 2, 3, 1):
+            given = feeds({"q": (1, heads, queries, 8), "k": (1, 2, 9, 8), "v": (1, 2, 9, 8)}, queries)
+            np.testing.assert_allclose(session.run(None, given)[0], reference(proto, given)[0], rtol=1e-4, atol=1e-5)
+        assert session._parts.graph.plan_count < 4

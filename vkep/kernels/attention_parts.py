@@ -124,9 +124,9 @@ def parts_call(
 ) -> KernelCall:
     """The dispatch of ``splits`` workgroups of ``local`` lanes for each `rows_of` rows, which read ``unit`` elements at once.
     ``spec``, ``operands``, ``params`` and ``defines``: the kernel's own."""
-    known = record_at_hand(problem)
-    rows, tiles = rows_of(known), tiles_of(known)
     group, (shuffle, required) = problem.heads // problem.kv_heads, shuffle_sizes(e.caps, local)
+    rows = rows_of(record_at_hand(problem))
+    tiles = ceil_div(group * problem.queries, rows)  # of a run's queries, which may be more than those at hand
     total = problem.batch * problem.heads * problem.queries
     partial = splits > 1
     parts = e.target.scratch("float32", (total, splits, problem.value_size)) if partial else None
