@@ -39,6 +39,12 @@ def test_a_shared_part_is_computed_once(b: Builder) -> None:
     assert ex.count(b.expr("({0} * {0})", shared)) == 2
 
 
+def test_differences_of_doubles_are_not_reassociated(b: Builder) -> None:
+    """A GPU's compiler did so in a tangent: 1e-9 off at 1e4."""
+    x = Tensor.contiguous(DTYPES["float64"], (3,))
+    assert _generate(b.expr("({0} - {0})", x)).statements == "precise double t0 = (x0 - x0);"
+
+
 def test_numbers_are_arguments_and_select_no_shader(b: Builder) -> None:
     x = Tensor.contiguous(FLOAT, (3,))
     one, two = (_generate(b.expr("({0} * {1} + {2})", x, v, 7.0)) for v in (2.0, 3.0))

@@ -220,7 +220,9 @@ class _Writer:
             else:
                 code = glsl(node.op).format(*[self.write(a) for a in node.args], type=node.ctype)
                 name = f"t{len(self.lines)}"
-                self.lines.append(f"{node.ctype} {name} = {code};")
+                # Reductions of angles in double precision lose digits where a compiler reassociates their differences.
+                qualified = f"precise {node.ctype}" if node.ctype == "double" else node.ctype
+                self.lines.append(f"{qualified} {name} = {code};")
             self._names[id(node)] = name
         return name
 
