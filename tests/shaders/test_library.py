@@ -43,7 +43,7 @@ def test_a_later_process_needs_no_compilation(make_library: Callable[..., Shader
 
 def test_another_compiler_has_its_own_entries(make_library: Callable[..., ShaderLibrary], counting: Any) -> None:
     make_library().spirv(SCALE)
-    counting.identity += " newer"
+    counting.version = " newer"
     assert make_library().spirv(SCALE).origin == "compiler"
 
 

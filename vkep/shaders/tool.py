@@ -23,7 +23,7 @@ from vkep.shaders.errors import (
 from vkep.shaders.interface import declared_members, expected_arguments
 from vkep.shaders.library import CompiledShader, ShaderLibrary
 from vkep.shaders.reflect import Reflection, reflect
-from vkep.shaders.source import glsl_root
+from vkep.shaders.source import GlslSource, SourceFile, glsl_root, parse_source
 from vkep.shaders.spirv import is_spirv
 from vkep.shaders.validate import find_validator, validate
 
@@ -246,12 +246,18 @@ def reflection_to_json(reflection: Reflection) -> dict[str, Any]:
 
 def environment() -> dict[str, Any]:
     """The tools and folders in use, for reports. Never raises: a missing one is None with a reason."""
-    report: dict[str, Any] = {"glsl": str(glsl_root()), "compiler": None, "compiler_error": None}
-    try:
-        compiler = find_compiler()
-        report["compiler"] = {"kind": compiler.kind, "version": compiler.version, "path": str(compiler.path)}
-    except CompilerNotFoundError as error:
-        report["compiler_error"] = str(error)
+    report: dict[str, Any] = {"glsl": str(glsl_root())}
+    # of vkep's own GLSL, and of other GLSL
+    for name, source in (
+        ("compiler", GlslSource(SourceFile("", "", ""), own=True)),
+        ("other_compiler", parse_source("", "")),
+    ):
+        report[name] = report[f"{name}_error"] = None
+        try:
+            compiler = find_compiler().for_source(source)
+            report[name] = {"kind": compiler.kind, "version": compiler.version, "path": str(compiler.path)}
+        except CompilerNotFoundError as error:
+            report[f"{name}_error"] = str(error)
     try:
         found = find_validator()
         report["spirv_val"] = str(found) if found else None
