@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -141,6 +142,15 @@ def open_session(shared_context: SharedGpuContext) -> Iterator[Callable[..., Inf
     yield open_
     for session in opened:
         session.close()
+
+
+@pytest.fixture(autouse=True)
+def same_draws(request: pytest.FixtureRequest) -> None:
+    """A module's generator RNG starts each test from the test's name: what it draws does not depend on the tests before it."""
+    generator = getattr(request.module, "RNG", None)
+    if generator is not None:
+        seed = zlib.crc32(request.node.name.encode())
+        generator.bit_generator.state = np.random.default_rng(seed).bit_generator.state
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ def _near(got: Array, wanted: Array) -> None:
     assert got.shape == wanted.shape
     apart = np.abs(got.astype(int) - wanted)
     assert apart.max() <= 1
-    assert (apart > 0).mean() < 0.01
+    assert (apart > 0).mean() < 0.02
 
 
 @pytest.mark.parametrize("order", range(5))

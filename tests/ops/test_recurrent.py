@@ -119,7 +119,9 @@ def test_clip(op_type: str) -> None:
     ],
 )
 def test_activations(activations: list[str]) -> None:
-    inputs = _inputs("LSTM", 1, bias=True, lengths=False, initial=True)
+    drawn = _inputs("LSTM", 1, bias=True, lengths=False, initial=True)
+    # where gates have no upper bound the state overflows within a few steps of larger numbers
+    inputs = {name: None if values is None else np.float32(0.5) * values for name, values in drawn.items()}
     alpha = {
         "HardSigmoid": 0.3,
         "ScaledTanh": 0.7,

@@ -19,11 +19,11 @@ from tests.ort.conftest import OpenSession, reference, where
 
 EP = "VulkanExecutionProvider"
 NO_CPU = {"session.disable_cpu_ep_fallback": "1"}
-_RNG = np.random.default_rng(11)
+RNG = np.random.default_rng(11)
 
 
 def f32(*shape: int) -> np.ndarray[Any, Any]:
-    return _RNG.standard_normal(shape).astype(np.float32)
+    return RNG.standard_normal(shape).astype(np.float32)
 
 
 def ints(*values: int) -> np.ndarray[Any, Any]:

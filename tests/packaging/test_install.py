@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import site
 import sys
 import tarfile
@@ -82,7 +83,7 @@ def test_the_wheel_says_what_it_needs(wheel: Path) -> None:
         (metadata_name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = archive.read(metadata_name).decode()
     core = [
-        line.partition(": ")[2].split(">")[0].lower().replace("-", "_")
+        re.split("[<>;]", line.partition(": ")[2])[0].lower().replace("-", "_")
         for line in metadata.splitlines()
         if line.startswith("Requires-Dist: ") and "extra ==" not in line
     ]
