@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The test command: lint, types, then pytest with the validation layers on, a worker for each core (VKEP_TEST_JOBS: another
+# The test command: lint and types, beside them pytest with the validation layers on, a worker for each core (VKEP_TEST_JOBS: another
 # number). Arguments go to pytest.
 #
 #   tools/test.sh               everything
@@ -19,10 +19,16 @@ if [[ "${1:-}" == --quick ]]; then
     exit "$status"
 fi
 ./tools/setup.sh --dev || exit
-./tools/lint.sh || status=1
+# beside the tests: mypy takes one core for a minute
+found=$(mktemp)
+./tools/lint.sh >"$found" 2>&1 &
+lint=$!
+trap 'rm -f "$found"' EXIT
 cores=$(nproc 2>/dev/null || echo 1)
 jobs="${VKEP_TEST_JOBS:-$((cores < 8 ? cores : 8))}"
 VKEP_VALIDATION="${VKEP_VALIDATION:-1}" "${VKEP_VENV:-.venv}/bin/python" -m pytest -n "$jobs" --dist worksteal "$@" || status=$?
+wait "$lint" || status=1
+cat "$found"
 if ((status)); then
     echo "test: FAILED (see above)" >&2
 fi

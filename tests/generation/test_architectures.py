@@ -30,6 +30,7 @@ def test_the_same_tokens(name: str, tmp_path: Path) -> None:
     assert all(a.reason == "length" for a in answers)
 
 
+@pytest.mark.wide
 def test_a_step_as_on_a_gpu(tmp_path: Path) -> None:
     """Norms, the rotation and the caches' rows are parts of products, and gate and up are one dispatch."""
     language = write_language(tmp_path, "llama", "int4", layers=1)
@@ -47,6 +48,7 @@ def test_a_step_as_on_a_gpu(tmp_path: Path) -> None:
     assert not {"norm.comp", "cache_update.comp"} & {shader.source for shader in shaders}
 
 
+@pytest.mark.wide
 def test_several_sequences_as_on_a_gpu(tmp_path: Path) -> None:
     """Attention computes the norms of queries and keys, their rotation and the caches' rows."""
     language = write_language(tmp_path, "qwen3", layers=1)

@@ -21,6 +21,10 @@ from vkep.kernels.kernel import KernelCall
 from vkep.kernels.select import Emission, candidates, choose
 
 WAYS = ("stream", "split")
+#: a GPU's subgroups of four lanes hold rows of 16 elements at most
+EACH_DEVICE = pytest.mark.parametrize(
+    "caps", ["cpu", pytest.param("discrete", marks=pytest.mark.wide), "plain"], indirect=True
+)
 CASES = [
     Case(1, 40),
     Case(1, 300, heads=8, kv_heads=2, batch=2),
@@ -66,12 +70,14 @@ def run(gpu: Harness, caps: DeviceCapabilities, case: Case, dtype: str, sink: np
     check(got, wanted)
 
 
+@EACH_DEVICE
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_it_is_numpys(gpu: Harness, caps: DeviceCapabilities, case: Case, dtype: str) -> None:
     run(gpu, caps, case, dtype)
 
 
+@EACH_DEVICE
 @pytest.mark.parametrize("held", [1, 8])
 def test_one_workgroup_reads_its_keys_in_several_turns(
     gpu: Harness, caps: DeviceCapabilities, held: int, monkeypatch: pytest.MonkeyPatch
@@ -82,12 +88,14 @@ def test_one_workgroup_reads_its_keys_in_several_turns(
     run(gpu, dataclasses.replace(caps, compute_units=1), Case(1, 700, heads=8, kv_heads=2, first=-650), "float16")
 
 
+@EACH_DEVICE
 def test_surplus_workgroups_of_a_folded_grid_do_not_arrive(gpu: Harness, caps: DeviceCapabilities) -> None:
     """15 workgroups, as 2 by 8."""
     few = dataclasses.replace(caps, max_workgroup_count=(2, *caps.max_workgroup_count[1:]))
     run(gpu, few, Case(1, 90, heads=5, kv_heads=5), "float32")
 
 
+@EACH_DEVICE
 @pytest.mark.parametrize("keys", [20, 400])
 def test_a_sink_counts_once_however_many_blocks_there_are(gpu: Harness, caps: DeviceCapabilities, keys: int) -> None:
     run(gpu, caps, Case(1, keys, heads=4, kv_heads=2), "float32", np.array([0.5, -1, 3, 9], np.float32))
@@ -97,6 +105,7 @@ _WIDE = Case(1, 300, size=32, value_size=64, heads=8, kv_heads=2, batch=2)
 _ODD = Case(2, 40, size=10, value_size=7, heads=2, kv_heads=1)  # elements one by one
 
 
+@EACH_DEVICE
 @pytest.mark.parametrize(
     ("case", "coding", "channels"),
     [
@@ -139,6 +148,7 @@ def test_keys_and_values_in_codes(
     check(y.array, expected(case, q, numbers_of[0], numbers_of[1], None))
 
 
+@EACH_DEVICE
 def test_keys_past_the_end_are_not_read(gpu: Harness, caps: DeviceCapabilities) -> None:
     """What a cache holds beyond a sequence's end may be NaN."""
     case = Case(1, 200, batch=2)
@@ -173,6 +183,7 @@ def test_lanes_reach_what_the_problem_needs(case: Case, dtype: str, name: str) -
     assert {name: reaches[name] for name in wanted} == wanted
 
 
+@EACH_DEVICE
 def test_a_decoders_step_is_split_on_a_gpu_and_a_prompt_is_not(caps: DeviceCapabilities) -> None:
     step, prompt = Case(1, 512, heads=8, kv_heads=2), Case(64, 64)
     assert gains_by_attention(step.problem("float16"), caps) == (caps.device_type != "cpu")

@@ -77,6 +77,7 @@ def as_gpu(gpu: Harness, monkeypatch: pytest.MonkeyPatch) -> DeviceCapabilities:
     return dataclasses.replace(gpu.caps, device_type="discrete", compute_units=8)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("problem", PROBLEMS, ids=("positions", "norms", "tiles"))
 def test_the_new_token_is_in_the_cache_and_is_seen(
     gpu: Harness, as_gpu: DeviceCapabilities, problem: UpdatingAttentionProblem
@@ -129,6 +130,7 @@ def choose_declines(problem: UpdatingAttentionProblem, caps: DeviceCapabilities)
     return False
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("problem", PROBLEMS, ids=("positions", "norms", "tiles"))
 def test_lanes_reach_what_the_problem_needs(problem: UpdatingAttentionProblem) -> None:
     operands = (*problem.needs(), *problem.makes())

@@ -30,6 +30,7 @@ from vkep.kernels.tiles import STORAGE
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(7)
+pytestmark = pytest.mark.wide
 EPSILON = 1e-3
 
 

@@ -138,6 +138,7 @@ def test_few_bits_in_every_share(gpu: Harness, bits: int, words: int) -> None:
         case.run(gpu, caps, candidate="along k", tuned={f"along_k 3 11 1024 {bits} 256": choice})
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(
     ("case", "choice"),

@@ -61,6 +61,7 @@ def _gated(bits: int, whole: bool, activation: str, biased: bool = False, rows: 
     return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("bits", "whole", "activation", "biased", "rows", "dispatches"),
     [
@@ -85,6 +86,7 @@ def test_one_dispatch_computes_both(
     np.testing.assert_allclose(y, expected, rtol=2e-4, atol=2e-4 * np.abs(expected).max())
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_product_that_others_read_stays(open_session: Open, whole: bool) -> None:
     proto = _gated(4, whole, "silu", more=True)

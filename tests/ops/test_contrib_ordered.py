@@ -58,13 +58,11 @@ def _run(op_type: str, inputs: Mapping[str, Array | None], **attributes: Any) ->
     return on_vulkan(model, {name: value for name, value in inputs.items() if value is not None})[0]
 
 
-def _near(got: Array, wanted: Array) -> None:
-    """Equal, but for one step where a float32 lies between two."""
+def _rounded(got: Array, real: Array, error: float = 0.001) -> None:
+    """Real numbers, known up to an error, rounded to the nearest byte."""
     assert got.dtype == np.int8
-    assert got.shape == wanted.shape
-    apart = np.abs(got.astype(int) - wanted)
-    assert apart.max() <= 1
-    assert (apart > 0).mean() < 0.02
+    assert got.shape == real.shape
+    np.testing.assert_allclose(got.astype(float), np.clip(real, -128, 127), rtol=0, atol=0.5 + error)
 
 
 @pytest.mark.parametrize("order", range(5))
@@ -97,13 +95,13 @@ def test_elements_and_rows() -> None:
     x, scale, y_scale = _codes(3, 5, 16), _scale(1 / 32), _scale(1 / 64)
     real = x * np.float64(scale)
     got = _run("QOrderedGelu", {"x": x, "scale": scale, "y_scale": y_scale}, order_X=2, order_Y=2)
-    _near(got, _q(real * 0.5 * (1 + np.vectorize(erf)(real / np.sqrt(2))) / y_scale))
+    _rounded(got, real * 0.5 * (1 + np.vectorize(erf)(real / np.sqrt(2))) / y_scale)
     for dtype in (np.float32, np.float16):
         gamma, beta = (RNG.standard_normal((2, 16)) + 1).astype(dtype)
         inputs = {"x": x, "scale": scale, "gamma": gamma, "beta": beta, "y_scale": _scale(1 / 30)}
         got = _run("QOrderedLayerNormalization", inputs, epsilon=1e-5)
         normal = (real - real.mean(-1, keepdims=True)) / np.sqrt(real.var(-1, keepdims=True) + 1e-5)
-        _near(got, _q((normal * gamma + beta) * 30))
+        _rounded(got, (normal * gamma + beta) * 30)
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -119,7 +117,7 @@ def test_products(several: bool, batches: tuple[int, ...]) -> None:
     }  # fmt: skip
     got = _run("QOrderedMatMul", inputs, order_A=ROW, order_B=COL, order_Y=ROW)
     product = a.astype(np.int32) @ y.astype(np.int32)
-    _near(got, _q((product * (0.02 * factor) + (bias if several else 0) + c * 0.2) / 0.3))
+    _rounded(got, (product * (0.02 * factor) + (bias if several else 0) + c * 0.2) / 0.3)
 
 
 def test_attention() -> None:
@@ -141,8 +139,8 @@ def test_attention() -> None:
     scores = _q(q @ k.transpose(0, 1, 3, 2) / 256 / of_scores)
     raised = np.exp(scores * of_scores / 4.0) * mask[:, None, None]
     shares = _q(raised / raised.sum(-1, keepdims=True) / of_shares).astype(int)
-    wanted = _q(shares @ v * of_shares / 16 / of_y).transpose(0, 2, 1, 3).reshape(batch, length, hidden)
-    _near(got, wanted)
+    real = (shares @ v * of_shares / 16 / of_y).transpose(0, 2, 1, 3).reshape(batch, length, hidden)
+    _rounded(got, real)
 
 
 def test_longformer_attention() -> None:
@@ -170,4 +168,4 @@ def test_longformer_attention() -> None:
         raised = np.exp(q @ k.transpose(0, 2, 1) / np.sqrt(hidden / heads)) * seen
         made = (raised / raised.sum(-1, keepdims=True) @ v).transpose(1, 0, 2).reshape(length, hidden)
         wanted[rows] = made[rows]
-    _near(got, _q(np.where(kept[:, None], wanted, 0) * 64)[None])
+    _rounded(got, np.where(kept[:, None], wanted, 0)[None] * 64, error=0.1)  # as its mask, it computes in float16

@@ -159,11 +159,12 @@ QDQ = """g (float[1,3,8,8] x) => (float[1,6,4,4] y) {
 
 
 def qdq() -> Any:
+    rng = np.random.default_rng(5)
     return model(
         QDQ,
         sx=np.float32(0.02), zx=np.int8(-5), sc=np.float32(0.03), zc=np.int8(-128), sy=np.float32(0.06), zy=np.int8(-128),
-        wq=RNG.integers(-127, 128, (6, 3, 3, 3), dtype=np.int8), sw=RNG.uniform(0.001, 0.004, 6).astype(np.float32),
-        zw=np.zeros(6, np.int8), b=w(6),
+        wq=rng.integers(-127, 128, (6, 3, 3, 3), dtype=np.int8), sw=rng.uniform(0.001, 0.004, 6).astype(np.float32),
+        zw=np.zeros(6, np.int8), b=rng.standard_normal(6).astype(np.float32),
     )  # fmt: skip
 
 

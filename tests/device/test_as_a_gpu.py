@@ -1,7 +1,8 @@
-"""What a GPU with memory of its own runs, on any driver (``--discrete``)."""
+"""Tests as on a GPU, on any driver: with memory of its own (``--discrete``), and with wide subgroups (marked ``wide``)."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ SOME = (
     "session/test_in_place.py::test_a_decoder_writes_its_new_rows_alone",
     "session/test_sized_results.py::test_sizes_of_1_are_served_by_a_plan_of_other_sizes[pieces of an axis]",
 )
+WIDE = sorted(str(file) for file in TESTS.rglob("test_*.py") if "mark.wide" in file.read_text())
 
 
 def test_a_device_is_taken_for_a_discrete_gpu(vulkan: DeviceInfo, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,9 +40,9 @@ def test_a_device_is_taken_for_a_discrete_gpu(vulkan: DeviceInfo, monkeypatch: p
             np.testing.assert_array_equal(session.run(None, {"x": given, "b": b})[0], np.maximum(x + b, 0))
 
 
-def test_some_tests_as_on_a_discrete_gpu(vulkan: DeviceInfo) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "--discrete"]
-    done = subprocess.run(
-        [*command, *(str(TESTS / test) for test in SOME)], cwd=TESTS.parent, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.mark.parametrize("arguments", [("--discrete", *SOME), ("-m", "wide", *WIDE)], ids=["discrete", "wide"])
+def test_some_tests_as_on_a_gpu(vulkan: DeviceInfo, arguments: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *arguments]
+    wide = os.environ | {"LP_NATIVE_VECTOR_WIDTH": "256"}
+    done = subprocess.run(command, cwd=TESTS, env=wide, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
