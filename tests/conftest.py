@@ -43,9 +43,12 @@ def pytest_configure(config: pytest.Config) -> None:
     discrete = config.getoption("--discrete")
     os.environ.setdefault("GALLIVM_PERF", "nopt")
     width = os.environ.setdefault("LP_NATIVE_VECTOR_WIDTH", "256" if discrete else "128")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vkep-tests" / width
-    cache.mkdir(parents=True, exist_ok=True)
-    os.environ["MESA_SHADER_CACHE_DIR"] = str(cache)
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vkep-tests" / width
+        cache.mkdir(parents=True, exist_ok=True)
+        os.environ["MESA_SHADER_CACHE_DIR"] = str(cache)
+    except (OSError, RuntimeError):  # no folder that can be written
+        os.environ["MESA_SHADER_CACHE_DISABLE"] = "true"
     if discrete:
         from tests.devices import take_for_discrete
 
@@ -56,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if GPU_FIXTURES & set(getattr(item, "fixturenames", ())):
+        if GPU_FIXTURES & set(getattr(item, "fixturenames", ())) or item.get_closest_marker("wide"):
             item.add_marker("gpu")
         if "needs_gigabytes" in getattr(item, "fixturenames", ()) and not config.getoption("--run-slow"):
             item.add_marker(pytest.mark.skip(reason="writes gigabytes: --run-slow runs it"))

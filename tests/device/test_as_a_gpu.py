@@ -17,14 +17,14 @@ from vkep import DeviceInfo, InferenceSession, SharedGpuContext
 TESTS = Path(__file__).parents[1]
 #: tests that have to do with a GPU's copies, kernels and plans
 SOME = (
-    "device/test_runner.py::test_memory_of_a_lost_run_does_not_count",
-    "generation/test_view.py",
-    "session/test_decode.py::test_a_loop_in_a_fixed_buffer_has_few_plans[input-1-0]",
-    "session/test_growing.py::test_new_rows_alone_are_written",
-    "session/test_in_place.py::test_a_decoder_writes_its_new_rows_alone",
-    "session/test_sized_results.py::test_sizes_of_1_are_served_by_a_plan_of_other_sizes[pieces of an axis]",
+    "tests/device/test_runner.py::test_memory_of_a_lost_run_does_not_count",
+    "tests/generation/test_view.py",
+    "tests/session/test_decode.py::test_a_loop_in_a_fixed_buffer_has_few_plans[input-1-0]",
+    "tests/session/test_growing.py::test_new_rows_alone_are_written",
+    "tests/session/test_in_place.py::test_a_decoder_writes_its_new_rows_alone",
+    "tests/session/test_sized_results.py::test_sizes_of_1_are_served_by_a_plan_of_other_sizes[pieces of an axis]",
 )
-WIDE = sorted(str(file) for file in TESTS.rglob("test_*.py") if "mark.wide" in file.read_text())
+WIDE = sorted(str(file) for file in TESTS.rglob("test_*.py") if "mark.wide" in file.read_text("utf-8"))
 
 
 def test_a_device_is_taken_for_a_discrete_gpu(vulkan: DeviceInfo, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +42,9 @@ def test_a_device_is_taken_for_a_discrete_gpu(vulkan: DeviceInfo, monkeypatch: p
 
 @pytest.mark.parametrize("arguments", [("--discrete", *SOME), ("-m", "wide", *WIDE)], ids=["discrete", "wide"])
 def test_some_tests_as_on_a_gpu(vulkan: DeviceInfo, arguments: tuple[str, ...]) -> None:
+    if "llvmpipe" not in vulkan.name:
+        pytest.skip("subgroups of another width are lavapipe's; on this device the tests run as they are")
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *arguments]
     wide = os.environ | {"LP_NATIVE_VECTOR_WIDTH": "256"}
-    done = subprocess.run(command, cwd=TESTS, env=wide, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
+    done = subprocess.run(command, cwd=TESTS.parent, env=wide, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0 and "subgroups of 4" not in done.stdout, done.stdout + done.stderr

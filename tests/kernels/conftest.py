@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
-from tests.kernels.harness import Harness
+from tests.kernels.harness import Harness, as_discrete
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +25,7 @@ def caps(request: pytest.FixtureRequest, gpu: Harness) -> DeviceCapabilities:
     if request.param == "plain":
         features = gpu.caps.features - {"subgroup_shuffle", "subgroup_arithmetic"}
         return dataclasses.replace(gpu.caps, device_type="discrete", features=features)
-    return dataclasses.replace(gpu.caps, device_type=request.param)
+    return as_discrete(gpu.caps) if request.param == "discrete" else gpu.caps
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,12 @@ class NumpyWorkspace:
         self.flag = self.flag or Tensor(np.zeros(2, np.uint32))
         self.faults.append(reason)
         return self.flag, len(self.faults)
+
+
+def as_discrete(caps: DeviceCapabilities) -> DeviceCapabilities:
+    """A device as a discrete GPU, with no more lanes in a workgroup than shuffles combine (`shuffle_sizes`)."""
+    lanes = min(caps.max_workgroup_invocations, 32 * caps.subgroup_size)
+    return replace(caps, device_type="discrete", max_workgroup_invocations=lanes)
 
 
 class Harness(KernelRunner):

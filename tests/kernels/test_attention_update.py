@@ -130,7 +130,6 @@ def choose_declines(problem: UpdatingAttentionProblem, caps: DeviceCapabilities)
     return False
 
 
-@pytest.mark.wide
 @pytest.mark.parametrize("problem", PROBLEMS, ids=("positions", "norms", "tiles"))
 def test_lanes_reach_what_the_problem_needs(problem: UpdatingAttentionProblem) -> None:
     operands = (*problem.needs(), *problem.makes())

@@ -81,6 +81,12 @@ def test_a_grid_longer_than_one_axis(gpu: Harness, rng: np.random.Generator) -> 
     np.testing.assert_array_equal(y.array, x)
 
 
+def test_kernels_of_a_gpu_combine_subgroups_where_the_device_can(caps: DeviceCapabilities) -> None:
+    """Else the tests of a discrete GPU are those of one without subgroup operations."""
+    shared = share_columns(5000, 1024, 1, caps)
+    assert (shared.shuffle is not None) == (caps.device_type == "discrete" and caps.has("subgroup_shuffle"))
+
+
 @given(st.integers(0, 2**31))
 def test_grid_covers_all_groups_within_limits(groups: int) -> None:
     x, y, z = grid(groups)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
-from tests.kernels.harness import Harness, Tensor
+from tests.kernels.harness import Harness, Tensor, as_discrete
 from tools.plan_digests import DEVICES
 from vkep.errors import Decline
 from vkep.kernels.cooperative_tiles import float16_shape, no_cooperative_tile
@@ -129,10 +129,11 @@ def test_few_bits(gpu: Harness, caps: DeviceCapabilities, case: FewBits, dtype: 
     dataclasses.replace(case, dtype=dtype).run(gpu, caps)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("words", [1, 2, 4])
 def test_few_bits_in_every_share(gpu: Harness, bits: int, words: int) -> None:
-    caps = dataclasses.replace(gpu.caps, device_type="discrete")
+    caps = as_discrete(gpu.caps)
     case = FewBits(3, 11, 1024, bits, 256)
     for choice in ((2, 8, 2, words, 64), (8, 64, 1, words, 64), (4, 32, 4, words, 32)):
         case.run(gpu, caps, candidate="along k", tuned={f"along_k 3 11 1024 {bits} 256": choice})
@@ -153,7 +154,7 @@ def test_few_bits_in_every_share(gpu: Harness, bits: int, words: int) -> None:
     ids=str,
 )
 def test_few_bits_by_dot_products_of_bytes(gpu: Harness, case: FewBits, choice: tuple[int, ...], dtype: str) -> None:
-    caps = dataclasses.replace(gpu.caps, device_type="discrete")
+    caps = as_discrete(gpu.caps)
     key = f"codes {case.m} {case.n} {case.k} {case.bits} {case.block}"
     dataclasses.replace(case, dtype=dtype).run(gpu, caps, candidate="codes", tuned={key: choice})
 
@@ -171,13 +172,13 @@ MANY_ROWS = [
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("case", MANY_ROWS, ids=str)
 def test_many_rows_by_few_bits_in_tiles(gpu: Harness, case: FewBits, dtype: str) -> None:
-    caps = dataclasses.replace(gpu.caps, device_type="discrete")
+    caps = as_discrete(gpu.caps)
     dataclasses.replace(case, dtype=dtype).run(gpu, caps, candidate="tiled")
 
 
 @pytest.mark.parametrize("case", MANY_ROWS, ids=str)
 def test_many_rows_by_few_bits_on_cooperative_matrices(gpu: Harness, case: FewBits) -> None:
-    caps = dataclasses.replace(gpu.caps, device_type="discrete")
+    caps = as_discrete(gpu.caps)
     if no_cooperative_tile(caps, True):
         pytest.skip(no_cooperative_tile(caps, True))
     dataclasses.replace(case, dtype="float16").run(gpu, caps, candidate="cooperative")
@@ -196,7 +197,7 @@ BY_FRAGMENTS = [
 
 @pytest.mark.parametrize(("case", "choice"), BY_FRAGMENTS, ids=str)
 def test_few_rows_by_few_bits_on_cooperative_matrices(gpu: Harness, case: FewBits, choice: tuple[int, ...]) -> None:
-    caps = dataclasses.replace(gpu.caps, device_type="discrete")
+    caps = as_discrete(gpu.caps)
     if float16_shape(caps) is None:
         pytest.skip("the device has no cooperative matrices")
     key = f"fragments {case.m} {case.n} {case.k} {case.bits} {case.block}"

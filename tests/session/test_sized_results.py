@@ -208,7 +208,7 @@ _ONES: dict[str, list[dict[str, tuple[int, ...]]]] = {
 }
 
 
-@pytest.mark.parametrize("heads", [2, 8])
+@pytest.mark.parametrize("heads", [2, pytest.param(8, marks=pytest.mark.wide)])
 def test_more_queries_than_a_plan_of_few_was_made_for(open_session: Open, heads: int) -> None:
     """A GPU's workgroup computes some rows, whose number is the plan's: more rows are more workgroups."""
     q, k = f"float[1,{heads},n,8]", "float[1,2,9,8]"
