@@ -110,11 +110,14 @@ def _validation_log() -> list[Any]:
 
 @pytest.fixture(scope="session")
 def shared_context(vulkan: DeviceInfo) -> Iterator[SharedGpuContext]:
-    """One context for all tests that do not look at a context itself."""
+    """One context for all tests that do not look at a context itself. Its pipelines stay from one session to the next."""
     import gpu_shared
+    from vkep.device.pipelines import shared_pipelines
+    from vkep.shaders.library import ShaderLibrary
 
-    with gpu_shared.SharedGpuContext.create({"gpu_shared_context_token": "test session"}, device=vulkan) as context:
-        yield context
+    token = {"gpu_shared_context_token": "test session"}
+    with gpu_shared.SharedGpuContext.create(token, device=vulkan) as made, shared_pipelines(made, ShaderLibrary()):
+        yield made
 
 
 @pytest.fixture(autouse=True)
