@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -15,6 +16,12 @@ from vkep.ir.tensor import collapse
 from vkep.kernels import pointwise as module
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.pointwise import PointwiseOperand, pointwise
+
+
+@pytest.fixture
+def caps(caps: DeviceCapabilities, gpu: Harness) -> DeviceCapabilities:
+    """With all lanes: a workgroup of ``pointwise_tile.comp`` has 256."""
+    return dataclasses.replace(caps, max_workgroup_invocations=gpu.caps.max_workgroup_invocations)
 
 
 def strides_of(shape: Sequence[int]) -> list[int]:
