@@ -110,14 +110,23 @@ def _validation_log() -> list[Any]:
 
 @pytest.fixture(scope="session")
 def shared_context(vulkan: DeviceInfo) -> Iterator[SharedGpuContext]:
-    """One context for all tests that do not look at a context itself. Its pipelines stay from one session to the next."""
+    """One context for all tests that do not look at a context itself."""
     import gpu_shared
-    from vkep.device.pipelines import shared_pipelines
-    from vkep.shaders.library import ShaderLibrary
+    from tests import pipelines
 
-    token = {"gpu_shared_context_token": "test session"}
-    with gpu_shared.SharedGpuContext.create(token, device=vulkan) as made, shared_pipelines(made, ShaderLibrary()):
-        yield made
+    with gpu_shared.SharedGpuContext.create({"gpu_shared_context_token": "test session"}, device=vulkan) as context:
+        pipelines.keep(context)
+        yield context
+        pipelines.drop(context)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pipelines_of_a_module() -> Iterator[None]:
+    """Those of contexts that tests share go at a module's end, since all of them take gigabytes."""
+    yield
+    kept = sys.modules.get("tests.pipelines")  # pure tests never load Vulkan
+    if kept is not None:
+        kept.drop_all_made()
 
 
 @pytest.fixture(autouse=True)

@@ -11,10 +11,9 @@ import onnx
 from onnx import helper, numpy_helper
 
 from gpu_shared import SharedGpuContext
+from tests import pipelines
 from vkep import InferenceSession
-from vkep.device.pipelines import shared_pipelines
 from vkep.session.session_state import Feed
-from vkep.shaders.library import ShaderLibrary
 
 Array = np.ndarray[Any, Any]
 OPSET = 23
@@ -60,14 +59,11 @@ def graph_of(
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
-_held: list[Any] = []  # pipelines stay from one session to the next
-
-
 @functools.cache
 def shared_context() -> SharedGpuContext:
     """One for all: to make one takes longer than most cases."""
     context = SharedGpuContext.create({"gpu_shared_context_token": "operators"})
-    _held.append(shared_pipelines(context, ShaderLibrary()))
+    pipelines.keep(context)
     return context
 
 
