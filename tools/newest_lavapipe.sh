@@ -41,7 +41,7 @@ sed "s#\"library_path\": \"[^\"]*\"#\"library_path\": \"$libraries/libvulkan_lvp
 python=${VKEP_PYTHON:-$root/.venv/bin/python}
 binary=$("$python" -c 'import os, sys; print(os.path.realpath(sys.executable))')
 packages=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
-# tests choose otherwise for older ones (tests/conftest.py)
+# its defaults: tests/conftest.py has others
 export LP_NATIVE_VECTOR_WIDTH=${LP_NATIVE_VECTOR_WIDTH-256} GALLIVM_PERF=${GALLIVM_PERF-}
 export VK_DRIVER_FILES=$cache/lvp.json VKEP_CACHE_DIR=$cache/vkep PYTHONPATH=$packages:$root:$root/registry
 exec "$libraries/ld-linux-x86-64.so.2" --library-path "$libraries:$(dirname "$binary")/../lib:/usr/lib/x86_64-linux-gnu" "$binary" "$@"

@@ -24,10 +24,10 @@ found=$(mktemp)
 ./tools/lint.sh >"$found" 2>&1 &
 lint=$!
 trap 'kill "$lint" 2>/dev/null; rm -f "$found"' EXIT
+trap 'exit 130' INT
 cores=$(nproc 2>/dev/null || echo 1)
 jobs="${VKEP_TEST_JOBS:-$((cores < 8 ? cores : 8))}"
 VKEP_VALIDATION="${VKEP_VALIDATION:-1}" "${VKEP_VENV:-.venv}/bin/python" -m pytest -n "$jobs" --dist worksteal "$@" || status=$?
-if ((status == 2)); then exit 2; fi  # interrupted
 wait "$lint" || status=1
 cat "$found"
 if ((status)); then

@@ -8,20 +8,21 @@ from pathlib import Path
 import pytest
 
 from gpu_shared import DeviceInfo
+from tests import pipelines
 from tests.generation.reference import Reference
 from tools.models.language import ARCHITECTURES, OPTIMUM, write_language
-from vkep.device.pipelines import shared_pipelines
 from vkep.generation import Generator
 from vkep.session.contexts import resolve_context
 from vkep.session.session import options_of
-from vkep.shaders.library import ShaderLibrary
 
 
 @pytest.fixture(scope="module", autouse=True)
-def pipelines(vulkan: DeviceInfo) -> Iterator[None]:
-    """The context of generators stays from one to the next, with its pipelines."""
-    with resolve_context(options_of()) as context, shared_pipelines(context, ShaderLibrary()):
+def context_of_generators(vulkan: DeviceInfo) -> Iterator[None]:
+    """It stays from one generator to the next, with its pipelines."""
+    with resolve_context(options_of()) as context:
+        pipelines.keep(context)
         yield
+        pipelines.drop(context)
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt2"])

@@ -17,6 +17,7 @@ import numpy as np
 from gpu_shared.capabilities import DeviceCapabilities
 from gpu_shared.memory import Buffer
 from vkep.device.measure.kernel_runner import KernelRunner, ReadyCall
+from vkep.kernels import launch
 from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.kernel import ADDRESS_BYTES, ITS_VIEW, KernelCall
 from vkep.kernels.problem import Problem
@@ -81,7 +82,7 @@ class NumpyWorkspace:
 
 def as_discrete(caps: DeviceCapabilities) -> DeviceCapabilities:
     """A device as a discrete GPU, with no more lanes in a workgroup than shuffles combine (`shuffle_sizes`)."""
-    lanes = min(caps.max_workgroup_invocations, 32 * caps.subgroup_size)
+    lanes = min(caps.max_workgroup_invocations, launch._MOST_SUBGROUPS * caps.subgroup_size)
     return replace(caps, device_type="discrete", max_workgroup_invocations=lanes)
 
 
