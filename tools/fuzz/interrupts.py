@@ -13,13 +13,14 @@ import argparse
 import ctypes
 import faulthandler
 import gc
+import queue
 import random
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -59,8 +60,9 @@ class Moments:
         self.count = 0
         self._armed = 0  # number of interrupts allowed
         self._thread: int | None = None
-        self._wake = threading.Event()
-        self._delay = 0.0
+        # an exception raised in a thread would lose the lock of a `threading.Event`; these are changed in one step
+        self._said = queue.SimpleQueue[tuple[int, float]]()  # a number and its delay, or its end: a delay below 0
+        self._asked = self._ended = 0
 
     def arm(self, typical: float) -> None:
         self._armed = 2 if self.random.random() < 0.25 else 1
@@ -68,13 +70,19 @@ class Moments:
         if self._thread is None:
             signal.setitimer(signal.ITIMER_REAL, delay)
         else:
-            self._delay = delay
-            self._wake.set()
+            self._asked += 1
+            self._said.put((self._asked, delay))
 
     def disarm(self) -> None:
+        """No interrupt is raised after this one returns."""
         self._armed = 0
         if self._thread is None:
             signal.setitimer(signal.ITIMER_REAL, 0)
+            return
+        self._said.put((self._asked, -1))
+        while self._ended < self._asked:
+            time.sleep(1e-5)
+        time.sleep(0)  # the interpreter raises what is pending after a call
 
     def _signalled(self, *_: object) -> None:
         if not self._armed:
@@ -86,13 +94,19 @@ class Moments:
         raise Interrupt
 
     def _raise_in_thread(self) -> None:
-        while self._wake.wait() and self._thread:
-            self._wake.clear()
-            time.sleep(self._delay)
-            if self._armed:
+        while True:
+            number, delay = self._said.get()
+            if number < 0:
+                return
+            if delay < 0:  # the end of one that has ended
+                continue
+            with suppress(queue.Empty):
+                self._said.get(timeout=delay)
+            if self._armed and self._thread:
                 self._armed = 0
                 self.count += 1
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(Interrupt))
+            self._ended = number
 
     @contextmanager
     def in_main(self) -> Iterator[None]:
@@ -111,9 +125,10 @@ class Moments:
         try:
             yield
         finally:
-            self._thread = 0
-            self._wake.set()
+            self.disarm()
+            self._said.put((-1, 0))
             helper.join()
+            self._thread = None
 
 
 class Campaign:
