@@ -21,7 +21,7 @@ from gpu_shared.instance import Instance, ValidationMessage
 from gpu_shared.lease import DelegateLease
 from gpu_shared.memory import HeapBudget, memory_budget
 from gpu_shared.resources import ResourceStore, SharedResource
-from gpu_shared.steady import at_exit, steady
+from gpu_shared.steady import at_exit, on_end, steady
 from gpu_shared.timeline import Timeline
 
 T = TypeVar("T")
@@ -37,6 +37,10 @@ def _on_exit() -> None:
 
 
 at_exit(_on_exit)
+
+
+def _drop(*objects: object) -> None:
+    """Objects that nothing else refers to are destroyed on return: where no exception interrupts their finalizers."""
 
 
 def as_spec(spec: SpecLike) -> SharedGpuCompileSpec:
@@ -78,6 +82,7 @@ class SharedGpuContext:
         self._resources = ResourceStore()
         self._closing = self._closed = False
         _contexts.add(self)
+        on_end(self, _drop, device, timeline, at_exit=False)
         logger.debug("context %s: %s, queue family %d", self.label, device.label, device.queue_family)
 
     # ---- making ----

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from gpu_shared import vk
 from gpu_shared.commands import CommandBuffer, CommandPool
 from gpu_shared.compile_spec import SyncMode
 from gpu_shared.errors import ClosedError, ForkedProcessError
-from gpu_shared.steady import steady
+from gpu_shared.steady import on_end, steady
 from gpu_shared.timeline import PreparedSubmit
 
 if TYPE_CHECKING:
@@ -42,8 +41,8 @@ class DelegateLease:
         except BaseException:
             context._remove_user(self._token)
             raise
-        self._finalizer = weakref.finalize(self, _end, context, self._token, self._pool, name, self._generation)
-        self._finalizer.atexit = False  # its owner may still use it in its own finalizer
+        # its owner may still use it in its own finalizer at exit
+        self._finalizer = on_end(self, _end, context, self._token, self._pool, name, self._generation, at_exit=False)
         self._executions = 0
         self._last_value = 0
         logger.debug("[%s] init: context=%s sync_mode=%s", name, context.label, sync_mode)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpu_shared import vk
 from gpu_shared.errors import ClosedError
 from gpu_shared.once import InFlight
-from gpu_shared.steady import steady
+from gpu_shared.steady import on_end, steady
 
 if TYPE_CHECKING:
     from gpu_shared.context import SharedGpuContext
@@ -81,9 +80,8 @@ class SharedResource(Generic[T]):
     def __init__(self, context: SharedGpuContext, entry: Entry[T]) -> None:
         self._entry: Entry[T] | None = entry
         token = context._add_user(f"resource {entry.key!r}")
-        self._finalizer = weakref.finalize(self, _release, context, entry, token, vk.generation)
         # at exit users end first, in their own order; the rest ends with the process
-        self._finalizer.atexit = False
+        self._finalizer = on_end(self, _release, context, entry, token, vk.generation, at_exit=False)
 
     @property
     def value(self) -> T:

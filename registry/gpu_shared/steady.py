@@ -21,7 +21,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -31,6 +31,7 @@ logger = logging.getLogger("gpu_shared")
 #: seconds that the interpreter's exit waits for work in other threads
 _PATIENCE = 30.0
 _FORK_PATIENCE = 2.0  #: and a fork
+_STARTS = 5.0  #: and the start of a thread
 
 
 class Abandoned(BaseException):
@@ -102,7 +103,7 @@ class _Worker:
 
     def __init__(self) -> None:
         self.tasks: SimpleQueue[Any] = SimpleQueue()
-        _thread.start_new_thread(_serve, (self.tasks, weakref.ref(self, self.tasks.put)))
+        _start(_serve, self.tasks, weakref.ref(self, self.tasks.put))
 
 
 class _Here(threading.local):
@@ -116,6 +117,24 @@ _idle: deque[_Worker] = deque()
 _working = UseCount()
 _gate = threading.Lock()  #: held during a fork: no work begins
 _exiting = False
+
+
+def _start(work: Callable[..., None], *arguments: Any) -> None:
+    """Start a thread, and wait until it runs. Before that CPython 3.11 identifies it by its creator's id: an exception that
+    `PyThreadState_SetAsyncExc` raises in the creator may end it instead."""
+    while True:
+        running: SimpleQueue[None] = SimpleQueue()
+        _thread.start_new_thread(_run, (running, work, *arguments))
+        try:
+            return running.get(timeout=_STARTS)
+        except Empty:
+            logger.debug("a thread has not started; another one is")
+
+
+def _run(running: SimpleQueue[None], work: Callable[..., None], *arguments: Any) -> None:
+    running.put(None)
+    del running
+    work(*arguments)
 
 
 def _serve(tasks: SimpleQueue[Any], _handle: weakref.ref[_Worker]) -> None:
@@ -241,6 +260,7 @@ def check_wanted() -> None:
 
 _ends: dict[int, End] = {}  #: those that have not run, oldest first
 _due: deque[End] = deque()  #: those whose owners are deleted
+_of_parents: list[End] = []  #: of the processes that this one was forked from: what they refer to must not end here
 _bell: SimpleQueue[Any] = SimpleQueue()
 _ending = threading.RLock()
 _ender_started = False
@@ -279,9 +299,9 @@ def on_end(owner: object, work: Callable[..., None], *arguments: Any, at_exit: b
     end.work, end.at_exit, end.ring = functools.partial(work, *arguments), at_exit, ring
     _ends[id(end)] = end
     if not _ender_started:
-        _ender_started = True
         try:
-            _thread.start_new_thread(_end_what_is_due, (_bell,))
+            _start(_end_what_is_due, _bell)
+            _ender_started = True
         except RuntimeError:  # no more threads, or the interpreter exits: the caller of `settle` does the work
             logger.debug("no thread to finalize unreferenced objects")
     return end
@@ -291,7 +311,9 @@ def _end_what_is_due(bell: SimpleQueue[Any]) -> None:
     _here.task = _Task(_nothing, None)  # its calls run in this thread
     while True:
         bell.get()
-        with _working.hold():
+        with _gate:
+            hold = _working.hold()
+        with hold:
             settle()
 
 
@@ -364,6 +386,7 @@ def _after_fork_in_child() -> None:
     _bell, _ending, _ender_started = SimpleQueue(), threading.RLock(), False
     _idle.clear()
     _due.clear()
+    _of_parents.extend(_ends.values())
     _ends.clear()
 
 

@@ -142,6 +142,17 @@ def test_an_interrupt_leaves_all_usable(
     batch.close()
 
 
+def test_an_answer_without_a_reader_is_cancelled(generator: Generator) -> None:
+    """As after interrupts that skip a stream's own clean-up."""
+    reader = generator._batch.read(prompt(4, 1), Sampling(ignore_end=True))
+    answer = reader.answer
+    generator._batch.step()
+    assert answer.tokens and not answer.ended
+    del reader
+    assert generator.generate(prompt(4, 2), max_tokens=1, ignore_end=True).tokens
+    assert answer.reason == "cancelled" and not generator._batch.under_way
+
+
 def test_without_memory_an_answer_ends_where_it_is(
     generator: Generator, theirs: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:

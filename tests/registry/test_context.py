@@ -32,6 +32,7 @@ from gpu_shared.errors import (
     DeviceNotFoundError,
     GpuError,
 )
+from gpu_shared.steady import settle
 
 
 @pytest.fixture
@@ -313,6 +314,7 @@ def test_shared_resource_is_made_once_and_closed_by_its_last_user(context: Any) 
     assert references[-1].value
     references.clear()  # the last is forgotten, not released
     gc.collect()
+    settle()
     assert closed == [1]
     with context.shared_resource("arena", factory) as again:
         assert again is not None

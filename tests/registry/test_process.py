@@ -89,6 +89,27 @@ def test_a_child_may_open_the_gpu_that_its_parent_did_not(gpu: Any) -> None:
     assert done.returncode == 0, done.stderr
 
 
+DROPPED = """
+import gc, os, sys
+from gpu_shared import SharedGpuContext, live_counts, steady
+lease = SharedGpuContext.create().lease("dropped")
+with steady._ending:  # the thread that ends it waits
+    del lease
+    child = os.fork()
+    if child == 0:
+        gc.collect()
+        sys.exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert live_counts() == {}
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_does_not_end_what_its_parent_dropped(gpu: Any) -> None:
+    done = run(DROPPED)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 NO_DRIVER = """
 import gpu_shared
 for use in (gpu_shared.list_devices, gpu_shared.SharedGpuContext.create):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextvars
 import gc
 import signal
@@ -9,11 +10,13 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from gpu_shared import steady
 from gpu_shared.steady import Abandoned, UseCount, check_wanted, on_end, run_steady, settle
 
 _LONG = 120  #: seconds that nothing takes
@@ -121,6 +124,21 @@ def test_threads_are_kept_for_later_work() -> None:
     for _ in range(50):
         run_steady(threading.get_ident)
     assert threading.active_count() <= before + 1
+
+
+def test_a_thread_that_does_not_start_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception for the thread that creates it may end it before it runs (`PyThreadState_SetAsyncExc`, CPython 3.11)."""
+    start, asked = _thread.start_new_thread, []
+
+    def started(*given: Any) -> int:
+        asked.append(given)
+        return 0 if len(asked) == 1 else start(*given)
+
+    monkeypatch.setattr(steady, "_STARTS", 0.01)
+    monkeypatch.setattr(steady, "_idle", deque())
+    monkeypatch.setattr(_thread, "start_new_thread", started)
+    assert steady.run_steady(lambda: 3) == 3
+    assert len(asked) > 1
 
 
 def test_a_count_ends_with_the_statement_and_with_the_last_reference() -> None:

@@ -15,7 +15,7 @@ _CODE = """
 import os, sys, threading, time, warnings
 import numpy as np
 import vkep
-from tools.fuzz.interrupts import STATIC, B, X
+from tools.fuzz.moments import STATIC, B, X
 warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
 feeds = {"x": X, "b": B}
 session = vkep.InferenceSession(STATIC)

@@ -32,7 +32,7 @@ import vkep
 from gpu_shared.errors import GpuError
 from gpu_shared.instance import validation_log
 from tools.fuzz.injector import Injector
-from tools.fuzz.interrupts import DYNAMIC, PARTS, STATIC, B, X, model, no_object_left
+from tools.fuzz.moments import DYNAMIC, PARTS, STATIC, B, X, model, no_object_left
 
 FEEDS = {"x": X, "b": B}
 REGIONS = model(

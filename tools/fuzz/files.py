@@ -40,7 +40,7 @@ from onnx import helper, numpy_helper
 from tools.fuzz.counts import Counts, Outcome, Task
 from tools.fuzz.damage import NUMBERS, TEXTS, by_bytes, by_structure
 from tools.fuzz.guard import guarded
-from tools.fuzz.interrupts import DYNAMIC, PARTS, STATIC, model, no_object_left
+from tools.fuzz.moments import DYNAMIC, PARTS, STATIC, model, no_object_left
 from tools.worker_pool import run_tasks
 
 DATA = Path(__file__).parents[2] / "tests"

@@ -10,187 +10,27 @@ thread that another raises in (`PyThreadState_SetAsyncExc`). A call that does no
 from __future__ import annotations
 
 import argparse
-import ctypes
-import faulthandler
-import gc
-import queue
 import random
-import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnx.parser
 
 import vkep
+from gpu_shared import SharedGpuContext
+from tools.fuzz.moments import DYNAMIC, PARTS, STATIC, B, Campaign, Moments, X, expect, no_object_left
+from tools.models.language import write_language
+from vkep.executorch import Method, Program
+from vkep.generation import Answer, Generator, Sampling
 
-#: seconds after which a call counts as hanging
-_HANGS = 60
-
-
-class Interrupt(KeyboardInterrupt):
-    """The exception that the handler raises."""
-
-
-def model(text: str) -> onnx.ModelProto:
-    return onnx.parser.parse_model('<ir_version: 10, opset_import: ["" : 21]>\n' + text)
-
-
-STATIC = model("g (float[2,3] x, float[3] b) => (float[2,3] y) { t = Add(x, b) y = Relu(t) }")
-DYNAMIC = model("g (float[n,3] x, float[3] b) => (float[n,3] y) { t = Add(x, b) y = Relu(t) }")
-#: parts on the device, on the host and in a loop
-PARTS = model(
-    "g (float[2,3] x, float[3] b) => (float[2,3] y) { t = Add(x, b) d = Shape(t) u = Unique(t) n = Size(u)"
-    " zero = Constant<value = int64 {0}>() m = Mul(n, zero) f = Cast<to = 1>(m) s = Add(t, f) y = Relu(s) }"
-)
-X, B = np.arange(6, dtype=np.float32).reshape(2, 3) - 2, np.ones(3, np.float32)
-RIGHT = np.maximum(X + B, 0)
-
-
-class Moments:
-    """Raises in the main thread, or in ``thread``, at random moments after `arm`; counts the exceptions."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.count = 0
-        self._armed = 0  # number of interrupts allowed
-        self._thread: int | None = None
-        # an exception raised in a thread would lose the lock of a `threading.Event`; these are changed in one step
-        self._said = queue.SimpleQueue[tuple[int, float]]()  # a number and its delay, or its end: a delay below 0
-        self._asked = self._ended = 0
-
-    def arm(self, typical: float) -> None:
-        self._armed = 2 if self.random.random() < 0.25 else 1
-        delay = self.random.uniform(1e-6, 1.2 * typical)
-        if self._thread is None:
-            signal.setitimer(signal.ITIMER_REAL, delay)
-        else:
-            self._asked += 1
-            self._said.put((self._asked, delay))
-
-    def disarm(self) -> None:
-        """No interrupt is raised after this one returns."""
-        self._armed = 0
-        if self._thread is None:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            return
-        self._said.put((self._asked, -1))
-        while self._ended < self._asked:
-            time.sleep(1e-5)
-        time.sleep(0)  # the interpreter raises what is pending after a call
-
-    def _signalled(self, *_: object) -> None:
-        if not self._armed:
-            return
-        self.count += 1
-        self._armed -= 1
-        if self._armed:
-            signal.setitimer(signal.ITIMER_REAL, self.random.uniform(1e-6, 1e-4))
-        raise Interrupt
-
-    def _raise_in_thread(self) -> None:
-        while True:
-            number, delay = self._said.get()
-            if number < 0:
-                return
-            if delay < 0:  # the end of one that has ended
-                continue
-            with suppress(queue.Empty):
-                self._said.get(timeout=delay)
-            if self._armed and self._thread:
-                self._armed = 0
-                self.count += 1
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(Interrupt))
-            self._ended = number
-
-    @contextmanager
-    def in_main(self) -> Iterator[None]:
-        before = signal.signal(signal.SIGALRM, self._signalled)
-        try:
-            yield
-        finally:
-            self.disarm()
-            signal.signal(signal.SIGALRM, before)
-
-    @contextmanager
-    def in_this_thread(self) -> Iterator[None]:
-        self._thread = threading.get_ident()
-        helper = threading.Thread(target=self._raise_in_thread, daemon=True)
-        helper.start()
-        try:
-            yield
-        finally:
-            self.disarm()
-            self._said.put((-1, 0))
-            helper.join()
-            self._thread = None
-
-
-class Campaign:
-    """``attempt`` is interrupted ``count`` times; ``check`` follows each hundredth, and the end."""
-
-    def __init__(self, moments: Moments, count: int) -> None:
-        self.moments, self.count = moments, count
-        self._kept: list[BaseException] = []
-
-    def drive(self, attempt: Callable[[], Any], check: Callable[[], Any]) -> None:
-        attempt()
-        began = time.perf_counter()
-        for _ in range(5):
-            attempt()
-        typical = (time.perf_counter() - began) / 5
-        goal, checked = self.moments.count + self.count, self.moments.count
-        while self.moments.count < goal:
-            faulthandler.dump_traceback_later(_HANGS, exit=True)
-            self._once(attempt, typical)
-            if self.moments.count - checked >= 100:
-                checked = self.moments.count
-                check()
-        self._kept.clear()
-        check()
-        faulthandler.cancel_dump_traceback_later()
-
-    def _once(self, attempt: Callable[[], Any], typical: float) -> None:
-        try:
-            try:
-                self.moments.arm(typical)
-                attempt()
-                self.moments.disarm()
-            except Interrupt as error:
-                if self.moments.random.random() < 0.5:
-                    self._kept.append(error)
-                    del self._kept[:-3]
-        except Interrupt:
-            pass
-        while True:  # a second one may be pending
-            try:
-                self.moments.disarm()
-                return
-            except Interrupt:
-                pass
-
-
-def no_object_left(what: str, but: dict[str, int] | None = None) -> None:
-    """Raise unless dropped or closed objects are freed soon."""
-    ends = time.monotonic() + 20
-    while True:
-        gc.collect()
-        left = vkep.live_counts()
-        if left == (but or {}):
-            return
-        if time.monotonic() > ends:
-            raise AssertionError(f"{what}: left behind: {left}, expected {but or {}}")
-        time.sleep(0.01)
-
-
-def expect(value: Any, right: Any = RIGHT) -> None:
-    if not np.array_equal(value, right):
-        raise AssertionError(f"wrong answer after an interrupt: {value}, expected {right}")
+PTE = Path(__file__).parents[2] / "tests" / "executorch" / "data" / "two_methods" / "vulkan.pte"
+PROMPTS = ([5, 6, 7], [9, 8], [4, 4, 4, 4, 11])
 
 
 def ends_well(session: vkep.InferenceSession) -> None:
@@ -273,7 +113,7 @@ def opens(campaign: Campaign) -> None:
     def check() -> None:
         with vkep.InferenceSession(STATIC, token="opens", save_plans=False) as session:
             expect(session.run(None, {"x": X, "b": B})[0])
-        campaign._kept.clear()
+        campaign.forget()
         no_object_left("after opening")
 
     turn = random.Random(0)
@@ -297,7 +137,7 @@ def closes(campaign: Campaign) -> None:
             for session in waiting:
                 session.close()
             waiting.clear()
-            campaign._kept.clear()
+            campaign.forget()
             expect(other.run(None, {"x": X, "b": B})[0])
             no_object_left("after closing", live)
 
@@ -315,7 +155,125 @@ def closes(campaign: Campaign) -> None:
     no_object_left("after closing")
 
 
-WHAT = {f.__name__: f for f in (runs, parts, shapes, binds, reads, opens, closes)}
+def contexts(campaign: Campaign) -> None:
+    """Creating a shared context with a session on it, and closing both."""
+    selector = {"gpu_shared_context_token": "contexts"}
+
+    def attempt() -> None:
+        with SharedGpuContext.create(selector) as context:
+            vkep.InferenceSession(STATIC, context=context, save_plans=False).close()
+
+    def check() -> None:
+        attempt()
+        campaign.forget()
+        no_object_left("after closing contexts")
+
+    campaign.drive(attempt, check)
+
+
+def executes(campaign: Campaign) -> None:
+    """Runs of a .pte program's methods."""
+    with Program.load(PTE, token="programs") as program:
+        methods = [program.load_method(name) for name in sorted(program.method_names)]
+        feeds = [_ones(method) for method in methods]
+        right = [method.execute(given) for method, given in zip(methods, feeds, strict=True)]
+
+        def attempt() -> None:
+            for method, given, expected in zip(methods, feeds, right, strict=True):
+                for found, one in zip(method.execute(given), expected, strict=True):
+                    expect(found, one)
+
+        campaign.drive(attempt, attempt)
+    no_object_left("after the program")
+
+
+def loads(campaign: Campaign) -> None:
+    """Opening, running and closing a .pte program."""
+
+    def attempt() -> None:
+        with Program.load(PTE, token="programs") as program:
+            method = program.load_method(min(program.method_names))
+            method.execute(_ones(method))
+
+    def check() -> None:
+        attempt()
+        campaign.forget()
+        no_object_left("after loading")
+
+    campaign.drive(attempt, check)
+
+
+def _ones(method: Method) -> list[Any]:
+    metas = [method.metadata.input_tensor_meta(k) for k in range(method.metadata.num_inputs())]
+    return [np.ones(meta.sizes(), np.float32) for meta in metas]
+
+
+@contextmanager
+def _generator(name: str) -> Iterator[Generator]:
+    with tempfile.TemporaryDirectory() as folder:
+        write_language(Path(folder), name, context=96, layers=1)
+        with Generator(folder, save_plans=False, max_sequences=len(PROMPTS)) as generator:
+            yield generator
+    no_object_left("after the generator")
+
+
+def steps(campaign: Campaign) -> None:
+    """Steps of a batch: each answer becomes what it is without interrupts."""
+    sampling = [Sampling(max_tokens=4 + k, ignore_end=True, temperature=0.9 * (k == 1), seed=k) for k in range(3)]
+    given = list(zip(PROMPTS, sampling, strict=True))
+    with _generator("llama") as generator, closing(generator.batch()) as batch:
+        followed = [batch.add(*one) for one in given]
+
+        def complete(answer: Answer) -> tuple[list[int], str, str]:
+            return answer.tokens, answer.text, answer.reason
+
+        while batch.under_way:
+            batch.step()
+        right = {tuple(answer.prompt): complete(answer) for answer in followed}
+
+        def attempt() -> None:
+            followed[:] = {*followed, *batch.under_way}
+            for answer in [answer for answer in followed if answer.ended]:
+                if complete(answer) != right[tuple(answer.prompt)]:
+                    raise AssertionError(f"interrupted steps made {answer}")
+                followed.remove(answer)
+            if not batch.under_way:
+                for one in given:
+                    batch.add(*one)
+            batch.step()
+
+        campaign.drive(attempt, attempt)
+
+
+def generates(campaign: Campaign) -> None:
+    """Answers of a generator, whole and streamed."""
+    turn = random.Random(0)
+    options: dict[str, Any] = {"max_tokens": 3, "ignore_end": True}
+    with _generator("gpt2") as generator:
+        right = [generator.generate(prompt, **options).text for prompt in PROMPTS]
+
+        def attempt() -> None:
+            k = turn.randrange(len(PROMPTS))
+            if turn.random() < 0.5:
+                text = generator.generate(PROMPTS[k], **options).text
+            else:
+                text = "".join(generator.stream(PROMPTS[k], **options))
+            if text != right[k]:
+                raise AssertionError(f"got {text!r} after an interrupt, expected {right[k]!r}")
+
+        def check() -> None:
+            campaign.forget()
+            attempt()
+            if generator._batch.under_way:
+                raise AssertionError(f"answers that nobody reads are in progress: {generator._batch.under_way}")
+
+        campaign.drive(attempt, check)
+
+
+WHAT = {
+    f.__name__: f
+    for f in (runs, parts, shapes, binds, reads, opens, closes, contexts, executes, loads, steps, generates)
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

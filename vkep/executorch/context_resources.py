@@ -73,6 +73,11 @@ class ProgramResources:
         with self._lock:
             return list(self._held.values())
 
+    @property
+    def forked(self) -> bool:
+        """Whether they belong to the parent of this process."""
+        return any(resources.vulkan.forked for resources in list(self._held.values()))
+
     def close(self) -> None:
         """Close all of them; idempotent."""
         with self._lock:

@@ -36,22 +36,28 @@ class MethodParts:
 
 
 class ProgramParts:
-    """The methods and contexts of a program."""
+    """The methods and contexts of a program. ``lock`` is held while a method is loaded."""
 
     def __init__(self, resources: ProgramResources) -> None:
         self.resources = resources
         self.methods: dict[str, MethodParts] = {}
         self.closed = False
+        self.lock = threading.RLock()
 
     def close(self) -> None:
-        """Close the methods, then the contexts; idempotent."""
-        if not self.closed:
+        """Close the methods, then the contexts, once a method that is being loaded is complete; idempotent. A forked child
+        gives nothing back."""
+        if self.resources.forked:
             self.closed = True
-            try:
-                for method in list(self.methods.values()):
-                    method.close()
-            finally:
-                self.resources.close()
+            return
+        with self.lock:
+            if not self.closed:
+                self.closed = True
+                try:
+                    for method in list(self.methods.values()):
+                        method.close()
+                finally:
+                    self.resources.close()
 
 
 class Core:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 from gpu_shared.context import SharedGpuContext
 from gpu_shared.errors import ClosedError
+from gpu_shared.steady import check_wanted, steady
 from vkep.errors import InvalidInputError, UnsupportedProgramError
 from vkep.executorch.context_resources import ProgramResources
 from vkep.executorch.core import Core
@@ -79,7 +79,6 @@ class Program:
     ) -> None:
         self._decoded = decoded
         self.options = options
-        self._lock = threading.RLock()
         self._methods: dict[str, Method] = {}
         self._core = Core(decoded.named_data, ProgramResources(options, context, decoded.has_graphs))
         self._parts = self._core.parts
@@ -114,13 +113,15 @@ class Program:
         """Names of the methods in the program."""
         return set(self._decoded.methods)
 
+    @steady
     def load_method(self, name: str) -> Method:
         """Load the method on its context, at the first call: delegates are planned and recorded, weights uploaded.
 
         Raises `InvalidInputError` for an unknown name, and as `Method`.
         """
-        with self._lock:
+        with self._parts.lock:
             self._check_open()
+            check_wanted()
             method = self._methods.get(name)
             if method is None or method.closed:
                 method = Method(self._core, self._method(name), self._decoded.blobs[name], self._parts.resources)

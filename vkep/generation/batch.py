@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gpu_shared.errors import OutOfDeviceMemoryError
+from gpu_shared.steady import check_wanted, on_end, settle, steady
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError
 from vkep.generation.choices import Choice
@@ -74,11 +77,23 @@ class Event:
     reason: str
 
 
+class Reader:
+    """The one reader of an answer: the answer is cancelled when nothing refers to the reader."""
+
+    __slots__ = ("__weakref__", "answer")
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+
+
 class Batch:
     """Answers in progress, for one thread. `Generator.batch` makes one.
 
     `add` an answer at any time; each `step` processes the next part of a new prompt, and generates one token for every
     other answer.
+
+    A call that is interrupted (Ctrl-C) is completed, or has no effect. The answers hold what an interrupted `step` added, and
+    `under_way` has the answer of an interrupted `add`.
     """
 
     def __init__(
@@ -92,6 +107,8 @@ class Batch:
         self._rows = _rows_of(decoder, limit)
         self._chooser = Chooser(decoder)
         self._under_way: list[Answer] = []
+        self._unread: deque[Answer] = deque()  # whose readers are deleted
+        self.lock = threading.RLock()  #: a call holds it; one may still run after its caller was interrupted
         #: whether a step is submitted before the host has read the tokens of the one before
         self.runs_ahead = True
         self._ahead: _Ahead | None = None
@@ -104,6 +121,7 @@ class Batch:
         """The answers that have not ended, in the order of `add`."""
         return list(self._under_way)
 
+    @steady
     def add(
         self, prompt: str | Sequence[int] | Array, sampling: Sampling | None = None, *, start: Sequence[int] = ()
     ) -> Answer:
@@ -115,7 +133,20 @@ class Batch:
         Raises `InvalidInputError` for a prompt that is empty, too long for the model, or has tokens that it does not know, and
         where ``max_sequences`` answers are in progress; `ArenaOutOfMemory` where no memory is left for one more.
         """
-        sampling = sampling or self._decoder.folder.defaults
+        with self.lock:
+            check_wanted()
+            settle()
+            self._cancel_unread()
+            return self._add(prompt, sampling or self._decoder.folder.defaults, start)
+
+    @steady
+    def read(self, prompt: str | Sequence[int] | Array, sampling: Sampling, *, start: Sequence[int] = ()) -> Reader:
+        """As `add`, of an answer that is cancelled where its reader is deleted."""
+        reader = Reader(self.add(prompt, sampling, start=start))
+        on_end(reader, self._unread.append, reader.answer, at_exit=False)
+        return reader
+
+    def _add(self, prompt: str | Sequence[int] | Array, sampling: Sampling, start: Sequence[int]) -> Answer:
         given = self._encode(prompt) if isinstance(prompt, str) else prompt
         source = None
         if isinstance(self._decoder, EncoderDecoder):
@@ -145,22 +176,32 @@ class Batch:
             )
         return tokens
 
+    @steady
     def cancel(self, answer: Answer) -> None:
         """Cancel an answer; does nothing where it has ended."""
-        if answer in self._under_way:
-            self._end(answer, "cancelled")
+        with self.lock:
+            if answer in self._under_way:
+                self._end(answer, "cancelled")
 
+    def _cancel_unread(self) -> None:
+        while self._unread:
+            self.cancel(self._unread.popleft())
+
+    @steady
     def step(self) -> list[Event]:
         """Generate the next token of every answer in progress, and process the next part of one prompt.
 
         Raises as `InferenceSession.run`; then the answers are unchanged, and another step continues.
         """
-        for answer in self._under_way:  # a step that was interrupted is repeated
-            self._rows.rewind(answer._row, len(answer.prompt) + len(answer.tokens) - 1)
-        waiting = next((a for a in self._under_way if self._is_behind(a)), None)
-        ready = [a for a in self._under_way if not self._is_behind(a)]
-        events = self._feed(waiting) if waiting is not None else []
-        return [*events, *self._decode(ready)]
+        with self.lock:
+            check_wanted()
+            self._cancel_unread()
+            for answer in self._under_way:  # a step that failed is repeated
+                self._rows.rewind(answer._row, len(answer.prompt) + len(answer.tokens) - 1)
+            waiting = next((a for a in self._under_way if self._is_behind(a)), None)
+            ready = [a for a in self._under_way if not self._is_behind(a)]
+            events = self._feed(waiting) if waiting is not None else []
+            return [*events, *self._decode(ready)]
 
     def _rest(self, answer: Answer) -> list[int]:
         """The tokens of an answer and its prompt that the caches do not hold."""
@@ -204,7 +245,7 @@ class Batch:
             ahead is not None
             and ahead.answers == ready
             and ahead.tokens == [last[row] for row in ahead.rows]
-            and ahead.held == self._held(ahead.rows)  # not where a step that was interrupted is repeated
+            and ahead.held == self._held(ahead.rows)  # not where a step that failed is repeated
         )
         if ahead is not None and same and self._keeps(ahead.made, logits=not choice.greedy):
             self._rows.append(last)
@@ -300,12 +341,14 @@ class Batch:
         answer.reason = reason
         self._under_way.remove(answer)
 
+    @steady
     def close(self) -> None:
         """Cancel the answers in progress, and free the memory."""
-        for answer in self.under_way:
-            self.cancel(answer)
-        self._chooser.close()
-        self._rows.close()
+        with self.lock:
+            for answer in self.under_way:
+                self.cancel(answer)
+            self._chooser.close()
+            self._rows.close()
 
 
 def _rows_of(decoder: Decoder | EncoderDecoder, limit: int) -> Rows:

@@ -138,12 +138,11 @@ class _State:
     source: dict[str, Array]
     states: DeviceTensor | None = None
     caches: dict[str, DeviceTensor] | None = None  #: by the names of the later decoder's inputs
-    held: int = 0
 
     def clear(self) -> None:
         """Drop the computed states and caches."""
         old = [*(self.caches or {}).values()]
-        self.caches, self.held = None, 0
+        self.caches = None
         for tensor in old:
             tensor.close()
 
@@ -181,11 +180,6 @@ class SourceRows(Rows):
     def _trim(self, row: int, count: int) -> None:
         self.held[row] = []
         self._states[row].clear()
-
-    def rewind(self, row: int, count: int) -> None:
-        if self._states[row].held != len(self.held[row]):  # an interrupt came between the two assignments
-            self._trim(row, 0)
-        super().rewind(row, count)
 
     def reserve(self, row: int, tokens: int) -> None:
         if row == len(self._states):
@@ -240,10 +234,10 @@ class SourceRows(Rows):
         session.run_with_iobinding(binding)
         made: dict[str, Any] = {model.becomes.get(n, n): t for n, t in zip(outputs, binding.results, strict=True)}
         logits: DeviceTensor = made.pop(_LOGITS)
-        state.caches, state.held = {**caches, **made}, state.held + len(tokens)
+        state.caches = {**caches, **made}
+        self.held[row] = [*self.held[row], *tokens]
         for name in made.keys() & caches.keys():
             caches[name].close()
-        self.held[row] = [*self.held[row], *tokens]
         return Made(logits)
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from vkep.session.session import options_of
 if TYPE_CHECKING:
     import numpy as np
 
-    from vkep.generation.batch import Answer, Batch
+    from vkep.generation.batch import Answer, Batch, Reader
     from vkep.generation.decoder import Decoder
     from vkep.generation.encoder_decoder import EncoderDecoder
     from vkep.generation.text import Text, TextStream
@@ -100,6 +100,7 @@ class Generator:
     def generate(self, prompts: Sequence[int], *, start: Sequence[int] = (), **settings: Any) -> Answer: ...
     @overload
     def generate(self, prompts: Sequence[Prompt], *, start: Sequence[int] = (), **settings: Any) -> list[Answer]: ...
+    @steady
     def generate(self, prompts: Any, *, start: Sequence[int] = (), **settings: Any) -> Answer | list[Answer]:
         """The answer to a prompt, or a list of answers to several.
 
@@ -113,11 +114,15 @@ class Generator:
         """
         import numpy as np
 
+        one = isinstance(prompts, (str, np.ndarray)) or not len(prompts) or isinstance(prompts[0], (int, np.integer))
+        with self._batch.lock:  # an interrupted call cancels its answers before the next one begins
+            made = self._generate([prompts] if one else prompts, self.sampling(**settings), start)
+        return made[0] if one else made
+
+    def _generate(self, prompts: Sequence[Prompt], sampling: Sampling, start: Sequence[int]) -> list[Answer]:
         from vkep.memory import ArenaOutOfMemory
 
-        one = isinstance(prompts, (str, np.ndarray)) or not len(prompts) or isinstance(prompts[0], (int, np.integer))
-        sampling = self.sampling(**settings)
-        waiting = list(enumerate([prompts] if one else prompts))
+        waiting = list(enumerate(prompts))
         answers: dict[int, Answer] = {}
         try:
             while waiting or any(not a.ended for a in answers.values()):
@@ -134,17 +139,15 @@ class Generator:
         finally:
             for answer in answers.values():
                 self._batch.cancel(answer)
-        made = [answers[place] for place in range(len(answers))]
-        return made[0] if one else made
+        return [answers[place] for place in range(len(answers))]
 
     def stream(self, prompt: Prompt, *, start: Sequence[int] = (), **settings: Any) -> Iterator[str]:
-        """Yield the answer's text as it is generated; nothing for a model without tokenizer. Leaving the loop ends the
-        answer."""
-        return self.pieces(self._batch.add(prompt, self.sampling(**settings), start=start))
+        """Yield the answer's text as it is generated; nothing for a model without tokenizer. Leaving the loop, or dropping the
+        iterator, ends the answer."""
+        return self._pieces(self._batch.read(prompt, self.sampling(**settings), start=start))
 
-    def pieces(self, answer: Answer) -> Iterator[str]:
-        """Yield the text of one of this generator's answers as it is generated."""
-        shown = 0
+    def _pieces(self, reader: Reader) -> Iterator[str]:
+        answer, shown = reader.answer, 0
         try:
             while not answer.ended:
                 self._batch.step()
@@ -177,6 +180,7 @@ class Generator:
         )
         return Page([document])
 
+    @steady
     def close(self) -> None:
         """Close the session and its caches; idempotent."""
         self._batch.close()

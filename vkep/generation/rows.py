@@ -49,7 +49,7 @@ class Rows(ABC):
         return self._usable(row, same)
 
     def rewind(self, row: int, count: int) -> None:
-        """Keep only the first ``count`` tokens: an interrupted step is repeated."""
+        """Keep only the first ``count`` tokens: a step that failed is repeated."""
         if len(self.held[row]) > count:
             self._trim(row, self._usable(row, count))
 
