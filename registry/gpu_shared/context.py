@@ -77,7 +77,7 @@ class SharedGpuContext:
         self._device, self._timeline = device, timeline
         self._owns_timeline = True
         self._generation = vk.generation
-        self._lock = threading.RLock()  # re-entrant: finalizers of users may run while it is held
+        self._lock = threading.Lock()
         self._users: dict[int, str] = {}
         self._resources = ResourceStore()
         self._closing = self._closed = False

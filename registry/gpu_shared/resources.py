@@ -30,7 +30,7 @@ class ResourceStore:
     """Entries by key. Thread-safe; no lock is held while an object is created or closed."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # re-entrant: finalizers of references may run while it is held
+        self._lock = threading.Lock()
         self._entries: dict[Hashable, Entry[Any]] = {}
 
     def acquire(self, key: Hashable, factory: Callable[[], T]) -> Entry[T]:

@@ -290,6 +290,26 @@ def test_sixteen_threads_share_one_real_context(gpu: Any, registry: Any, no_leak
     assert sorted(values) == list(range(1, 321))
 
 
+def test_a_reference_that_is_collected_while_another_is_taken(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector may run at any allocation: also after the object was found, and before its new user is counted."""
+    closed: list[int] = []
+    unreachable: list[Any] = [context.shared_resource("x", lambda: SimpleNamespace(close=lambda: closed.append(1)))]
+    unreachable.append(unreachable)
+
+    class Collecting(dict[Any, Any]):
+        def get(self, key: Any, default: Any = None) -> Any:
+            found = super().get(key, default)
+            gc.collect()
+            return found
+
+    monkeypatch.setattr(context._resources, "_entries", Collecting(context._resources._entries))
+    del unreachable
+    with context.shared_resource("x", object):
+        settle()
+        assert closed == []
+    assert closed == [1]
+
+
 def test_shared_resource_is_made_once_and_closed_by_its_last_user(context: Any) -> None:
     made, closed, barrier = [], [], threading.Barrier(8)
 
