@@ -21,7 +21,7 @@ from gpu_shared.instance import Instance, ValidationMessage
 from gpu_shared.lease import DelegateLease
 from gpu_shared.memory import HeapBudget, memory_budget
 from gpu_shared.resources import ResourceStore, SharedResource
-from gpu_shared.steady import at_exit, on_end, steady
+from gpu_shared.steady import at_exit, on_end, settle, steady
 from gpu_shared.timeline import Timeline
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class SharedGpuContext:
         self._device, self._timeline = device, timeline
         self._owns_timeline = True
         self._generation = vk.generation
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # re-entrant: finalizers of users may run while it is held
         self._users: dict[int, str] = {}
         self._resources = ResourceStore()
         self._closing = self._closed = False
@@ -400,6 +400,7 @@ class SharedGpuContext:
         """
         if self._generation != vk.generation:
             return
+        settle()  # users that were dropped
         with self._lock:
             self._closing = True
         self._remove_user(0)

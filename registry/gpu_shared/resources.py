@@ -30,7 +30,7 @@ class ResourceStore:
     """Entries by key. Thread-safe; no lock is held while an object is created or closed."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # re-entrant: finalizers of users may run while it is held
         self._entries: dict[Hashable, Entry[Any]] = {}
 
     def acquire(self, key: Hashable, factory: Callable[[], T]) -> Entry[T]:
@@ -38,14 +38,16 @@ class ResourceStore:
 
         A failing factory leaves no entry; waiting threads get its error.
         """
+        mine_to_make: Entry[T] = Entry(key)
         with self._lock:
-            entry: Entry[T] | None = self._entries.get(key)
-            mine = entry is None
-            if entry is None:
-                entry = self._entries[key] = Entry(key)
-            else:
-                entry.making.check_not_maker()
-            entry.count += 1
+            while True:
+                entry: Entry[T] = self._entries.setdefault(key, mine_to_make)
+                if entry is not mine_to_make:
+                    entry.making.check_not_maker()
+                entry.count += 1
+                if self._entries.get(key) is entry:
+                    break  # otherwise a finalizer that ran here, in this thread, has dropped its last reference before
+        mine = entry is mine_to_make
         if mine:
             try:
                 entry.making.done(factory())

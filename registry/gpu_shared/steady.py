@@ -32,6 +32,7 @@ logger = logging.getLogger("gpu_shared")
 _PATIENCE = 30.0
 _FORK_PATIENCE = 2.0  #: and a fork
 _STARTS = 5.0  #: and the start of a thread
+_TRIES = 4  #: to start it
 
 
 class Abandoned(BaseException):
@@ -122,13 +123,14 @@ _exiting = False
 def _start(work: Callable[..., None], *arguments: Any) -> None:
     """Start a thread, and wait until it runs. Before that CPython 3.11 identifies it by its creator's id: an exception that
     `PyThreadState_SetAsyncExc` raises in the creator may end it instead."""
-    while True:
+    for _ in range(_TRIES):
         running: SimpleQueue[None] = SimpleQueue()
         _thread.start_new_thread(_run, (running, work, *arguments))
         try:
             return running.get(timeout=_STARTS)
         except Empty:
-            logger.debug("a thread has not started; another one is")
+            logger.debug("a thread did not start; another one is started")
+    raise RuntimeError("can't start new thread")
 
 
 def _run(running: SimpleQueue[None], work: Callable[..., None], *arguments: Any) -> None:
@@ -311,6 +313,8 @@ def _end_what_is_due(bell: SimpleQueue[Any]) -> None:
     _here.task = _Task(_nothing, None)  # its calls run in this thread
     while True:
         bell.get()
+        if _exiting:  # `_exit` does the rest
+            return
         with _gate:
             hold = _working.hold()
         with hold:
@@ -324,6 +328,10 @@ def settle() -> None:
             run_steady(settle)
         with _ending:
             return
+    _end_due()
+
+
+def _end_due() -> None:
     with _ending:
         while _due:
             end = _due.popleft()
@@ -361,6 +369,9 @@ def park_at_exit() -> None:
         forever.acquire()
 
 
+weakref.finalize(threading.main_thread(), int)  # registers weakref's exit handler first, so that `_exit` runs before it
+
+
 @atexit.register
 def _exit() -> None:
     """Run all finalizers while Python still runs: the drivers' own exit handlers would find threads inside the
@@ -370,11 +381,13 @@ def _exit() -> None:
     if not _working.wait(_PATIENCE):
         logger.warning("the interpreter ends while work on the GPU has not ended for %.0f s", _PATIENCE)
         return
+    _end_due()
     for end in [end for end in reversed(_ends.values()) if end.at_exit]:
         try:
             end()
         except Exception:
             logger.exception("at the interpreter's end")
+    _end_due()
     for work in _last:
         work()
 

@@ -297,8 +297,8 @@ def test_a_reference_that_is_collected_while_another_is_taken(context: Any, monk
     unreachable.append(unreachable)
 
     class Collecting(dict[Any, Any]):
-        def get(self, key: Any, default: Any = None) -> Any:
-            found = super().get(key, default)
+        def setdefault(self, key: Any, default: Any = None) -> Any:
+            found = super().setdefault(key, default)
             gc.collect()
             return found
 

@@ -110,6 +110,29 @@ def test_a_forked_child_does_not_end_what_its_parent_dropped(gpu: Any) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+EXIT = """
+import atexit, sys
+def late():
+    from gpu_shared import handles
+    assert not handles._live, handles._live
+    print("nothing is left")
+atexit.register(late)  # the first one registered runs last
+from gpu_shared import SharedGpuContext
+context = SharedGpuContext.create()
+lease = context.lease("dropped")
+if sys.argv[1:] == ["context"]:
+    del context
+del lease
+"""
+
+
+@pytest.mark.parametrize("what", ["lease", "context"])
+def test_objects_that_are_dropped_before_the_exit_are_ended(gpu: Any, what: str) -> None:
+    code = f"import sys; sys.argv[1:] = [{what!r}]\n" + EXIT
+    done = run(code)
+    assert done.returncode == 0 and "nothing is left" in done.stdout and done.stderr == "", done.stdout + done.stderr
+
+
 NO_DRIVER = """
 import gpu_shared
 for use in (gpu_shared.list_devices, gpu_shared.SharedGpuContext.create):

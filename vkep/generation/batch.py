@@ -108,7 +108,7 @@ class Batch:
         self._chooser = Chooser(decoder)
         self._under_way: list[Answer] = []
         self._unread: deque[Answer] = deque()  # whose readers are deleted
-        self.lock = threading.RLock()  #: a call holds it; one may still run after its caller was interrupted
+        self._lock = threading.RLock()  # a call holds it; one may still run after its caller was interrupted
         #: whether a step is submitted before the host has read the tokens of the one before
         self.runs_ahead = True
         self._ahead: _Ahead | None = None
@@ -119,7 +119,7 @@ class Batch:
     @property
     def under_way(self) -> list[Answer]:
         """The answers that have not ended, in the order of `add`."""
-        return list(self._under_way)
+        return [answer for answer in self._under_way if answer not in self._unread]
 
     @steady
     def add(
@@ -133,9 +133,9 @@ class Batch:
         Raises `InvalidInputError` for a prompt that is empty, too long for the model, or has tokens that it does not know, and
         where ``max_sequences`` answers are in progress; `ArenaOutOfMemory` where no memory is left for one more.
         """
-        with self.lock:
+        settle()
+        with self._lock:
             check_wanted()
-            settle()
             self._cancel_unread()
             return self._add(prompt, sampling or self._decoder.folder.defaults, start)
 
@@ -179,9 +179,13 @@ class Batch:
     @steady
     def cancel(self, answer: Answer) -> None:
         """Cancel an answer; does nothing where it has ended."""
-        with self.lock:
+        with self._lock:
             if answer in self._under_way:
                 self._end(answer, "cancelled")
+
+    def leave(self, reader: Reader) -> None:
+        """Cancel a reader's answer with the next call. Takes no lock: finalizers may call it."""
+        self._unread.append(reader.answer)
 
     def _cancel_unread(self) -> None:
         while self._unread:
@@ -193,7 +197,7 @@ class Batch:
 
         Raises as `InferenceSession.run`; then the answers are unchanged, and another step continues.
         """
-        with self.lock:
+        with self._lock:
             check_wanted()
             self._cancel_unread()
             for answer in self._under_way:  # a step that failed is repeated
@@ -344,7 +348,7 @@ class Batch:
     @steady
     def close(self) -> None:
         """Cancel the answers in progress, and free the memory."""
-        with self.lock:
+        with self._lock:
             for answer in self.under_way:
                 self.cancel(answer)
             self._chooser.close()

@@ -100,7 +100,6 @@ class Generator:
     def generate(self, prompts: Sequence[int], *, start: Sequence[int] = (), **settings: Any) -> Answer: ...
     @overload
     def generate(self, prompts: Sequence[Prompt], *, start: Sequence[int] = (), **settings: Any) -> list[Answer]: ...
-    @steady
     def generate(self, prompts: Any, *, start: Sequence[int] = (), **settings: Any) -> Answer | list[Answer]:
         """The answer to a prompt, or a list of answers to several.
 
@@ -115,21 +114,20 @@ class Generator:
         import numpy as np
 
         one = isinstance(prompts, (str, np.ndarray)) or not len(prompts) or isinstance(prompts[0], (int, np.integer))
-        with self._batch.lock:  # an interrupted call cancels its answers before the next one begins
-            made = self._generate([prompts] if one else prompts, self.sampling(**settings), start)
+        made = self._generate([prompts] if one else prompts, self.sampling(**settings), start)
         return made[0] if one else made
 
     def _generate(self, prompts: Sequence[Prompt], sampling: Sampling, start: Sequence[int]) -> list[Answer]:
         from vkep.memory import ArenaOutOfMemory
 
         waiting = list(enumerate(prompts))
-        answers: dict[int, Answer] = {}
+        readers: dict[int, Reader] = {}
         try:
-            while waiting or any(not a.ended for a in answers.values()):
+            while waiting or any(not r.answer.ended for r in readers.values()):
                 while waiting and len(self._batch.under_way) < self._limit:
                     place, prompt = waiting[0]
                     try:
-                        answers[place] = self._batch.add(prompt, sampling, start=start)
+                        readers[place] = self._batch.read(prompt, sampling, start=start)
                     except ArenaOutOfMemory:
                         if not self._batch.under_way:
                             raise
@@ -137,9 +135,9 @@ class Generator:
                     waiting.pop(0)
                 self._batch.step()
         finally:
-            for answer in answers.values():
-                self._batch.cancel(answer)
-        return [answers[place] for place in range(len(answers))]
+            for reader in readers.values():
+                self._batch.leave(reader)
+        return [readers[place].answer for place in range(len(readers))]
 
     def stream(self, prompt: Prompt, *, start: Sequence[int] = (), **settings: Any) -> Iterator[str]:
         """Yield the answer's text as it is generated; nothing for a model without tokenizer. Leaving the loop, or dropping the
@@ -155,7 +153,7 @@ class Generator:
                     piece, shown = answer.text[shown:], len(answer.text)
                     yield piece
         finally:
-            self._batch.cancel(answer)
+            self._batch.leave(reader)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **settings: Any) -> Answer:
         """The answer to a conversation, ``[{"role": "user", "content": "..."}, ...]``, by the folder's chat template."""
