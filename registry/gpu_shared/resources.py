@@ -38,17 +38,16 @@ class ResourceStore:
 
         A failing factory leaves no entry; waiting threads get its error.
         """
-        mine_to_make: Entry[T] = Entry(key)
+        own: Entry[T] = Entry(key)
         with self._lock:
             while True:
-                entry: Entry[T] = self._entries.setdefault(key, mine_to_make)
-                if entry is not mine_to_make:
+                entry: Entry[T] = self._entries.setdefault(key, own)
+                if entry is not own:
                     entry.making.check_not_maker()
                 entry.count += 1
                 if self._entries.get(key) is entry:
-                    break  # otherwise a finalizer that ran here, in this thread, has dropped its last reference before
-        mine = entry is mine_to_make
-        if mine:
+                    break  # otherwise a finalizer that ran in this thread, before the count, dropped the last reference
+        if entry is own:
             try:
                 entry.making.done(factory())
             except BaseException as error:

@@ -349,7 +349,7 @@ class Batch:
     def close(self) -> None:
         """Cancel the answers in progress, and free the memory."""
         with self._lock:
-            for answer in self.under_way:
+            for answer in list(self._under_way):
                 self.cancel(answer)
             self._chooser.close()
             self._rows.close()
