@@ -128,6 +128,19 @@ def cases(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return {c.name.partition(":")[2]: c for c in found}
 
 
+@pytest.mark.parametrize("end", ["exit(127)", "abort()"])
+def test_tests_that_do_not_start(cases: dict[str, Case], checkout: Path, tmp_path: Path, end: str) -> None:
+    path = tmp_path / "onnxruntime" / "test" / "providers" / "cpu" / "ends_test.cc"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"static const int ends = (std::{end}, 0);\nTEST(Adds, Never) {{}}\n")
+    cache = Path((checkout / "cache").read_text())
+    if end == "abort()":
+        assert record(path, tmp_path, cache).ended_early == ("the tests after these: ended by signal 6",)
+    else:
+        with pytest.raises(RuntimeError, match="the tests do not start, status 127"):
+            record(path, tmp_path, cache)
+
+
 def test_the_parts_of_a_test(cases: dict[str, Case]) -> None:
     assert set(cases) == {
         "Adds.Halves#0",

@@ -47,7 +47,10 @@ def prepare(cache: Path) -> None:
 
 
 def record(path: Path, folder: Path, cache: Path) -> Recorded:
-    """Compile and run one test file; the result is stored in ``cache``, by the file's content."""
+    """Compile and run one test file; the result is stored in ``cache``, by the file's content.
+
+    Raises `RuntimeError` where the program is compiled and does not start.
+    """
     root = root_of_tests(folder)
     text = flatten(path, root)
     key = hashlib.sha256(f"{_digest_of_header()}{text}".encode()).hexdigest()[:24]
@@ -86,7 +89,11 @@ def _make(text: str, work: Path, header: Path) -> None:
     if built:
         (work / "records.bin").unlink(missing_ok=True)
         ran = subprocess.run([str(program), str(work / "records.bin")], capture_output=True, text=True, timeout=1200)
+        if ran.returncode > 0:
+            raise RuntimeError(f"{program}: the tests do not start, status {ran.returncode}: {ran.stderr[-500:]}")
         ended = [line for line in ran.stdout.splitlines() if not line.endswith(" ran")]
+        if ran.returncode < 0:
+            ended.append(f"the tests after these: ended by signal {-ran.returncode}")
         program.unlink()
     else:
         left_out.update({b: "the file does not compile" for b in tests if b not in left_out})
