@@ -12,7 +12,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, as_discrete
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def gpu() -> Iterator[Harness]:
     harness = Harness()
     yield harness

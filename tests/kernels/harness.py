@@ -87,7 +87,7 @@ def as_discrete(caps: DeviceCapabilities) -> DeviceCapabilities:
 
 
 class Harness(KernelRunner):
-    """One device for a test session; pipelines are kept between runs."""
+    """One device for a test module; pipelines are kept between runs."""
 
     def __init__(self, select: int | str | None = None) -> None:
         super().__init__("vkep kernel tests", select)
