@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import weakref
@@ -13,6 +14,7 @@ from gpu_shared.capabilities import REQUIRED_FEATURES, DeviceCapabilities, Devic
 from gpu_shared.errors import ContextIncompatibleError, DeviceLostError, DeviceNotFoundError, GpuError
 from gpu_shared.handles import Handle, Native, Reaper, logger
 from gpu_shared.instance import Instance, select_device
+from gpu_shared.steady import steady
 from gpu_shared.waiting import until_done
 
 Selector = int | str | DeviceInfo | DeviceCapabilities | None
@@ -51,6 +53,9 @@ class Device(Handle):
     or an index.
 
     Raises `DeviceNotFoundError`, `ContextIncompatibleError` naming what the device lacks, `GpuError`.
+
+    ``close`` waits for the GPU. While a numpy array refers to a mapped buffer, the device is kept; it is destroyed with
+    the last such array.
 
     ``fn`` holds its functions, ``queue`` the raw VkQueue, guarded by ``queue_lock``; ``capabilities`` has the enabled
     features.
@@ -121,6 +126,7 @@ class Device(Handle):
         )
 
     @classmethod
+    @steady
     def borrow(
         cls,
         instance: Instance,
@@ -198,11 +204,13 @@ class Device(Handle):
                     vk.check(fn.vkQueueWaitIdle(queue), "vkQueueWaitIdle", capabilities.name)
 
         destroy = (lambda: fn.vkDestroyDevice(raw, vk.ffi.NULL)) if owned else None
-        super().__init__(raw, parent=instance, destroy=destroy, label=label or capabilities.name)
-        # the ordinary finalizer would not wait for the GPU
-        siblings, serial = self._finalizer.detach()[2][1:]
-        self._finalizer = weakref.finalize(self, _finish, self._native, siblings, serial, reaper, wait_idle)
-        self._finalizer.atexit = False
+        super().__init__(
+            raw,
+            parent=instance,
+            destroy=destroy,
+            label=label or capabilities.name,
+            finalize=functools.partial(_finish, reaper, wait_idle),
+        )
         self.instance = instance
         self.physical_device = physical
         self.fn = fn
@@ -265,21 +273,6 @@ class Device(Handle):
         )
         self.instance.fn.vkSetDebugUtilsObjectNameEXT(self.raw, info.ptr)
 
-    def close(self) -> None:
-        """Close everything created on the device, wait for the GPU, destroy the device. Idempotent.
-
-        While a numpy array refers to a mapped buffer, the device is kept; it is destroyed with the last such array.
-        """
-        if self._generation != vk.generation:
-            super().close()
-            return
-        finalizer = self._finalizer.detach()
-        if finalizer is None:
-            return
-        self._closed = True
-        self._close_children()
-        _finish(*finalizer[2])
-
 
 def _graph_features() -> list[vk.Struct]:
     return [
@@ -287,12 +280,8 @@ def _graph_features() -> list[vk.Struct]:
     ]
 
 
-def _finish(
-    native: Native, siblings: dict[int, Any] | None, serial: int, reaper: Reaper, wait_idle: Callable[[], None]
-) -> None:
-    """The end of a device: also the finalizer, when no Python object refers to it any more."""
-    if siblings is not None:
-        siblings.pop(serial, None)
+def _finish(reaper: Reaper, wait_idle: Callable[[], None], native: Native) -> None:
+    """The end of a device: its Vulkan objects may be in use until the GPU is idle."""
     if native.generation != vk.generation:
         return
     try:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_shared import vk
 from gpu_shared.errors import ContextIncompatibleError, GpuError
-from gpu_shared.handles import Handle, Native
+from gpu_shared.handles import Handle
 from gpu_shared.memory import HOST_CACHED, HOST_COHERENT, HOST_VISIBLE, USAGE, Buffer, choose_type
 from gpu_shared.memory import OPAQUE_FD_BIT as _OPAQUE_FD_BIT
 
@@ -168,11 +168,7 @@ class ImportedBuffer(Buffer):
 
         # Deliberately does not call Buffer's: the memory exists already.
         Handle.__init__(self, raw, parent=device, destroy=destroy, label=label, reaper=device.reaper)
-        self._mapped = None
-        if pointer is not None:  # as in Buffer: the views hold the memory
-            mapping = Native("mapping", None, self._native, device.reaper, counted=False)
-            held = vk.ffi.gc(vk.ffi.cast("char *", pointer), lambda _pointer, mapping=mapping: mapping.retire())
-            self._mapped = memoryview(vk.ffi.buffer(held, self.size)).cast("B")
+        self._mapped = self._views(pointer)
 
 
 class ImportedSemaphore(Handle):

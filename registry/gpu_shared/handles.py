@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from gpu_shared import vk
 from gpu_shared.errors import ClosedError, DeviceLostError, ForkedProcessError
-from gpu_shared.steady import settle
+from gpu_shared.steady import End, on_end, run_steady, settle, steady
 
 if TYPE_CHECKING:
     from gpu_shared.device import Device
@@ -189,12 +189,18 @@ class Handle:
 
     ``close`` is idempotent and safe at any time: children close first, and the Vulkan object is destroyed once the GPU
     has finished the submits that could use it. After it, any use raises `ClosedError`; in a forked child any use raises
-    `ForkedProcessError` (and ``close`` does nothing).
+    `ForkedProcessError` (and ``close`` does nothing). Constructors run in threads that no signal interrupts: between
+    Vulkan's call and the finalizer an exception would lose the object.
     """
 
     kind: ClassVar[str] = "object"
     _native: Native
-    _finalizer: Any  #: weakref.finalize; a subclass may replace it
+    _finalizer: End | None  #: None once it is closed
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in cls.__dict__:
+            cls.__init__ = steady(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(
         self,
@@ -204,7 +210,9 @@ class Handle:
         destroy: Callable[[], None] | None,
         label: str = "",
         reaper: Reaper | None = None,
+        finalize: Callable[[Native], None] = Native.retire,
     ) -> None:
+        """``finalize`` gets the native when this object is closed or deleted."""
         self._raw = raw
         self.parent = parent
         self.label = label or self.kind
@@ -215,10 +223,8 @@ class Handle:
         siblings, serial = (parent._children, next(_serials)) if parent is not None else (None, 0)
         if siblings is not None:
             siblings[serial] = weakref.ref(self)
-        self._finalizer = weakref.finalize(self, _finalize, self._native, siblings, serial)
-        self._finalizer.atexit = (
-            False  # threads may still use it: instances are closed at exit, and their children with them
-        )
+        # not at the exit, where threads may still use it: instances are closed then, and their children with them
+        self._finalizer = on_end(self, _finalize, finalize, self._native, siblings, serial, at_exit=False)
 
     @property
     def raw(self) -> Any:
@@ -256,19 +262,23 @@ class Handle:
         """Destroy the object, its children first, as soon as the GPU is done with it. Idempotent."""
         if self._generation != vk.generation:
             self._closed = True
-            self._finalizer.detach()
-            return
-        finalizer = self._finalizer.detach()
-        if finalizer is None:  # already closed, or another thread is closing it
+            self._finalizer = None
+        elif self._finalizer is not None:
+            run_steady(self._close)
+
+    def _close(self) -> None:
+        end = self._finalizer
+        finalize = end.detach() if end is not None else None
+        if finalize is None:  # already closed, or another thread is closing it
             return
         self._closed = True
+        self._finalizer = None  # else deleting this object would call it, and wake the finalizers' thread
         self._close_children()
         self._before_retire()
-        _, _, (native, siblings, serial), _ = finalizer
-        _finalize(native, siblings, serial)
+        finalize()
         self.parent = None  # a closed object that is still referenced keeps no device alive
-        if native.reaper is not None:
-            native.reaper.collect()
+        if self._native.reaper is not None:
+            self._native.reaper.collect()
 
     def _close_children(self) -> None:
         for serial in sorted(self._children, reverse=True):
@@ -314,7 +324,7 @@ class DeviceObject(Handle):
         )
 
 
-def _finalize(native: Native, siblings: dict[int, Any] | None, serial: int) -> None:
+def _finalize(finalize: Callable[[Native], None], native: Native, siblings: dict[int, Any] | None, serial: int) -> None:
     if siblings is not None:
         siblings.pop(serial, None)
-    native.retire()
+    finalize(native)

@@ -162,6 +162,7 @@ class Instance(Handle):
         self.debug_names = callback is not None
 
     @classmethod
+    @steady.steady
     def borrow(cls, raw: Any, *, owned: bool = False, label: str = "borrowed instance") -> Instance:
         """Wrap an application's VkInstance (int, ctypes or cffi). It is destroyed at the end only when ``owned``."""
         vk.mark_used()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 from gpu_shared import vk
 from gpu_shared.errors import GpuError, OutOfDeviceMemoryError
 from gpu_shared.handles import Handle, Native
+from gpu_shared.steady import End, on_end, settle_within
 
 if TYPE_CHECKING:
     from gpu_shared.device import Device
@@ -113,6 +114,7 @@ class Buffer(Handle):
     """
 
     kind = "buffer"
+    _unmapped: End | None = None
 
     def __init__(
         self,
@@ -173,12 +175,16 @@ class Buffer(Handle):
             fn.vkFreeMemory(device_raw, memory, null)  # unmaps
 
         super().__init__(raw, parent=device, destroy=destroy, label=label, reaper=device.reaper)
-        self._mapped: memoryview | None = None
-        if pointer is not None:
-            # the views hold this pointer; it holds the buffer's native until the last view is gone
-            mapping = Native("mapping", None, self._native, device.reaper, counted=False)
-            held = vk.ffi.gc(vk.ffi.cast("char *", pointer), lambda _pointer, mapping=mapping: mapping.retire())
-            self._mapped = memoryview(vk.ffi.buffer(held, size)).cast("B")
+        self._mapped = self._views(pointer)
+
+    def _views(self, pointer: Any) -> memoryview | None:
+        if pointer is None:
+            return None
+        # the views hold this pointer; it holds the buffer's native until the last view is gone
+        mapping = Native("mapping", None, self._native, self._native.reaper, counted=False)
+        held = vk.ffi.cast("char *", pointer)
+        self._unmapped = on_end(held, mapping.retire, at_exit=False)
+        return memoryview(vk.ffi.buffer(held, self.size)).cast("B")
 
     @property
     def memory(self) -> Any:
@@ -216,6 +222,8 @@ class Buffer(Handle):
 
     def _before_retire(self) -> None:
         self._mapped = None
+        if self._unmapped is not None and self._unmapped.due:
+            self._unmapped()  # now, so that the memory is freed with the buffer
 
 
 def _check_limits(device: Device, size: int, label: str) -> None:
@@ -247,8 +255,10 @@ def _allocate(device: Device, size: int, type_index: int, heap: int, label: str,
                 vk.make("VkMemoryAllocateInfo", allocationSize=size, memoryTypeIndex=type_index), flags, export, own
             )
         result = device.fn.vkAllocateMemory(device.raw, info.ptr, vk.ffi.NULL, out)
-        if result == vk.VK_ERROR_OUT_OF_DEVICE_MEMORY and device.reaper.retired and device.collect():
-            result = device.fn.vkAllocateMemory(device.raw, info.ptr, vk.ffi.NULL, out)
+        if result == vk.VK_ERROR_OUT_OF_DEVICE_MEMORY:
+            settle_within(1)  # buffers that were dropped a moment ago
+            if device.reaper.retired and device.collect():
+                result = device.fn.vkAllocateMemory(device.raw, info.ptr, vk.ffi.NULL, out)
     if result in (vk.VK_ERROR_OUT_OF_DEVICE_MEMORY, vk.VK_ERROR_OUT_OF_HOST_MEMORY):
         budget = memory_budget(device)[heap]
         used = f", {budget.used} of them used by this process" if budget.used >= 0 else ""

@@ -277,8 +277,8 @@ class End(weakref.ref[Any]):
 
     def __call__(self) -> None:
         """Run it now, in this thread, unless it has run."""
-        if _ends.pop(id(self), None) is not None:
-            work, self.work = self.work, _nothing
+        work = self.detach()
+        if work is not None:
             work()
 
     @property
@@ -286,9 +286,17 @@ class End(weakref.ref[Any]):
         """Whether it has not run yet."""
         return id(self) in _ends
 
-    def detach(self) -> None:
-        """Cancel it."""
-        _ends.pop(id(self), None)
+    @property
+    def due(self) -> bool:
+        """Whether its owner is deleted."""
+        return super().__call__() is None
+
+    def detach(self) -> Callable[[], None] | None:
+        """Cancel it; returns its work, or None where it has run or was cancelled."""
+        if _ends.pop(id(self), None) is None:
+            return None
+        work, self.work = self.work, _nothing
+        return work
 
 
 def on_end(owner: object, work: Callable[..., None], *arguments: Any, at_exit: bool = True) -> End:
@@ -329,6 +337,15 @@ def settle() -> None:
         with _ending:
             return
     _end_due()
+
+
+def settle_within(seconds: float) -> None:
+    """Wait for pending finalizers, at most so long; for a caller that may hold locks which they need."""
+    ends = time.monotonic() + seconds
+    while _due and time.monotonic() < ends:
+        time.sleep(0.001)
+    if _ending.acquire(timeout=max(0.0, ends - time.monotonic())):
+        _ending.release()
 
 
 def _end_due() -> None:

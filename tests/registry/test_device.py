@@ -484,5 +484,5 @@ def test_a_wait_that_goes_on_failing_frees_nothing(device: Any, monkeypatch: pyt
     device.fn.vkDeviceWaitIdle = lambda raw: -1
     device.close()
     assert buffer.closed and not any(native.dead for native in natives)
-    _finish(natives[0], None, 0, reaper, lambda: None)
+    _finish(reaper, lambda: None, natives[0])
     assert all(native.dead for native in natives)

@@ -14,7 +14,7 @@ from tools.fuzz.interrupts import WHAT
 ROOT = Path(__file__).parents[2]
 #: kinds of work that one process does, and how many interrupts of each: opening takes long
 TOGETHER = [
-    (40, ("runs", "parts", "shapes", "binds", "reads", "closes", "executes")),
+    (40, ("runs", "parts", "shapes", "binds", "reads", "closes", "handles", "executes")),
     (20, ("opens", "contexts", "loads")),
     (40, ("steps", "generates")),
 ]

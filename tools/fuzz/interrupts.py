@@ -10,6 +10,7 @@ thread that another raises in (`PyThreadState_SetAsyncExc`). A call that does no
 from __future__ import annotations
 
 import argparse
+import gc
 import random
 import sys
 import tempfile
@@ -23,7 +24,8 @@ from typing import Any
 import numpy as np
 
 import vkep
-from gpu_shared import SharedGpuContext
+from gpu_shared import Buffer, PipelineLayout, SharedGpuContext
+from gpu_shared.commands import CommandPool
 from tools.fuzz.moments import DYNAMIC, PARTS, STATIC, B, Campaign, Moments, X, expect, no_object_left
 from tools.models.language import write_language
 from vkep.executorch import Method, Program
@@ -171,6 +173,34 @@ def contexts(campaign: Campaign) -> None:
     campaign.drive(attempt, check)
 
 
+def handles(campaign: Campaign) -> None:
+    """Creating objects of a context's device; each is closed or dropped."""
+    turn = random.Random(0)
+    with SharedGpuContext.create({"gpu_shared_context_token": "handles"}) as context:
+        device = context.device
+        live = vkep.live_counts()
+
+        def attempt() -> None:
+            pool = CommandPool(device)
+            made = [Buffer(device, 64, "upload"), PipelineLayout(device, 8), pool, pool.allocate()]
+            view = np.frombuffer(made[0].mapped, np.uint8)
+            view[:] = 7
+            if turn.random() < 0.5:
+                for one in made:
+                    one.close()
+            expect(view, np.full(64, 7))
+
+        def check() -> None:
+            campaign.forget()
+            gc.collect()
+            vkep.live_counts()  # waits for finalizers
+            device.collect()
+            no_object_left("after closing and dropping objects", live)
+
+        campaign.drive(attempt, check)
+    no_object_left("after the context")
+
+
 def executes(campaign: Campaign) -> None:
     """Runs of a .pte program's methods."""
     with Program.load(PTE, token="programs") as program:
@@ -272,7 +302,7 @@ def generates(campaign: Campaign) -> None:
 
 WHAT = {
     f.__name__: f
-    for f in (runs, parts, shapes, binds, reads, opens, closes, contexts, executes, loads, steps, generates)
+    for f in (runs, parts, shapes, binds, reads, opens, closes, contexts, handles, executes, loads, steps, generates)
 }
 
 
