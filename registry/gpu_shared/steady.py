@@ -376,7 +376,8 @@ def set_in_run(value: bool) -> None:
 def park_at_exit() -> None:
     """Block forever in a daemon thread at the interpreter's exit: the objects that it would use are deleted, and the
     thread will be terminated."""
-    if not _exiting and threading.main_thread().is_alive():
+    # thread pools take no work from the exit's first step on, when the main thread is still alive
+    if not (_exiting or getattr(threading, "_SHUTTING_DOWN", False)) and threading.main_thread().is_alive():
         return
     thread = threading.current_thread()
     # the thread that created it may wait for another thread

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import subprocess
 import sys
 import textwrap
@@ -19,6 +20,8 @@ import pytest
 import gpu_shared
 from tests.growth import growth
 from tests.session.models import ADD_RELU, CPU_MIDDLE, DYNAMIC, TWO_OUTPUTS, model
+from tools.fuzz.exits import ENDS, WORK, wrong_end
+from tools.models.language import write_language
 from vkep import InferenceSession, SharedGpuContext
 from vkep.memory import ArenaOutOfMemory
 from vkep.sizes import Trace
@@ -256,35 +259,36 @@ def test_a_forked_child_gets_an_error_at_once(vulkan: object) -> None:
     assert done.returncode == 0 and done.stdout.strip() == "parent done" and not done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("fork", [False, True], ids=["", "in a fork"])
-@pytest.mark.parametrize("busy", ["runs", "opens", "reads"])
-def test_the_interpreter_ends_while_threads_are_at_work(vulkan: object, busy: str, fork: bool) -> None:
+@pytest.fixture(scope="module")
+def language(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("language")
+    write_language(folder, "gpt2", context=96, layers=1)
+    return str(folder)
+
+
+@pytest.mark.parametrize("end", [end for end in ENDS if end == "here" or hasattr(os, "fork")])
+@pytest.mark.parametrize("what", [WORK[:2], WORK[2:4], WORK[4:]], ids="-".join)
+def test_the_interpreter_ends_while_threads_are_at_work(
+    vulkan: object, language: str, what: tuple[str, ...], end: str
+) -> None:
+    assert wrong_end([*what, *what], 0.3, end, language) == ""
+
+
+def test_an_error_by_the_first_step_of_the_exit_is_not_shown() -> None:
+    """Thread pools take no work then, and the main thread is alive."""
     done = _python(
-        f"""
-        import os, sys, threading, time, warnings
-        import numpy as np
-        import vkep
-        from tests.session.models import ADD_RELU
-        warnings.simplefilter("ignore", DeprecationWarning)
-        feeds = {{"x": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)}}
-        session = vkep.InferenceSession(ADD_RELU)
-        tensor = session.device_tensor(feeds["x"])
-        work = {{
-            "runs": lambda: session.run(None, feeds),
-            "opens": lambda: vkep.InferenceSession(ADD_RELU, token=str(threading.get_ident())).close(),
-            "reads": lambda: tensor.numpy(),
-        }}[{busy!r}]
-        def repeat():
+        """
+        import threading, time
+        from concurrent.futures import ThreadPoolExecutor
+        from gpu_shared.steady import run_steady
+        pool = ThreadPoolExecutor(1)
+        pool.submit(time.sleep, 1)  # the first step waits for it
+        def late():
             while True:
-                work()
-        for _ in range(4):
-            threading.Thread(target=repeat, daemon=True).start()
-        time.sleep(0.3)
-        if {fork}:
-            child = os.fork()
-            if child:
-                _, status = os.waitpid(child, 0)
-                assert status == 0, status
+                time.sleep(0.01)
+                if threading._SHUTTING_DOWN:
+                    pool.submit(int)
+        threading.Thread(target=run_steady, args=(late,), daemon=True).start()
         """
     )
     assert done.returncode == 0 and not done.stderr, done.stderr

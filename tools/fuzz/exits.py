@@ -6,10 +6,15 @@ python -m tools.fuzz.exits --count 500 --seed 1
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
+
+from tools.models.language import write_language
 
 _CODE = """
 import os, sys, threading, time, warnings
@@ -26,6 +31,17 @@ work = {
     "reads": tensor.numpy,
     "drops": lambda: session.device_tensor(X),
 }
+if "executes" in %(what)r:
+    from tools.fuzz.interrupts import PTE, _ones
+    from vkep.executorch import Program
+    program = Program.load(PTE)
+    method = program.load_method(min(program.method_names))
+    given = _ones(method)
+    work["executes"] = lambda: method.execute(given)
+if "generates" in %(what)r:
+    from vkep.generation import Generator
+    generator = Generator(%(model)r, save_plans=False)
+    work["generates"] = lambda: generator.generate([5, 6, 7], max_tokens=20, ignore_end=True)
 def repeat(what):
     while True:
         work[what]()
@@ -41,7 +57,8 @@ if end != "here":
         _, status = os.waitpid(child, 0)
         assert status == 0, f"the child ended with {status}"
 """
-_ENDS = ("here", "here", "forked", "forked and os._exit")
+WORK = ("runs", "reads", "drops", "executes", "opens", "generates")
+ENDS = ("here", "forked", "forked and os._exit")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,25 +67,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args(arguments)
-    bad = 0
-    for number in range(given.count):
-        rng = random.Random(f"{given.seed}/{number}")
-        ends = _ENDS if hasattr(__import__("os"), "fork") else ("here",)
-        case = {
-            "what": rng.choices(("runs", "opens", "reads", "drops"), k=rng.randint(1, 4)),
-            "after": rng.uniform(0, 0.3),
-            "end": rng.choice(ends),
-        }
-        try:
-            done = subprocess.run([sys.executable, "-c", _CODE % case], capture_output=True, text=True, timeout=120)
-            wrong = f"status {done.returncode}: {done.stderr[-2000:]}" if done.returncode or done.stderr else ""
-        except subprocess.TimeoutExpired:
-            wrong = "hangs"
-        if wrong:
-            bad += 1
-            print(f"case {number} {case}: {wrong}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        write_language(Path(folder), "gpt2", context=96, layers=1)
+        bad = sum(_goes_wrong(number, given.seed, folder) for number in range(given.count))
     print(f"{given.count} exits, {bad} with something wrong")
     return bool(bad)
+
+
+def _goes_wrong(number: int, seed: int, model: str) -> bool:
+    rng = random.Random(f"{seed}/{number}")
+    ends = ENDS if hasattr(os, "fork") else ENDS[:1]
+    what, after, end = rng.choices(WORK, k=rng.randint(1, 4)), rng.uniform(0, 0.3), rng.choice(ends)
+    wrong = wrong_end(what, after, end, model)
+    if wrong:
+        print(f"case {number}, {what} for {after:.3f} s, {end}: {wrong}", flush=True)
+    return bool(wrong)
+
+
+def wrong_end(what: Sequence[str], after: float, end: str, model: str) -> str:
+    """What is wrong with the end of an interpreter whose threads do ``what`` (of `WORK`) until it ends ``after`` so many seconds
+    by ``end`` (of `ENDS`); ``model`` is the folder of a language model."""
+    code = _CODE % {"what": list(what), "after": after, "end": end, "model": model}
+    try:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    except subprocess.TimeoutExpired:
+        return "it hangs"
+    return f"status {done.returncode}: {done.stderr[:4000]}" if done.returncode or done.stderr else ""
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import onnx
 import onnx.parser
 
 import vkep
+from gpu_shared import Device
 
 #: seconds after which a call counts as hanging
 _HANGS = 60
@@ -170,12 +171,14 @@ class Campaign:
                 pass
 
 
-def no_object_left(what: str, but: dict[str, int] | None = None) -> None:
-    """Raise unless dropped or closed objects are freed soon."""
+def no_object_left(what: str, but: dict[str, int] | None = None, device: Device | None = None) -> None:
+    """Raise unless dropped or closed objects are freed soon; those of ``device`` go with its next close or submit, or here."""
     ends = time.monotonic() + 20
     while True:
         gc.collect()
         left = vkep.live_counts()
+        if device is not None and device.collect():
+            left = vkep.live_counts()
         if left == (but or {}):
             return
         if time.monotonic() > ends:
