@@ -125,6 +125,7 @@ def test_handed_over_handles_are_destroyed_with_the_context(gpu: Any, alive: Any
     application = Application(gpu, validation=False)
     handles, semaphore = application.handles(), application.semaphore.raw_int
     for owned in (application.semaphore, application.device, application.instance):  # the application lets go of them
+        assert owned._finalizer is not None
         owned._finalizer.detach()
         owned._native.destroy = None
         owned._native.bury()
