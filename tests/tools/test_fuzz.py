@@ -169,7 +169,7 @@ def test_calls_that_onnx_runtime_refuses_are_refused(vulkan: DeviceInfo) -> None
             " cases, 0 with something wrong",
         ),
         (
-            ["tools.soak", "--seconds", "2", "--rounds", "6", "--threads", "3", "--allow", "64"],
+            ["tools.soak", "--seconds", "2", "--rounds", "6", "--pieces", "15", "--threads", "3", "--allow", "64"],
             ", 0 wrong; left behind: nothing",
         ),
     ],
