@@ -251,6 +251,11 @@ def steady(function: F) -> F:
     return call  # type: ignore[return-value]
 
 
+def join_work() -> None:
+    """The calls of this thread, of a pool that such work waits for, run in it: a fork waits for that work, and holds up other."""
+    _here.task = _Task(_nothing, None)
+
+
 def check_wanted() -> None:
     """Raise `Abandoned` where no caller waits for the work: it was interrupted, or the interpreter exits."""
     task = _here.task
@@ -318,7 +323,7 @@ def on_end(owner: object, work: Callable[..., None], *arguments: Any, at_exit: b
 
 
 def _end_what_is_due(bell: SimpleQueue[Any]) -> None:
-    _here.task = _Task(_nothing, None)  # its calls run in this thread
+    join_work()
     while True:
         bell.get()
         if _exiting:  # `_exit` does the rest

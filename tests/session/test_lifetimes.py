@@ -294,6 +294,38 @@ def test_an_error_by_the_first_step_of_the_exit_is_not_shown() -> None:
     assert done.returncode == 0 and not done.stderr, done.stderr
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_waits_for_pipelines_that_are_compiled() -> None:
+    done = _python(
+        """
+        import os, threading, time, warnings
+        import vkep
+        from gpu_shared import steady
+        from tests.session.models import ADD_RELU
+        from vkep.device.pipelines import PipelineStore
+        warnings.simplefilter("ignore", DeprecationWarning)
+        build, inside, steady._FORK_PATIENCE = PipelineStore._build, threading.Event(), 300
+        def late(self, job):
+            inside.set()
+            while not steady._gate.locked():
+                time.sleep(0.01)
+            return build(self, job)
+        PipelineStore._build = late
+        thread = threading.Thread(target=vkep.InferenceSession, args=(ADD_RELU,))
+        thread.start()
+        inside.wait()
+        began = time.monotonic()
+        child = os.fork()
+        if not child:
+            os._exit(0)
+        os.waitpid(child, 0)
+        thread.join()
+        assert time.monotonic() - began < 200
+        """
+    )
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
 def test_the_interpreter_ends_with_everything_open(vulkan: object) -> None:
     done = _python(
         """

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_shared.pipeline import ComputePipeline, PipelineCache, PipelineLayout, ShaderModule
+from gpu_shared.steady import join_work
 from vkep.cache import sealed, unsealed, write_atomically
 from vkep.device.per_device import device_file
 from vkep.kernels.kernel import ADDRESS_BYTES
@@ -79,7 +80,7 @@ class PipelineStore:
         )
         jobs = [(k, s, self._layout(k), self._module(s)) for k, s in zip(keys, shaders, strict=True)]
         done = len(keys)
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        with ThreadPoolExecutor(os.cpu_count() or 1, initializer=join_work) as pool:
             for key, pipeline in pool.map(self._build, jobs):
                 self._pipelines[key] = pipeline
                 done += 1
