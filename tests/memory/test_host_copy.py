@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.waiting import comes_true
 from vkep.memory import host_copy
 from vkep.memory.host_copy import copy
 
@@ -109,7 +110,7 @@ def test_several_threads_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_error_is_raised_when_no_thread_writes_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    writing = threading.Semaphore(0)
+    writing, raises = threading.Semaphore(0), threading.Event()
     done: list[int] = []
     copyto = np.copyto
     caller = threading.get_ident()
@@ -117,9 +118,11 @@ def test_an_error_is_raised_when_no_thread_writes_any_more(monkeypatch: pytest.M
     def broken(target: Any, source: Any) -> None:
         if threading.get_ident() == caller:
             assert writing.acquire(timeout=120)  # a helper is in the middle of a piece
+            raises.set()
             raise KeyboardInterrupt
         writing.release()
-        time.sleep(0.05)  # the caller has raised by then
+        assert raises.wait(120)  # pieces are left for the caller
+        time.sleep(0.05)  # most likely the caller has raised by then
         copyto(target, source)
         done.append(1)
 
@@ -138,6 +141,7 @@ def test_an_interrupt_waits_for_the_helpers(monkeypatch: pytest.MonkeyPatch, whe
     shared = host_copy._SharedCopy(target, source)
     writing, caller, copyto, done = threading.Semaphore(0), threading.get_ident(), np.copyto, []
     begun: list[bool] = []
+    interrupted_all = threading.Event()
 
     def slow(to: Any, data: Any) -> None:
         if threading.get_ident() == caller:
@@ -145,6 +149,7 @@ def test_an_interrupt_waits_for_the_helpers(monkeypatch: pytest.MonkeyPatch, whe
             begun.append(True)
         else:
             writing.release()
+            assert interrupted_all.wait(120)
             time.sleep(0.05)
         copyto(to, data)
         done.append(1)
@@ -157,6 +162,7 @@ def test_an_interrupt_waits_for_the_helpers(monkeypatch: pytest.MonkeyPatch, whe
         def interrupted(self: Any, *given: Any) -> None:
             ask(self, *given)
             assert writing.acquire(timeout=120)  # they are at it
+            interrupted_all.set()
             raise interrupts.pop(0)
 
         monkeypatch.setattr(host_copy._Helpers, "ask", interrupted)
@@ -168,7 +174,10 @@ def test_an_interrupt_waits_for_the_helpers(monkeypatch: pytest.MonkeyPatch, whe
                 self.put = bell.put
 
             def interrupt(self) -> None:
-                raise interrupts.pop(0)
+                error = interrupts.pop(0)
+                if not interrupts:
+                    interrupted_all.set()
+                raise error
 
         monkeypatch.setattr(shared, "_bell", Bell(shared._bell))
         monkeypatch.setattr(shared, "_starts", deque([0, 24, 48]))  # one for each: the caller ends first
@@ -205,10 +214,7 @@ def test_helpers_that_wait_hold_no_memory() -> None:
         copy(target, source)
     kept = weakref.ref(source)
     del source
-    deadline = time.monotonic() + 120
-    while kept() is not None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert kept() is None
+    assert comes_true(lambda: kept() is None)
 
 
 def test_many_copies_at_once() -> None:

@@ -210,7 +210,7 @@ def _order(
     thread.join(0.2)
     assert thread.is_alive() and counter() == 0
     signal()
-    thread.join(20)
+    thread.join(120)
     assert not thread.is_alive() and counter() == 5
     np.testing.assert_array_equal(target.numpy(), 2 * X)
     with pytest.raises(Refused, match="stream"):

@@ -14,7 +14,7 @@ import pytest
 
 from tests.packaging.conftest import ROOT, run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 SHADERS = sorted(path.name for path in (ROOT / "shaders").iterdir() if path.suffix in (".comp", ".glsl"))
 

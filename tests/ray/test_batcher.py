@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from vkep.ray.batcher import Batcher
+from tests.ray.virtual import VirtualLoop
+from tests.ray.virtual import played as played_to_its_end
+from vkep.ray.batcher import _QUIET_S, Batcher
 
 
 class Runs:
@@ -36,8 +38,13 @@ class Runs:
         return asyncio.ensure_future(self.batcher(item, key, rows))
 
 
-def played(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(main, 20))
+def played(main: Coroutine[Any, Any, None], loop: VirtualLoop | None = None) -> None:
+    """Run it for up to 20 s of the loop's time, which take no time."""
+    played_to_its_end(asyncio.wait_for(main, 20), loop)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def turns() -> None:
@@ -68,18 +75,17 @@ def test_requests_that_arrive_during_runs_form_a_batch_when_one_ends() -> None:
 def test_a_full_run_does_not_wait_and_another_waits_its_time() -> None:
     async def main() -> None:
         runs = Runs(rows=4, wait_s=0.05, runs=8)
-        loop = asyncio.get_running_loop()
         full = [runs.ask("a", rows=3), runs.ask("b", rows=1)]
         await turns()
-        assert runs.started == [["a", "b"]]
-        began = loop.time()
+        assert runs.started == [["a", "b"]] and now() == 0
         with runs.batcher.arriving():  # another request's body
             late = [runs.ask("c", rows=3), runs.ask("d", rows=2)]  # do not fit into one run
             await turns()
             assert runs.started[1:] == [["c"]]
-            while len(runs.started) < 3:
-                await asyncio.sleep(0.005)
-        assert runs.started[2] == ["d"] and loop.time() - began >= 0.04
+            await asyncio.sleep(0.049)
+            assert len(runs.started) == 2
+            await asyncio.sleep(0.002)
+        assert runs.started[2:] == [["d"]]
         for index in range(3):
             runs.end(index)
         assert [await one for one in (*full, *late)] == list("ABCD")
@@ -91,19 +97,20 @@ def test_a_full_run_does_not_wait_and_another_waits_its_time() -> None:
 def test_a_run_does_not_wait_where_no_request_is_arriving(arriving: bool) -> None:
     async def main() -> None:
         runs = Runs(rows=4, wait_s=2, runs=1)
-        began = asyncio.get_running_loop().time()
+        waits = 2 if arriving else _QUIET_S
         with runs.batcher.arriving() if arriving else contextlib.nullcontext():
             first = runs.ask("a")
-            while not runs.started:
-                await asyncio.sleep(0.001)
-        assert (asyncio.get_running_loop().time() - began >= 1.9) == arriving
+            await asyncio.sleep(waits - 0.0008)
+            assert not runs.started
+            await asyncio.sleep(0.001)
+            assert runs.started
         runs.end(0)
         assert await first == "A"
 
     played(main())
 
 
-class MillisecondsLoop(asyncio.SelectorEventLoop):
+class MillisecondsLoop(VirtualLoop):
     """An event loop whose timers count milliseconds, and are no timers where none is left, as uvloop's."""
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
@@ -115,23 +122,23 @@ class MillisecondsLoop(asyncio.SelectorEventLoop):
 
 @pytest.mark.parametrize("wait_s", [0.0004, 0.0006, 0.0011])
 def test_timers_that_count_milliseconds(wait_s: float) -> None:
+    loop = MillisecondsLoop()
+
     async def main() -> None:
-        runs = Runs(rows=4, wait_s=wait_s, runs=8)
+        runs = Runs(rows=1000, wait_s=wait_s, runs=8)
         asked = [runs.ask("a", "1"), runs.ask("b", "2")]
         while len(runs.started) < 2 and not any(one.done() for one in asked):
             await turns()
+            loop.spend(0.00005)
             asked.append(runs.ask(f"c{len(asked)}", "3"))  # makes the batcher look at its timer
+        assert runs.started[:2] == [["a"], ["b"]] and abs(now() - wait_s) <= 0.0006
         while not all(one.done() for one in asked):
             for index in range(len(runs.started)):
                 runs.end(index)
-            await turns()
+            await asyncio.sleep(0.001)
         assert [one.result() for one in asked[:2]] == ["A", "B"]
 
-    loop = MillisecondsLoop()
-    try:
-        loop.run_until_complete(asyncio.wait_for(main(), 20))
-    finally:
-        loop.close()
+    played(main(), loop)
 
 
 def test_only_requests_of_one_key_share_a_run_and_the_oldest_goes_first() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import vkep
+from tests.ray.virtual import played
 from tests.session.models import model
 from tests.session.test_replicas import lose
 from vkep.ray.kserve import ProtocolError
@@ -51,12 +52,12 @@ def opened(vulkan: object) -> Iterator[Opened]:
 
 
 def ask(one: LoadedModel, *feeds: Any) -> list[Any]:
-    """The answers to requests that come at once."""
+    """The answers to requests that come at once: no time passes between them."""
 
     async def main() -> list[Any]:
         return await asyncio.gather(*map(one.infer, feeds), return_exceptions=True)
 
-    return asyncio.run(main())
+    return played(main())
 
 
 def x_of(rows: int, size: int, value: float) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def test_the_runs_of_a_batch_overlap_and_keep_their_order(
     predictor: Callable[..., Predictor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = predictor(rows=1)
-    both = threading.Barrier(2, timeout=30)
+    both = threading.Barrier(2, timeout=120)
     run = one._run
 
     def meeting(feeds: dict[str, Any]) -> list[Any]:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.ray.virtual import played
 from vkep.ray.streams import in_order
 
 
@@ -55,19 +56,19 @@ async def taken(count: int, answers: Answers, most: int, leave: int = -1) -> tup
 
 def test_answers_keep_the_order_and_few_are_in_progress() -> None:
     answers = Answers()
-    found, _ = asyncio.run(taken(20, answers, 4))
+    found, _ = played(taken(20, answers, 4))
     assert found == [at * 10 for at in range(20)] and answers.most == 4
-    assert asyncio.run(taken(0, answers, 4)) == ([], [])
+    assert played(taken(0, answers, 4)) == ([], [])
 
 
 def test_a_caller_that_disconnects_ends_its_requests() -> None:
     answers = Answers(endless=3)
-    found, read = asyncio.run(taken(1000, answers, 4, leave=3))
+    found, read = played(taken(1000, answers, 4, leave=3))
     assert len(found) == 3 and len(read) < 12 and answers.now == 0 and answers.cancelled
 
 
 def test_a_failure_is_raised_at_its_turn() -> None:
     answers = Answers(fails=2)
     with pytest.raises(KeyError):
-        asyncio.run(taken(10, answers, 4))
+        played(taken(10, answers, 4))
     assert answers.now == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 import vkep
 from tests.session.test_replicas import lose
+from tests.waiting import LONG_S, comes_true
 from tools.models.language import write_language
 from vkep.generation import Generator, Sampling
 from vkep.ray.writer import Writer
@@ -35,17 +37,23 @@ def alone(folder: Path) -> list[list[int]]:
 
 
 class Steps:
-    """A writer, and what its steps were."""
+    """A writer, and what its steps were. After a step it waits until it may go on."""
 
     def __init__(self, folder: Path) -> None:
         self.seen: list[tuple[int, int]] = []
+        self.goes_on = threading.Event()
+        self.goes_on.set()
 
         def opened() -> Generator:
             generator = Generator(folder, max_sequences=4)
             generator.text  # noqa: B018
             return generator
 
-        self.writer = Writer(opened, lambda answers, tokens, seconds: self.seen.append((answers, tokens)))
+        def observe(answers: int, tokens: int, seconds: float) -> None:
+            self.seen.append((answers, tokens))
+            assert self.goes_on.wait(LONG_S)
+
+        self.writer = Writer(opened, observe)
 
     async def tokens(self, prompt: Any, settings: Sampling = SETTINGS) -> list[int]:
         found = [event.token async for event in self.writer.stream(prompt, settings) if event.token is not None]
@@ -61,7 +69,11 @@ def steps(folder: Path) -> Iterator[Steps]:
 
 def test_answers_are_made_together_and_are_those_made_alone(steps: Steps, alone: list[list[int]]) -> None:
     async def main() -> list[list[int]]:
-        return await asyncio.gather(*map(steps.tokens, PROMPTS))
+        steps.goes_on.clear()
+        answers = asyncio.gather(*map(steps.tokens, PROMPTS))
+        await asyncio.sleep(0)  # all have asked
+        steps.goes_on.set()
+        return await answers
 
     assert asyncio.run(main()) == alone
     assert max(tokens for _, tokens in steps.seen) == len(PROMPTS)  # a step brought each of them a token
@@ -99,8 +111,10 @@ def test_a_prompt_that_is_wrong_fails_alone(steps: Steps, alone: list[list[int]]
 def test_a_lost_device_fails_answers_in_progress_and_the_next_are_right(steps: Steps, alone: list[list[int]]) -> None:
     async def main() -> None:
         events = steps.writer.stream(PROMPTS[0], Sampling(ignore_end=True))  # to the end of the context
+        steps.goes_on.clear()
         await anext(events)
         lose(steps.writer.generator.decoder.session)
+        steps.goes_on.set()
         with pytest.raises(vkep.DeviceLostError):
             async for _ in events:
                 pass
@@ -115,8 +129,12 @@ def test_closing_ends_answers_in_progress(folder: Path) -> None:
 
     async def main() -> None:
         events = one.writer.stream(PROMPTS[0], Sampling(ignore_end=True))
+        one.goes_on.clear()
         await anext(events)
-        await asyncio.get_running_loop().run_in_executor(None, one.writer.close)
+        closing = asyncio.get_running_loop().run_in_executor(None, one.writer.close)
+        assert comes_true(lambda: not one.writer._inbox.empty())
+        one.goes_on.set()
+        await closing
         with pytest.raises(vkep.VkepError, match="closing"):
             async for _ in events:
                 pass

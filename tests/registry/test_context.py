@@ -376,7 +376,7 @@ def test_with_locked_queue_excludes_other_threads_and_is_reentrant(context: Any)
         thread.join(0.1)
         assert thread.is_alive()
         assert context.timeline.submitted == 0
-    thread.join(10)
+    thread.join(120)
     assert context.timeline.submitted == 1
     lease.close()
 

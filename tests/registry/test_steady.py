@@ -18,8 +18,7 @@ import pytest
 
 from gpu_shared import steady
 from gpu_shared.steady import Abandoned, UseCount, check_wanted, on_end, run_steady, settle
-
-_LONG = 120  #: seconds that nothing takes
+from tests.waiting import LONG_S, comes_true
 
 
 class Owner:
@@ -81,7 +80,7 @@ def test_interrupted_work_goes_on_and_its_result_goes() -> None:
 
     def work(interrupt: Callable[[], None]) -> Owner:
         interrupt()
-        assert may_end.wait(_LONG)
+        assert may_end.wait(LONG_S)
         owner = Owner()
         watch.append(weakref.ref(owner))
         ended.set()
@@ -90,11 +89,8 @@ def test_interrupted_work_goes_on_and_its_result_goes() -> None:
     _interrupted(lambda interrupt: run_steady(lambda: work(interrupt)))  # the interrupt arrives before the work ends
     assert not ended.is_set()
     may_end.set()
-    assert ended.wait(_LONG)
-    ends = time.monotonic() + _LONG
-    while watch[0]() is not None and time.monotonic() < ends:
-        time.sleep(0.01)
-    assert watch[0]() is None
+    assert ended.wait(LONG_S)
+    assert comes_true(lambda: watch[0]() is None)
 
 
 @needs_signals
@@ -114,7 +110,7 @@ def test_abandoned_work_may_ask() -> None:
             raise
 
     _interrupted(lambda interrupt: run_steady(lambda: work(interrupt)))
-    assert done.wait(_LONG) and said == [Abandoned]
+    assert done.wait(LONG_S) and said == [Abandoned]
 
 
 def test_threads_are_kept_for_later_work() -> None:
@@ -183,10 +179,7 @@ def test_unreferenced_objects_are_ended_soon_in_another_thread() -> None:
     owner = Owner()
     on_end(owner, lambda: done.append(0))
     del owner
-    ends = time.monotonic() + _LONG
-    while len(done) < 2 and time.monotonic() < ends:  # without a request
-        time.sleep(0.01)
-    assert done[1:] == [0]
+    assert comes_true(lambda: done[1:] == [0])  # without a request
 
 
 def test_ends_of_a_cycle_and_detached_ones() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -296,11 +295,13 @@ def test_a_branch_with_more_outputs_than_its_node(vulkan: object) -> None:
         ("ConstantOfShape", [np.array([1 << 40])]),
     ],
 )
-def test_small_constants_that_expand_are_not_folded(op_type: str, inputs: list[Any]) -> None:
+def test_small_constants_that_expand_are_not_folded(
+    op_type: str, inputs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     proto = helper.make_node(op_type, [f"i{k}" for k in range(len(inputs))], ["y"])
     schema = onnx.defs.get_schema(op_type, 18, "")
     node = Node(0, "n", op_type, "", tuple(proto.input), tuple(proto.output), {}, proto, schema)
-    began = time.process_time()
+    for evaluates in ("_quick", "_Evaluator"):
+        monkeypatch.setattr(f"vkep.placement.fold.{evaluates}", None)
     with pytest.raises(FoldError, match="would be"):
         fold(node, [np.asarray(i) for i in inputs], {"": 18})
-    assert time.process_time() - began < 10

@@ -133,15 +133,17 @@ def test_a_bound_that_is_missing_is_reported(value: Any) -> None:
         ("LpPool", [ones(1, 1, 3000, 3000)], {"kernel_shape": [1, 1]}, "would take .* steps"),
     ],
 )
-def test_costly_constants_are_not_folded(op_type: str, inputs: list[Any], attributes: dict[str, Any], why: str) -> None:
+def test_costly_constants_are_not_folded(
+    op_type: str, inputs: list[Any], attributes: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = [f"i{k}" if a is not None else "" for k, a in enumerate(inputs)]
     proto = helper.make_node(op_type, names, ["y"], **attributes)
     schema = onnx.defs.get_schema(op_type, 18, "")
     node = Node(0, "n", op_type, "", tuple(names), ("y",), attributes, proto, schema)
-    began = time.process_time()
+    for evaluates in ("_quick", "_Evaluator"):
+        monkeypatch.setattr(f"vkep.placement.fold.{evaluates}", None)
     with pytest.raises(FoldError, match=why):
         fold(node, inputs, {"": 18})
-    assert time.process_time() - began < 2
 
 
 def test_results_of_folding_are_bounded_together(monkeypatch: pytest.MonkeyPatch, vulkan: object) -> None:

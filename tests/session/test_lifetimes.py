@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 import gpu_shared
 from tests.growth import growth
 from tests.session.models import ADD_RELU, CPU_MIDDLE, DYNAMIC, TWO_OUTPUTS, model
+from tests.waiting import comes_true
 from tools.fuzz.exits import ENDS, WORK, wrong_end
 from tools.models.language import write_language
 from vkep import InferenceSession, SharedGpuContext
@@ -89,11 +89,8 @@ def test_dropped_in_a_cycle(vulkan: object, no_leak: Alive) -> None:
     vars(session)["cycle"] = (session, tensor)
     del session, tensor
     gc.collect()
-    for _ in range(100):  # a thread ends what the collector found: it may have interrupted code that holds locks
-        if no_leak() == {}:
-            break
-        time.sleep(0.05)
-    assert no_leak() == {}
+    # a thread ends what the collector found: it may have interrupted code that holds locks
+    assert comes_true(lambda: no_leak() == {}), no_leak()
 
 
 def test_a_collection_inside_a_locked_section(own_context: SharedGpuContext) -> None:
@@ -110,11 +107,7 @@ def test_a_collection_inside_a_locked_section(own_context: SharedGpuContext) -> 
             gc.collect()
             assert watch() is None
         users = len(own_context.users)
-        for _ in range(100):
-            if len(own_context.users) < users:
-                break
-            time.sleep(0.05)
-        assert len(own_context.users) < users
+        assert comes_true(lambda: len(own_context.users) < users)
         np.testing.assert_array_equal(session.run(None, FEEDS)[0], np.maximum(X + B, 0))
 
 

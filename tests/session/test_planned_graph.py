@@ -88,7 +88,7 @@ def test_closing_waits_for_the_runs_and_refuses_others() -> None:
     closing.join(0.1)
     assert closing.is_alive() and not one.closed
     used.hold.release()
-    closing.join(10)
+    closing.join(120)
     assert not closing.is_alive() and one.closed and planned.latest is None
     with pytest.raises(ClosedError, match="g"):
         run(planned, 1)
@@ -157,7 +157,7 @@ def test_a_plan_made_ahead_is_not_in_use() -> None:
     assert planned.plan_static([ValueInfo("x", 1, (2, 3))]) is not None
     closing = threading.Thread(target=planned.close, daemon=True)
     closing.start()
-    closing.join(10)
+    closing.join(120)
     assert not closing.is_alive()
 
 
@@ -202,7 +202,7 @@ def test_executables_of_sizes_that_are_forgotten_in_use_are_waited_for() -> None
         closing.start()
         closing.join(0.1)
         assert closing.is_alive()
-    closing.join(10)
+    closing.join(120)
     assert not closing.is_alive()
 
 
@@ -227,7 +227,7 @@ def test_a_run_does_not_wait_for_other_threads_planning_to_predict() -> None:
     ran = threading.Thread(target=run, args=(planned, 6))  # predicted by the run before
     with planned._planning:
         ran.start()
-        ran.join(10)
+        ran.join(120)
         assert not ran.is_alive()
 
 

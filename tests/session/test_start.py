@@ -20,7 +20,7 @@ from vkep.graph import load_model
 from vkep.session import contexts, session_state
 
 FEEDS = {"x": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)}
-WAIT_S = 30
+WAIT_S = 120
 
 
 @pytest.fixture

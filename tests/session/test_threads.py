@@ -15,6 +15,7 @@ from onnx import numpy_helper
 import vkep
 from tests.calls import noted
 from tests.session.models import ADD_RELU, CPU_MIDDLE, DYNAMIC, model
+from tests.waiting import comes_true
 from vkep import InferenceSession, SharedGpuContext
 from vkep.device.pipelines import PipelineStore
 
@@ -130,23 +131,25 @@ def test_other_sessions_run_on_while_one_closes(own_context: SharedGpuContext) -
     x = np.ones((3, 64), np.float32)
     stop = threading.Event()
     with InferenceSession(proto, context=own_context) as session:
+        turns = [0, 0]
 
-        def run() -> int:
-            turns = 0
+        def run(index: int) -> None:
             while not stop.is_set():
                 np.testing.assert_allclose(
                     session.run(None, {"x": x})[0], np.maximum(x @ weight, 0), rtol=1e-3, atol=1e-4
                 )
-                turns += 1
-            return turns
+                turns[index] += 1
 
         with ThreadPoolExecutor(2) as pool:
-            running = [pool.submit(run) for _ in range(2)]
+            running = [pool.submit(run, index) for index in range(2)]
             for _ in range(15):
                 with InferenceSession(other, context=own_context) as second:
                     second.run(None, {"x": x})
+            both_ran = comes_true(lambda: min(turns) > 0)
             stop.set()
-            assert min(r.result() for r in running) > 0
+            for one in running:
+                one.result()
+            assert both_ran
 
 
 def test_plans_are_evicted_while_in_use(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:

