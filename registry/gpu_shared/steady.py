@@ -164,6 +164,11 @@ def _serve(tasks: SimpleQueue[Any], _handle: weakref.ref[_Worker]) -> None:
             ended.release()
 
 
+def idle_threads() -> int:
+    """How many threads wait for work."""
+    return len(_idle)
+
+
 def _nothing() -> None:
     pass
 

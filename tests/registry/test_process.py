@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-
-def run(code: Any, **environment: Any) -> Any:
-    path = os.pathsep.join(p for p in sys.path if p)
-    env = {**os.environ, "PYTHONPATH": path, **environment}
-    return subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600, check=False
-    )
-
+from tests.processes import python
 
 FORK = """
 import atexit, gc, os, sys
@@ -71,14 +62,14 @@ print("parent fine")
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_child_gets_errors_and_harms_nothing(gpu: Any) -> None:
-    done = run(FORK)
+    done = python(FORK)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "parent fine" in done.stdout
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_child_may_open_the_gpu_that_its_parent_did_not(gpu: Any) -> None:
-    done = run(
+    done = python(
         "import os, gpu_shared\n"
         "child = os.fork()\n"
         "if child == 0:\n"
@@ -106,7 +97,7 @@ assert live_counts() == {}
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_child_does_not_end_what_its_parent_dropped(gpu: Any) -> None:
-    done = run(DROPPED)
+    done = python(DROPPED)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -129,7 +120,7 @@ del lease
 @pytest.mark.parametrize("what", ["lease", "context"])
 def test_objects_that_are_dropped_before_the_exit_are_ended(gpu: Any, what: str) -> None:
     code = f"import sys; sys.argv[1:] = [{what!r}]\n" + EXIT
-    done = run(code)
+    done = python(code)
     assert done.returncode == 0 and "nothing is left" in done.stdout and done.stderr == "", done.stdout + done.stderr
 
 
@@ -149,18 +140,18 @@ print("said so")
 
 def test_a_missing_driver_is_said_with_what_to_install() -> None:
     nowhere = "/nonexistent"
-    done = run(NO_DRIVER, VK_DRIVER_FILES=nowhere, VK_ICD_FILENAMES=nowhere)
+    done = python(NO_DRIVER, VK_DRIVER_FILES=nowhere, VK_ICD_FILENAMES=nowhere)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "said so" in done.stdout
 
 
 def test_a_missing_loader_is_said_with_what_to_install() -> None:
-    done = run("from gpu_shared import vk\nvk.LOADER_NAMES = ('libnosuchloader.so.9',)\n" + NO_DRIVER)
+    done = python("from gpu_shared import vk\nvk.LOADER_NAMES = ('libnosuchloader.so.9',)\n" + NO_DRIVER)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_interpreter_ends_well_with_everything_open(gpu: Any) -> None:
-    done = run(
+    done = python(
         "import numpy, gpu_shared\n"
         "context = gpu_shared.SharedGpuContext.create(validation=False)\n"
         "lease = context.lease('open')\n"

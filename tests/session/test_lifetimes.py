@@ -5,9 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import os
-import subprocess
-import sys
-import textwrap
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +15,7 @@ import pytest
 
 import gpu_shared
 from tests.growth import growth
+from tests.processes import python
 from tests.session.models import ADD_RELU, CPU_MIDDLE, DYNAMIC, TWO_OUTPUTS, model
 from tests.waiting import comes_true
 from tools.fuzz.exits import ENDS, WORK, wrong_end
@@ -31,7 +29,6 @@ X = np.array([[1, -2, 3], [4, 5, -6]], np.float32)
 B = np.array([1, 1, 1], np.float32)
 FEEDS = {"x": X, "b": B}
 DEFERRED = model("g (float[n] x) => (float[m] y) { i = NonZero(x) t = Transpose(i) y = GatherND(x, t) }")
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(5)))[::5], ids=lambda o: "".join(map(str, o)))
@@ -207,17 +204,9 @@ def test_a_model_larger_than_memory(vulkan: object, no_leak: Alive, rng: np.rand
 # ---- processes
 
 
-def _python(code: str) -> subprocess.CompletedProcess[str]:
-    paths = [str(ROOT), str(ROOT / "registry")]
-    prelude = f"import sys; sys.path[:0] = {paths!r}\n"
-    return subprocess.run(
-        [sys.executable, "-c", prelude + textwrap.dedent(code)], capture_output=True, text=True, timeout=600
-    )
-
-
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="no fork here")
 def test_a_forked_child_gets_an_error_at_once(vulkan: object) -> None:
-    done = _python(
+    done = python(
         """
         import os, warnings
         import numpy as np
@@ -259,7 +248,7 @@ def language(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("end", [end for end in ENDS if end == "here" or hasattr(os, "fork")])
+@pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("what", [WORK[:2], WORK[2:4], WORK[4:]], ids="-".join)
 def test_the_interpreter_ends_while_threads_are_at_work(
     vulkan: object, language: str, what: tuple[str, ...], end: str
@@ -269,7 +258,7 @@ def test_the_interpreter_ends_while_threads_are_at_work(
 
 def test_an_error_by_the_first_step_of_the_exit_is_not_shown() -> None:
     """Thread pools take no work then, and the main thread is alive."""
-    done = _python(
+    done = python(
         """
         import threading, time
         from concurrent.futures import ThreadPoolExecutor
@@ -289,7 +278,7 @@ def test_an_error_by_the_first_step_of_the_exit_is_not_shown() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_fork_waits_for_pipelines_that_are_compiled() -> None:
-    done = _python(
+    done = python(
         """
         import os, threading, time, warnings
         import vkep
@@ -320,7 +309,7 @@ def test_a_fork_waits_for_pipelines_that_are_compiled() -> None:
 
 
 def test_the_interpreter_ends_with_everything_open(vulkan: object) -> None:
-    done = _python(
+    done = python(
         """
         import numpy as np
         import vkep
@@ -342,7 +331,7 @@ def test_the_interpreter_ends_with_everything_open(vulkan: object) -> None:
 
 def test_the_interpreter_ends_while_a_thread_is_about_to_record(vulkan: object) -> None:
     """It has the plan in use, which the end waits for: it must come to its own end."""
-    done = _python(
+    done = python(
         """
         import threading, time
         import numpy as np

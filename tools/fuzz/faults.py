@@ -23,7 +23,6 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ import vkep
 from gpu_shared.errors import GpuError
 from gpu_shared.instance import validation_log
 from tools.fuzz.injector import Injector
-from tools.fuzz.moments import DYNAMIC, PARTS, STATIC, B, X, model, no_object_left
+from tools.fuzz.moments import DYNAMIC, PARTS, PROGRAMS, STATIC, B, X, model, no_object_left, ones
 
 FEEDS = {"x": X, "b": B}
 REGIONS = model(
@@ -114,12 +113,10 @@ def delegate() -> list[np.ndarray[Any, Any]]:
 def _program(name: str) -> list[np.ndarray[Any, Any]]:
     from vkep.executorch import Program
 
-    path = Path(__file__).parents[2] / "tests" / "executorch" / "data" / "two_methods" / name
-    with Program.load(path, token="one") as loaded:
+    with Program.load(PROGRAMS / name, token="one") as loaded:
         for name in sorted(loaded.method_names):
             method = loaded.load_method(name)
-            metas = [method.metadata.input_tensor_meta(k) for k in range(method.metadata.num_inputs())]
-            method.execute([np.ones(meta.sizes(), np.float32) for meta in metas])
+            method.execute(ones(method))
     return [RIGHT]
 
 

@@ -25,12 +25,11 @@ import numpy as np
 import vkep
 from gpu_shared import Buffer, PipelineLayout, SharedGpuContext
 from gpu_shared.commands import CommandPool
-from tools.fuzz.moments import DYNAMIC, PARTS, STATIC, B, Campaign, Moments, X, expect, no_object_left
+from tools.fuzz.moments import DYNAMIC, PARTS, PROGRAMS, STATIC, B, Campaign, Moments, X, expect, no_object_left, ones
 from tools.models.language import write_language
-from vkep.executorch import Method, Program
+from vkep.executorch import Program
 from vkep.generation import Answer, Generator, Sampling
 
-PTE = Path(__file__).parents[2] / "tests" / "executorch" / "data" / "two_methods" / "vulkan.pte"
 PROMPTS = ([5, 6, 7], [9, 8], [4, 4, 4, 4, 11])
 
 
@@ -200,9 +199,9 @@ def handles(campaign: Campaign) -> None:
 
 def executes(campaign: Campaign) -> None:
     """Runs of a .pte program's methods."""
-    with Program.load(PTE, token="programs") as program:
+    with Program.load(PROGRAMS / "vulkan.pte", token="programs") as program:
         methods = [program.load_method(name) for name in sorted(program.method_names)]
-        feeds = [_ones(method) for method in methods]
+        feeds = [ones(method) for method in methods]
         right = [method.execute(given) for method, given in zip(methods, feeds, strict=True)]
 
         def attempt() -> None:
@@ -218,9 +217,9 @@ def loads(campaign: Campaign) -> None:
     """Opening, running and closing a .pte program."""
 
     def attempt() -> None:
-        with Program.load(PTE, token="programs") as program:
+        with Program.load(PROGRAMS / "vulkan.pte", token="programs") as program:
             method = program.load_method(min(program.method_names))
-            method.execute(_ones(method))
+            method.execute(ones(method))
 
     def check() -> None:
         attempt()
@@ -228,11 +227,6 @@ def loads(campaign: Campaign) -> None:
         no_object_left("after loading")
 
     campaign.drive(attempt, check)
-
-
-def _ones(method: Method) -> list[Any]:
-    metas = [method.metadata.input_tensor_meta(k) for k in range(method.metadata.num_inputs())]
-    return [np.ones(meta.sizes(), np.float32) for meta in metas]
 
 
 @contextmanager

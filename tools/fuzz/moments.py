@@ -12,7 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -20,6 +21,9 @@ import onnx.parser
 
 import vkep
 from gpu_shared import Device
+
+if TYPE_CHECKING:
+    from vkep.executorch import Method
 
 #: seconds after which a call counts as hanging
 _HANGS = 60
@@ -42,6 +46,14 @@ PARTS = model(
 )
 X, B = np.arange(6, dtype=np.float32).reshape(2, 3) - 2, np.ones(3, np.float32)
 RIGHT = np.maximum(X + B, 0)
+#: .pte programs with two methods each
+PROGRAMS = Path(__file__).parents[2] / "tests" / "executorch" / "data" / "two_methods"
+
+
+def ones(method: Method) -> list[Any]:
+    """Inputs for a method of a program, all ones."""
+    metas = [method.metadata.input_tensor_meta(k) for k in range(method.metadata.num_inputs())]
+    return [np.ones(meta.sizes(), np.float32) for meta in metas]
 
 
 class Moments:

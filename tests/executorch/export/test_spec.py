@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.processes import python
 from vkep.executorch.export import ExportReport, NodePlacement, PartitionReport, UnifiedGpuCompileSpec
 
-ROOT = Path(__file__).resolve().parents[3]
 #: stands for a VgfCompileSpec, which only torch's side can make
 VGF = SimpleNamespace(tosa_spec="TOSA-1.0+FP")
 
 
-def run_python(code: str) -> str:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "registry")])
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+def printed(code: str) -> str:
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_the_defaults_are_the_rfcs() -> None:
@@ -97,7 +85,7 @@ def test_the_package_brings_in_no_torch() -> None:
         "import sys, vkep.executorch.export as e\n"
         "print([n for n in ('torch', 'executorch') if n in sys.modules], e.UnifiedGpuCompileSpec.__name__)"
     )
-    assert run_python(code) == "[] UnifiedGpuCompileSpec\n"
+    assert printed(code) == "[] UnifiedGpuCompileSpec\n"
 
 
 def test_the_partitioner_names_packages_to_install() -> None:
@@ -106,7 +94,7 @@ def test_the_partitioner_names_packages_to_install() -> None:
         "import vkep.executorch.export as e\n"
         "try:\n    e.UnifiedGpuPartitioner\nexcept ModuleNotFoundError as error:\n    print(error)"
     )
-    assert "'torch': pip install 'vkep[executorch]'" in run_python(code)
+    assert "'torch': pip install 'vkep[executorch]'" in printed(code)
 
 
 def test_a_name_that_is_not_there() -> None:
