@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
-from pathlib import Path
 
+from tools.heap import resident_mb
 from tools.soak import slope
-
-
-def resident() -> float:
-    """Resident megabytes of this process (Linux)."""
-    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmRSS"))
-    return int(line.split()[1]) / 1024
 
 
 def growth(work: Callable[[], object], rounds: int = 8) -> float:
@@ -23,6 +16,5 @@ def growth(work: Callable[[], object], rounds: int = 8) -> float:
     seen: list[float] = []
     for _ in range(rounds):
         work()
-        gc.collect()
-        seen.append(resident())
+        seen.append(resident_mb())
     return slope(seen)
