@@ -165,16 +165,16 @@ def test_many_sessions_leave_no_trace(vulkan: object) -> None:
         def turn(count):
             for i in range(count):
                 proto, feeds = work[i % 2]
-                with InferenceSession(proto, context=kept[0].context) as session:
+                with InferenceSession(proto, context=first.context) as session:
                     session.run(None, feeds)
-        kept = [InferenceSession(ADD_RELU)]
-        kept.append(InferenceSession(TWO_OUTPUTS, context=kept[0].context))
-        turn(2)
-        gc.collect()
-        before = gpu_shared.live_counts()
-        print(growth(lambda: turn(30)))
-        gc.collect()
-        assert gpu_shared.live_counts() == before
+        with InferenceSession(ADD_RELU) as first, InferenceSession(TWO_OUTPUTS, context=first.context):
+            turn(2)
+            gc.collect()
+            before = gpu_shared.live_counts()
+            print(growth(lambda: turn(30)))
+            gc.collect()
+            assert gpu_shared.live_counts() == before != {}
+        assert gpu_shared.live_counts() == {}
         """
     )
     assert done.returncode == 0, done.stderr
