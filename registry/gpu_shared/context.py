@@ -389,7 +389,8 @@ class SharedGpuContext:
 
     @property
     def users(self) -> tuple[str, ...]:
-        """Names of the live leases and shared resources."""
+        """Names of the live leases and shared resources; those that were dropped have ended."""
+        settle()
         return tuple(self._users.values())
 
     @steady

@@ -194,7 +194,7 @@ class Device(Handle):
         label: str,
     ) -> None:
         fn = vk.device_functions(raw, capabilities.name)
-        reaper, lock = Reaper(), _lock_of(queue)
+        lock = _lock_of(queue)
 
         def wait_idle() -> None:
             with lock:
@@ -203,6 +203,7 @@ class Device(Handle):
                 else:  # it has queues that vkep must not wait for
                     vk.check(fn.vkQueueWaitIdle(queue), "vkQueueWaitIdle", capabilities.name)
 
+        reaper = Reaper(wait_idle, lock)
         destroy = (lambda: fn.vkDestroyDevice(raw, vk.ffi.NULL)) if owned else None
         super().__init__(
             raw,

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from gpu_shared import vk
 from gpu_shared.errors import ClosedError, DeviceLostError, ForkedProcessError
 from gpu_shared.steady import End, on_end, run_steady, settle, steady
+from gpu_shared.waiting import until_done
 
 if TYPE_CHECKING:
     from gpu_shared.device import Device
@@ -125,7 +126,9 @@ class Native:
 class Reaper:
     """A device's queue of retired natives, each with the timeline values that must pass before its destruction."""
 
-    def __init__(self) -> None:
+    def __init__(self, wait_idle: Callable[[], None] = lambda: None, queue_lock: Any = None) -> None:
+        """``wait_idle`` waits until the device executes nothing, and ``queue_lock`` is held where work is submitted."""
+        self._wait_idle, self._queue_lock = wait_idle, queue_lock or threading.RLock()
         self.timelines: tuple[Progress, ...] = ()
         self.retired: deque[tuple[tuple[tuple[Progress, int], ...], Native]] = deque()
         self.lock = threading.RLock()
@@ -142,12 +145,20 @@ class Reaper:
             self.timelines = tuple(t for t in self.timelines if t is not timeline)
 
     def mark_lost(self, error: DeviceLostError) -> None:
-        """The device is lost: every timeline on it fails from now on, and no wait is needed."""
+        """The device is lost: once it is idle, every timeline on it fails, and no further wait is needed.
+
+        The call that reported the loss counts as complete, and only what it waited for is out of use: other work may
+        still execute. A wait for a lost device returns in finite time (Vulkan specification, "Lost Device"). Raises
+        `GpuError` where the wait fails; then the loss is not recorded, and the next call reports it again."""
         # a separate exception: the other's traceback refers to the code that was running, and so to the device
         known = DeviceLostError(error.call, error.result, error.label, error.hint)
-        for timeline in self.timelines:
-            if timeline.lost is None:
-                timeline.lost = known
+        with self._queue_lock:  # no submit between the wait and the record
+            if all(timeline.lost is not None for timeline in self.timelines):
+                return
+            until_done(self._wait_idle)
+            for timeline in self.timelines:
+                if timeline.lost is None:
+                    timeline.lost = known
 
     def retire(self, native: Native) -> None:
         """Destroy the object once every timeline has passed what has been submitted."""

@@ -392,6 +392,35 @@ def test_device_lost_is_sticky_on_the_timeline(device: Any) -> None:
     assert timeline.submitted == 1
 
 
+def test_a_loss_is_recorded_once_the_device_is_idle(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call that reports a loss has waited for its own work alone: other work may still be executed."""
+    timeline = Timeline(device)
+    waits: list[int] = [-1, 0]  # the first fails for lack of memory
+    idle = device.fn.vkDeviceWaitIdle
+
+    def wait_idle(raw: Any) -> int:
+        assert not timeline.lost
+        return waits.pop(0) or idle(raw)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(device.fn, "vkDeviceWaitIdle", wait_idle)
+        with pytest.raises(DeviceLostError, match="vkWaitSemaphores"):
+            timeline._state.fail(-4, "vkWaitSemaphores")
+        assert timeline.lost and not waits
+        with pytest.raises(DeviceLostError, match="vkQueueSubmit"):
+            timeline._state.fail(-4, "vkQueueSubmit")  # it waits once
+
+
+def test_a_loss_is_not_recorded_where_the_device_may_not_be_idle(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_shared.waiting._PAUSES", (0.0, 0.0))
+    timeline = Timeline(device)
+    with monkeypatch.context() as patched:
+        patched.setattr(device.fn, "vkDeviceWaitIdle", lambda raw: -1)
+        with pytest.raises(GpuError, match="VK_ERROR_OUT_OF_HOST_MEMORY"):
+            timeline._state.fail(-4, "vkWaitSemaphores")
+    assert not timeline.lost
+
+
 def test_a_failed_submit_promises_nothing(device: Any) -> None:
     timeline, pool = Timeline(device), CommandPool(device)
     submit = PreparedSubmit(timeline, [pool.allocate().begin().end()])

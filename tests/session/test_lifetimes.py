@@ -96,13 +96,12 @@ def test_a_collection_inside_a_locked_section(own_context: SharedGpuContext) -> 
         cycle: list[Any] = [garbage, garbage.device_tensor(X)]
         cycle.append(cycle)
         watch = weakref.ref(garbage)
-        delegate = session._parts.delegate
+        delegate, users = session._parts.delegate, own_context.users
         with delegate.arena._bfc._lock, delegate.constants._lock:
             del garbage, cycle
             gc.collect()
             assert watch() is None
-        users = len(own_context.users)
-        assert comes_true(lambda: len(own_context.users) < users)
+        assert len(own_context.users) < len(users)
         np.testing.assert_array_equal(session.run(None, FEEDS)[0], np.maximum(X + B, 0))
 
 

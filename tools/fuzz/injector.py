@@ -46,8 +46,9 @@ MOST_RESULTS = max(map(len, RESULTS.values()))
 #: number of submits shortly before a fault that begin late
 _SHORTLY = 8  #: calls
 _HELD_BYTES, _HELD_TIMES = 4 << 20, 256
+_WAITS_FOR_IDLE = ("vkQueueWaitIdle", "vkDeviceWaitIdle")
 #: calls that only one thread at a time may make on a queue
-_OF_THE_QUEUE = ("vkQueueSubmit", "vkQueueWaitIdle", "vkDeviceWaitIdle")
+_OF_THE_QUEUE = ("vkQueueSubmit", *_WAITS_FOR_IDLE)
 
 _fetch = vk.Functions.__getattr__
 
@@ -59,7 +60,6 @@ class DeviceUnderTest:
         self._raw, self._fn = raw, vk.device_functions(raw)
         self.lock = threading.RLock()  # held in calls `_OF_THE_QUEUE`
         self.lost = False
-        self._idle = False
         self._made: list[tuple[str, Any]] = []  # objects by kind
         self._work: vk.Struct | None = None  # a submit that takes some time
 
@@ -72,13 +72,14 @@ class DeviceUnderTest:
         self._made.append((kind, out[0]))
         return out[0]
 
-    def lose(self) -> None:
-        """Mark the device as lost. From then on it runs nothing: submitted objects may be destroyed."""
+    def lose(self, function: Any, arguments: tuple[Any, ...] | None) -> int:
+        """Mark the device as lost; returns that result. What was submitted is still executed: a wait for an idle device
+        (``arguments``) ends with it, as on a real one."""
         with self.lock:
             self.lost = True
-            if not self._idle:
-                self._call("vkDeviceWaitIdle")
-                self._idle = True
+            if arguments is not None:
+                function(*arguments)
+        return LOST
 
     def hold(self, queue: Any) -> None:
         """Make the next submit to the queue begin late: it still runs when a wait for it fails. The lock is held."""
@@ -166,19 +167,17 @@ class Injector:
             return function
 
         def call(*arguments: Any) -> Any:
-            if device is not None and device.lost and LOST in RESULTS.get(name, ()):
-                device.lose()  # waits for another thread's call to end
-                return LOST
-            failed = self._result(name)
+            gone = device is not None and device.lost and LOST in RESULTS.get(name, ())
+            failed = LOST if gone else self._result(name)
+            if failed == LOST and device is not None:
+                return device.lose(function, arguments if name in _WAITS_FOR_IDLE else None)
             if failed is not None:
-                if failed == LOST and device is not None:
-                    device.lose()
                 return failed
             if device is None or name not in _OF_THE_QUEUE:
                 return function(*arguments)
             with device.lock:
                 if device.lost:
-                    return LOST
+                    return device.lose(function, arguments if name in _WAITS_FOR_IDLE else None)
                 if name == "vkQueueSubmit" and self._is_soon:
                     device.hold(arguments[0])
                 return function(*arguments)
