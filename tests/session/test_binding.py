@@ -294,6 +294,46 @@ def test_write_checks_dtype_and_shape(open_session: Open) -> None:
             x.write(B)
 
 
+SLOW = model(
+    "g (float[256,256] x, float[256,256] w) => (float[256,256] y) { a = MatMul(x, w) c = MatMul(a, w) y = MatMul(c, w) }"
+)
+
+
+@pytest.mark.parametrize("view", ["the tensor", "reshaped", "leading"])
+def test_a_write_waits_for_the_runs_that_use_the_tensor(open_session: Open, view: str) -> None:
+    """A run with bound outputs returns before it ends."""
+    session, sizes = open_session(SLOW), (256, 256)
+    ones, twos = np.ones(sizes, np.float32), np.full(sizes, 2, np.float32)
+    binding = session.io_binding()
+    x, y = session.device_tensor(ones), session.empty_device_tensor(sizes)
+    binding.bind_input("x", x)
+    binding.bind_cpu_input("w", np.eye(256, dtype=np.float32))
+    binding.bind_output("y", y)
+    written = {"the tensor": x, "reshaped": x.reshaped(sizes), "leading": x.leading(sizes).leading(sizes)}[view]
+    for _ in range(5):
+        x.write(ones)
+        session.run_with_iobinding(binding)
+        written.write(twos)
+        np.testing.assert_array_equal(y.numpy(), ones, "the run read what was written after it")
+        session.run_with_iobinding(binding)
+        y.write(ones)
+        np.testing.assert_array_equal(y.numpy(), ones, "the run wrote after the write that followed it")
+
+
+def test_a_view_of_the_host_waits_for_runs_on_other_views(open_session: Open) -> None:
+    session, sizes = open_session(SLOW), (256, 256)
+    binding = session.io_binding()
+    y = session.device_tensor(np.zeros((2, *sizes), np.float32))
+    if y.block.mapped is None:
+        pytest.skip("the host does not see this device's memory")
+    part = y.rows(1, 1).reshaped(sizes)
+    binding.bind_cpu_input("x", np.ones(sizes, np.float32))
+    binding.bind_cpu_input("w", np.eye(256, dtype=np.float32))
+    binding.bind_output("y", part)
+    session.run_with_iobinding(binding)
+    np.testing.assert_array_equal(y.host_view(), np.stack([np.zeros(sizes), np.ones(sizes)]))
+
+
 def test_zero_sized_tensors(open_session: Open) -> None:
     session = open_session(DYNAMIC)
     binding = session.io_binding()

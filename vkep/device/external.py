@@ -11,6 +11,7 @@ import numpy as np
 from gpu_shared.external import ImportedBuffer, MemorySource, exported_buffer, memory_descriptor
 from gpu_shared.steady import on_end
 from vkep.device.tensor import ALIGNMENT, DeviceTensor, ExternalBlock, checked_shape
+from vkep.device.uses import Uses
 from vkep.dtypes import DTYPES, DType
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class ExternalTensor(DeviceTensor):
         self._context: SharedGpuContext | None = context
         self.address = shared.value.buffer.address + offset
         self.in_host_memory = shared.value.buffer.mapped is not None and not delegate.unified
-        self.written_at = 0
+        self.uses = Uses()
         self.checks = []
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from gpu_shared.commands import CommandBuffer, QueryPool
 from gpu_shared.pipeline import ComputePipeline
-from gpu_shared.steady import steady
+from gpu_shared.steady import check_wanted, steady
 from vkep.device.arguments import ArgumentTable, Places, RunNumbers
 from vkep.device.faults import FAULT_BYTES, FaultWord, RunCheck
 from vkep.device.run_commands import INPUTS, OUTPUTS, Buffers, RunCommands
@@ -191,6 +191,10 @@ class RecordedPlan:
             for k in down:
                 addresses[which[k]] = ports.addresses[k]
         what, self._staged = self._table.bind(addresses), addresses
+        submitted = self._delegate.context.timeline.submitted
+        for tensor in (*self._reading, *outputs):
+            if isinstance(tensor, DeviceTensor):
+                tensor.uses.expect(submitted)
         self._unsure = True
         if self._delegate.unified:
             return Buffers(what)
@@ -226,6 +230,8 @@ class RecordedPlan:
         """Record that the staged run was submitted, and ends at the timeline value."""
         self._last = value
         self._table.sent(self._staged)
+        for tensor in self._reading:
+            tensor.uses.add(value, writes=False)
         self._checks, self._reading = (open_checks(self._reading) if self._reading else []), []
         written = [target for target in outputs if isinstance(target, DeviceTensor)]
         if self._fault is not None:
@@ -234,8 +240,9 @@ class RecordedPlan:
             else:  # only `collect` uses it
                 self._fault.unread = True
         for target in written:
-            target.written_at = value
-            target.checks[:] = self._checks
+            if value > target.written_at:  # another thread's run may have been submitted later
+                target.checks[:] = self._checks
+            target.uses.add(value, writes=True)
         self._unsure = False
 
     def collect(self, outputs: Sequence[Array | DeviceTensor | None]) -> list[Array | DeviceTensor]:
@@ -252,6 +259,7 @@ class RecordedPlan:
                 results.append(self._commands.host(OUTPUTS).result(k))
             else:
                 if not isinstance(target, DeviceTensor):
+                    check_wanted()  # after an interrupt a later run may have filled it
                     copy(target, self._commands.host(OUTPUTS).views[k])
                 results.append(target)
         return results

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 
 from gpu_shared.errors import ClosedError, ForkedProcessError
-from gpu_shared.steady import on_end, run_steady, settle, steady
+from gpu_shared.steady import check_wanted, on_end, run_steady, settle, steady
+from vkep.device.uses import Uses
 from vkep.dtypes import DType, from_numpy
 from vkep.memory.device_arena import DeviceArena, DeviceBlock, shared_device_arena
 from vkep.memory.staging_ring import StagingArena, shared_staging_arena
@@ -85,7 +86,7 @@ class DeviceTensor:
         self._context: SharedGpuContext | None = context
         self._block: DeviceBlock | ExternalBlock | None = block
         self.address = block.address
-        self.written_at = 0  #: timeline value of the latest submit that wrote it
+        self.uses = Uses()  #: shared with its views
         self.checks: list[RunCheck] = []  #: checks of the runs that its content comes from; shared with its views
 
     @classmethod
@@ -153,6 +154,11 @@ class DeviceTensor:
         return view
 
     @property
+    def written_at(self) -> int:
+        """The timeline value of the latest submit that writes its memory."""
+        return self.uses.written
+
+    @property
     def context_key(self) -> object:
         """Identifies the context of the tensor's device; None once closed."""
         return self._context
@@ -169,21 +175,25 @@ class DeviceTensor:
 
     @steady
     def write(self, array: np.ndarray[Any, Any]) -> None:
-        """Replace the content. Raises ``ValueError`` unless ``array`` has the tensor's dtype and shape (its strides may
-        be any), `ClosedError`."""
+        """Replace the content, once the runs that use it have ended. Raises ``ValueError`` unless ``array`` has the tensor's
+        dtype and shape (its strides may be any), `ClosedError`, `DeviceLostError`."""
         if array.dtype != self.dtype.numpy or array.shape != self.shape:
             raise ValueError(
                 f"device tensor of {self.dtype} {self.shape}: got an array of {array.dtype} {array.shape}; they must be equal"
             )
         block = self._open_block()
         if self.nbytes:
+            lease = self._delegate.lease
+            if block.mapped is not None:  # the host writes there at once; a copy on the device is ordered with the runs
+                lease.wait(min(self.uses.last, lease.context.timeline.submitted))
             with self._delegate.lock:
+                check_wanted()  # after an interrupt a later call may have written
                 if self.room:
                     whole = self._downloaded(block)
                     whole[self._among_all] = array
                     array = whole
                 data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-                self.written_at = self._delegate.uploader.upload(block, data)
+                self.uses.add(self._delegate.uploader.upload(block, data), writes=True)
         self.checks.clear()
 
     def check(self) -> None:

@@ -253,7 +253,7 @@ class GraphRunner:
         given = [self._given(k, value) for k, value in enumerate(inputs)]
         results = self._tensors[self._count :]
         recorded = locks.enter_context(self.runner.staged(given, results))
-        staged = Staged(self.runner.lease, [recorded.commands], lambda value: recorded.submitted(value, results))
+        staged = Staged(self.runner.lease, [recorded.commands], recorded.submitted)
         return Pending(staged, results, lambda: self._results(keep))
 
     def run(self, inputs: Sequence[Any], keep: Sequence[bool]) -> list[Array | DeviceTensor]:

@@ -19,6 +19,7 @@ from gpu_shared.errors import GpuError
 from vkep.arena.config import ArenaConfig
 from vkep.arena.records import ArenaOutOfMemory
 from vkep.device.tensor import DeviceTensor, ExternalBlock
+from vkep.device.uses import Uses
 from vkep.dtypes import DType
 from vkep.memory.device_arena import DeviceArena, DeviceBlock, shared_device_arena
 from vkep.memory.upload import Uploader
@@ -296,7 +297,7 @@ class PointerTensor(DeviceTensor):
         self.dtype, self.shape, self.nbytes = dtype, tuple(shape), nbytes
         self.pointer = pointer
         self.address = pointer & _ADDRESS_MASK
-        self.written_at = 0
+        self.uses = Uses()
         self.checks = []
         self.domain = domain
 

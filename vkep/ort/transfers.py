@@ -203,7 +203,7 @@ class Transfers:
         arrays = [np.frombuffer(ffi.buffer(hosts[i], n), np.uint8) for i, n in enumerate(sizes)]
         if self._up:
             uploads = [Upload(b, data, data.nbytes, at) for (b, at), data in zip(found, arrays, strict=True)]
-            self._uploader.upload_all(uploads, sum(sizes))
+            self._uploader.upload_all(uploads, sum(sizes), wait_value=self._domain.lease.context.timeline.submitted)
         else:
             downloads = [Download(b, out, at) for (b, at), out in zip(found, arrays, strict=True)]
             self._uploader.download_all(downloads)

@@ -111,7 +111,7 @@ class VgfExecutor:
         recorded = locks.enter_context(self.runner.staged(inputs, outputs))
 
         def submitted(value: int) -> None:
-            recorded.submitted(value, outputs)
+            recorded.submitted(value)
             _hand_on(inputs, outputs)
 
         return Staged(self.runner.lease, [recorded.commands], submitted)

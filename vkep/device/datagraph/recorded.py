@@ -12,6 +12,7 @@ from gpu_shared.tensors import ArmTensor
 from gpu_shared.timeline import PreparedSubmit
 from vkep.device.datagraph.pipelines import VgfPipelines, binding_type, passed_through
 from vkep.device.tensor import DeviceTensor
+from vkep.device.uses import Uses
 from vkep.memory.device_arena import DeviceBlock
 from vkep.plan.memory import Lifetime, align, place
 from vkep.vgf.layout import dense, memory_bytes, strides_of
@@ -38,6 +39,7 @@ class RecordedVgf:
         self._delegate, self._vgf, self._push = delegate, vgf, push_constants or {}
         self._held: list[Any] = []
         self.last = 0
+        self._using: list[tuple[Uses, bool]] = []
         try:
             bound = dict(reversed(tensors))
             self._copies = [(bound[i].block, t.block, t.nbytes) for i, t in tensors if bound[i] is not t]
@@ -163,11 +165,20 @@ class RecordedVgf:
         commands.barrier_to_host()
         return commands.end()
 
-    def submitted(self, value: int, outputs: Sequence[DeviceTensor]) -> None:
-        """Record that the run was submitted, and writes ``outputs`` at the timeline value."""
+    def stage(self, inputs: Sequence[GraphTensor], outputs: Sequence[DeviceTensor]) -> None:
+        """Prepare a run on these tensors, at the memory that it was recorded for; `submitted` must follow."""
+        submitted = self._delegate.context.timeline.submitted
+        self._using = [(t.uses, False) for t in inputs if isinstance(t, DeviceTensor)] + [
+            (t.uses, True) for t in outputs
+        ]
+        for uses, _ in self._using:
+            uses.expect(submitted)
+
+    def submitted(self, value: int) -> None:
+        """Record that the run was submitted, and ends at the timeline value."""
         self.last = value
-        for tensor in outputs:
-            tensor.written_at = value
+        for uses, writes in self._using:
+            uses.add(value, writes=writes)
 
     @property
     def stale(self) -> bool:

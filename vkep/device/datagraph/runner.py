@@ -112,7 +112,7 @@ class VgfRunner:
         """
         with self.staged(inputs, outputs) as recorded:
             value = self._delegate.lease.submit(recorded.prepared)
-            recorded.submitted(value, outputs)
+            recorded.submitted(value)
         return value
 
     @contextlib.contextmanager
@@ -135,6 +135,7 @@ class VgfRunner:
                 recorded = self._record(key, tensors)
             self._recordings.move_to_end(key)
             self._delegate.lease.wait(recorded.last)  # its session memory may still be in use
+            recorded.stage(inputs, outputs)
             try:
                 yield recorded
             except BaseException:  # it may have been submitted
