@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import threading
-import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -23,15 +22,16 @@ from gpu_shared.memory import HeapBudget, memory_budget
 from gpu_shared.resources import ResourceStore, SharedResource
 from gpu_shared.steady import at_exit, on_end, settle, steady
 from gpu_shared.timeline import Timeline
+from gpu_shared.weak import WeakValues
 
 T = TypeVar("T")
 SpecLike = SharedGpuCompileSpec | Mapping[str, Any] | Iterable[Any] | None
 _tokens = itertools.count(1)
-_contexts: weakref.WeakSet[SharedGpuContext] = weakref.WeakSet()
+_contexts: WeakValues[int, SharedGpuContext] = WeakValues()
 
 
 def _on_exit() -> None:
-    for context in list(_contexts):
+    for context in _contexts.values():
         if not context.users:  # others are closed by their users, or end with the process
             context.close()
 
@@ -81,7 +81,7 @@ class SharedGpuContext:
         self._users: dict[int, str] = {}
         self._resources = ResourceStore()
         self._closing = self._closed = False
-        _contexts.add(self)
+        _contexts[id(self)] = self
         on_end(self, _drop, device, timeline, at_exit=False)
         logger.debug("context %s: %s, queue family %d", self.label, device.label, device.queue_family)
 
@@ -338,7 +338,9 @@ class SharedGpuContext:
 
     @contextlib.contextmanager
     def with_locked_queue(self) -> Iterator[Any]:
-        """Hold the queue (re-entrant) and get the raw VkQueue: ``with context.with_locked_queue() as queue: ...``."""
+        """Hold the queue (re-entrant) and get the raw VkQueue: ``with context.with_locked_queue() as queue: ...``.
+
+        Where a signal handler raises at its begin or end, the queue stays locked as long as the traceback is kept."""
         device = self.device
         with device.queue_lock:
             yield device.queue

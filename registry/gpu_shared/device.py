@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,18 +15,19 @@ from gpu_shared.handles import Handle, Native, Reaper, logger
 from gpu_shared.instance import Instance, select_device
 from gpu_shared.steady import steady
 from gpu_shared.waiting import until_done
+from gpu_shared.weak import WeakValues
 
 Selector = int | str | DeviceInfo | DeviceCapabilities | None
 
 
 #: one re-entrant lock for each queue in the process, so that two contexts on one borrowed queue exclude each other
-_queue_locks: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_queue_locks: WeakValues[int, Any] = WeakValues()
 _queue_locks_guard = threading.Lock()
 
 
 def _after_fork_in_child() -> None:
     global _queue_locks, _queue_locks_guard
-    _queue_locks, _queue_locks_guard = weakref.WeakValueDictionary(), threading.Lock()
+    _queue_locks, _queue_locks_guard = WeakValues(), threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -241,6 +241,7 @@ class Device(Handle):
         """The queue's family (`QueueFamily`)."""
         return self.capabilities.queue_families[self.queue_family]
 
+    @steady
     def collect(self) -> int:
         """Destroy objects that were closed or garbage-collected and that the GPU has finished with; returns their
         number."""
@@ -256,7 +257,10 @@ class Device(Handle):
         except DeviceLostError as error:
             self.reaper.mark_lost(error)
             raise
-        self.reaper.collect()
+        if self.queue_lock._is_owned():  # destroying an object may take it, in another thread
+            self.reaper.begin_collecting()
+        else:
+            self.collect()
 
     def wait_to_free(self) -> None:
         """Wait for the queue before something is freed. Raises as `Timeline.wait_to_free`."""

@@ -13,6 +13,7 @@ each submit.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from gpu_shared import vk
 from gpu_shared.errors import ClosedError, DeviceLostError, ForkedProcessError
-from gpu_shared.steady import End, on_end, run_steady, settle, steady
+from gpu_shared.steady import End, begin_steady, on_end, run_steady, settle, steady
 from gpu_shared.waiting import until_done
 
 if TYPE_CHECKING:
@@ -182,6 +183,11 @@ class Reaper:
             if not done and not self.finished:
                 break
         return total
+
+    def begin_collecting(self) -> None:
+        """Have another thread call `collect`, where no exception of a signal handler comes between its steps. Does not wait
+        for it: the caller may hold a lock that destroying an object takes."""
+        begin_steady(functools.partial(self.collect, block=False))
 
     def _destroy_due(self) -> int:
         count = 0

@@ -10,7 +10,7 @@ from gpu_shared import vk
 from gpu_shared.commands import CommandBuffer, CommandPool
 from gpu_shared.compile_spec import SyncMode
 from gpu_shared.errors import ClosedError, ForkedProcessError
-from gpu_shared.steady import on_end, steady
+from gpu_shared.steady import check_wanted, on_end, steady
 from gpu_shared.timeline import PreparedSubmit
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ class DelegateLease:
             if self._copies_only:
                 value = prepared.submit(wait_value, region=False)
             else:
+                check_wanted()  # after an interrupt a later region may have been submitted, whose results this one would replace
                 if self.sync_mode is SyncMode.TIMELINE:
                     last = context.timeline.last_region
                     if last != self._last_value:  # another delegate's, after this delegate's last region

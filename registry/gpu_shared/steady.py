@@ -244,6 +244,24 @@ def run_steady(work: Callable[[], T]) -> T:
     return task.result
 
 
+def begin_steady(work: Callable[[], object]) -> None:
+    """Call ``work()`` in such a thread, without waiting for it; inside such a thread, directly. It may be left out where no
+    thread can be started, and at the interpreter's exit. An error is logged."""
+    if _here.task is not None:
+        work()
+        return
+    task = None if _exiting else _task(functools.partial(_logged, work))
+    if task is not None:
+        task.begin()
+
+
+def _logged(work: Callable[[], object]) -> None:
+    try:
+        work()
+    except Exception:
+        logger.exception("in work that no caller waits for")
+
+
 def steady(function: F) -> F:
     """Decorates a function so that its calls run by `run_steady`."""
 

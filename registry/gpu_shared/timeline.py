@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpu_shared import vk
-from gpu_shared.errors import DeviceLostError, GpuError
+from gpu_shared.errors import DeviceLostError
 from gpu_shared.handles import Handle, Reaper
 from gpu_shared.waiting import until_done
 
@@ -49,15 +49,21 @@ class TimelineState:
         self.destroyed = False
         self.unsure = False  #: whether a submit is in progress, or was interrupted: its value may never be signalled
 
-    def refresh(self) -> int:
-        """Read the counter from the device. Raises `GpuError`."""
+    def _read(self) -> int:
+        """Read the counter from the device; returns the result of the call."""
         out = vk.out("uint64_t")
         result = self._functions.vkGetSemaphoreCounterValue(self._device_raw, self.raw, out)
         if result == 0 and out[0] == vk.UINT64_MAX:  # which a lost device may return (specification, "Lost Device")
-            result = _DEVICE_LOST
+            return _DEVICE_LOST
+        if result == 0:
+            self.completed = max(self.completed, min(out[0], self.submitted))
+        return result
+
+    def refresh(self) -> int:
+        """Read the counter from the device. Raises `GpuError`."""
+        result = self._read()
         if result < 0:
             self.fail(result, "vkGetSemaphoreCounterValue")
-        self.completed = max(self.completed, min(out[0], self.submitted))
         return self.completed
 
     def poll(self, value: int) -> bool:
@@ -74,13 +80,11 @@ class TimelineState:
         return value <= self.completed
 
     def passed(self, value: int) -> bool:
-        """Whether the GPU has finished with ``value`` (or will never access anything again). Never raises."""
+        """Whether the GPU is known to have finished with ``value``, or to access nothing again. Never raises; it records no
+        loss, since that takes the queue's lock, which a thread may hold that waits for this one."""
         if value <= self.completed or self.destroyed or self.lost is not None:
             return True
-        try:
-            return value <= self.refresh()
-        except GpuError:
-            return self.lost is not None
+        return self._read() == 0 and value <= self.completed
 
     def fail(self, result: int, call: str) -> None:
         """Raise for a failed call, and record a lost device."""
@@ -300,7 +304,7 @@ class PreparedSubmit:
         """
         state = self._state
         if self._reaper.retired:
-            self._reaper.collect(block=False)
+            self._reaper.begin_collecting()
         with self._lock:
             if state.lost is not None:  # possibly since another thread had the lock
                 state.raise_lost()

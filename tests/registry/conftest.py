@@ -50,6 +50,12 @@ def context(gpu: gpu_shared.DeviceInfo, no_leaks: None) -> Iterator[gpu_shared.S
         yield made
 
 
+@pytest.fixture
+def device(gpu: gpu_shared.DeviceInfo, no_leaks: None) -> Iterator[gpu_shared.Device]:
+    with gpu_shared.Instance("test") as instance:
+        yield gpu_shared.Device(instance, gpu)
+
+
 @pytest.fixture(scope="session")
 def add_spirv() -> bytes:
     """y[i] = x[i] + ADDEND: push constants x, y (addresses) and n; spec constants 1 (local size) and 4 (ADDEND)."""

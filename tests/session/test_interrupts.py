@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import vkep
+from gpu_shared import steady
+from tests.session.models import ADD_RELU
+from tests.waiting import comes_true
 from tools.fuzz.interrupts import WHAT
+from tools.fuzz.moments import PROGRAMS, ones
+from vkep.executorch import Program
 
 ROOT = Path(__file__).parents[2]
 #: kinds of work that one process does, and how many interrupts of each: opening takes long
 TOGETHER = [
-    (40, ("runs", "parts", "shapes", "binds", "reads", "closes", "handles", "executes")),
+    (40, ("runs", "parts", "shapes", "binds", "reads", "retires", "asynchronous", "closes", "handles", "executes")),
     (20, ("opens", "contexts", "loads")),
     (40, ("steps", "generates")),
 ]
@@ -35,3 +45,64 @@ def test_nothing_is_lost(vulkan: object, kinds: tuple[str, ...], count: int, whe
     counted = re.findall(r"^(\w+): (\d+) interrupts", done.stdout, re.MULTILINE)
     assert [kind for kind, interrupts in counted if int(interrupts) >= count] == list(kinds)
     assert "live blocks" not in done.stderr and "unreferenced" not in done.stderr, done.stderr
+
+
+def _interrupt(work: Callable[[], object], lock: AbstractContextManager[object]) -> None:
+    """Interrupt ``work()`` while its thread waits for ``lock``, and return when that thread has ended the work."""
+
+    def handle(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    idle, before = steady.idle_threads(), signal.signal(signal.SIGALRM, handle)
+    try:
+        with lock:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(KeyboardInterrupt):
+                work()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert comes_true(lambda: steady.idle_threads() >= max(idle, 1))
+
+
+def test_an_interrupted_write_does_not_come_later(own_context: vkep.SharedGpuContext) -> None:
+    with vkep.InferenceSession(ADD_RELU, context=own_context) as session:
+        tensor = session.device_tensor(np.zeros(5, np.float32))
+        _interrupt(lambda: tensor.write(np.ones(5, np.float32)), session._parts.delegate.lock)
+        np.testing.assert_array_equal(tensor.numpy(), np.zeros(5))
+
+
+def test_an_interrupted_run_does_not_come_later(own_context: vkep.SharedGpuContext) -> None:
+    x, b = np.ones((2, 3), np.float32), np.ones(3, np.float32)
+    with vkep.InferenceSession(ADD_RELU, context=own_context) as session:
+        y = session.device_tensor(np.zeros((2, 3), np.float32))
+        binding = session.io_binding()
+        binding.bind_cpu_input("x", x)
+        binding.bind_cpu_input("b", b)
+        binding.bind_output("y", y)
+        session.run_with_iobinding(binding)
+        y.write(np.zeros((2, 3), np.float32))
+
+        def run() -> None:
+            session.run_with_iobinding(binding, vkep.RunOptions())
+
+        _interrupt(run, own_context.device.queue_lock)
+        np.testing.assert_array_equal(y.numpy(), np.zeros((2, 3)))
+        run()
+        np.testing.assert_array_equal(y.numpy(), x + b)
+
+
+def test_an_interrupted_method_does_not_come_later(vulkan: object) -> None:
+    with Program.load(PROGRAMS / "vulkan.pte", token="later") as program:
+        method = program.load_method(min(program.method_names))
+        given, calls = ones(method), []
+        run = method._run
+
+        def counted() -> None:
+            calls.append(1)
+            run()
+
+        method._run = counted  # type: ignore[method-assign]
+        _interrupt(lambda: method.execute(given), method._lock)
+        assert not calls
+        method.execute(given)
+        assert calls == [1]

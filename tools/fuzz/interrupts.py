@@ -10,6 +10,8 @@ thread that another raises in (`PyThreadState_SetAsyncExc`). A call that does no
 from __future__ import annotations
 
 import argparse
+import itertools
+import queue
 import random
 import sys
 import tempfile
@@ -25,7 +27,19 @@ import numpy as np
 import vkep
 from gpu_shared import Buffer, PipelineLayout, SharedGpuContext
 from gpu_shared.commands import CommandPool
-from tools.fuzz.moments import DYNAMIC, PARTS, PROGRAMS, STATIC, B, Campaign, Moments, X, expect, no_object_left, ones
+from tools.fuzz.moments import (
+    DYNAMIC,
+    PARTS,
+    PROGRAMS,
+    STATIC,
+    B,
+    Campaign,
+    Moments,
+    X,
+    expect,
+    no_object_left,
+    ones,
+)
 from tools.models.language import write_language
 from vkep.executorch import Program
 from vkep.generation import Answer, Generator, Sampling
@@ -94,15 +108,56 @@ def binds(campaign: Campaign) -> None:
 
 
 def reads(campaign: Campaign) -> None:
+    """Each attempt writes other numbers: an interrupted write must not come after the next one."""
     session = vkep.InferenceSession(STATIC, save_plans=False)
-    tensor = session.device_tensor(X)
+    turns = itertools.cycle([X + k for k in range(5)])
+    tensor = session.device_tensor(next(turns))
 
     def attempt() -> None:
-        tensor.write(X)
-        expect(tensor.numpy(), X)
+        for numbers in (next(turns), next(turns)):
+            tensor.write(numbers)
+        expect(tensor.numpy(), numbers)
 
     campaign.drive(attempt, attempt)
     tensor.close()
+    ends_well(session)
+
+
+def retires(campaign: Campaign) -> None:
+    """Runs that find objects to destroy, which were closed while a run before them used the device."""
+    session = vkep.InferenceSession(STATIC, save_plans=False)
+    bound = session.empty_device_tensor((2, 3))
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", X)
+    binding.bind_cpu_input("b", B)
+    binding.bind_output("y", bound)
+
+    def attempt() -> None:
+        session.run_with_iobinding(binding)
+        device = session.context.device
+        Buffer(device, 64, "upload").close()
+        expect(session.run(None, {"x": X, "b": B})[0])
+        if device.reaper.lock._is_owned():  # type: ignore[attr-defined]  # public in no version
+            raise AssertionError("the lock of the objects to destroy is held by a thread that left it")
+
+    campaign.drive(attempt, attempt)
+    bound.close()
+    campaign.forget()
+    ends_well(session)
+
+
+def asynchronous(campaign: Campaign) -> None:
+    session = vkep.InferenceSession(STATIC, save_plans=False)
+
+    def attempt() -> None:
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        session.run_async(None, {"x": X, "b": B}, lambda *answer: answers.put(answer), None)
+        results, _, error = answers.get(timeout=20)
+        if error:
+            raise AssertionError(error)
+        expect(results[0])
+
+    campaign.drive(attempt, attempt)
     ends_well(session)
 
 
@@ -293,7 +348,10 @@ def generates(campaign: Campaign) -> None:
 
 WHAT = {
     f.__name__: f
-    for f in (runs, parts, shapes, binds, reads, opens, closes, contexts, handles, executes, loads, steps, generates)
+    for f in (
+        *(runs, parts, shapes, binds, reads, retires, asynchronous),
+        *(opens, closes, contexts, handles, executes, loads, steps, generates),
+    )
 }
 
 

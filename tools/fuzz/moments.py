@@ -152,7 +152,8 @@ class Campaign:
         while self.moments.count < goal:
             faulthandler.dump_traceback_later(_HANGS, exit=True)
             self._once(attempt, typical)
-            if self.moments.count - checked >= 100:
+            # the call right after an interrupt is in danger of what the interrupted one still does
+            if self.moments.count - checked >= (4 if check is attempt else 100):
                 checked = self.moments.count
                 check()
         self.forget()

@@ -92,6 +92,7 @@ class Method:
         for resources in self._parts.resources:
             resources.vulkan.context  # noqa: B018  # in a forked child it raises, before any lock is tried
         with self._lock:
+            check_wanted()  # after an interrupt a later call may have run, with another state
             self._check_open()
             for resources, value in self._last:
                 if value:

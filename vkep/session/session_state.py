@@ -202,12 +202,18 @@ class SessionState:
     def later(self, work: Callable[[], None]) -> None:
         """Call something in a thread of the session. The interpreter's exit and `close` wait for it."""
         self.check_open()
+        context = contextvars.copy_context()
+        context.run(_later_of.set, self)
+        run_steady(lambda: self._submit(functools.partial(context.run, work)))
+
+    def _submit(self, work: Callable[[], None]) -> None:
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._options.concurrency, thread_name_prefix="vkep-run")
-        context = contextvars.copy_context()
-        context.run(_later_of.set, self)
-        self._pool.submit(context.run, work)
+        try:
+            self._pool.submit(work)
+        except RuntimeError:
+            raise ClosedError(f"session of {self.model.source}, since the interpreter ends") from None
 
     def plan_static(self) -> None:
         """Plan for the only signature, where no shape is dynamic. Raises `InvalidModelError` where a node breaks its
