@@ -296,6 +296,7 @@ def test_a_dynamic_model_is_reported_once_planned(open_session: Open) -> None:
         ({"fallback": "never"}, ValueError, r"fallback is 'never', expected one of"),
         ({"plan_cache_size": 0}, ValueError, "plan_cache_size is 0"),
         ({"concurrency": "2"}, ValueError, "concurrency is '2'"),
+        ({"concurrency": 1 << 40}, ValueError, "concurrency is .*, expected at most 1024"),
         ({"colour": 1}, TypeError, "colour"),
         ({"context_mode": "sometimes"}, ValueError, "sometimes"),
         ({"sync_mode": "later"}, ValueError, "later"),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int, str], None]
 _FALLBACKS = ("cpu", "error")
 _UNKNOWN_ATTRIBUTES = ("warn", "error")
+_MOST_OVERLAP = 1024  #: runs, each of which takes memory and may take a thread
 #: types by option, and how an error names them
 _KINDS: dict[str, tuple[Any, str]] = {
     "arena": (Mapping, "a dict of settings"),
@@ -121,6 +122,8 @@ class SessionOptions(OrtSessionOptions):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} is {value!r}, expected an integer of at least 1")
+        if self.concurrency > _MOST_OVERLAP:
+            raise ValueError(f"concurrency is {self.concurrency}, expected at most {_MOST_OVERLAP}")
         if self.max_run_bytes is not None and (not isinstance(self.max_run_bytes, int) or self.max_run_bytes < 1):
             raise ValueError(f"max_run_bytes is {self.max_run_bytes!r}, expected an integer of at least 1, or None")
         for name, (kinds, expected) in _KINDS.items():
