@@ -22,6 +22,7 @@ FLOOR_OF = {
     "vkep.sizes": PURE,
     "vkep.dtypes": PURE,
     "vkep.cache": PURE,
+    "vkep.own_files": PURE,
     "vkep.graph": PURE,
     "vkep.ops": PURE,
     "vkep.ir": PURE,
@@ -54,6 +55,7 @@ FLOOR_OF = {
 ROOMS = (
     "vkep.errors",
     "vkep.sizes",
+    "vkep.own_files",
     "vkep.cache",
     "vkep.arena",
     "vkep.dtypes",

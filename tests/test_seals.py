@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -81,6 +82,65 @@ def test_the_secret_is_the_users_alone(tmp_path: Path) -> None:
     path.write_bytes(b"short")
     cache._secret.cache_clear()
     assert len(cache._secret(tmp_path / "cache")) == 32
+
+
+def _put(what: str, path: Path) -> None:
+    """Put what cannot be an entry in its place."""
+    path.unlink(missing_ok=True)
+    if what == "fifo" and sys.platform != "win32":
+        os.mkfifo(path, 0o600)
+    elif what == "folder":
+        (path / "inside").mkdir(parents=True)
+    elif what == "link":
+        path.symlink_to("/dev/zero")
+    else:
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
+        path.chmod(0o600)
+
+
+_NO_ENTRIES = pytest.mark.parametrize("what", ["fifo", "folder", "link", "giant"])
+
+
+@pytest.mark.skipif(os.name == "nt", reason="files of POSIX")
+@_NO_ENTRIES
+def test_what_is_no_secret_is_replaced(tmp_path: Path, what: str) -> None:
+    _put(what, tmp_path / "secret")
+    found = cache._secret.__wrapped__(tmp_path)
+    assert cache._secret.__wrapped__(tmp_path) == found == (tmp_path / "secret").read_bytes()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="files of POSIX")
+@_NO_ENTRIES
+def test_what_is_no_entry_is_dropped_and_made_again(
+    tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Things(tmp_path / "things", 1 << 20)
+    folder.store(KEY, b"one")
+    _put(what, folder.path(KEY))
+    assert folder.load(KEY) is None and not os.path.lexists(folder.path(KEY))
+    _put(what, folder.path(KEY))  # since it was looked for
+    folder.store(KEY, b"one")
+    assert bytes(folder.load(KEY) or b"") == b"one"
+    assert caplog.text.count("damaged cache entry") == 1 and "not cached" not in caplog.text
+
+
+def test_an_entry_for_which_memory_does_not_suffice_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(name: str, data: bytes) -> None:
+        raise MemoryError
+
+    folder = Things(tmp_path / "things", 1 << 20)
+    folder.store(KEY, b"one")
+    monkeypatch.setattr(cache, "unsealed", no_memory)
+    assert folder.load(KEY) is None and not folder.path(KEY).exists()
+
+
+def test_what_fits_no_folder_of_the_size_is_pruned_first(tmp_path: Path) -> None:
+    folder = Things(tmp_path / "things", 1 << 20)
+    folder.store(KEY, b"one")
+    with folder.path(OTHER).open("wb") as file:
+        file.truncate(1 << 40)
+    assert folder.prune() == 1 << 40 and bytes(folder.load(KEY) or b"") == b"one"
 
 
 def test_many_make_one_secret(tmp_path: Path) -> None:

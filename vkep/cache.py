@@ -2,12 +2,11 @@
 
 Several processes may use one folder: an entry is written to a temporary file and renamed. An entry ends with a seal: a
 digest of its name and all its bytes, under a secret that only this user can read. An entry that another user wrote, or
-that is damaged, is dropped and made again.
+that is damaged, is dropped and made again. Code has its digest in such an entry beside it.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import hashlib
@@ -16,9 +15,6 @@ import logging
 import os
 import re
 import secrets
-import shutil
-import stat
-import sys
 import tempfile
 import threading
 import time
@@ -29,15 +25,26 @@ from typing import ClassVar
 
 import platformdirs
 
+from vkep.own_files import (
+    OTHERS_WRITE,
+    TEMPORARY,
+    NotOwnFileError,
+    make_folder,
+    own_folder,
+    read_own,
+    remove,
+    write_own,
+)
+
 _log = logging.getLogger(__name__)
 
 _SEAL_BYTES = 32
 #: a seal is computed from digests of pieces of this many bytes, which threads compute in parallel
 _PIECE = 8 << 20
-# suffix of a file that is being written, and the age in seconds after which its writer counts as dead
-_TEMPORARY, _ABANDONED_S = ".writing-", 3600
-#: permission bits that let other users write
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+#: age in seconds of a file that is being written, after which its writer counts as dead
+_ABANDONED_S = 3600
+#: maximum bytes of a shared object
+_LARGEST_CODE = 64 << 20
 _KEY = re.compile(r"[0-9a-f]{64}\Z")
 #: folders whose write failure was reported: each session has its own cache objects
 _reported: set[Path] = set()
@@ -45,73 +52,26 @@ _reported_lock = threading.Lock()
 
 
 def cache_root() -> Path:
-    """Return the root of vkep's caches: ``$VKEP_CACHE_DIR``, or the platform's cache folder of the user."""
-    chosen = os.environ.get("VKEP_CACHE_DIR")
-    return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("vkep", appauthor=False))
+    """Return the root of vkep's caches: ``$VKEP_CACHE_DIR``, or the platform's cache folder of the user (`own_folder`)."""
+    return own_folder(_chosen_root())
+
+
+def cache_folder(*parts: str) -> Path:
+    """Return a folder below the root of vkep's caches (`own_folder`), which may not exist yet."""
+    return own_folder(_chosen_root(), *parts)
 
 
 def code_folder(*parts: str) -> Path:
-    """Return a folder below the cache for files that are loaded or run as code: no other user may write to it.
-
-    Write permission of other users is removed. Where a parent folder belongs to another user, a private folder that
-    ends with the process replaces it, with a warning. Raises no `OSError`: the caller gets it when it writes to the
-    folder.
-    """
-    root = cache_root()
-    folder = root.joinpath(*parts)
+    """As `cache_folder`, and create it. Raises no `OSError`: the caller gets it when it writes to the folder."""
+    folder = cache_folder(*parts)
     with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in (folder, *folder.parents):
-            if not _belongs_to_this_user(path):
-                return _private_folder(path).joinpath(*parts)
-            _keep_others_out(path)
-            if path == root:
-                break
+        make_folder(folder)
     return folder
 
 
-def is_trusted(path: Path) -> bool:
-    """Whether a file exists that this user (or root) wrote and no other user may write."""
-    try:
-        mode = path.stat().st_mode
-        return _belongs_to_this_user(path) and (sys.platform == "win32" or not mode & _OTHERS_WRITE)
-    except OSError:
-        return False
-
-
-def _belongs_to_this_user(path: Path) -> bool:
-    return sys.platform == "win32" or path.stat().st_uid in (os.getuid(), 0)
-
-
-def _keep_others_out(path: Path) -> None:
-    mode = path.stat().st_mode
-    if sys.platform != "win32" and mode & _OTHERS_WRITE and path.stat().st_uid == os.getuid():
-        path.chmod(mode & ~_OTHERS_WRITE)
-
-
-@functools.cache
-def _private_folder(instead_of: Path) -> Path:
-    _log.warning(
-        "%s belongs to another user: code is not loaded from it, but compiled again in each process", instead_of
-    )
-    folder = Path(tempfile.mkdtemp(prefix="vkep-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-def write_atomically(path: Path, data: bytes | Iterable[bytes | memoryview], mode: int = 0o644) -> None:
-    """Write a file (``data`` whole or in pieces) atomically: another process sees the old file, the new one or none,
-    never a part. Raises `OSError`."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_TEMPORARY)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.writelines([data] if isinstance(data, bytes) else data)
-        os.chmod(temporary, mode)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+def _chosen_root() -> Path:
+    chosen = os.environ.get("VKEP_CACHE_DIR")
+    return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("vkep", appauthor=False))
 
 
 def digest_of_files(folder: Path, suffixes: Collection[str]) -> str:
@@ -182,15 +142,15 @@ def _secret(root: Path) -> bytes:
     path, made = root / "secret", secrets.token_bytes(_SEAL_BYTES)
     for _ in range(2):  # another process may create it at the same time
         with contextlib.suppress(OSError):
-            status = path.stat()
-            private = sys.platform == "win32" or (status.st_uid == os.getuid() and not status.st_mode & 0o077)
-            found = path.read_bytes()
-            if private and len(found) == _SEAL_BYTES:
+            found = b""
+            with contextlib.suppress(NotOwnFileError, PermissionError):
+                found = read_own(path, _SEAL_BYTES, forbidden=0o077)
+            if len(found) == _SEAL_BYTES:
                 return found
-            path.unlink()
+            remove(path)
         with contextlib.suppress(OSError):
-            root.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=root, prefix=_TEMPORARY)  # readable by its owner alone
+            make_folder(root)
+            handle, temporary = tempfile.mkstemp(dir=root, prefix=TEMPORARY)  # readable by its owner alone
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.write(made)
@@ -198,6 +158,67 @@ def _secret(root: Path) -> bytes:
             finally:
                 os.unlink(temporary)
     return made
+
+
+# ---- sealed files
+
+
+def read_sealed(path: Path, limit: int) -> memoryview | None:
+    """Return the content that `write_sealed` wrote, or None where there is none. What is damaged, or not a file of this
+    user with at most ``limit`` bytes, is removed and counts as missing."""
+    try:
+        content = unsealed(path.name, read_own(path, limit))
+    except (NotOwnFileError, MemoryError):
+        content = None
+    except OSError:
+        return None
+    if content is None:
+        drop_damaged(path)
+    return content
+
+
+def write_sealed(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None:
+    """Write content for `read_sealed`, as `write_own`. Raises `OSError`."""
+    write_own(path, sealed(path.name, data))
+
+
+def drop_damaged(path: Path) -> None:
+    """Remove an entry that cannot be read, and log a warning."""
+    _log.warning("dropping a damaged cache entry: %s", path)
+    with contextlib.suppress(OSError):
+        remove(path)
+
+
+def keep_digest(path: Path, made_from: str) -> None:
+    """Seal the digest of a file of code, and of what it was made from, beside it. Raises `OSError`."""
+    write_sealed(_digest_path(path), _code_digest(path, made_from))
+
+
+def has_kept_digest(path: Path, made_from: str) -> bool:
+    """Whether a file of code is this user's, no other user may write it, and `keep_digest` was called for its bytes with
+    the same ``made_from``."""
+    kept = read_sealed(_digest_path(path), 1 << 10)
+    try:
+        return kept is not None and kept == _code_digest(path, made_from)
+    except (OSError, MemoryError):
+        return False
+
+
+def holds_code(path: Path, data: bytes) -> bool:
+    """Whether a file of code is this user's, no other user may write it, and it has these bytes."""
+    try:
+        return read_own(path, len(data), forbidden=OTHERS_WRITE) == data
+    except OSError:
+        return False
+
+
+def _digest_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sealed")
+
+
+def _code_digest(path: Path, made_from: str) -> bytes:
+    content = hashlib.sha256(read_own(path, _LARGEST_CODE, forbidden=OTHERS_WRITE)).digest()
+    return hashlib.sha256(content + made_from.encode()).digest()
 
 
 # ---- folders
@@ -216,7 +237,7 @@ class CacheFolder:
         """``limit`` is in bytes. Raises ``ValueError`` where it is not positive."""
         if limit <= 0:
             raise ValueError(f"a cache limit is a positive number of bytes, got {limit}")
-        self.folder, self.limit = folder, limit
+        self.folder, self.limit = own_folder(folder), limit
         self._stores = 0
         self._usable = True
 
@@ -229,14 +250,8 @@ class CacheFolder:
     def load(self, key: str) -> memoryview | None:
         """Return the entry, or None where there is none. A damaged one is removed and counts as missing."""
         path = self.path(key)
-        try:
-            data = path.read_bytes()
-        except OSError:
-            return None
-        content = unsealed(path.name, data)
-        if content is None:
-            self.drop_damaged(path)
-        else:
+        content = read_sealed(path, self.limit)
+        if content is not None:
             self.used(path)
         return content
 
@@ -247,8 +262,7 @@ class CacheFolder:
         if not self._usable:
             return
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, sealed(path.name, data))
+            write_sealed(path, data)
         except OSError as error:
             if path.is_file():  # Windows refuses to replace a file that another process reads: it has the same content
                 return
@@ -268,12 +282,6 @@ class CacheFolder:
         with contextlib.suppress(OSError):
             os.utime(path)
 
-    def drop_damaged(self, path: Path) -> None:
-        """Remove an entry that cannot be read, and log a warning."""
-        _log.warning("dropping a damaged cache entry: %s", path)
-        with contextlib.suppress(OSError):
-            path.unlink()
-
     def prune(self, limit: int | None = None) -> int:
         """Drop the entries not used for longest until the folder fits ``limit`` bytes; return the bytes dropped."""
         limit = self.limit if limit is None else limit
@@ -281,14 +289,15 @@ class CacheFolder:
         entries = []
         for path in self._entries():
             with contextlib.suppress(OSError):  # another process may drop it at the same time
-                status = path.stat()
-                entries.append((status.st_mtime_ns, status.st_size, path))
-        total, dropped = sum(size for _, size, _ in entries), 0
-        for _, size, path in sorted(entries):
+                status = path.lstat()
+                # what fits no folder of this size goes first, whatever its age: no entry has to go for it
+                entries.append((status.st_size <= limit, status.st_mtime_ns, status.st_size, path))
+        total, dropped = sum(size for *_, size, _ in entries), 0
+        for *_, size, path in sorted(entries):
             if total - dropped <= limit:
                 break
             with contextlib.suppress(OSError):
-                path.unlink()
+                remove(path)
                 dropped += size
         return dropped
 
@@ -301,7 +310,7 @@ class CacheFolder:
     def _remove_abandoned(self) -> None:
         """Remove the temporary files of writers that were killed."""
         with contextlib.suppress(OSError):
-            for path in self.folder.glob(f"{_TEMPORARY}*"):
+            for path in self.folder.glob(f"{TEMPORARY}*"):
                 with contextlib.suppress(OSError):
                     if time.time() - path.stat().st_mtime > _ABANDONED_S:
                         path.unlink()

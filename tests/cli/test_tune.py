@@ -10,6 +10,8 @@ from typing import Any
 import onnx.parser
 import pytest
 
+from vkep.cache import read_sealed
+
 PRODUCT = """
 <ir_version: 8, opset_import: ["" : 17]>
 product (float[n, 16] x, float[16, 24] w) => (float[n, 24] y) { y = MatMul(x, w) }
@@ -30,7 +32,9 @@ def test_the_problems_of_a_model_are_measured_and_kept(run: Callable[..., Any], 
     assert problem["labels"] == ["MatMul_0"]
     assert problem["candidates"] > 1
     assert 0 < problem["chosen_ns"] <= problem["default_ns"]
-    kept = json.loads(Path(found["kept_in"]).read_text())
+    content = read_sealed(Path(found["kept_in"]), 1 << 20)
+    assert content is not None
+    kept = json.loads(bytes(content))
     assert kept["device"] == found["device"]
     assert kept["choices"] == ({} if problem["choice"] is None else {problem["problem"]: problem["choice"]})
 

@@ -9,6 +9,7 @@ import pytest
 
 from gpu_shared.capabilities import CooperativeMatrixShape, DeviceCapabilities
 from gpu_shared.instance import list_devices, select_device
+from vkep.cache import write_sealed
 from vkep.device.measure.limits import DeviceLimits, device_limits
 from vkep.kernels.rate import arithmetic, cooperative_arithmetic
 from vkep.plan.records import Dispatch, PipelineKey, Plan, ShaderVariant
@@ -26,7 +27,7 @@ def test_limits_are_measured_once_and_kept(
     monkeypatch.setattr("vkep.device.measure.limits.measure_limits", lambda timer: DeviceLimits("again", 1, 2, 3))
     assert device_limits(caps) == found
     (path,) = (tmp_path / "limits").iterdir()
-    path.write_text('{"device": 1}')
+    write_sealed(path, b'{"device": 1}')
     with caplog.at_level(logging.WARNING, "vkep"):
         assert device_limits(caps).device == "again"
     assert str(path) in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 import sysconfig
@@ -153,6 +154,52 @@ def test_a_folder_that_cannot_be_written_to_is_named(
     assert (done.returncode, done.stdout) == (1, b"")
     assert b"cannot be put into" in done.stderr
     assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="umask")
+def test_the_compiled_library_is_checked_before_it_is_used(
+    registered: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """A truncated one ends the process where it is loaded."""
+    from vkep.ort import library
+
+    made: list[Any] = []
+
+    def compile_to(target: Any, *rest: Any) -> Any:
+        made.append(target)
+        target.write_bytes(b"code" * 100)
+        return target
+
+    monkeypatch.setenv("VKEP_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(library, "compile_to", compile_to)
+    path = library.build()
+    assert library.build() == path and len(made) == 1
+    os.truncate(path, 100)
+    assert library.build() == path and len(made) == 2
+    path.unlink()
+    (path / "inside").mkdir(parents=True)
+    assert library.build() == path and len(made) == 3
+    path.with_name(f"{path.name}.sealed").write_bytes(b"")
+    assert library.build() == path and len(made) == 4
+    assert library.build() == path and len(made) == 4 and path.read_bytes() == b"code" * 100
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="umask")
+def test_no_other_user_may_write_the_compiled_library(
+    registered: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    from vkep.ort.compile_library import compile_to
+
+    script = tmp_path / "cc"
+    script.write_text('#!/bin/sh\nfor last; do [ "$before" = -o ] && echo made > "$last"; before=$last; done; exit 0\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("CC", str(script))
+    before = os.umask(0)
+    try:
+        made = compile_to(tmp_path / "library.so", "int f(int);", "int f(int x) { return x; }")
+    finally:
+        os.umask(before)
+    assert made.read_text() == "made\n" and made.stat().st_mode & 0o777 == 0o755
 
 
 @pytest.mark.parametrize("problem", ["misses synchronization2", None])

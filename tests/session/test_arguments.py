@@ -37,6 +37,11 @@ def test_options_of_the_wrong_kind(name: str, value: Any, message: str) -> None:
         SessionOptions(**{name: value})
 
 
+def test_an_empty_cache_dir_is_refused() -> None:
+    with pytest.raises(ValueError, match="cache_dir is empty, expected the path of a folder"):
+        SessionOptions(cache_dir="")
+
+
 def test_the_arenas_settings_with_and_without_their_prefix() -> None:
     assert SessionOptions().arena_config() is None
     for key in ("max_mem", "arena.max_mem"):

@@ -49,7 +49,7 @@ def write(path: Path, scale: float = 1.0, batch: str = "1") -> onnx.ModelProto:
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saved, "cache_root", lambda: tmp_path)
+    monkeypatch.setattr(saved, "cache_folder", lambda *parts: tmp_path.joinpath(*parts))
 
 
 @pytest.fixture

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ import onnx.parser
 import pytest
 from onnx import numpy_helper
 
+from gpu_shared.capabilities import DeviceCapabilities
 from vkep import InferenceSession
+from vkep.cache import read_sealed, write_sealed
 from vkep.device.tuning import load_choices, save_choices, tuning_path
 from vkep.kernels.tuning import Trial
 from vkep.session import tune as tuning
@@ -135,7 +139,7 @@ def test_kept_choices_are_used_by_later_sessions(model: onnx.ModelProto, cache: 
     save_choices(caps, {first: None, "another": (1, 2)})
     assert load_choices(caps) == {**{k: c for k, c in choices.items() if k != first}, "another": (1, 2)}
     for damaged in ('{"choices": {"another": [Infinity]}}', '{"choices": ' + "[" * 200_000, "[]", "\0"):
-        tuning_path(caps).write_text(damaged)
+        write_sealed(tuning_path(caps), damaged.encode())
         assert load_choices(caps) == {}
 
 
@@ -145,8 +149,7 @@ def test_a_damaged_file_is_said_and_not_used(
 ) -> None:
     with InferenceSession(model, tuned={}) as session:
         caps = session.context.capabilities
-    tuning_path(caps).parent.mkdir(parents=True)
-    tuning_path(caps).write_text(text)
+    write_sealed(tuning_path(caps), text.encode())
     with caplog.at_level(logging.WARNING, "vkep"):
         y, _ = run(model)
     assert str(tuning_path(caps)) in caplog.text
@@ -156,6 +159,19 @@ def test_a_damaged_file_is_said_and_not_used(
 def test_the_file_names_device_and_driver(model: onnx.ModelProto) -> None:
     with InferenceSession(model, tuned={}) as session:
         caps = session.context.capabilities
-    stored = json.loads(save_choices(caps, {"k": (1,)}).read_text())
+    content = read_sealed(save_choices(caps, {"k": (1,)}), 1 << 20)
+    assert content is not None
+    stored = json.loads(bytes(content))
     assert stored["device"] == caps.name
     assert stored["choices"] == {"k": [1]}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="FIFOs of POSIX")
+def test_choices_that_this_user_did_not_seal_are_dropped(cache: Path) -> None:
+    caps = DeviceCapabilities.for_tests()
+    path = save_choices(caps, {"k": (1,)})
+    path.write_text('{"choices": {"k": [2]}}')
+    assert load_choices(caps) == {} and not path.exists()
+    if sys.platform != "win32":
+        os.mkfifo(path)
+    assert load_choices(caps) == {} and not path.exists()

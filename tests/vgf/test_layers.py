@@ -18,7 +18,7 @@ from gpu_shared.descriptors import DescriptorSetLayout
 from gpu_shared.errors import GpuError
 from gpu_shared.pipeline import ComputePipeline, PipelineLayout, ShaderModule
 from tests.vgf.harness import Bench, need_vgf
-from vkep.device.datagraph.context import create_graph_context
+from vkep.device.datagraph.context import create_graph_context, graph_support
 from vkep.plan.records import ShaderVariant
 from vkep.shaders import ShaderLibrary
 from vkep.vgf import decode, mlir_to_vgf
@@ -35,6 +35,21 @@ def test_manifests_name_their_libraries_by_absolute_path(tmp_path: Path) -> None
     times = [p.stat().st_mtime_ns for p in sorted(tmp_path.iterdir())]
     layers.emulation_layers(tmp_path)
     assert [p.stat().st_mtime_ns for p in sorted(tmp_path.iterdir())] == times
+
+
+def test_manifests_that_others_left_in_the_cache_folder_are_not_read(
+    vulkan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_vgf()
+    monkeypatch.setenv("VKEP_CACHE_DIR", str(tmp_path))
+    (tmp_path / "layers").mkdir(0o777)
+    (tmp_path / "layers" / "AAA.json").write_text("{}")
+    support = graph_support(vulkan)
+    if support.source != "emulation layers":
+        pytest.skip("the data graphs are the driver's own here")
+    (folder,) = support.arguments["layer_paths"]
+    assert {path.stem for path in folder.iterdir()} == set(layers.EMULATION_LAYERS)
+    assert tmp_path not in folder.parents and folder.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_the_environment_is_put_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.cache import cache_root
+from vkep.cache import cache_folder
 
 
 def device_file(caps: DeviceCapabilities, folder: str, suffix: str) -> Path:
@@ -22,4 +22,4 @@ def model_file(caps: DeviceCapabilities, folder: str, suffix: str) -> Path:
 
 def _file(folder: str, identity: tuple[object, ...], suffix: str) -> Path:
     digest = hashlib.blake2b(":".join(map(str, identity)).encode(), digest_size=12).hexdigest()
-    return cache_root() / folder / f"{digest}{suffix}"
+    return cache_folder(folder) / f"{digest}{suffix}"

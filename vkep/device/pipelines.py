@@ -8,12 +8,11 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_shared.pipeline import ComputePipeline, PipelineCache, PipelineLayout, ShaderModule
 from gpu_shared.steady import join_work
-from vkep.cache import sealed, unsealed, write_atomically
+from vkep.cache import read_sealed, write_sealed
 from vkep.device.per_device import device_file
 from vkep.kernels.kernel import ADDRESS_BYTES
 from vkep.plan.records import PipelineKey
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vkep.device")
 
+#: maximum bytes of a driver's cache that is read
+_LARGEST = 1 << 30
 #: ``progress(done, total, what)``
 Progress = Callable[[int, int, str], None]
 
@@ -42,7 +43,7 @@ class PipelineStore:
         self._modules: dict[str, ShaderModule] = {}
         self._layouts: dict[int, PipelineLayout] = {}
         self._path = device_file(device.capabilities, "pipelines", ".sealed")
-        self._saved = _read(self._path)
+        self._saved = bytes(read_sealed(self._path, _LARGEST) or b"")  # a driver may trust its content
         self._cache = PipelineCache(device, self._saved)
 
     def get(self, keys: Sequence[PipelineKey], progress: Progress | None = None) -> list[ComputePipeline]:
@@ -123,8 +124,7 @@ class PipelineStore:
         if data == self._saved or len(data) <= 64:
             return
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._path, sealed(self._path.name, data))
+            write_sealed(self._path, data)
             self._saved = data
         except OSError as error:
             logger.warning("the pipeline cache %s cannot be written: %s", self._path, error)
@@ -153,12 +153,3 @@ def _spec_ids(key: PipelineKey, shader: CompiledShader) -> dict[int, int]:
             key.shader.source, [f"no spec constant {name}; it has {sorted(ids)}" for name in missing]
         )
     return {ids[name]: value for name, value in key.spec}
-
-
-def _read(path: Path) -> bytes:
-    """Read a driver's cache. A driver may trust its content, so a file that this user did not write, or that is
-    damaged, is not used."""
-    try:
-        return bytes(unsealed(path.name, path.read_bytes()) or b"")
-    except OSError:
-        return b""

@@ -8,28 +8,32 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.cache import write_atomically
+from vkep.cache import read_sealed, write_sealed
 from vkep.device.per_device import model_file
 from vkep.kernels.tuning import Choice
 
 logger = logging.getLogger("vkep.device")
 
+#: maximum bytes of a file that is read
+_LARGEST = 64 << 20
+
 
 def tuning_path(caps: DeviceCapabilities) -> Path:
     """The file for devices like this one."""
-    return model_file(caps, "tuning", ".json")
+    return model_file(caps, "tuning", ".sealed")
 
 
 def load_choices(caps: DeviceCapabilities) -> dict[str, Choice]:
     """Load the choices for devices like this one, by problem; empty where there are none. A file that cannot be read is
     logged and counts as empty."""
     path = tuning_path(caps)
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        return {str(key): tuple(int(size) for size in choice) for key, choice in stored["choices"].items()}
-    except FileNotFoundError:
+    data = read_sealed(path, _LARGEST)
+    if data is None:
         return {}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+    try:
+        stored = json.loads(bytes(data))
+        return {str(key): tuple(int(size) for size in choice) for key, choice in stored["choices"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         logger.warning("the tuned tilings in %s are not used: %s: %s", path, type(error).__name__, error)
         return {}
 
@@ -40,6 +44,5 @@ def save_choices(caps: DeviceCapabilities, choices: Mapping[str, Choice | None])
     merged = {**load_choices(caps), **choices}
     kept = {key: list(choice) for key, choice in sorted(merged.items()) if choice is not None}
     content = {"device": caps.name, "driver": f"{caps.driver_name} {caps.driver_info}".strip(), "choices": kept}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
+    write_sealed(path, (json.dumps(content, indent=1) + "\n").encode())
     return path

@@ -56,8 +56,9 @@ class LibraryError(VkepError, RuntimeError):
 
 def compile_to(
     target: Path, declarations: str, source: str, *, startup: str | None = None, flags: Sequence[str] = ()
-) -> None:
-    """Compile an extension; with ``startup`` (Python code) one that starts the interpreter itself (cffi's embedding).
+) -> Path:
+    """Compile an extension and return ``target``; with ``startup`` (Python code) one that starts the interpreter itself
+    (cffi's embedding).
 
     ``flags`` are for the linker. Raises `LibraryError`.
     """
@@ -79,6 +80,7 @@ def compile_to(
                 raise LibraryError(
                     f"compiling the ONNX Runtime plugin failed: {' '.join(command)}\n{done.stderr[-2000:]}"
                 )
+            made.chmod(0o755)  # whatever the umask: no other user may write it
             os.replace(made, target)  # atomic: another process may do the same
     except OSError as error:
         raise LibraryError(
@@ -86,6 +88,7 @@ def compile_to(
             f"VKEP_CACHE_DIR to a folder that can be written to, or compile it ahead of time with python -m "
             f"vkep.ort.library <folder> and set {LIBRARY_VARIABLE} to the file"
         ) from error
+    return target
 
 
 def sources(head: str = "") -> tuple[str, str]:

@@ -32,9 +32,7 @@ def build_embedded(folder: str | os.PathLike[str]) -> Path:
     """
     flags = _link_flags()
     head = f'#define VKEP_PYTHON "{_executable()}"\n' + (Path(__file__).parent / "embed.c").read_text(encoding="utf-8")
-    target = Path(folder) / NAME
-    compile_to(target, *sources(head), startup=_START, flags=flags)
-    return target
+    return compile_to(Path(folder) / NAME, *sources(head), startup=_START, flags=flags)
 
 
 def _executable() -> str:

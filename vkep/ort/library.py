@@ -11,6 +11,7 @@ compiled elsewhere.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -24,10 +25,11 @@ from types import ModuleType
 
 import cffi
 
-from vkep.cache import code_folder, is_trusted
+from vkep.cache import code_folder, has_kept_digest, keep_digest
 from vkep.errors import VkepError
 from vkep.ort.compile_library import LIBRARY_VARIABLE, MODULE, LibraryError, compile_to, sources
 from vkep.ort.embedding import build_embedded
+from vkep.own_files import remove
 
 _EMBEDDED = b"library.adopt("  # defined by the start code of `vkep.ort.embedding`
 
@@ -56,10 +58,15 @@ def build(folder: str | os.PathLike[str] | None = None) -> Path:
     suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
     key = f"{sys.version}|{suffix}|{cffi.__version__}|{declarations}|{source}"
     digest = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
-    target = (Path(folder) if folder is not None else code_folder("ort", digest)) / f"{MODULE}{suffix}"
-    if folder is None and is_trusted(target):
-        return target
-    compile_to(target, declarations, source)
+    if folder is not None:
+        return compile_to(Path(folder) / f"{MODULE}{suffix}", declarations, source)
+    target = code_folder("ort", digest) / f"{MODULE}{suffix}"
+    if not has_kept_digest(target, key):
+        with contextlib.suppress(OSError):
+            remove(target)
+        compile_to(target, declarations, source)
+        with contextlib.suppress(OSError):  # the next process compiles again
+            keep_digest(target, key)
     return target
 
 

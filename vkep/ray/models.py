@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from vkep.cache import code_folder, write_atomically
+from vkep.cache import code_folder
 from vkep.dtypes import from_onnx
+from vkep.own_files import is_own_file, write_own
 from vkep.ray.devices import assigned_device
 from vkep.ray.folders import hold, prune
 from vkep.session import InferenceSession
@@ -49,13 +50,21 @@ class Shipped:
         written = False
         for name in (*names[1:], names[0]):  # the model is written last: where it exists, all files exist
             path, content = folder / name, self.files[name]
-            if not path.is_file() or path.stat().st_size != content.nbytes:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(path, [content.data])
+            if not _is_written(path, content.nbytes):
+                write_own(path, [content.data])
                 written = True
         if written:
             prune(folder.parent)
         return folder / names[0]
+
+
+def _is_written(path: Path, nbytes: int) -> bool:
+    """Whether this user's file of this size is there."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return is_own_file(status) and status.st_size == nbytes
 
 
 if TYPE_CHECKING:

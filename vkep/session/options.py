@@ -10,6 +10,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from gpu_shared.compile_spec import SharedGpuCompileSpec, make_shared_gpu_compile_specs, parse_shared_gpu_compile_spec
+from vkep.own_files import own_folder
 from vkep.placement.policy import PREFERENCES
 from vkep.session.ort_options import OrtSessionOptions
 
@@ -130,6 +131,8 @@ class SessionOptions(OrtSessionOptions):
             value = getattr(self, name)
             if not isinstance(value, kinds):
                 raise TypeError(f"{name} is {value!r}, expected {expected}")
+        if self.cache_dir == "":
+            raise ValueError("cache_dir is empty, expected the path of a folder, or None for the user's cache folder")
         for problem, tiling in (self.tuned or {}).items():
             if not isinstance(tiling, tuple) or not all(isinstance(size, int) for size in tiling):
                 raise TypeError(f"tuned[{problem!r}] is {tiling!r}, expected a tuple of integers")
@@ -189,9 +192,9 @@ def merged_options(options: SessionOptions | None, overrides: Mapping[str, Any])
 
 def spirv_folder(options: SessionOptions) -> Path | None:
     """The folder of compiled shaders; None: the user's cache folder."""
-    return None if options.cache_dir is None else Path(options.cache_dir) / "spirv"
+    return None if options.cache_dir is None else own_folder(Path(options.cache_dir), "spirv")
 
 
 def plans_folder(options: SessionOptions) -> Path | None:
     """The folder of plans; None: the user's cache folder."""
-    return None if options.cache_dir is None else Path(options.cache_dir) / "plans"
+    return None if options.cache_dir is None else own_folder(Path(options.cache_dir), "plans")

@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.cache import CacheFolder, cache_root, digest_of_files
+from vkep.cache import CacheFolder, cache_folder, digest_of_files, drop_damaged
 from vkep.graph.model import Model, Node
 from vkep.graph.weights import ArrayWeight, ExternalWeight, Weight
 from vkep.ir.program import IslandStep, Over, Placement, Program, ValueSpec
@@ -48,7 +48,7 @@ class SavedPlans(CacheFolder):
     what, suffix, prune_every = "a plan", ".vkepplan", 1
 
     def __init__(self, folder: Path | None = None, limit: int = TOTAL_LIMIT) -> None:
-        super().__init__(cache_root() / "plans" if folder is None else folder, limit)
+        super().__init__(cache_folder("plans") if folder is None else folder, limit)
 
     def program(self, key: str, model: Model, outputs: Sequence[str]) -> Program | None:
         """The program; None where there is none, or where it is damaged and dropped. Its weights are views of the bytes
@@ -59,7 +59,7 @@ class SavedPlans(CacheFolder):
         try:
             program = _decode(data, model, outputs)
         except encoded.DAMAGED:
-            self.drop_damaged(self.path(key))
+            drop_damaged(self.path(key))
             return None
         logger.info("the plan of %s is read from %s", model.source, self.path(key))
         return program

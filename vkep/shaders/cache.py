@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from vkep.cache import CacheFolder, cache_root, is_key, write_atomically
+from vkep.cache import CacheFolder, cache_folder, is_key
+from vkep.own_files import write_atomically
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ class SpirvCache(CacheFolder):
     what, suffix = "SPIR-V", ".sealed-spv"
 
     def __init__(self, folder: Path | None = None, limit: int = DEFAULT_LIMIT) -> None:
-        super().__init__(cache_root() / "spirv" if folder is None else folder, limit)
+        super().__init__(cache_folder("spirv") if folder is None else folder, limit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from vkep.cache import code_folder, is_trusted, write_atomically
+from vkep.cache import code_folder, holds_code
+from vkep.own_files import write_own
 from vkep.shaders.errors import (
     CompilerNotFoundError,
     Diagnostic,
@@ -327,9 +328,8 @@ def _executable_copy(path: Path) -> Path:
     """A runnable copy in the cache: some installers drop the execute bit, and site-packages may be read-only."""
     data = path.read_bytes()
     copy = code_folder("tools", hashlib.sha256(data).hexdigest()[:16]) / path.name
-    if not (is_trusted(copy) and os.access(copy, os.X_OK)):
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(copy, data, mode=0o755)
+    if not (holds_code(copy, data) and os.access(copy, os.X_OK)):
+        write_own(copy, data, mode=0o700)
     return copy
 
 

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from vkep.cache import CacheFolder, cache_root
+from vkep.cache import CacheFolder, cache_folder
 from vkep.errors import VkepError
 
 _PROJECT = "ai-ml-sdk-model-converter"
@@ -52,7 +52,7 @@ class VgfCache(CacheFolder):
     what, suffix = "VGF", ".sealed-vgf"
 
     def __init__(self, folder: Path | None = None, limit: int = CACHE_LIMIT) -> None:
-        super().__init__(cache_root() / "vgf" if folder is None else folder, limit)
+        super().__init__(cache_folder("vgf") if folder is None else folder, limit)
 
 
 def mlir_to_vgf(source: str | bytes, *, options: tuple[str, ...] = (), cache: VgfCache | None = None) -> bytes:

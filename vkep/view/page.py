@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vkep.cache import write_atomically
+from vkep.own_files import write_atomically
 from vkep.view.document import FORMAT
 
 _HERE = Path(__file__).parent

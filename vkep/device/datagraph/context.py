@@ -12,7 +12,7 @@ from gpu_shared.device import Selector
 from gpu_shared.errors import ContextIncompatibleError, GpuError
 from gpu_shared.instance import list_devices, select_device
 from gpu_shared.layers import EMULATION_LAYERS, LayersMissing, emulation_layers
-from vkep.cache import code_folder
+from vkep.own_files import process_folder
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def graph_support(device: Selector = None) -> GraphSupport:
     if _has_graphs(chosen.extensions):
         return GraphSupport("driver")
     try:
-        layers = emulation_layers(code_folder("layers"))
+        layers = emulation_layers(process_folder() / "layers")  # the loader may load whatever is named in the folder
     except (LayersMissing, OSError) as error:
         return GraphSupport(
             "none", f"{chosen.name} has no {', '.join(arm_abi.EXTENSIONS)}, and the layers that emulate them: {error}"

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.cache import write_atomically
+from vkep.cache import read_sealed, write_sealed
 from vkep.device.measure.kernel_timer import KernelTimer
 from vkep.device.per_device import device_file
 from vkep.dtypes import DTYPES
@@ -102,7 +102,7 @@ def device_limits(caps: DeviceCapabilities, *, again: bool = False) -> DeviceLim
     """The limits of a device, from the cache folder where an earlier process measured them (unless ``again``). Raises as
     `measure_limits`.
     """
-    path = device_file(caps, "limits", ".json")
+    path = device_file(caps, "limits", ".sealed")
     known = None if again else _read(path)
     if known is not None:
         return known
@@ -112,18 +112,16 @@ def device_limits(caps: DeviceCapabilities, *, again: bool = False) -> DeviceLim
     finally:
         timer.close()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(asdict(found)).encode())
+        write_sealed(path, json.dumps(asdict(found)).encode())
     except OSError as error:
         logger.warning("the measured limits cannot be kept in %s: %s", path, error)
     return found
 
 
 def _read(path: Path) -> DeviceLimits | None:
+    data = read_sealed(path, 1 << 16)
     try:
-        return DeviceLimits(**json.loads(path.read_text(encoding="utf-8")))
-    except OSError:
-        return None
+        return None if data is None else DeviceLimits(**json.loads(bytes(data)))
     except (ValueError, TypeError) as error:
         logger.warning("the measured limits in %s cannot be read (%s): measuring again", path, error)
         return None
