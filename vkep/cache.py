@@ -132,13 +132,14 @@ def _digest(piece: memoryview) -> bytes:
 
 
 def _seal(name: str, digests: list[bytes]) -> bytes:
-    return hmac.digest(_secret(cache_root()), b"".join([name.encode(), b"\0", *digests]), "sha256")
+    return hmac.digest(_secret(_chosen_root()), b"".join([name.encode(), b"\0", *digests]), "sha256")
 
 
 @functools.cache
 def _secret(root: Path) -> bytes:
     """Return the secret of this user's cache folder; it is created where it is missing. Where it cannot be stored, the
     process uses a temporary one."""
+    root = own_folder(root)
     path, made = root / "secret", secrets.token_bytes(_SEAL_BYTES)
     for _ in range(2):  # another process may create it at the same time
         with contextlib.suppress(OSError):
