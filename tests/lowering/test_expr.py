@@ -140,3 +140,16 @@ def test_one_known_number_needs_no_load(b: Builder) -> None:
     x = Tensor.contiguous(HALF, (3,))
     code = _generate(b.expr("({0} + {1})", x, b.constant(np.array([2.5], np.float16))))
     assert code.scalars == (("c0", "float", 2.5),)
+
+
+def test_an_expression_of_any_depth(b: Builder) -> None:
+    """Deeper than Python recurses."""
+    [x, y], depth = [Tensor.contiguous(FLOAT, (3,)) for _ in range(2)], 20_000
+    deep = b.expr("same", x)
+    for _ in range(depth):
+        deep = b.expr("add", deep, deep)
+    changed = ex.substitute(deep, lambda leaf: ex.leaf(y))
+    assert ex.tensors(changed) == [y]
+    twice = ex.inline(changed, {ex.leaves(changed)[0]: deep})
+    assert ex.tensors(twice) == [x] and ex.count(twice) == 2 * depth + 2
+    assert _generate(twice).result == f"t{2 * depth + 1}"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from vkep.dtypes import DType
@@ -62,16 +61,23 @@ def leaf(tensor: Tensor) -> Leaf:
 
 def leaves(expr: Expr) -> tuple[Leaf, ...]:
     """Each distinct leaf, in order of first use. Cached by the expression, since fusion calls this often."""
-    known = expr._leaves
-    if known is None:
-        if isinstance(expr, Leaf):
-            return (expr,)  # not cached: a reference cycle
-        if len(expr.args) == 1:
-            known = leaves(expr.args[0])
-        else:
-            known = tuple(dict.fromkeys(itertools.chain.from_iterable(map(leaves, expr.args))))
-        expr._leaves = known
-    return known
+    if isinstance(expr, Leaf):
+        return (expr,)  # not cached: a reference cycle
+    if expr._leaves is None:
+        found: dict[Leaf, None] = {}
+        seen: set[int] = set()
+        stack: list[Expr] = [expr]
+        while stack:
+            node = stack.pop()
+            if isinstance(node, Leaf):
+                found[node] = None
+            elif node._leaves is not None:
+                found.update(dict.fromkeys(node._leaves))
+            elif node.args and id(node) not in seen:
+                seen.add(id(node))
+                stack += node.args[::-1]
+        expr._leaves = tuple(found)
+    return expr._leaves
 
 
 def tensors(expr: Expr) -> list[Tensor]:
@@ -89,44 +95,49 @@ def substitute(expr: Expr, replace: Callable[[Leaf], Expr | None]) -> Expr:
     return _rebuilt(expr, done) if done else expr
 
 
-# Recursive functions are at module level: a nested one refers to itself, and this reference cycle keeps its variables
-# alive until a garbage collection.
+# An operator of many inputs is an expression as deep as it has inputs, so no function here recurses.
 
 
-def _rebuilt(node: Expr, done: dict[int, Expr]) -> Expr:
-    result = done.get(id(node))
-    if result is None:
-        result = node
-        if node.args:
-            args = tuple([_rebuilt(a, done) for a in node.args])
-            if args != node.args:  # compares identities
-                result = _with(node, args)
-            done[id(node)] = result
-    return result
+def remaining(
+    expr: Expr, done: Mapping[int, object], args: Callable[[Expr], tuple[Expr, ...]] = lambda node: node.args
+) -> Iterator[Expr]:
+    """Each distinct node whose id is not in ``done``, after its arguments, from left to right. The caller adds a node to
+    ``done`` before it asks for the next one. ``args``: the arguments of a node."""
+    stack = [expr]
+    while stack:
+        node = stack[-1]
+        missing = [] if id(node) in done else [a for a in args(node) if id(a) not in done]
+        if missing:
+            stack += missing[::-1]
+            continue
+        stack.pop()
+        if id(node) not in done:
+            yield node
+
+
+def _rebuilt(expr: Expr, done: dict[int, Expr]) -> Expr:
+    for node in remaining(expr, done):
+        done[id(node)] = with_args(node, tuple([done[id(a)] for a in node.args]))
+    return done[id(expr)]
 
 
 def inline(expr: Expr, inner: Mapping[Leaf, Expr]) -> Expr:
-    """The expression with leaves replaced, recursively; shared parts stay shared."""
-    return _inlined(expr, inner, {})
+    """The expression with leaves replaced, also in what replaces them; shared parts stay shared."""
+    done: dict[int, Expr] = {}
+
+    def args(node: Expr) -> tuple[Expr, ...]:
+        return (inner[node],) if isinstance(node, Leaf) and node in inner else node.args
+
+    for node in remaining(expr, done, args):
+        made = tuple([done[id(a)] for a in args(node)])
+        done[id(node)] = made[0] if isinstance(node, Leaf) and made else with_args(node, made)
+    return done[id(expr)]
 
 
-def _inlined(node: Expr, inner: Mapping[Leaf, Expr], done: dict[int, Expr]) -> Expr:
-    result = done.get(id(node))
-    if result is None:
-        result = node
-        if isinstance(node, Leaf):
-            if node in inner:
-                result = _inlined(inner[node], inner, done)
-        elif node.args:
-            args = tuple([_inlined(a, inner, done) for a in node.args])
-            if args != node.args:
-                result = _with(node, args)
-        done[id(node)] = result
-    return result
-
-
-def _with(node: Expr, args: tuple[Expr, ...]) -> Expr:
-    """A copy of the node with other arguments."""
+def with_args(node: Expr, args: tuple[Expr, ...]) -> Expr:
+    """The node with other arguments: a copy, unless they are its own."""
+    if args == node.args:  # compares identities
+        return node
     if isinstance(node, Checked):
         return Checked(node.ctype, node.op, args, node.reason, node.node)
     return Expr(node.ctype, node.op, args)
@@ -202,28 +213,29 @@ class _Writer:
         self.lines: list[str] = []
         self.scalars: list[tuple[str, str, float | int]] = []
 
-    def write(self, node: Expr) -> str:
-        """Write the statements of a node; returns the code for its value."""
-        name = self._names.get(id(node))
-        if name is None:
-            if isinstance(node, Leaf):
-                name = self._name_leaf(node)
-            elif isinstance(node, Const):
-                name = self._constant(node)
-            elif isinstance(node, Checked):
-                name, holds = map(self.write, node.args)
-                word, number = self._name_fault(node)
-                if word is not None:
-                    self.fault, scalar = word, f"f{len(self.scalars)}"
-                    self.scalars.append((scalar, "uint", number))
-                    self.lines.append(f"if (!{holds}) note_fault(FAULT_WORD, args.{scalar});")
-            else:
-                code = glsl(node.op).format(*[self.write(a) for a in node.args], type=node.ctype)
-                name = f"t{len(self.lines)}"
-                # Reductions of angles in double precision lose digits where a compiler reassociates their differences.
-                qualified = f"precise {node.ctype}" if node.ctype == "double" else node.ctype
-                self.lines.append(f"{qualified} {name} = {code};")
-            self._names[id(node)] = name
+    def write(self, expr: Expr) -> str:
+        """Write the statements of an expression; returns the code for its value."""
+        for node in remaining(expr, self._names):
+            self._names[id(node)] = self._written(node, [self._names[id(a)] for a in node.args])
+        return self._names[id(expr)]
+
+    def _written(self, node: Expr, args: list[str]) -> str:
+        if isinstance(node, Leaf):
+            return self._name_leaf(node)
+        if isinstance(node, Const):
+            return self._constant(node)
+        if isinstance(node, Checked):
+            name, holds = args
+            word, number = self._name_fault(node)
+            if word is not None:
+                self.fault, scalar = word, f"f{len(self.scalars)}"
+                self.scalars.append((scalar, "uint", number))
+                self.lines.append(f"if (!{holds}) note_fault(FAULT_WORD, args.{scalar});")
+            return name
+        code, name = glsl(node.op).format(*args, type=node.ctype), f"t{len(self.lines)}"
+        # Reductions of angles in double precision lose digits where a compiler reassociates their differences.
+        qualified = f"precise {node.ctype}" if node.ctype == "double" else node.ctype
+        self.lines.append(f"{qualified} {name} = {code};")
         return name
 
     def _constant(self, node: Const) -> str:
