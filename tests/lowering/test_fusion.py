@@ -111,3 +111,74 @@ def test_a_long_chain_becomes_several_kernels(open_session: Open, operators: tup
     expected = reference(proto, {"t0": x})[0]
     np.testing.assert_allclose(session.run(None, {"t0": x})[0], expected, rtol=1e-3)
     assert 10 < len(session.islands()[0].plan.dispatches) < 30
+
+
+def _inputs(count: int, shape: str = "4,8") -> tuple[str, dict[str, Any]]:
+    rng = np.random.default_rng(count)
+    feeds = {f"x{i}": rng.uniform(0.5, 1.5, (4, 8)).astype(np.float32) for i in range(count)}
+    return ", ".join(f"float[{shape}] {name}" for name in feeds), feeds
+
+
+def _check_wide(open_session: Open, text: str, feeds: dict[str, Any]) -> int:
+    """The dispatches of a model whose results are those of onnx's reference."""
+    proto = model(text)
+    session = open_session(proto)
+    assert session.report().all_on_vulkan, str(session.report())
+    for got, want in zip(session.run(None, feeds), reference(proto, feeds), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    plans = [island.plan for island in session.islands()]
+    assert all(dict(p.spec)["INDIRECT"] < 1 << 32 for plan in plans for p in plan.pipelines)
+    return sum(len(plan.dispatches) for plan in plans)
+
+
+@pytest.mark.parametrize("count", [32, 33, 40])
+def test_a_sum_of_many_producers(open_session: Open, count: int) -> None:
+    """Producers are fused into the parts of the sum; temporary results at positions of 32 and above were read as addresses."""
+    [text, feeds], names = _inputs(1), [f"a{i}" for i in range(count)]
+    steps = " ".join(f"{name} = {('Neg', 'Exp', 'Sqrt')[i % 3]}(x0)" for i, name in enumerate(names))
+    wide = f"g ({text}) => (float[4,8] y) {{ {steps} y = Sum({', '.join(names)}) }}"
+    assert _check_wide(open_session, wide, feeds) <= 5
+
+
+def test_a_chain_over_many_inputs(open_session: Open) -> None:
+    text, feeds = _inputs(40)
+    steps = " ".join(
+        f"a{i} = {('Add', 'Mul', 'Max')[i % 3]}({f'a{i - 1}' if i > 1 else 'x0'}, x{i})" for i in range(1, 40)
+    )
+    assert _check_wide(open_session, f"g ({text}) => (float[4,8] a39) {{ {steps} }}", feeds) <= 6
+
+
+def test_a_sum_of_many_products(open_session: Open) -> None:
+    """Epilogues read the parts' other inputs."""
+    text, feeds = _inputs(40)
+    feeds["w"] = np.random.default_rng(1).standard_normal((8, 8)).astype(np.float32)
+    steps = " ".join(f"a{i} = MatMul(x{i}, w)" for i in range(0, 40, 8))
+    names = ", ".join(f"{'x' if i % 8 else 'a'}{i}" for i in range(40))
+    wide = f"g ({text}, float[8,8] w) => (float[4,8] y) {{ {steps} y = Mean({names}) }}"
+    assert _check_wide(open_session, wide, feeds) < 10
+
+
+def test_a_wide_sum_of_other_sizes(open_session: Open) -> None:
+    """The parts of an expression have sizes too."""
+    text, feeds = _inputs(40, "n,m")
+    proto = model(f"g ({text}) => (float[n,m] y) {{ y = Sum({', '.join(feeds)}) }}")
+    session = open_session(proto)
+    for shape in ((4, 8), (3, 8), (2, 5), (1, 1)):
+        cut = {name: x[: shape[0], : shape[1]] for name, x in feeds.items()}
+        np.testing.assert_allclose(session.run(None, cut)[0], sum(cut.values()), rtol=1e-5)
+
+
+def test_a_model_of_many_nodes_that_one_reads(open_session: Open) -> None:
+    names = [f"a{i}" for i in range(2000)]
+    steps = " ".join(f"{name} = Neg(x)" for name in names)
+    session = open_session(model(f"g (float[3] x) => (float[3] y) {{ {steps} y = Sum({', '.join(names)}) }}"))
+    x = np.array([1, -2, 3], np.float32)
+    np.testing.assert_array_equal(session.run(None, {"x": x})[0], -2000 * x)
+
+
+def test_expressions_of_many_operations_are_not_fused(open_session: Open) -> None:
+    """Drivers need minutes to compile a kernel of a thousand of them."""
+    numbers = ", ".join(f"c{i}" for i in range(29))
+    steps = " ".join(f"t{i + 1} = Max(t{i}, {numbers})" for i in range(16))
+    values = ", ".join(f"float c{i} = {{{i}}}" for i in range(29))
+    assert _dispatches(open_session, f"g (float[3] t0) => (float[3] t16) <{values}> {{ {steps} }}") == 4

@@ -9,7 +9,9 @@ import pytest
 import vkep.kernels
 from vkep.kernels import all_kernels
 from vkep.kernels.catalog import find_kernel
-from vkep.kernels.kernel import Kernel
+from vkep.kernels.kernel import MOST_OPERANDS, Kernel, KernelCall, Operand
+from vkep.kernels.pointwise import POINTWISE
+from vkep.passes.split import MAX_OPERANDS
 from vkep.shaders import tool
 from vkep.shaders.compiler import Compiler, find_compiler
 from vkep.shaders.library import ShaderLibrary
@@ -87,3 +89,21 @@ def test_a_validator_that_does_not_exist_is_an_error(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("VKEP_SPIRV_VAL")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert validate(b"") is None
+
+
+def test_a_call_has_an_operand_for_each_bit_of_the_mask() -> None:
+    """GLSL does not define a shift of INDIRECT by 32 or more."""
+
+    def call(operands: int) -> KernelCall:
+        extra = [(Operand(f"x{k}"), None) for k in range(operands - len(POINTWISE.operands))]
+        return POINTWISE.call(grid=(1,), operands={"y": None}, params={"n": 1, "iterations": 1}, extra_operands=extra)
+
+    assert len(call(MOST_OPERANDS).operands) == 32
+    with pytest.raises(ValueError, match=r"pointwise\.comp: 33 operands, expected at most 32"):
+        call(MOST_OPERANDS + 1)
+
+
+def test_every_epilogue_has_room_in_the_mask() -> None:
+    found = [k for k in all_kernels() if '#include "epilogue.glsl"' in (glsl_root() / k.source).read_text()]
+    assert len(found) > 10
+    assert max(len(kernel.operands) for kernel in found) + MAX_OPERANDS <= MOST_OPERANDS

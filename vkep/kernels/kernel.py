@@ -25,6 +25,10 @@ ADDRESS_BYTES = 8
 #: larger argument blocks are stored in memory: every Vulkan device has this much room for push constants
 #: (specification, "Required Limits")
 PUSH_CONSTANT_BYTES = 128
+#: operands of one call: the spec constant ``INDIRECT`` (``shaders/vkep.glsl``) has a bit for each
+MOST_OPERANDS = 32
+#: tensors that an elementwise expression's kernel can read, beside the result and the word for faults that it writes
+MOST_READ = MOST_OPERANDS - 2
 #: spec constants of ``shaders/workgroup.glsl``: the grid of a folded call
 FOLD_IDS = {32: "FOLD_X", 33: "FOLD_Y", 34: "FOLD_Z"}
 #: the reach of an operand whose addresses are generated from its view's own shape and strides
@@ -102,7 +106,8 @@ class Kernel:
         the GLSL). An operand that is ``None`` is absent: its address is zero and the kernel must not read it.
 
         ``grid`` counts workgroups, ``local_size`` lanes of one; ``flops`` are floating-point operations, for reports.
-        Raises ``ValueError`` for a spec constant that the kernel does not have.
+        Raises ``ValueError`` for a spec constant that the kernel does not have, and for more than `MOST_OPERANDS`
+        operands.
         """
         params, spec = params or {}, spec or {}
         if operands.keys() != self._operand_names or params.keys() != self._param_names:
@@ -112,6 +117,10 @@ class Kernel:
             unknown = set(spec) - set(self.spec)
             raise ValueError(f"{self.source}: no spec constant named {sorted(unknown)}; it has {sorted(self.spec)}")
         bound = tuple([(o, operands[o.name]) for o in self.operands]) + tuple(extra_operands)
+        if len(bound) > MOST_OPERANDS:
+            raise ValueError(
+                f"{self.source}: {len(bound)} operands, expected at most {MOST_OPERANDS} (bits of INDIRECT)"
+            )
         codes = self._param_codes + "".join([SCALAR_CODES[kind] for _, kind, _ in extra_params])
         values = [params[name] for name, _ in self.params] + [value for _, _, value in extra_params]
         defines = dict(defines or {})

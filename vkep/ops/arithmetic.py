@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from vkep import dtypes
+from vkep.ir import expr as ex
 from vkep.ir.builder import Builder, Operand
 from vkep.ir.expr import Expr
 from vkep.ir.pointwise_ops import NAN
 from vkep.ir.tensor import Tensor, broadcast_shapes
+from vkep.kernels.kernel import MOST_READ
 from vkep.ops import doubles
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SIGNED, UNSIGNED, every
 from vkep.ops.registry import onnx_history, operator
@@ -232,9 +234,12 @@ def _bound(b: Builder, limit: Tensor, what: str) -> Tensor:
 
 
 def _fold_variadic(b: Builder, inputs: tuple[Tensor, ...], op: str) -> Expr:
-    result = b.expr("same", inputs[0])
-    for tensor in inputs[1:]:
-        result = b.expr(op, result, tensor)
+    """The operator over inputs from left to right. Of many inputs, scalar constants are tensors too: as arguments they would
+    all be in one kernel (`vkep.passes.split` bounds what a kernel reads)."""
+    of: Sequence[Operand] = [ex.leaf(t) for t in inputs] if len(inputs) > MOST_READ else inputs
+    result = b.expr("same", of[0])
+    for value in of[1:]:
+        result = b.expr(op, result, value)
     return result
 
 

@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterable, Sequence
 from vkep.ir import expr as ex
 from vkep.ir.ops import KernelOp, Op, Pointwise, reads
 from vkep.ir.tensor import Storage, Tensor, alignment, collapse, same_shape
+from vkep.passes.split import MAX_OPERANDS, split_wide
 from vkep.sizes import matches
 
-#: maximum number of tensors that a fused kernel reads: its argument block grows with them
-MAX_OPERANDS = 12
-#: maximum number of producers fused into one expression: bounds the recursion over it, and the shader's size
-MAX_FUSED = 64
+#: maximum number of producers fused into one expression, and of operations in it: they bound the shader's size. Drivers need
+#: more than linear time for long ones: lavapipe 2 seconds for 100 steps of Max, 13 seconds for 200.
+MAX_FUSED, MAX_OPERATIONS = 64, 128
 
 
 def optimize(ops: list[Op], results: Iterable[Tensor]) -> list[Op]:
     """Remove dead operations, fuse, and drop copies. ``results`` are the tensors that must exist at the end."""
     kept = {t.storage for t in results}
-    ops = remove_dead(ops, kept)
+    ops = split_wide(remove_dead(ops, kept))
     uses = Uses(ops)
     ops = _fuse_pointwise(ops, kept, uses)
     ops = _fuse_epilogues(ops, kept, uses)
@@ -98,7 +98,7 @@ def _fuse_pointwise(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
         # collect all producers first: the expression is rebuilt once
         inlined: dict[ex.Leaf, ex.Expr] = {}
         leaves = ex.leaves(consumer.expr)
-        merged, left = True, MAX_FUSED
+        merged, left, size = True, MAX_FUSED, ex.count(consumer.expr)
         while merged and left:
             merged = False
             for storage in dict.fromkeys([leaf.tensor.storage for leaf in leaves if leaf.tensor is not None]):
@@ -111,14 +111,15 @@ def _fuse_pointwise(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
                     continue
                 instead = ex.leaves(inner)
                 fused = dict.fromkeys([new for leaf in leaves for new in (instead if leaf in read else (leaf,))])
-                if len(fused) > MAX_OPERANDS:
+                added = ex.count(inner)
+                if len(fused) > MAX_OPERANDS or size + added > MAX_OPERATIONS:
                     continue
                 uses.merge(producer, consumer)
                 inlined.update(dict.fromkeys(read, inner))
                 leaves = tuple(fused)
                 consumer.labels = producer.labels + consumer.labels
                 gone.add(id(producer))
-                merged, left = True, left - 1
+                merged, left, size = True, left - 1, size + added
                 break
         if inlined:
             consumer.expr = ex.inline(consumer.expr, inlined)
