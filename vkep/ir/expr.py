@@ -99,19 +99,22 @@ def substitute(expr: Expr, replace: Callable[[Leaf], Expr | None]) -> Expr:
 
 
 def remaining(
-    expr: Expr, done: Mapping[int, object], args: Callable[[Expr], tuple[Expr, ...]] = lambda node: node.args
+    expr: Expr, done: Mapping[int, object], args: Callable[[Expr], tuple[Expr, ...]] | None = None
 ) -> Iterator[Expr]:
     """Each distinct node whose id is not in ``done``, after its arguments, from left to right. The caller adds a node to
-    ``done`` before it asks for the next one. ``args``: the arguments of a node."""
+    ``done`` before it asks for the next one. ``args``: the arguments of a node, where they are not its own."""
     stack = [expr]
     while stack:
         node = stack[-1]
-        missing = [] if id(node) in done else [a for a in args(node) if id(a) not in done]
+        if id(node) in done:
+            stack.pop()
+            continue
+        below = node.args if args is None else args(node)
+        missing = [a for a in below if id(a) not in done] if below else None
         if missing:
             stack += missing[::-1]
-            continue
-        stack.pop()
-        if id(node) not in done:
+        else:
+            stack.pop()
             yield node
 
 

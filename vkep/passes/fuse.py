@@ -98,7 +98,7 @@ def _fuse_pointwise(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
         # collect all producers first: the expression is rebuilt once
         inlined: dict[ex.Leaf, ex.Expr] = {}
         leaves = ex.leaves(consumer.expr)
-        merged, left, size = True, MAX_FUSED, ex.count(consumer.expr)
+        merged, left, size = True, MAX_FUSED, 0
         while merged and left:
             merged = False
             for storage in dict.fromkeys([leaf.tensor.storage for leaf in leaves if leaf.tensor is not None]):
@@ -111,15 +111,17 @@ def _fuse_pointwise(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
                     continue
                 instead = ex.leaves(inner)
                 fused = dict.fromkeys([new for leaf in leaves for new in (instead if leaf in read else (leaf,))])
-                added = ex.count(inner)
-                if len(fused) > MAX_OPERANDS or size + added > MAX_OPERATIONS:
+                if len(fused) > MAX_OPERANDS:
+                    continue
+                grown = (size or ex.count(consumer.expr)) + ex.count(inner)
+                if grown > MAX_OPERATIONS:
                     continue
                 uses.merge(producer, consumer)
                 inlined.update(dict.fromkeys(read, inner))
                 leaves = tuple(fused)
                 consumer.labels = producer.labels + consumer.labels
                 gone.add(id(producer))
-                merged, left, size = True, left - 1, size + added
+                merged, left, size = True, left - 1, grown
                 break
         if inlined:
             consumer.expr = ex.inline(consumer.expr, inlined)
