@@ -18,7 +18,7 @@ import vkep.vgf.convert  # noqa: F401  # with the others: they declare errors
 from gpu_shared import errors
 from gpu_shared.errors import PicklableError
 from vkep.arena.records import ArenaOutOfMemory
-from vkep.errors import UnsupportedProgramError
+from vkep.errors import Decline, UnsupportedProgramError
 from vkep.session.vgf_executor import GraphRefused
 from vkep.shaders.errors import Diagnostic, ShaderCompileError, ShaderInterfaceError
 
@@ -52,6 +52,16 @@ def blank(kind: type[PicklableError]) -> PicklableError:
 
 
 OTHERS = [blank(kind) for kind in sorted(set(kinds()) - {type(e) for e in MADE}, key=lambda kind: kind.__qualname__)]
+
+
+def test_long_names_are_shortened_in_messages() -> None:
+    """A name is a file's, and may have any length."""
+    name = "Name" * (1 << 18)
+    text = str(UnsupportedProgramError(f"node {name!r} runs nowhere: {name}: {'p' * 4000}"))
+    assert text.startswith("node 'NameName") and text.endswith("p" * 4000) and text.count(" characters ...]") == 2
+    assert len(text) < 5000
+    assert len(str(Decline("a " * (1 << 20)))) < 70_000
+    assert len(Decline(name).reason) < 300
 
 
 @pytest.mark.parametrize("error", [*MADE, *OTHERS], ids=lambda error: type(error).__name__)

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from gpu_shared.errors import PicklableError
 
+#: characters of a word (a name, a path) and of a whole message that are shown
+_LONGEST_WORD, _LONGEST_TEXT = 4096, 1 << 16
+_LONG_WORD = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
+
+
+def shortened(text: str, longest: int = _LONGEST_WORD, shown: int = 100) -> str:
+    """A text, of which those of more than ``longest`` characters are replaced by their first and last ``shown`` ones."""
+    if len(text) <= longest:
+        return text
+    return f"{text[:shown]} [... {len(text)} characters ...] {text[-shown:]}"
+
 
 class VkepError(PicklableError):
-    """Base of vkep's own errors."""
+    """Base of vkep's own errors. A name in a message may be a file's, and as long as the file: long ones are shortened."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(_shown(a) if isinstance(a, str) else a for a in args))
+
+
+def _shown(message: str) -> str:
+    if len(message) <= _LONGEST_WORD:
+        return message
+    return shortened(_LONG_WORD.sub(lambda word: shortened(word[0]), message), _LONGEST_TEXT, _LONGEST_TEXT // 2)
 
 
 class Decline(VkepError):
@@ -17,7 +38,7 @@ class Decline(VkepError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason = str(self.args[0])
 
 
 class InvalidNode(Decline):
