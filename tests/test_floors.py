@@ -19,6 +19,7 @@ SHARED, PURE, DEVICE, SESSION, FRONT = 1, 2, 3, 4, 5
 FLOOR_OF = {
     "gpu_shared": SHARED,
     "vkep.errors": PURE,
+    "vkep.files": PURE,
     "vkep.sizes": PURE,
     "vkep.dtypes": PURE,
     "vkep.cache": PURE,
@@ -54,6 +55,7 @@ FLOOR_OF = {
 # The rooms of the pure side, in the order in which they may import one another: each only those before it.
 ROOMS = (
     "vkep.errors",
+    "vkep.files",
     "vkep.sizes",
     "vkep.own_files",
     "vkep.cache",

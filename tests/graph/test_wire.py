@@ -99,6 +99,36 @@ def test_other_bytes_are_left_to_the_parser(data: bytes) -> None:
     assert split(memoryview(data)) is None
 
 
+def test_a_search_without_end_is_left_to_the_parser(proto: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zeros would be fields of two bytes each; so would any number of small fields."""
+    data = proto.SerializeToString()
+    assert split(memoryview(data + bytes(100))) is None, "no field has the number 0"
+    small = onnx.ModelProto(opset_import=[helper.make_opsetid("", 21)]).SerializeToString()
+    assert split(memoryview(data + small * 100)) is not None
+    monkeypatch.setattr("vkep.graph.wire.MOST_FIELDS", 100)
+    assert split(memoryview(data + small * 100)) is None
+
+
+def test_what_is_left_of_a_model_is_bounded(proto: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = memoryview(proto.SerializeToString())
+    found = split(data)
+    assert found is not None
+    monkeypatch.setattr("vkep.graph.wire.MOST_BYTES", len(found[0]) // 2)
+    assert split(data) is None
+
+
+def test_raw_data_that_does_not_fit_is_not_read(
+    proto: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proto.graph.initializer[1].dims[0] += 1
+    path = tmp_path / "m.onnx"
+    path.write_bytes(proto.SerializeToString())
+    weight = load_model(path).graph.weights["large"]
+    monkeypatch.setattr("vkep.graph.files.FileReader.read", None)
+    with pytest.raises(InvalidModelError, match="'large': its data does not fit"):
+        weight.array()
+
+
 def test_two_graphs_are_left_to_the_parser(proto: onnx.ModelProto) -> None:
     data = proto.SerializeToString()
     assert split(memoryview(data + onnx.ModelProto(graph=onnx.GraphProto(name="more")).SerializeToString())) is None

@@ -98,6 +98,33 @@ def test_an_empty_file(tmp_path: Path) -> None:
         DecodedProgram(tmp_path / "empty.pte")
 
 
+def test_paths_without_a_file(tmp_path: Path) -> None:
+    paths = [tmp_path, tmp_path / ("a" * 5000), tmp_path / "a\0b"]
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "fifo")
+        paths.append(tmp_path / "fifo")
+    for path in paths:
+        for kind in (PteFile, PtdFile):
+            with pytest.raises(FileNotFoundError, match="no program or data file at"):
+                kind(path)
+
+
+@pytest.mark.parametrize(("kind", "identifier"), [(PteFile, b"ET12"), (PtdFile, b"FT01")])
+def test_a_large_file_is_read_only_where_it_begins_as_a_program(
+    tmp_path: Path, kind: type, identifier: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "zeros"
+    path.write_bytes(bytes(1 << 16))
+    monkeypatch.setattr("vkep.files.MEMORY_BYTES", 1 << 15)
+    with pytest.raises(InvalidPteError, match="bytes 4 to 8 are"):
+        kind(path)
+    path.write_bytes(bytes(4) + identifier + bytes(1 << 16))
+    with pytest.raises(
+        InvalidPteError, match="cannot be read: 65544 bytes, and this machine has 32768 bytes of memory"
+    ):
+        kind(path)
+
+
 def test_a_format_from_the_future() -> None:
     data = bytearray(read("given/none.pte"))
     data[4:8] = b"ET13"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vkep.cli.common import DeviceOption, JsonFlag, SeedOption, UsageError, VerboseOption, command, print_json
+from vkep.files import read_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,7 +47,7 @@ def convert_command(
                 mlir.write_text(graph.mlir, encoding="utf-8")
             data = mlir_to_vgf(graph.mlir)
         else:
-            data = mlir_to_vgf(source.read_bytes())
+            data = mlir_to_vgf(read_file(source, error=UsageError))
         out.write_bytes(data)
         vgf = decode(data)
         if json_output:
@@ -164,9 +165,9 @@ def _push_constants(texts: list[str]) -> dict[str, bytes]:
     values = {}
     for text in texts:
         segment, equals, path = text.partition("=")
-        if not equals or not Path(path).is_file():
-            raise UsageError(f"--push {text}: expected SEGMENT=FILE with a file that is there")
-        values[segment] = Path(path).read_bytes()
+        if not equals:
+            raise UsageError(f"--push {text}: expected SEGMENT=FILE")
+        values[segment] = read_file(Path(path), f"file for --push {segment}", UsageError)
     return values
 
 
@@ -198,9 +199,7 @@ def _run(
 def _read(file: Path, index: int) -> Vgf:
     from vkep.vgf import decode, find_vgf
 
-    if not file.is_file():
-        raise UsageError(f"no such file: {file}")
-    data = file.read_bytes()
+    data = read_file(file, error=UsageError)
     if data[:4] == b"VGF1":
         return decode(data)
     found = find_vgf(data)

@@ -10,6 +10,7 @@ import typer
 from gpu_shared.compile_spec import ContextMode, SyncMode
 from vkep.cli import common
 from vkep.cli.common import Fallback, Progress, UsageError, say
+from vkep.files import read_file
 
 if TYPE_CHECKING:
     from vkep.cli.inputs import Sources
@@ -114,9 +115,7 @@ def _vgf(path: Path) -> dict[str, Any]:
     from vkep.vgf import decode
     from vkep.view.vgf import vgf_document
 
-    if not path.is_file():
-        raise UsageError(f"no such file: {path}")
-    return vgf_document(decode(path.read_bytes()), str(path))
+    return vgf_document(decode(read_file(path, error=UsageError)), str(path))
 
 
 def measured(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from vkep.errors import InvalidModelError
+from vkep.files import check_memory, open_file
 
 LastWrite = tuple[int, ...]
 #: bytes that `FileBytes` reads at once when single ones are requested
@@ -32,9 +32,13 @@ class FileReader:
     forked process."""
 
     def __init__(self, path: Path, known: LastWrite | None = None) -> None:
-        """``known``: the last write that was seen before. Raises `OSError`, `InvalidModelError` for a later one."""
+        """``known``: the last write that was seen before. Raises ``FileNotFoundError`` where no file can be opened; with
+        ``known`` `InvalidModelError`, also for a later write."""
         self._path = path
-        self._file = path.open("rb", buffering=0)
+        if known is None:
+            self._file = open_file(path, "model file")
+        else:
+            self._file = open_file(path, "external data file", InvalidModelError)
         self.status = os.fstat(self._file.fileno())
         self._last_write = last_write(self.status) if known is None else known
         if known is not None:
@@ -49,11 +53,25 @@ class FileReader:
         it was opened."""
         done = 0
         while done < out.nbytes:
-            count = self._read_at(start + done, out.data[done:])
+            try:
+                count = self._read_at(start + done, out.data[done:])
+            except OSError as error:
+                raise InvalidModelError(f"{self._path} cannot be read: {error}") from error
             if not count:
                 break
             done += count
         self._check(whole=done == out.nbytes)
+
+    def read(self, start: int, nbytes: int) -> np.ndarray:
+        """``nbytes`` bytes (uint8) from byte ``start`` on. Raises `InvalidModelError` as `read_into`, and for more bytes than
+        there is memory."""
+        try:
+            check_memory(nbytes)
+            out = np.empty(nbytes, np.uint8)
+        except MemoryError as error:
+            raise InvalidModelError(f"{self._path}: the part that is read does not fit in memory: {error}") from error
+        self.read_into(start, out)
+        return out
 
     def _check(self, whole: bool = True) -> None:
         if not whole or last_write(os.fstat(self._file.fileno())) != self._last_write:
@@ -62,7 +80,6 @@ class FileReader:
     def _read_at(self, start: int, into: memoryview) -> int:
         if hasattr(os, "preadv"):  # pread: threads and forked processes share the file's offset
             return os.preadv(self._file.fileno(), [into], start)
-        assert isinstance(self._file, io.FileIO)
         self._file.seek(start)
         return self._file.readinto(into) or 0
 
@@ -80,16 +97,12 @@ class FileBytes:
     def __getitem__(self, at: int | slice) -> int | memoryview:
         if isinstance(at, slice):
             start, stop, _ = at.indices(self._size)
-            return self._read(start, max(stop - start, 0))
+            return self._reader.read(start, max(stop - start, 0)).data
         within = at - self._first
         if not 0 <= within < len(self._window):
-            self._window, self._first, within = self._read(at, min(_WINDOW, self._size - at)), at, 0
+            window = self._reader.read(at, min(_WINDOW, self._size - at))
+            self._window, self._first, within = window.data, at, 0
         return self._window[within]
-
-    def _read(self, start: int, nbytes: int) -> memoryview:
-        out = np.empty(nbytes, np.uint8)
-        self._reader.read_into(start, out)
-        return out.data
 
 
 @dataclass(frozen=True)
@@ -106,9 +119,7 @@ class FilePart:
         return self.end - self.start
 
     def __call__(self) -> np.ndarray:
-        array = np.empty(self.nbytes, np.uint8)
-        self.read_into(array)
-        return array
+        return self.reader.read(self.start, self.nbytes)
 
     def read_into(self, out: np.ndarray, start: int = 0) -> None:
         """Read the part's bytes from ``start`` on into ``out`` (uint8). Raises `InvalidModelError` where the file changed."""
@@ -125,8 +136,8 @@ class ClosedFilePart:
     nbytes: int
 
     def __call__(self) -> np.ndarray:
-        return FilePart(FileReader(self.path, self.known), self.start, self.start + self.nbytes)()
+        return FileReader(self.path, self.known).read(self.start, self.nbytes)
 
     def read_into(self, out: np.ndarray, start: int = 0) -> None:
-        """Open the file, and read as `FilePart.read_into`. Raises ``FileNotFoundError``."""
+        """Open the file, and read as `FilePart.read_into`. Raises `InvalidModelError` also where it is no file any more."""
         FileReader(self.path, self.known).read_into(self.start + start, out)

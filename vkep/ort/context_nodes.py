@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vkep.errors import InvalidModelError, UnsupportedModelError
+from vkep.files import read_file
 from vkep.graph.model import Node
 from vkep.ort.boundary import NULL, ffi
 from vkep.ort.names import EP_NAME
@@ -65,10 +66,13 @@ def read_data(node: Node, folder: Path | None) -> bytes:
             raise InvalidModelError(f"{node.title}: the embedded data is damaged ({error})") from error
     if folder is None:
         raise InvalidModelError(f"{node.title}: the data is in the file {text!r}; open the model by its path")
-    path = (folder / text).resolve()
-    if not path.is_relative_to(folder.resolve()) or not path.is_file():
-        raise InvalidModelError(f"{node.title}: there is no file {text!r} beside the model (in {folder})")
-    return path.read_bytes()
+    try:
+        path = (folder / text).resolve()
+    except (OSError, ValueError, RuntimeError) as error:  # no path, or a circle of links
+        raise InvalidModelError(f"{node.title}: the data's file {text!r} is no path: {error}") from error
+    if not path.is_relative_to(folder.resolve()):
+        raise InvalidModelError(f"{node.title}: the data's file {text!r} is not beside the model (in {folder})")
+    return read_file(path, f"data file of {node.title}", InvalidModelError)
 
 
 def data_place(node: Node) -> str:

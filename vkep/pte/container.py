@@ -12,23 +12,36 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vkep.errors import InvalidPteError, UnsupportedProgramError
+from vkep.files import check_memory, open_file
 from vkep.pte import schema
 
+#: bytes in which the headers of both kinds of file begin
+_HEAD = 64
 #: types of a program or data file argument
 Source = bytes | bytearray | memoryview | str | os.PathLike[str]
 
 
-def open_source(source: Source) -> tuple[memoryview, str]:
-    """The bytes of a file or of a buffer, and its name for messages.
+def open_source(source: Source, identifier: bytes) -> tuple[memoryview, str]:
+    """The bytes of a file or of a buffer, and its name for messages. Of a file whose bytes 4 to 8 are not ``identifier`` only
+    the first ones are read.
 
-    Raises ``FileNotFoundError``, ``OSError``, `InvalidPteError` for an empty file, ``TypeError`` for anything else.
+    Raises ``FileNotFoundError``, `InvalidPteError` for a file that is empty or larger than the machine's memory, ``TypeError``
+    for anything else.
     """
     if isinstance(source, (bytes, bytearray, memoryview)):
         return memoryview(bytes(source) if isinstance(source, bytearray) else source).cast("B"), "the program's bytes"
     if not isinstance(source, (str, os.PathLike)):
         raise TypeError(f"got a {type(source).__name__}, expected a path or bytes")
     path = Path(source)
-    data = path.read_bytes()
+    with open_file(path, "program or data file") as file:
+        try:
+            data = file.read(_HEAD)
+            if data[4:8] == identifier:
+                check_memory(os.fstat(file.fileno()).st_size)
+                file.seek(0)
+                data = file.read()
+        except (OSError, MemoryError) as error:
+            raise InvalidPteError(f"{path} cannot be read: {error}") from error
     if not data:
         raise InvalidPteError(f"{path}: the file is empty")
     return memoryview(data), str(path)
@@ -65,7 +78,7 @@ class PteFile:
 
     def __init__(self, source: Source) -> None:
         """Raises `InvalidPteError`, `UnsupportedProgramError` for a version from the future, and as `open_source`."""
-        data, self.name = open_source(source)
+        data, self.name = open_source(source, schema.PROGRAM_IDENTIFIER)
         self.nbytes = len(data)
         found = bytes(data[4:8])
         if found != schema.PROGRAM_IDENTIFIER:
@@ -141,7 +154,7 @@ class PtdFile:
 
     def __init__(self, source: Source) -> None:
         """Raises as `PteFile`."""
-        data, self.name = open_source(source)
+        data, self.name = open_source(source, schema.DATA_IDENTIFIER)
         if bytes(data[4:8]) != schema.DATA_IDENTIFIER:
             raise InvalidPteError(
                 f"{self.name}: bytes 4 to 8 are {bytes(data[4:8])!r}, expected {schema.DATA_IDENTIFIER!r}: no .ptd file"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from onnx import helper, numpy_helper
 
 from vkep.device.tensor import on_host
 from vkep.errors import InvalidInputError, UnsupportedModelError, VkepError
+from vkep.files import MEMORY_BYTES
 from vkep.ir.program import CpuStep, HostValue, ListValue
 from vkep.placement.elements import ELEMENTS
 from vkep.session.sequences import gathered
@@ -32,8 +32,6 @@ _SHAPES, _ATTRIBUTES = "ShapeInferenceError", "Exception during initialization"
 _MACHINE = "Failed to construct locale"
 #: in place of an input that is not known yet: one element, no number
 _UNKNOWN = np.full((), np.nan)
-#: bytes of this machine's memory; of its address space where the system does not tell
-_MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 1 << 47
 
 
 class CpuRunner:
@@ -110,10 +108,10 @@ class CpuRunner:
                 elements = count(*given)
             except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError):  # the evaluator reports it
                 continue
-            if elements > _MEMORY:
+            if elements > MEMORY_BYTES:
                 raise InvalidInputError(
-                    f"on the CPU, {node.title}: its result would have {elements} elements, and this machine has {_MEMORY} bytes "
-                    "of memory"
+                    f"on the CPU, {node.title}: its result would have {elements} elements, and this machine has "
+                    f"{MEMORY_BYTES} bytes of memory"
                 )
 
     def close(self) -> None:
