@@ -4,27 +4,35 @@ nodes, the alias of the empty domain, sparse initializers, nodes without inputs 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from vkep.errors import InvalidModelError
+from vkep import dtypes
+from vkep.errors import InvalidModelError, UnsupportedModelError
+from vkep.graph.weights import tensor_array, tensor_shape
 
 _ALIAS = "ai.onnx"
+#: bytes of a model's sparse tensors in dense form: this, and so many times their bytes in the model
+MOST_DENSE_BYTES, MOST_DENSE_OF_STORED = 1 << 30, 64
+#: bytes of an element of a type that vkep does not have
+_WIDEST = 16
 
 
 def normalize(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     """Return the model with the nodes of each graph in topological order, the domain ``ai.onnx`` written as the empty
-    one, dense initializers, and no node without inputs and outputs. The result is ``model`` itself where nothing
+    one, dense initializers and constants, and no node without inputs and outputs. The result is ``model`` itself where nothing
     changes, else a copy.
 
     Nodes that are in order keep their places. Raises `InvalidModelError` where nodes form a cycle or a sparse
-    initializer is invalid.
+    initializer is invalid, `UnsupportedModelError` where the dense initializers would be too large.
     """
     if all(_is_normal(graph) for graph in graphs(model.graph)):
         return model
+    _check_dense_bytes(model, name)
     copied = onnx.ModelProto()
     copied.CopyFrom(model)
     for graph in graphs(copied.graph):
@@ -66,7 +74,11 @@ def captured(body: onnx.GraphProto) -> list[str]:
 
 
 def _is_normal(graph: onnx.GraphProto) -> bool:
-    if graph.sparse_initializer or any(node.domain == _ALIAS or _is_idle(node) for node in graph.node):
+    if (
+        graph.sparse_initializer
+        or _sparse_values(graph)
+        or any(node.domain == _ALIAS or _is_idle(node) for node in graph.node)
+    ):
         return False
     return _is_sorted(graph)
 
@@ -120,24 +132,53 @@ def _sort(graph: onnx.GraphProto, where: str) -> None:
     graph.node.extend(copies)
 
 
+def _sparse_values(graph: onnx.GraphProto) -> list[onnx.AttributeProto]:
+    """The attributes of the graph's Constants that are sparse tensors."""
+    constants = (node for node in graph.node if node.op_type == "Constant" and node.domain in ("", _ALIAS))
+    return [a for node in constants for a in node.attribute if a.name == "sparse_value"]
+
+
 def _densify(graph: onnx.GraphProto, where: str) -> None:
-    """Convert sparse initializers to dense ones: values at linear indices (n), or at coordinates (n, rank)."""
-    for sparse in graph.sparse_initializer:
-        name, shape = sparse.values.name, tuple(sparse.dims)
-        try:
-            values = numpy_helper.to_array(sparse.values)
-            indices = numpy_helper.to_array(sparse.indices).astype(np.int64)
-            if indices.ndim == 2:
-                indices = np.ravel_multi_index(tuple(indices.T), shape)
-            if indices.shape != values.shape or (
-                indices.size and not 0 <= indices.min() <= indices.max() < np.prod(shape)
-            ):
-                raise ValueError(
-                    f"indices of shape {list(indices.shape)} for {values.size} values of shape {list(shape)}"
-                )
-        except (TypeError, ValueError) as error:
-            raise InvalidModelError(f"{where}: sparse initializer {name!r}: {error}") from None
+    """Convert sparse initializers and Constants to dense ones."""
+    graph.initializer.extend(_dense(sparse, where) for sparse in graph.sparse_initializer)
+    del graph.sparse_initializer[:]
+    for attribute in _sparse_values(graph):
+        value = onnx.AttributeProto(name="value", type=onnx.AttributeProto.TENSOR)
+        value.t.CopyFrom(_dense(attribute.sparse_tensor, where))
+        attribute.CopyFrom(value)
+
+
+def _dense(sparse: onnx.SparseTensorProto, where: str) -> onnx.TensorProto:
+    """A sparse tensor, with values at linear indices (n) or at coordinates (n, rank), as a dense one."""
+    name, shape = sparse.values.name, tuple(sparse.dims)
+    try:
+        values = tensor_array(sparse.values, "values")
+        indices = tensor_array(sparse.indices, "indices").astype(np.int64)
+        if indices.ndim == 2:
+            indices = np.ravel_multi_index(tuple(indices.T), shape)
+        if indices.shape != values.shape or (
+            indices.size and not 0 <= indices.min() <= indices.max() < math.prod(shape)
+        ):
+            raise ValueError(f"indices of shape {list(indices.shape)} for {values.size} values of shape {list(shape)}")
         dense = np.zeros(shape, values.dtype)
         dense.reshape(-1)[indices] = values
-        graph.initializer.append(numpy_helper.from_array(dense, name))
-    del graph.sparse_initializer[:]
+        return numpy_helper.from_array(dense, name)
+    except (TypeError, ValueError) as error:
+        raise InvalidModelError(f"{where}: sparse initializer {name!r}: {error}") from None
+
+
+def _check_dense_bytes(model: onnx.ModelProto, where: str) -> None:
+    """Check the shapes of sparse tensors, and bound the memory that all of them together take in dense form."""
+    dense, stored = 0, 0
+    for graph in graphs(model.graph):
+        for sparse in (*graph.sparse_initializer, *(a.sparse_tensor for a in _sparse_values(graph))):
+            dtype = dtypes.from_onnx(sparse.values.data_type)
+            shape = tensor_shape(sparse.dims, f"{where}: sparse initializer {sparse.values.name!r}")
+            dense += math.prod(shape) * (dtype.itemsize if dtype else _WIDEST)
+            stored += sparse.ByteSize()
+    most = MOST_DENSE_BYTES + MOST_DENSE_OF_STORED * stored
+    if dense > most:
+        raise UnsupportedModelError(
+            f"{where}: its sparse initializers have {dense} bytes in dense form, expected at most {most}: "
+            f"{MOST_DENSE_BYTES}, and {MOST_DENSE_OF_STORED} times their {stored} bytes in the model"
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +15,26 @@ from onnx import numpy_helper
 
 from vkep import dtypes
 from vkep.errors import InvalidModelError
+from vkep.files import file_status
 from vkep.graph.files import ClosedFilePart, file_identity, last_write
+
+#: numpy's arrays have at most this many axes (numpy 2: 64)
+MOST_AXES: int = getattr(np, "MAXDIMS", 64)
+#: of an array, whose elements have up to 16 bytes: numpy counts its bytes in 63 bits, and takes a size of 0 for 1
+_MOST_ELEMENTS = (1 << 59) - 1
+
+
+def tensor_shape(dims: Iterable[int], where: str) -> tuple[int, ...]:
+    """The shape of a tensor in a model. Raises `InvalidModelError` for one that no array has: with a negative
+    size, too many axes or too many elements."""
+    shape = tuple(dims)
+    if len(shape) > MOST_AXES:
+        raise InvalidModelError(f"{where}: it has {len(shape)} axes, expected at most {MOST_AXES}")
+    if min(shape, default=0) < 0 or math.prod(d or 1 for d in shape) > _MOST_ELEMENTS:
+        raise InvalidModelError(
+            f"{where}: its shape is {list(shape)}, expected sizes of at least 0, and at most {_MOST_ELEMENTS} elements"
+        )
+    return shape
 
 
 class Content(Protocol):
@@ -85,7 +104,8 @@ class ProtoWeight(Weight):
     """A weight in the model's bytes; ``content`` holds the bytes where ``proto`` was parsed without them."""
 
     def __init__(self, proto: onnx.TensorProto, name: str | None = None, content: Content | None = None) -> None:
-        super().__init__(name or proto.name, tuple(proto.dims), proto.data_type)
+        name = name or proto.name
+        super().__init__(name, tensor_shape(proto.dims, f"weight {name!r}"), proto.data_type)
         self._content = content
         self._proto: onnx.TensorProto | None = proto
         self._array: np.ndarray | None = None
@@ -93,7 +113,7 @@ class ProtoWeight(Weight):
     def array(self) -> np.ndarray:
         content, array, proto = self._content, self._array, self._proto  # in this order: other threads clear them
         if array is None and proto is not None:
-            array = self._array = _tensor_to_array(proto, self.name, None if content is None else content())
+            array = self._array = tensor_array(proto, self.name, content)
             self._proto = self._content = None  # its bytes now live in the array
         if array is None:  # another thread was between the two assignments
             array = self._array
@@ -178,10 +198,10 @@ class ExternalWeight(Weight):
     in_file = True
 
     def __init__(self, proto: onnx.TensorProto, base_dir: Path | None) -> None:
-        super().__init__(proto.name, tuple(proto.dims), proto.data_type)
+        where = f"weight {proto.name!r}"
+        super().__init__(proto.name, tensor_shape(proto.dims, where), proto.data_type)
         info = {e.key: e.value for e in proto.external_data}
         location = info.get("location", "")
-        where = f"weight {proto.name!r}"
         if base_dir is None:
             raise InvalidModelError(
                 f"{where} lies in the external file {location!r}, but the model was given as bytes or a proto: "
@@ -189,21 +209,23 @@ class ExternalWeight(Weight):
             )
         try:
             path = (base_dir / location).resolve()
-            there = path.is_file()
-        except (OSError, ValueError) as error:  # the path contains a NUL, or is too long
+            inside = path.is_relative_to(base_dir.resolve())
+        except (
+            OSError,
+            ValueError,
+            RuntimeError,
+        ) as error:  # a NUL, too long, or (before Python 3.13) a circle of links
             raise InvalidModelError(
                 f"{where}: external data location {location[:200]!r} is no path: {error}"
             ) from error
-        if not location or not path.is_relative_to(base_dir.resolve()):
+        if not location or not inside:
             raise InvalidModelError(f"{where}: external data location {location!r} is not inside {base_dir}")
-        if not there:
-            raise InvalidModelError(f"{where}: external data file {path} does not exist")
         try:
             self._offset = int(info.get("offset", 0))
             length = int(info["length"]) if "length" in info else self._file_bytes
         except ValueError as error:
             raise InvalidModelError(f"{where}: external data offset or length is no number: {info}") from error
-        status = path.stat()
+        status = file_status(path, f"external data file for {where}", InvalidModelError)
         size = status.st_size
         if self._offset < 0 or length != self._file_bytes or self._offset + length > size:
             raise InvalidModelError(
@@ -216,8 +238,7 @@ class ExternalWeight(Weight):
     @property
     def _file_bytes(self) -> int:
         dtype = dtypes.from_onnx(self.elem_type)
-        count = int(np.prod(self.shape, dtype=np.int64))
-        return -(-count * dtype.bits // 8) if dtype else self.nbytes
+        return -(-math.prod(self.shape) * dtype.bits // 8) if dtype else self.nbytes
 
     def array(self) -> np.ndarray:
         dtype = dtypes.from_onnx(self.elem_type)
@@ -253,7 +274,7 @@ def unpack(packed: np.ndarray, dtype: dtypes.DType, shape: tuple[int, ...]) -> n
     an array of ``shape`` with one element per byte."""
     shifts = np.arange(0, 8, dtype.bits, dtype=np.uint8)
     values = (packed.reshape(-1, 1) >> shifts) & np.uint8((1 << dtype.bits) - 1)
-    return values.reshape(-1)[: int(np.prod(shape, dtype=np.int64))].view(dtype.numpy).reshape(shape)
+    return values.reshape(-1)[: math.prod(shape)].view(dtype.numpy).reshape(shape)
 
 
 def pack(values: np.ndarray, dtype: dtypes.DType) -> np.ndarray:
@@ -274,20 +295,31 @@ def make_weight(proto: onnx.TensorProto, base_dir: Path | None, content: Content
     return ProtoWeight(proto, content=content)
 
 
-def _tensor_to_array(proto: onnx.TensorProto, name: str, content: np.ndarray | None = None) -> np.ndarray:
+def tensor_array(proto: onnx.TensorProto, name: str, content: Content | None = None) -> np.ndarray:
+    """The values of a tensor in a model; ``content`` is its raw data where ``proto`` was read without it. Raises
+    `InvalidModelError` where they do not fit its type and shape, or are in another file."""
     dtype = dtypes.from_onnx(proto.data_type)
+    where = f"weight {name!r}"
+    shape = tensor_shape(proto.dims, where)
+    if proto.data_location == onnx.TensorProto.EXTERNAL:
+        raise InvalidModelError(f"{where}: its data is in another file; here it must be in the model")
+    if content is not None and dtype is not None and content.nbytes != -(-math.prod(shape) * dtype.bits // 8):
+        raise _misfit(proto, where, f"it has {content.nbytes} bytes")
+    data = None if content is None else content()
     try:
-        if content is not None:
+        if data is not None:
             if dtype is not None and not dtype.sub_byte_bits:
-                array = content.view(dtype.numpy).reshape(tuple(proto.dims))
+                array = data.view(dtype.numpy).reshape(shape)
                 array.flags.writeable = False
                 return array
-            proto.raw_data = content.tobytes()
+            proto.raw_data = data.tobytes()
         if proto.HasField("raw_data") and dtype is not None and not dtype.sub_byte_bits:
-            return np.frombuffer(proto.raw_data, dtype.numpy).reshape(tuple(proto.dims))
+            return np.frombuffer(proto.raw_data, dtype.numpy).reshape(shape)
         return numpy_helper.to_array(proto)
     except (ValueError, TypeError, KeyError) as error:  # KeyError: a type that ONNX has not
-        raise InvalidModelError(
-            f"weight {name!r}: its data does not fit type {dtypes.onnx_name(proto.data_type)} "
-            f"and shape {tuple(proto.dims)}: {error}"
-        ) from error
+        raise _misfit(proto, where, error) from error
+
+
+def _misfit(proto: onnx.TensorProto, where: str, why: object) -> InvalidModelError:
+    kind, shape = dtypes.onnx_name(proto.data_type), tuple(proto.dims)
+    return InvalidModelError(f"{where}: its data does not fit type {kind} and shape {shape}: {why}")
