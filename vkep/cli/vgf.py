@@ -60,9 +60,10 @@ def _lower(path: Path) -> Any:
     from vkep import dtypes
     from vkep.errors import Decline
     from vkep.graph import load_model
+    from vkep.session import SessionOptions
     from vkep.tosa import TosaPort, lower_nodes
 
-    model = load_model(path)
+    model = load_model(path, max_nodes=SessionOptions.max_nodes)
     known: dict[str, Any] = dict(model.graph.weights)
     for info in model.graph.inputs:
         dtype = dtypes.from_onnx(info.elem_type)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,7 @@ def load_model(
         raise InvalidModelError(
             f"{name} is no ONNX model: it has no {'graph' if proto.opset_import else 'opset import'}"
         )
-    opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in proto.opset_import}
+    opsets = {_domain(o.domain): o.version for o in proto.opset_import}
     for what, version, least in (
         ("IR version", proto.ir_version, 0),
         *((f"opset of {d or 'ai.onnx'!r}", v, int(d == "")) for d, v in opsets.items()),
@@ -69,9 +70,6 @@ def load_model(
     if proto.functions:
         from onnx import inliner
 
-        for index, content in contents.items():
-            proto.graph.initializer[index].raw_data = content().tobytes()
-        contents = {}
         try:
             proto = inliner.inline_local_functions(proto)
         except (onnx.checker.ValidationError, RuntimeError) as error:
@@ -118,30 +116,55 @@ def _refuse_compiled(graph: Graph, name: str) -> None:
         )
 
 
-def _check_size(proto: onnx.ModelProto, name: str, most: int | None) -> None:
-    """Check the size before functions are inlined: a kilobyte of functions may expand to any number of nodes."""
-    functions = {(f.domain, f.name): f.node for f in proto.functions}
-    counts: dict[tuple[str, str], int] = {}
-    entered: set[tuple[str, str]] = set()
+_TERM = rb"[A-Za-z]*(?:\.\.\.[A-Za-z]*)?"
+#: of Einsum, without spaces: for some other texts ONNX's shape inference does not end
+_EQUATION = re.compile(rb"%b(?:,%b)*(?:->%b)?" % (_TERM, _TERM, _TERM))
+#: graphs that lie in one another, with functions inlined; protobuf reads 33 from bytes
+MOST_DEPTH = 24
 
-    def count(nodes: Iterable[onnx.NodeProto]) -> int:
-        total = 0
+
+def _check_size(proto: onnx.ModelProto, name: str, most: int | None) -> None:
+    """Check the number of nodes, and how deep graphs lie in one another, before functions are inlined: a kilobyte of functions
+    may expand to any number."""
+    functions = {(_domain(f.domain), f.name, f.overload): f.node for f in proto.functions}
+    known: dict[tuple[str, str, str], tuple[int, int]] = {}
+    entered: set[tuple[str, str, str]] = set()
+
+    def called(node: onnx.NodeProto) -> tuple[int, int]:
+        key = (_domain(node.domain), node.op_type, node.overload)
+        if key in functions and key not in known:
+            if key in entered:
+                raise InvalidModelError(f"{name}: the function {node.op_type!r} calls itself")
+            entered.add(key)
+            known[key] = measure(functions[key])
+        return known.get(key, (1, 1))
+
+    def measure(nodes: Iterable[onnx.NodeProto]) -> tuple[int, int]:
+        """The number of nodes, and of graphs in one another."""
+        total, deepest = 0, 1
         for node in nodes:
-            key = (node.domain, node.op_type)
-            if key in functions and key not in counts:
-                if key in entered:
-                    raise InvalidModelError(f"{name}: the function {node.op_type!r} calls itself")
-                entered.add(key)
-                counts[key] = count(functions[key])
-            total += counts.get(key, 1) + sum(count(body.node) for body in bodies(node))
-        return total
+            count, depth = called(node) if functions else (1, 1)
+            for body in bodies(node):
+                inside, below = measure(body.node)
+                count, depth = count + inside, max(depth, below + 1)
+            total, deepest = total + count, max(deepest, depth)
+        return total, deepest
 
     try:
-        found = count(proto.graph.node)
+        found, depth = measure(proto.graph.node)
     except RecursionError:
         raise InvalidModelError(f"{name}: its functions or bodies lie too deep in one another") from None
+    if depth > MOST_DEPTH:
+        raise UnsupportedModelError(
+            f"{name} has {depth} graphs in one another (bodies of If, Loop and Scan), expected at most {MOST_DEPTH}: "
+            "flatten its control flow"
+        )
     if most is not None and found > most:
         raise UnsupportedModelError(f"{name} has {found} nodes, its functions laid out; max_nodes is {most}")
+
+
+def _domain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
 
 
 def read_graph(
@@ -211,10 +234,6 @@ def _read(source: Any, base_dir: Path | None) -> _Read:
         return _Read(source, base_dir, "the model", contents)
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"no model file at {path}" + (": it is a folder, expected a file" if path.is_dir() else "")
-            )
         base_dir, name = base_dir or path.parent, str(path)
         data, size, contents, identity = _read_file(path)
     elif isinstance(source, (bytes, bytearray, memoryview)):
@@ -251,7 +270,7 @@ class _Held:
 
 def _read_file(path: Path) -> tuple[bytes, int, dict[int, Content], str]:
     """Open a model file (its large initializers are read on use). Returns it, its size and identity. Raises
-    `OSError`."""
+    ``FileNotFoundError``, and `InvalidModelError` for a file that is too large for a model."""
     reader = FileReader(path)
     size = reader.status.st_size
     if size == 0:
@@ -259,7 +278,13 @@ def _read_file(path: Path) -> tuple[bytes, int, dict[int, Content], str]:
     data: FileBytes | memoryview = FileBytes(reader)
     if size <= _AT_ONCE:
         data = data[:]  # type: ignore[assignment]
-    found, raw = wire.split(data) or (bytes(data[:]), [])
+    split = wire.split(data)
+    if split is None and size > wire.MOST_BYTES:
+        raise InvalidModelError(
+            f"{path} is no ONNX model, or is damaged: it has {size} bytes, expected at most {wire.MOST_BYTES} besides the raw "
+            "data of its initializers (save larger tensors as external data)"
+        )
+    found, raw = split or (bytes(data[:]), [])
     parts = {r.initializer: FilePart(reader, r.start, r.end) for r in raw}
     contents: dict[int, Content] = dict(parts)
     if not hasattr(os, "preadv"):  # Windows, where an open file cannot be replaced
@@ -270,7 +295,7 @@ def _read_file(path: Path) -> tuple[bytes, int, dict[int, Content], str]:
 def _read_node(
     proto: onnx.NodeProto, index: int, opsets: Mapping[str, int], ir_version: int, where: str, folder: Path | None
 ) -> Node:
-    domain = "" if proto.domain == "ai.onnx" else proto.domain
+    domain = _domain(proto.domain)
     schema = None
     if domain in opsets:
         try:
@@ -281,6 +306,8 @@ def _read_node(
         raise InvalidModelError(
             f"{where}: {proto.op_type} needs an opset import for ai.onnx; the model has {dict(opsets)}"
         )
+    if not domain and proto.op_type == "Einsum":
+        _check_equation(proto, where)
     captures = tuple(dict.fromkeys(c for body in bodies(proto) for c in captured(body)))
     if schema is not None:
         context = onnx.checker.C.CheckerContext()
@@ -312,6 +339,15 @@ def _read_node(
     )
 
 
+def _check_equation(proto: onnx.NodeProto, where: str) -> None:
+    equation = next((a.s for a in proto.attribute if a.name == "equation"), b"")
+    if not _EQUATION.fullmatch(equation.replace(b" ", b"")):
+        raise InvalidModelError(
+            f"{where} ({proto.op_type} {proto.name!r}): its equation is {equation.decode(errors='replace')!r}, expected terms of "
+            "letters, each with at most one '...', with commas between them, and '->' before the result's"
+        )
+
+
 def _graph_around(node: onnx.NodeProto, captures: Sequence[str]) -> onnx.GraphProto:
     """A graph of the node alone, whose inputs (of any type) are the values that it reads."""
     reads = dict.fromkeys([*(n for n in node.input if n), *captures])
@@ -330,6 +366,11 @@ def _attributes(proto: onnx.NodeProto) -> dict[str, Any]:
             value = helper.get_attribute_value(attribute)
         except ValueError as error:  # a reference to a function's attribute, or a type that ONNX has not
             raise InvalidModelError(f"{proto.op_type} {proto.name!r}: attribute {attribute.name!r}: {error}") from error
+        if isinstance(value, onnx.TensorProto) and value.data_location == onnx.TensorProto.EXTERNAL:
+            raise InvalidModelError(
+                f"{proto.op_type} {proto.name!r}: attribute {attribute.name!r} is in another file; vkep reads initializers and "
+                "the values of Constant from there: store it in the model"
+            )
         if attribute.type == onnx.AttributeProto.STRING:
             value = value.decode("utf-8", "replace")
         elif attribute.type == onnx.AttributeProto.STRINGS:
