@@ -105,7 +105,7 @@ def fold(node: Node, inputs: Sequence[np.ndarray | None], opsets: Mapping[str, i
     try:
         _check_cost(node, inputs, opsets)
         quick = _quick(node, inputs)
-    except (TypeError, ValueError, LookupError, Decline) as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError, Decline) as error:
         raise FoldError(f"{node.title}: {error}") from error
     if quick is not None:
         return [quick]

@@ -12,6 +12,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DType
 from vkep.errors import Decline, InvalidNode
 from vkep.graph.model import Node
+from vkep.graph.weights import MOST_AXES
 from vkep.ir.builder import LARGEST, Builder, NeedsValue
 from vkep.ir.tensor import Tensor
 from vkep.ops import registry
@@ -100,6 +101,8 @@ def _declared(
     for tensor in results:  # also a view, which a plan may have to copy
         if tensor.size >= LARGEST:
             raise Decline(f"a result of shape {tensor.shape}; the kernels take 0 to 2**31 - 1 elements")
+        if tensor.rank > MOST_AXES:
+            raise InvalidNode(f"a result has {tensor.rank} axes, expected at most {MOST_AXES}")
     return results
 
 
