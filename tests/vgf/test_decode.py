@@ -127,6 +127,15 @@ def test_a_thousand_damaged_files_are_read_or_refused(name: str) -> None:
     assert 0 < refused < 1200
 
 
+def test_constants_that_overlap(cnn: bytes) -> None:
+    """Rows that name one part of the file would become any number of copies of it."""
+    (start,) = struct.unpack_from("<Q", cnn, 16 + 3 * 16)
+    rows, largest = start + 16, 24 * 4
+    row = cnn[rows + largest : rows + largest + 24]
+    with pytest.raises(InvalidVgfError, match="code and constants overlap: they are more than the file's 48192 bytes"):
+        decode(cnn[:rows] + row * 7 + cnn[rows + 7 * 24 :])
+
+
 def test_shapes_that_do_not_match_the_data(cnn: bytes) -> None:
     """A constant whose shape says more than its bytes hold."""
     shape = struct.pack("<4q", 16, 3, 3, 3)

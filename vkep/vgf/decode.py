@@ -89,7 +89,7 @@ def decode(data: bytes) -> Vgf:
     sequence = section("the model sequence", "ModelSequenceTable", "ModelSequenceTable")
     constants = section("the constants", "Constants", "Constant")
     try:
-        result = _tables(version, modules, resources, sequence, constants)
+        result = _tables(version, modules, resources, sequence, constants, _Copies(len(data)))
     except InvalidVgfError:
         raise
     except Exception as error:  # texts that are not UTF-8, counts beyond the tables: any exception for damaged bytes
@@ -98,12 +98,29 @@ def decode(data: bytes) -> Vgf:
     return result
 
 
-def _tables(version: tuple[int, int, int], modules: Any, resources: Any, sequence: Any, constants: Any) -> Vgf:
+class _Copies:
+    """Copies parts of a file, all together at most as many bytes as the file has: entries of a damaged file may name one part
+    any number of times."""
+
+    def __init__(self, size: int) -> None:
+        self._size = self._left = size
+
+    def __call__(self, part: Any) -> bytes:
+        view = memoryview(part).cast("B")
+        self._left -= view.nbytes
+        if self._left < 0:
+            raise InvalidVgfError(f"its code and constants overlap: they are more than the file's {self._size} bytes")
+        return bytes(view)
+
+
+def _tables(
+    version: tuple[int, int, int], modules: Any, resources: Any, sequence: Any, constants: Any, copy: _Copies
+) -> Vgf:
     return Vgf(
         version=version,
         resources=tuple(_resource(resources, i) for i in range(resources.size())),
-        modules=tuple(_module(modules, i) for i in range(modules.size())),
-        constants=tuple(_constant(constants, i) for i in range(constants.size())),
+        modules=tuple(_module(modules, i, copy) for i in range(modules.size())),
+        constants=tuple(_constant(constants, i, copy) for i in range(constants.size())),
         segments=tuple(_segment(sequence, i) for i in range(sequence.modelSequenceTableSize())),
         inputs=_slots(
             sequence,
@@ -140,7 +157,7 @@ def _resource(table: Any, index: int) -> Resource:
     )
 
 
-def _module(table: Any, index: int) -> Module:
+def _module(table: Any, index: int, copy: _Copies) -> Module:
     code = table.getSPIRVModuleCode(index) if table.hasSPIRVCode(index) else None
     language, source = "SPIR-V", None
     if table.isGLSL(index):
@@ -151,17 +168,17 @@ def _module(table: Any, index: int) -> Module:
         name=table.getModuleName(index),
         kind=_KINDS[table.getModuleType(index).name],
         entry_point=table.getModuleEntryPoint(index),
-        spirv=bytes(memoryview(code).cast("B")) if code is not None else None,
+        spirv=copy(code) if code is not None else None,
         language=language,
         source=source,
     )
 
 
-def _constant(table: Any, index: int) -> Constant:
+def _constant(table: Any, index: int, copy: _Copies) -> Constant:
     data = table.getConstant(index)
     return Constant(
         resource=table.getConstantMrtIndex(index),
-        data=bytes(memoryview(data).cast("B")) if data is not None else b"",
+        data=copy(data) if data is not None else b"",
         sparse_dimension=table.getConstantSparsityDimension(index) if table.isSparseConstant(index) else -1,
     )
 
