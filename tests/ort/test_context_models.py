@@ -206,7 +206,7 @@ def test_missing_data_is_named(session: OpenSession, model: Path) -> None:
     target = model.with_name("compiled.onnx")
     compile_(session, model, target, False)
     next(model.parent.glob("*.vkep")).unlink()
-    with pytest.raises(Exception, match=r"no data file of EPContext .* at .*\.vkep"):
+    with pytest.raises(Exception, match=r"no data file of com\.microsoft\.EPContext .* at .*\.vkep"):
         session(str(target))
 
 

@@ -38,8 +38,9 @@ def normalize(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     for graph in graphs(copied.graph):
         _densify(graph, name)
         _sort(graph, name)
-        for node in [n for n in graph.node if _is_idle(n)]:
-            graph.node.remove(node)
+        for k in reversed(range(len(graph.node))):  # `remove` would compare each with all nodes before it
+            if _is_idle(graph.node[k]):
+                del graph.node[k]
         for node in graph.node:
             if node.domain == _ALIAS:
                 node.domain = ""
