@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from tools.fuzz.files import WHAT
-from vkep.errors import InvalidInputError, InvalidPteError, UnsupportedModelError, UnsupportedProgramError
+from vkep.errors import InvalidInputError, InvalidPteError, UnsupportedModelError, UnsupportedProgramError, VkepError
+from vkep.executorch.method import _make_values
 from vkep.executorch.options import ProgramOptions
 from vkep.executorch.portable import PortableKernel
 from vkep.executorch.program import DecodedProgram, Program
@@ -123,6 +124,15 @@ def test_a_large_file_is_read_only_where_it_begins_as_a_program(
         InvalidPteError, match="cannot be read: 65544 bytes, and this machine has 32768 bytes of memory"
     ):
         kind(path)
+
+
+def test_arenas_that_no_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = DecodedProgram(DATA / "given" / "unified_vgf_and_vk.pte").methods["forward"]
+    monkeypatch.setattr("vkep.files.MEMORY_BYTES", 100)
+    with pytest.raises(
+        VkepError, match=r"no memory for its arenas of \(0, 960\) bytes: \d+ bytes, and this machine has 100"
+    ):
+        _make_values(method)
 
 
 def test_a_format_from_the_future() -> None:

@@ -23,6 +23,7 @@ from vkep.executorch.portable import KERNELS
 from vkep.executorch.report import MethodReport, method_report
 from vkep.executorch.steps import Bound, State, bind_jump, bind_kernel, bind_move
 from vkep.executorch.tensors import HostTensor, check_input, is_torch, to_torch
+from vkep.files import check_memory
 from vkep.pte.flow import INPUT
 from vkep.pte.method import DecodedMethod
 from vkep.pte.steps import DelegateStep, JumpStep, KernelStep, MoveStep
@@ -326,17 +327,14 @@ def _nothing() -> None:
 
 def _make_values(decoded: DecodedMethod) -> list[Any]:
     """Create the values of a run, tensors on their arenas. Raises `VkepError` where the host has no memory for them."""
-    arenas: dict[int, Array] = {}
+    sizes = dict(enumerate(decoded.arenas[1:], 1))
+    for value in decoded.values:
+        place = value.place if isinstance(value, TensorValue) else None
+        if place is not None and place.arena < 0:
+            sizes[place.arena] = max(sizes.get(place.arena, 0), place.end)
     try:
-        for number, size in enumerate(decoded.arenas):
-            if number:
-                arenas[number] = np.zeros(size, np.uint8)
-        for value in decoded.values:
-            place = value.place if isinstance(value, TensorValue) else None
-            if place is not None and place.arena < 0:
-                held = arenas.get(place.arena)
-                if held is None or held.nbytes < place.end:
-                    arenas[place.arena] = np.zeros(place.end, np.uint8)
+        check_memory(sum(sizes.values()))
+        arenas = {number: np.zeros(size, np.uint8) for number, size in sizes.items()}
     except (MemoryError, ValueError) as error:
         raise VkepError(f"{decoded.where}: no memory for its arenas of {decoded.arenas} bytes: {error}") from error
     return [_value(value, arenas) if isinstance(value, TensorValue) else value for value in decoded.values]
