@@ -150,6 +150,9 @@ def test_what_is_no_file_of_this_user_is_neither_waited_for_nor_followed(root: P
         own_files.read_own(path, 1 << 20)
     own_files.write_own(path, b"content")
     assert own_files.read_own(path, 7) == b"content"
+    (root / "link").symlink_to(path)
+    with pytest.raises(own_files.NotOwnFileError):
+        own_files.read_own(root / "link", 7)
 
 
 def test_a_file_of_another_user_or_with_other_permissions_is_not_read(

@@ -66,6 +66,9 @@ def layer_search(folders: Sequence[str | os.PathLike[str]]) -> Iterator[None]:
 def emulation_layers(folder: str | os.PathLike[str]) -> LayerSet:
     """The emulation layers of the installed package, with manifests written to ``folder`` (kept where they are right).
 
+    The loader reads every manifest in that folder, and loads the libraries that these name: it must be a folder to which no other
+    user ever could write, such as a new temporary one.
+
     Raises `LayersMissing`, ``OSError`` where the folder cannot be written.
     """
     try:

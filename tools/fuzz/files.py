@@ -228,6 +228,24 @@ def spec(rng: random.Random, folder: Path) -> None:
         parse_shared_gpu_compile_spec(made)
 
 
+def _damage(path: Path, rng: random.Random) -> None:
+    """Change a file's bytes, or put what is no file of a sensible size in its place."""
+    kind = rng.choice(("bytes", "bytes", "bytes", "fifo", "folder", "link", "giant"))
+    if kind == "bytes":
+        path.write_bytes(by_bytes(path.read_bytes(), rng))
+        return
+    path.unlink()
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        (path / "inside").mkdir(parents=True)
+    elif kind == "link":
+        path.symlink_to(rng.choice(("/dev/zero", "/etc/hostname", path.name)))
+    else:
+        path.touch()
+        os.truncate(path, 1 << 40)
+
+
 def cache(rng: random.Random, folder: Path) -> None:
     """A session leaves its plan, its SPIR-V, the driver's pipelines; one of these is damaged, and the next one runs."""
     kept, right = _kept_cache()
@@ -235,7 +253,7 @@ def cache(rng: random.Random, folder: Path) -> None:
     shutil.copy(kept.parent / "m.onnx", folder / "m.onnx")
     files = [p for p in sorted((folder / "cache").rglob("*")) if p.is_file()]
     for path in rng.sample(files, rng.choice((1, 1, 3))):
-        path.write_bytes(by_bytes(path.read_bytes(), rng))
+        _damage(path, rng)
     with mock.patch.dict(os.environ, VKEP_CACHE_DIR=str(folder / "cache")), _compiled_once():
         found = _open_and_run(folder / "m.onnx", save_plans=True)
     if not all(np.array_equal(a, b) for a, b in zip(found, right, strict=True)):
