@@ -150,6 +150,16 @@ def test_many_make_one_secret(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "shared").iterdir()] == ["secret"]
 
 
+def test_a_file_system_without_hard_links_keeps_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(source: str, target: Path) -> None:
+        raise PermissionError("no hard links")
+
+    monkeypatch.setattr(os, "link", link)
+    found = cache._secret.__wrapped__(tmp_path)
+    assert cache._secret.__wrapped__(tmp_path) == found
+    assert [p.name for p in tmp_path.iterdir()] == ["secret"]
+
+
 def test_a_cache_folder_without_a_secret_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv("VKEP_CACHE_DIR", str(tmp_path / "file" / "below"))

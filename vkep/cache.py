@@ -155,7 +155,12 @@ def _secret(root: Path) -> bytes:
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.write(made)
-                os.link(temporary, path)
+                try:
+                    os.link(temporary, path)
+                except FileExistsError:
+                    raise
+                except OSError:  # a file system without hard links: of several processes the last one's stays
+                    os.replace(temporary, path)
             finally:
                 os.unlink(temporary)
     return made
