@@ -235,7 +235,7 @@ def _damage(path: Path, rng: random.Random) -> None:
         path.write_bytes(by_bytes(path.read_bytes(), rng))
         return
     path.unlink()
-    if kind == "fifo":
+    if kind == "fifo" and sys.platform != "win32":
         os.mkfifo(path)
     elif kind == "folder":
         (path / "inside").mkdir(parents=True)
