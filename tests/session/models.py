@@ -29,3 +29,7 @@ MATMUL = model("g (float[8,16] x, float[16,4] w) => (float[8,4] y) { y = MatMul(
 CPU_MIDDLE = model(
     "g (float[2,3,3] x) => (float[2] y) { a = Mul(x, x) d = Det(a) y = Neg(d) }",
 )
+#: a run of it takes long enough for the host to overtake it
+SLOW = model(
+    "g (float[256,256] x, float[256,256] w) => (float[256,256] y) { a = MatMul(x, w) c = MatMul(a, w) y = MatMul(c, w) }"
+)

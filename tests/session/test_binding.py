@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import vkep
-from tests.session.models import ADD_RELU, CPU_MIDDLE, DYNAMIC, TWO_OUTPUTS, model
+from tests.session.models import ADD_RELU, CPU_MIDDLE, DYNAMIC, SLOW, TWO_OUTPUTS, model
 from vkep import DeviceTensor, InferenceSession, InvalidInputError
 
 Open = Callable[..., InferenceSession]
@@ -294,11 +294,6 @@ def test_write_checks_dtype_and_shape(open_session: Open) -> None:
             x.write(B)
 
 
-SLOW = model(
-    "g (float[256,256] x, float[256,256] w) => (float[256,256] y) { a = MatMul(x, w) c = MatMul(a, w) y = MatMul(c, w) }"
-)
-
-
 @pytest.mark.parametrize("view", ["the tensor", "reshaped", "leading"])
 def test_a_write_waits_for_the_runs_that_use_the_tensor(open_session: Open, view: str) -> None:
     """A run with bound outputs returns before it ends."""
@@ -318,6 +313,16 @@ def test_a_write_waits_for_the_runs_that_use_the_tensor(open_session: Open, view
         session.run_with_iobinding(binding)
         y.write(ones)
         np.testing.assert_array_equal(y.numpy(), ones, "the run wrote after the write that followed it")
+
+
+def test_a_tensor_is_written_from_a_view_of_itself(open_session: Open) -> None:
+    session, rows = open_session(ADD_RELU), 5 << 10  # of 4 KiB: several pieces
+    content = np.arange(rows, dtype=np.float32)[:, None].repeat(1024, axis=1)
+    tensor = session.device_tensor(content)
+    if tensor.block.mapped is None:
+        pytest.skip("the host does not see this device's memory")
+    tensor.rows(1, rows - 1).write(tensor.host_view()[:-1])
+    np.testing.assert_array_equal(tensor.numpy()[1:], content[:-1])
 
 
 def test_a_view_of_the_host_waits_for_runs_on_other_views(open_session: Open) -> None:

@@ -71,6 +71,23 @@ def test_host_memory_is_read_and_written_in_place(opened: InferenceSession) -> N
         np.testing.assert_array_equal(array[size // 8 :][:32], 2 * X.reshape(-1))
 
 
+def test_a_write_waits_for_runs_on_other_tensors_in_the_memory(opened: InferenceSession) -> None:
+    device = opened.context.device
+    if not can_import_memory(device, HOST_ALLOCATION):
+        pytest.skip("this driver imports no host memory")
+    array = np.frombuffer(mmap.mmap(-1, max(host_alignment(device), 4096)), np.float32)
+    with opened.import_memory(array) as imported, opened.empty_device_tensor(X.shape) as y:
+        one, other = imported.tensor(X.shape), imported.tensor((8,), offset=X.nbytes // 2)
+        binding = opened.io_binding()
+        binding.bind_input("x", one)
+        binding.bind_output("y", y)
+        for _ in range(50):
+            one.write(X)
+            opened.run_with_iobinding(binding)
+            other.write(np.zeros(8, np.float32))
+            np.testing.assert_array_equal(y.numpy(), 2 * X)
+
+
 def test_a_device_that_stages_makes_results_in_host_memory_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a discrete GPU: the application reads its own array, which no copy to the host comes before."""
     monkeypatch.setattr(VulkanDelegate, "unified", property(lambda self: False))

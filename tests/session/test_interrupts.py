@@ -9,18 +9,21 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import vkep
 from gpu_shared import steady
-from tests.session.models import ADD_RELU
+from gpu_shared.lease import DelegateLease
+from tests.session.models import ADD_RELU, SLOW
 from tests.waiting import comes_true
 from tools.fuzz.interrupts import WHAT
 from tools.fuzz.moments import PROGRAMS, ones
 from vkep.executorch import Program
 
+Open = Callable[..., vkep.InferenceSession]
 ROOT = Path(__file__).parents[2]
 #: kinds of work that one process does, and how many interrupts of each: opening takes long
 TOGETHER = [
@@ -89,6 +92,32 @@ def test_an_interrupted_run_does_not_come_later(own_context: vkep.SharedGpuConte
         np.testing.assert_array_equal(y.numpy(), np.zeros((2, 3)))
         run()
         np.testing.assert_array_equal(y.numpy(), x + b)
+
+
+def test_a_write_waits_for_an_interrupted_run(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted after its submit, before the submit's number is known, behind submits of other threads."""
+    session = open_session(SLOW)
+    sizes = (256, 256)
+    x, y, other = (session.device_tensor(np.ones(sizes, np.float32)) for _ in range(3))
+    bindings = []
+    for out in (y, other):
+        bindings.append(session.io_binding())
+        bindings[-1].bind_input("x", x)
+        bindings[-1].bind_cpu_input("w", np.eye(256, dtype=np.float32))
+        bindings[-1].bind_output("y", out)
+    submit = DelegateLease.submit
+
+    def interrupted(*arguments: Any) -> int:
+        monkeypatch.undo()
+        session.run_with_iobinding(bindings[1])
+        submit(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(DelegateLease, "submit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        session.run_with_iobinding(bindings[0])
+    y.write(np.zeros(sizes, np.float32))
+    np.testing.assert_array_equal(y.numpy(), np.zeros(sizes))
 
 
 def test_an_interrupted_method_does_not_come_later(vulkan: object) -> None:

@@ -12,9 +12,14 @@ from gpu_shared import data_graph
 from gpu_shared.data_graph import DataGraphSession
 from gpu_shared.layers import EMULATION_LAYERS
 from tests.vgf.harness import Bench, need_vgf
+from vkep.arena.config import ArenaConfig, ArenaMode
+from vkep.device.datagraph.context import create_graph_context
+from vkep.device.datagraph.delegate import VgfDelegate
 from vkep.device.datagraph.runner import VgfRunner
+from vkep.device.delegate import VulkanDelegate
 from vkep.device.tensor import DeviceTensor
 from vkep.dtypes import DTYPES
+from vkep.shaders.library import ShaderLibrary
 from vkep.vgf import ConvertError, convert, decode, mlir_to_vgf
 from vkep.vgf.convert import VgfCache
 
@@ -117,6 +122,36 @@ def test_the_drivers_cache_goes_with_data_graphs_of_its_own(
     VgfRunner(bench.delegate, vgf).close()
     assert [bool(cache) for cache in given] == [own]
     assert saved == [True]
+
+
+# ---- recordings
+
+
+def test_a_recording_is_not_used_again_once_a_buffer_of_it_is_freed(vulkan: Any) -> None:
+    """Other memory may have the address. The second result is a copy of the first: its buffer is no tensor of the graph."""
+    kind = "tensor<8xf32>"
+    vgf = decode(
+        mlir_to_vgf(
+            f"func.func @main(%x: {kind}) -> ({kind}, {kind}) {{ %y = tosa.abs %x : ({kind}) -> {kind} "
+            f"return %y, %y : {kind}, {kind} }}"
+        )
+    )
+    with create_graph_context({"gpu_shared_context_token": "recordings"}, device=vulkan) as context:
+        memory = VulkanDelegate(context, ShaderLibrary(), ArenaConfig(mode=ArenaMode.SEPARATE))
+        delegate = VgfDelegate(memory)
+        runner = VgfRunner(delegate, vgf)
+        x = DeviceTensor.from_numpy(memory, np.full(8, -5, np.float32))
+        first, second = (DeviceTensor(memory, DTYPES["float32"], (8,)) for _ in range(2))
+        runner.submit([x], [first, second])
+        (recorded,) = runner._recordings.values()
+        np.testing.assert_array_equal(second.numpy(), np.full(8, 5))
+        stale = [recorded.stale]
+        second.close()
+        context.timeline.wait()
+        assert memory.arena.shrink()
+        assert [*stale, recorded.stale] == [False, True]
+        for thing in (x, first, runner, delegate, memory):
+            thing.close()
 
 
 # ---- session memory

@@ -115,15 +115,16 @@ class ExternalTensor(DeviceTensor):
         self._context: SharedGpuContext | None = context
         self.address = shared.value.buffer.address + offset
         self.in_host_memory = shared.value.buffer.mapped is not None and not delegate.unified
-        self.uses = Uses()
+        self.uses = shared.value.uses
         self.checks = []
 
 
 class _Import:
-    """The imported buffer, and the object that must outlive it."""
+    """The imported buffer, and the object that must outlive it. Tensors in it may overlap, so they share ``uses``."""
 
     def __init__(self, buffer: Buffer, keep: object) -> None:
         self.buffer, self._keep = buffer, keep
+        self.uses = Uses()
 
     def close(self) -> None:
         # host memory may be freed once the GPU has finished with it

@@ -191,10 +191,9 @@ class RecordedPlan:
             for k in down:
                 addresses[which[k]] = ports.addresses[k]
         what, self._staged = self._table.bind(addresses), addresses
-        submitted = self._delegate.context.timeline.submitted
         for tensor in (*self._reading, *outputs):
             if isinstance(tensor, DeviceTensor):
-                tensor.uses.expect(submitted)
+                tensor.uses.begin()
         self._unsure = True
         if self._delegate.unified:
             return Buffers(what)
@@ -231,7 +230,7 @@ class RecordedPlan:
         self._last = value
         self._table.sent(self._staged)
         for tensor in self._reading:
-            tensor.uses.add(value, writes=False)
+            tensor.uses.end(value, writes=False)
         self._checks, self._reading = (open_checks(self._reading) if self._reading else []), []
         written = [target for target in outputs if isinstance(target, DeviceTensor)]
         if self._fault is not None:
@@ -242,7 +241,7 @@ class RecordedPlan:
         for target in written:
             if value > target.written_at:  # another thread's run may have been submitted later
                 target.checks[:] = self._checks
-            target.uses.add(value, writes=True)
+            target.uses.end(value, writes=True)
         self._unsure = False
 
     def collect(self, outputs: Sequence[Array | DeviceTensor | None]) -> list[Array | DeviceTensor]:

@@ -183,9 +183,11 @@ class DeviceTensor:
             )
         block = self._open_block()
         if self.nbytes:
-            lease = self._delegate.lease
-            if block.mapped is not None:  # the host writes there at once; a copy on the device is ordered with the runs
-                lease.wait(min(self.uses.last, lease.context.timeline.submitted))
+            lease, mapped = self._delegate.lease, block.mapped
+            if mapped is not None:  # the host writes there at once; a copy on the device is ordered with the runs
+                lease.wait(self.uses.last(lease.context.timeline.submitted))
+                if np.may_share_memory(array, np.frombuffer(mapped, np.uint8)):
+                    array = array.copy()  # it is copied in pieces, and each may overwrite the next one's source
             with self._delegate.lock:
                 check_wanted()  # after an interrupt a later call may have written
                 if self.room:
@@ -236,7 +238,8 @@ class DeviceTensor:
     def host_view(self) -> np.ndarray[Any, Any]:
         """An array of the tensor's shape and dtype that shares its memory, where the host can map device memory (CPU
         drivers, many integrated GPUs). It references the tensor, which must stay open. Waits for the submits that write
-        the tensor; later submits change the array.
+        the tensor; later submits change the array. Writing to the array is not ordered with runs: wait for those that read
+        the tensor first, or use `write`.
 
         Raises ``BufferError`` where the host cannot map the memory, `ClosedError`, and as `check`.
         """
@@ -244,7 +247,8 @@ class DeviceTensor:
         if mapped is None:
             raise BufferError(f"{self!r}: the host does not see this device's memory; numpy() makes a copy")
         if self.nbytes:
-            self._delegate.lease.wait(self.written_at)
+            lease = self._delegate.lease
+            lease.wait(self.uses.last_write(lease.context.timeline.submitted))
             self._open_block().buffer.invalidate()
         self.check()
         address, sizes = np.frombuffer(mapped, np.uint8).ctypes.data, self.room or self.shape

@@ -4,21 +4,39 @@ from __future__ import annotations
 
 
 class Uses:
-    """The latest submits that use a tensor's memory, as values of its context's timeline. All views of the memory share it."""
+    """The submits that use a tensor's memory, as values of its context's timeline. All tensors in the memory share it.
 
-    __slots__ = ("last", "written")
+    `begin` precedes a submit and `end` follows it. What lies between may be interrupted, and other threads submit
+    meanwhile: until it has ended, the submit may be any of those that were made so far.
+    """
+
+    __slots__ = ("_begun", "_last", "written")
 
     def __init__(self) -> None:
-        self.last = 0  #: reads or writes it
-        self.written = 0  #: writes it
+        self._begun: list[None] = []  # one element for each submit between `begin` and `end`
+        self._last = 0  # the latest one that reads or writes the memory
+        self.written = 0  #: the latest one that writes it
 
-    def expect(self, submitted: int) -> None:
-        """A submit after the value ``submitted`` will use the memory: recorded before, since a signal handler may raise
-        between a submit and `add`."""
-        self.last = max(self.last, submitted + 1)
+    def begin(self) -> None:
+        """A submit that uses the memory follows."""
+        self._begun.append(None)
+
+    def end(self, value: int, *, writes: bool) -> None:
+        """It signals ``value``."""
+        self.add(value, writes=writes)
+        if self._begun:
+            self._begun.pop()
 
     def add(self, value: int, *, writes: bool) -> None:
         """The submit that signals ``value`` uses the memory."""
-        self.last = max(self.last, value)
+        self._last = max(self._last, value)
         if writes:
             self.written = max(self.written, value)
+
+    def last(self, submitted: int) -> int:
+        """The value after which nothing that was submitted uses the memory; ``submitted`` is the latest one."""
+        return submitted if self._begun else self._last
+
+    def last_write(self, submitted: int) -> int:
+        """The value after which nothing that was submitted writes the memory."""
+        return submitted if self._begun else self.written

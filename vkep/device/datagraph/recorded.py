@@ -40,6 +40,7 @@ class RecordedVgf:
         self._held: list[Any] = []
         self.last = 0
         self._using: list[tuple[Uses, bool]] = []
+        self._bound = {t.block.buffer for _, t in tensors}
         try:
             bound = dict(reversed(tensors))
             self._copies = [(bound[i].block, t.block, t.nbytes) for i, t in tensors if bound[i] is not t]
@@ -167,23 +168,22 @@ class RecordedVgf:
 
     def stage(self, inputs: Sequence[GraphTensor], outputs: Sequence[DeviceTensor]) -> None:
         """Prepare a run on these tensors, at the memory that it was recorded for; `submitted` must follow."""
-        submitted = self._delegate.context.timeline.submitted
         self._using = [(t.uses, False) for t in inputs if isinstance(t, DeviceTensor)] + [
             (t.uses, True) for t in outputs
         ]
         for uses, _ in self._using:
-            uses.expect(submitted)
+            uses.begin()
 
     def submitted(self, value: int) -> None:
         """Record that the run was submitted, and ends at the timeline value."""
         self.last = value
         for uses, writes in self._using:
-            uses.add(value, writes=writes)
+            uses.end(value, writes=writes)
 
     @property
     def stale(self) -> bool:
         """Whether a buffer that it is bound to has been freed."""
-        return any(tensor.closed for tensor in self._tensors.values())
+        return any(buffer.closed for buffer in self._bound)
 
     def close(self) -> None:
         """Free everything, once the GPU has finished the last run."""
