@@ -4,16 +4,22 @@
 #ifndef VKEP_INDICES_GLSL
 #define VKEP_INDICES_GLSL
 #include "fault.glsl"
+#if INDEX_WORDS == 2
+TENSOR(ivec2, IndexWords)  // an element each: the index of its words would pass 2^31
+#else
 TENSOR(int, IndexWords)
+#endif
 #ifndef NEGATIVE
 #define NEGATIVE true
 #endif
 
 uint read_index(IndexWords words, uint at, uint extent) {
-    int low = words.v[at * INDEX_WORDS];
 #if INDEX_WORDS == 2
-    int high = words.v[at * 2u + 1u];
+    ivec2 word = words.v[at];
+    int low = word.x, high = word.y;
     if (high != low >> 31) low = high < 0 ? -0x7fffffff - 1 : 0x7fffffff;  // beyond 32 bits: out of range either way
+#else
+    int low = words.v[at];
 #endif
     if (low < 0 && NEGATIVE) low += int(extent);
     if (uint(low) >= extent) note_fault(operand(args.fault, FAULT), args.fault_code);

@@ -79,10 +79,10 @@ void main() {
 #if defined(AVERAGE_POOL)
     // Positions in the end padding count; those of a ceil-mode window beyond it do not.
     bool all = COUNT_INCLUDE_PAD != 0u;
-    uint count = count_inside(d0, KERNEL_D, args.dilation_d, all ? d0 : 0, int(args.depth + (all ? args.pad_end_d : 0u)))
-        * count_inside(h0, KERNEL_H, args.dilation_h, all ? h0 : 0, int(args.height + (all ? args.pad_end_h : 0u)))
-        * count_inside(w0, KERNEL_W, args.dilation_w, all ? w0 : 0, int(args.width + (all ? args.pad_end_w : 0u)));
-    COMPUTE_T result = total / float(count);
+    float count = float(count_inside(d0, KERNEL_D, args.dilation_d, all ? d0 : 0, int(args.depth + (all ? args.pad_end_d : 0u))))
+        * float(count_inside(h0, KERNEL_H, args.dilation_h, all ? h0 : 0, int(args.height + (all ? args.pad_end_h : 0u))))
+        * float(count_inside(w0, KERNEL_W, args.dilation_w, all ? w0 : 0, int(args.width + (all ? args.pad_end_w : 0u))));
+    COMPUTE_T result = total / count;
 #elif defined(LP_POOL)
     COMPUTE_T result = args.p == 2.0 ? sqrt(total) : args.p == 1.0 ? total : COMPUTE_T(pow(float(total), 1.0 / args.p));
 #else

@@ -91,9 +91,9 @@ void main() {
 #ifdef AVERAGE_POOL
     // Positions in the end padding count; those of a ceil-mode window beyond it do not.
     bool all = COUNT_INCLUDE_PAD != 0u;
-    uint count = count_inside(h0, KERNEL_H, args.dilation_h, all ? h0 : 0, int(args.height + (all ? args.pad_end_h : 0u)))
-        * count_inside(w0, KERNEL_W, args.dilation_w, all ? w0 : 0, int(args.width + (all ? args.pad_end_w : 0u)));
-    [[unroll]] for (uint c = 0u; c < 8u; ++c) acc[c] /= float(count);
+    float count = float(count_inside(h0, KERNEL_H, args.dilation_h, all ? h0 : 0, int(args.height + (all ? args.pad_end_h : 0u))))
+        * float(count_inside(w0, KERNEL_W, args.dilation_w, all ? w0 : 0, int(args.width + (all ? args.pad_end_w : 0u))));
+    [[unroll]] for (uint c = 0u; c < 8u; ++c) acc[c] /= count;
 #endif
     store_eight(operand(args.y, 1), id, acc);
 }

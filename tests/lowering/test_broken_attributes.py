@@ -17,7 +17,9 @@ from tests.ops.cases import model_of
 from vkep.errors import InvalidModelError, VkepError
 from vkep.graph import load_model
 from vkep.ir.program import declared_value
+from vkep.kernels.elimination import InverseProblem
 from vkep.kernels.kernel import Kernel, Operand
+from vkep.kernels.select import candidates
 from vkep.placement.partition import lower
 
 MANY = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -153,6 +155,20 @@ def test_reasons_name_the_attribute(attributes: dict[str, Any], reason: str) -> 
     reasons = _reasons("Conv", values, **attributes)
     assert reasons
     assert re.search(reason, reasons[0]), reasons[0]
+
+
+def test_a_pool_whose_padded_input_cannot_be_counted() -> None:
+    most = 2**31 - 1
+    attributes: dict[str, Any] = {"kernel_shape": [most], "pads": [0, most - 1], "strides": [most], "count_include_pad": 1}
+    (reason,) = _reasons("AveragePool", {"x": np.ones((1, 1, 9), np.float32)}, **attributes)
+    assert "of 2147483655 with pads" in reason
+
+
+def test_temporary_memory_that_a_kernel_cannot_address() -> None:
+    (candidate,) = candidates(InverseProblem)
+    assert candidate.when is not None
+    reason = candidate.when(InverseProblem((1 << 28, 2, 2), "float32"), DeviceCapabilities.for_tests())
+    assert "2147483648 elements of temporary memory" in reason
 
 
 def test_a_kernel_names_an_argument_that_does_not_fit() -> None:

@@ -460,3 +460,17 @@ def test_resize_of_a_region_that_is_not_given() -> None:
         "constants": ["sizes"],
     }
     check("Resize", {**inputs, **sizes}, against="onnxruntime", opset=19, atol=1e-4, **mode)
+
+
+@pytest.mark.parametrize("sorted_", [0, 1])
+@pytest.mark.parametrize("dtype", [np.int64, np.float32])
+def test_unique_of_many_distinct_values(dtype: Any, sorted_: int) -> None:
+    x = np.random.default_rng(0).permutation(9000).astype(dtype)
+    check("Unique", {"x": x}, outputs=("y", "first", "at", "counts"), atol=0, rtol=0, sorted=sorted_)
+
+
+@pytest.mark.parametrize("length", [65536, 70000])
+def test_an_average_over_more_than_two_to_the_32_positions(length: int) -> None:
+    attributes = {"kernel_shape": [length] * 2, "strides": [length] * 2, "pads": [length - 1] * 4}
+    got = _run("AveragePool", {"x": np.ones((1, 1, 2, 2), np.float32)}, count_include_pad=1, **attributes)
+    np.testing.assert_allclose(got, np.full_like(got, 1 / length**2), rtol=1e-6)

@@ -99,8 +99,11 @@ def _resolved(
         if steps < 1:
             raise Decline(f"the window {kernel} does not fit the input {tuple(spatial)} with pads {pads}")
         out.append(steps)
-        if any(n >= _LIMIT for n in (reach, steps, begins[axis], ends[axis])):
-            raise Decline(f"a window that reaches over {reach} elements, {steps} times; both must be below 2**31")
+        padded = size + begins[axis] + ends[axis]
+        if any(n >= _LIMIT for n in (reach, steps, padded)):
+            raise Decline(
+                f"a window that reaches over {reach} elements, {steps} times, of {padded} with pads; all must be below 2**31"
+            )
     return Window(kernel, strides, dilations, (*begins, *ends), tuple(out))
 
 

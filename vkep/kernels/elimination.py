@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import InvalidNode
+from vkep.kernels.fastdiv import LIMIT
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import element_defines, flat_lanes
 from vkep.kernels.problem import Need, Problem
@@ -72,8 +73,14 @@ class InverseProblem(_Matrices):
 
 
 def _takes(problem: _Matrices, caps: DeviceCapabilities) -> str:
-    n = problem.shape[-1]
+    n, work = problem.shape[-1], _work_elements(problem)
+    if work >= LIMIT:
+        return f"matrices that take {work} elements of temporary memory, expected less than {LIMIT}"
     return f"{n} x {n} matrices; a lane takes up to {LARGEST_MATRIX}" if n > LARGEST_MATRIX else ""
+
+
+def _work_elements(problem: _Matrices) -> int:
+    return math.prod(problem.shape) * (1 + isinstance(problem, InverseProblem))
 
 
 def _eliminated(problem: _Matrices, e: Emission) -> KernelCall:

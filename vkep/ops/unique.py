@@ -15,13 +15,11 @@ from vkep.ir.tensor import Tensor
 from vkep.kernels.cumsum import ScanProblem
 from vkep.ops.allowed import FLOATING, SIGNED, UNSIGNED
 from vkep.ops.gather import gathered, scatter_elements_
-from vkep.ops.reduction import arg_max, reduce_axes, scan, top_k_1, top_k_of
+from vkep.ops.reduction import scan, top_k_1, top_k_of
 from vkep.ops.registry import SIZED, operator
 from vkep.ops.selection import positions_of
 from vkep.sizes import whole
 
-#: elements of the table that inverse_indices and counts are read from
-MOST_COMPARED = 1 << 26
 _BOOL, _INT32, _INT64 = DTYPES["bool"], DTYPES["int32"], DTYPES["int64"]
 
 
@@ -118,16 +116,16 @@ def _counted(b: Builder, keys: Tensor, firsts: Tensor) -> list[Tensor]:
     """For each key its index among the distinct values, which first occur at ``firsts``, and the count of each value
     (int64)."""
     many = firsts.size
-    if keys.size * many > MOST_COMPARED:
-        b.decline(f"inverse_indices or counts of {keys.size} elements with {many} distinct ones")
-    distinct = gathered(b, keys, firsts)
-    table = b.store(
-        b.expr("({0} ? 1 : 0)", _same(b, b.reshape(keys, [keys.size, 1]), distinct), ctype="int"),
-        DTYPES["int32"],
-        shape=[keys.size, many],
+    if keys.dtype.kind == "bool":
+        keys = b.cast(keys, DTYPES["uint8"])
+    ranks = b.reshape(_row_ranks(b, b.reshape(keys, (1, keys.size))), (keys.size,))
+    # the result's order may be another than that of the ranks
+    of_rank = scatter_elements_(
+        b, b.full([many], 0, _INT64), gathered(b, ranks, firsts), b.constant(np.arange(many)), 0, "none"
     )
-    counts = b.cast(reduce_axes(b, "sum", table, [0], keepdims=False), _INT64)
-    return [arg_max(b, table, axis=1, keepdims=0), counts]
+    inverse = gathered(b, of_rank, ranks)
+    counts = scatter_elements_(b, b.full([many], 0, _INT32), inverse, b.full([keys.size], 1, _INT32), 0, "add")
+    return [inverse, b.cast(counts, _INT64)]
 
 
 # ONNX Runtime's operator of that name: in the order of the input, and without the first positions
