@@ -159,7 +159,12 @@ def test_reasons_name_the_attribute(attributes: dict[str, Any], reason: str) -> 
 
 def test_a_pool_whose_padded_input_cannot_be_counted() -> None:
     most = 2**31 - 1
-    attributes: dict[str, Any] = {"kernel_shape": [most], "pads": [0, most - 1], "strides": [most], "count_include_pad": 1}
+    attributes: dict[str, Any] = {
+        "kernel_shape": [most],
+        "pads": [0, most - 1],
+        "strides": [most],
+        "count_include_pad": 1,
+    }
     (reason,) = _reasons("AveragePool", {"x": np.ones((1, 1, 9), np.float32)}, **attributes)
     assert "of 2147483655 with pads" in reason
 
