@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gpu_shared.capabilities import REQUIRED_FEATURES, CooperativeMatrixShape, DeviceCapabilities
-from tools.models.catalog import CATALOG, Options, Spec, build_model
+from tools.models.catalog import CATALOG, CONVNETS, Options, Spec, build_model
 from vkep import dtypes
 from vkep.graph import load_model
 from vkep.ir.infer import Known
@@ -73,20 +73,25 @@ def digests(model: str, options: Options) -> dict[str, str]:
         known[info.name] = ValueSpec(dtype, info.static_shape)
     outputs = [v.name for v in loaded.graph.outputs]
     return {
-        device: digest(lower(loaded.graph.nodes, known, outputs, loaded.opsets, caps))
+        device: digest(lower(loaded.graph.nodes, known, outputs, loaded.opsets, caps), weights=model not in CONVNETS)
         for device, caps in DEVICES.items()
     }
 
 
-def digest(program: Program) -> str:
-    """Of a program's plans, whole, and of where every node runs."""
+def digest(program: Program, weights: bool = True) -> str:
+    """Of a program's plans, whole, and of where every node runs. Without ``weights`` their content is left out, but not which
+    of them are equal: weights that are computed from a run of ONNX Runtime are other ones on other processors."""
     told = hashlib.sha256()
+    numbers: dict[str, str] = {}  # by a weight's key
     for placement in program.placements:
         told.update(f"{placement.node.title} {placement.where}\n".encode())
     for step in program.steps:
         told.update(type(step).__name__.encode())
         if isinstance(step, IslandStep):
-            told.update(repr(step.plan).encode())
+            text = repr(step.plan)
+            for constant in () if weights else step.plan.constants:
+                text = text.replace(constant.key, numbers.setdefault(constant.key, f"weight {len(numbers)}"))
+            told.update(text.encode())
     return told.hexdigest()[:16]
 
 
