@@ -105,7 +105,15 @@ def test_links_of_this_user_are_followed_and_others_are_not(
     assert root not in cache.cache_folder("plans").parents
 
 
-@pytest.mark.parametrize("what", ["file", "fifo", "link"])
+def test_a_file_of_the_user_in_place_of_a_folder_stays(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root.mkdir()
+    (root / "plans").write_text("mine")
+    assert root not in own_files.own_folder(root, "plans").parents
+    assert (root / "plans").read_text() == "mine"
+    assert "is a file: this process uses a private folder instead" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["fifo", "link"])
 def test_what_is_no_folder_is_replaced_by_one(root: Path, what: str) -> None:
     root.mkdir()
     _put(what, root / "plans")

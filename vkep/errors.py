@@ -9,7 +9,7 @@ from gpu_shared.errors import PicklableError
 
 #: characters of a word (a name, a path) and of a whole message that are shown
 _LONGEST_WORD, _LONGEST_TEXT = 4096, 1 << 16
-_LONG_WORD = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
+_WORD = re.compile(r"\S+")
 
 
 def shortened(text: str, longest: int = _LONGEST_WORD, shown: int = 100) -> str:
@@ -29,7 +29,7 @@ class VkepError(PicklableError):
 def _shown(message: str) -> str:
     if len(message) <= _LONGEST_WORD:
         return message
-    return shortened(_LONG_WORD.sub(lambda word: shortened(word[0]), message), _LONGEST_TEXT, _LONGEST_TEXT // 2)
+    return shortened(_WORD.sub(lambda word: shortened(word[0]), message), _LONGEST_TEXT, _LONGEST_TEXT // 2)
 
 
 class Decline(VkepError):

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import functools
 import logging
+import multiprocessing.util
 import os
 import shutil
 import stat
@@ -35,7 +36,7 @@ def own_folder(root: Path, *parts: str) -> Path:
     The latter replaces a folder (``root``, or one below it) that another user owns or linked to, a root that every user
     may write to, and folders whose permissions cannot be changed. Other folders of this user are made private: the root
     loses write permission of other users, folders below it all their permissions. What is no folder below the root is
-    removed. Nothing is created; `make_folder` does that. Raises no `OSError`.
+    removed; a file of the user stays. Nothing is created; `make_folder` does that. Raises no `OSError`.
     """
     path = root
     for part in ("", *parts):
@@ -55,6 +56,8 @@ def _problem(path: Path, below: bool) -> str:
     if sys.platform != "win32":
         status, owners = path.lstat(), (os.geteuid(), 0)
         if below and not path.is_dir():
+            if stat.S_ISREG(status.st_mode):
+                return "is a file"
             path.unlink()
             return ""
         if status.st_uid in owners and stat.S_ISLNK(status.st_mode):
@@ -91,13 +94,15 @@ def _process_folder(process: int) -> Path:
             shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(remove)
+    multiprocessing.util.Finalize(None, remove, exitpriority=0)  # processes that multiprocessing forks skip atexit
     return folder
 
 
 def make_folder(path: Path) -> None:
     """Create a folder and its missing parents for this user alone, whatever the umask. Raises `OSError`."""
     if not path.is_dir():
-        make_folder(path.parent)
+        if path.parent != path:  # of a drive that Windows has not
+            make_folder(path.parent)
         with contextlib.suppress(FileExistsError):  # another process made it; or a file is there, and writing fails
             path.mkdir(0o700)
 

@@ -81,7 +81,7 @@ class SharedGpuContext:
         self._users: dict[int, str] = {}
         self._resources = ResourceStore()
         self._closing = self._closed = False
-        _contexts[id(self)] = self
+        _contexts[next(_tokens)] = self
         on_end(self, _drop, device, timeline, at_exit=False)
         logger.debug("context %s: %s, queue family %d", self.label, device.label, device.queue_family)
 

@@ -185,9 +185,14 @@ class Reaper:
         return total
 
     def begin_collecting(self) -> None:
-        """Have another thread call `collect`, where no exception of a signal handler comes between its steps. Does not wait
-        for it: the caller may hold a lock that destroying an object takes."""
-        begin_steady(functools.partial(self.collect, block=False))
+        """Where an object is due, have another thread call `collect`: there no exception of a signal handler comes between
+        its steps. Does not wait for it: the caller may hold a lock that destroying an object takes."""
+        try:
+            values, _ = self.retired[0]
+        except IndexError:  # another thread destroyed the last one
+            return
+        if self.finished or all(timeline.passed(value) for timeline, value in values):
+            begin_steady(functools.partial(self.collect, block=False))
 
     def _destroy_due(self) -> int:
         count = 0

@@ -248,7 +248,7 @@ def begin_steady(work: Callable[[], object]) -> None:
     """Call ``work()`` in such a thread, without waiting for it; inside such a thread, directly. It may be left out where no
     thread can be started, and at the interpreter's exit. An error is logged."""
     if _here.task is not None:
-        work()
+        _logged(work)
         return
     task = None if _exiting else _task(functools.partial(_logged, work))
     if task is not None:

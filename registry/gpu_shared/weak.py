@@ -17,7 +17,8 @@ class _Entry(weakref.ref[Any]):
 
 class WeakValues(Generic[K, V]):
     """As `weakref.WeakValueDictionary`, but no Python code runs where a value is deleted: there the interpreter drops an
-    exception that a signal handler raises. A dead entry goes when the dictionary is used again."""
+    exception that a signal handler raises. A dead entry goes when the dictionary is used again. Threads that use a key
+    again, after its value was deleted, need a lock."""
 
     def __init__(self) -> None:
         self._entries: dict[K, _Entry] = {}
@@ -51,4 +52,4 @@ class WeakValues(Generic[K, V]):
             except IndexError:  # another thread took it
                 return
             if self._entries.get(entry.key) is entry:
-                del self._entries[entry.key]
+                self._entries.pop(entry.key, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import contextvars
 import gc
+import queue
 import signal
 import sys
 import threading
@@ -120,6 +121,25 @@ def test_threads_are_kept_for_later_work() -> None:
     for _ in range(50):
         run_steady(threading.get_ident)
     assert threading.active_count() <= before + 1
+
+
+def test_work_that_no_caller_waits_for(caplog: pytest.LogCaptureFixture) -> None:
+    """It runs in another thread, inside other such work at once; an error reaches no caller."""
+    said: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def work() -> None:
+        said.put(threading.get_ident())
+        raise ValueError("wrong")
+
+    steady.begin_steady(work)
+    assert said.get(timeout=LONG_S) != threading.get_ident()
+
+    def nested() -> int:
+        steady.begin_steady(work)
+        return threading.get_ident()
+
+    assert run_steady(nested) == said.get(timeout=LONG_S)
+    assert comes_true(lambda: caplog.text.count("in work that no caller waits for") == 2)
 
 
 def test_a_thread_that_does_not_start_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -50,31 +50,58 @@ def test_nothing_is_lost(vulkan: object, kinds: tuple[str, ...], count: int, whe
     assert "live blocks" not in done.stderr and "unreferenced" not in done.stderr, done.stderr
 
 
-def _interrupt(work: Callable[[], object], lock: AbstractContextManager[object]) -> None:
-    """Interrupt ``work()`` while its thread waits for ``lock``, and return when that thread has ended the work."""
+class _Watched:
+    """A lock that says when a thread is about to wait for it."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock, self.wanted = lock, threading.Event()
+
+    def __enter__(self) -> Any:
+        self.wanted.set()
+        return self._lock.__enter__()
+
+    def __exit__(self, *exc: object) -> Any:
+        return self._lock.__exit__(*exc)
+
+
+def _interrupt(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object], owner: Any, name: str) -> None:
+    """Interrupt ``work()`` while its thread waits for a lock, and return when that thread has ended the work."""
 
     def handle(*_: object) -> None:
         raise KeyboardInterrupt
 
-    idle, before = steady.idle_threads(), signal.signal(signal.SIGALRM, handle)
+    lock, watched = getattr(owner, name), _Watched(getattr(owner, name))
+    main, idle = threading.get_ident(), steady.idle_threads()
+
+    def send() -> None:
+        assert watched.wanted.wait(60)
+        signal.pthread_kill(main, signal.SIGALRM)
+
+    sender, before = threading.Thread(target=send), signal.signal(signal.SIGALRM, handle)
     try:
-        with lock:
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with monkeypatch.context() as patched, lock:
+            patched.setattr(owner, name, watched)
+            sender.start()
             with pytest.raises(KeyboardInterrupt):
                 work()
     finally:
+        sender.join()
         signal.signal(signal.SIGALRM, before)
     assert comes_true(lambda: steady.idle_threads() >= max(idle, 1))
 
 
-def test_an_interrupted_write_does_not_come_later(own_context: vkep.SharedGpuContext) -> None:
+def test_an_interrupted_write_does_not_come_later(
+    own_context: vkep.SharedGpuContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with vkep.InferenceSession(ADD_RELU, context=own_context) as session:
         tensor = session.device_tensor(np.zeros(5, np.float32))
-        _interrupt(lambda: tensor.write(np.ones(5, np.float32)), session._parts.delegate.lock)
+        _interrupt(monkeypatch, lambda: tensor.write(np.ones(5, np.float32)), session._parts.delegate, "lock")
         np.testing.assert_array_equal(tensor.numpy(), np.zeros(5))
 
 
-def test_an_interrupted_run_does_not_come_later(own_context: vkep.SharedGpuContext) -> None:
+def test_an_interrupted_run_does_not_come_later(
+    own_context: vkep.SharedGpuContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x, b = np.ones((2, 3), np.float32), np.ones(3, np.float32)
     with vkep.InferenceSession(ADD_RELU, context=own_context) as session:
         y = session.device_tensor(np.zeros((2, 3), np.float32))
@@ -88,7 +115,7 @@ def test_an_interrupted_run_does_not_come_later(own_context: vkep.SharedGpuConte
         def run() -> None:
             session.run_with_iobinding(binding, vkep.RunOptions())
 
-        _interrupt(run, own_context.device.queue_lock)
+        _interrupt(monkeypatch, run, own_context.device, "queue_lock")
         np.testing.assert_array_equal(y.numpy(), np.zeros((2, 3)))
         run()
         np.testing.assert_array_equal(y.numpy(), x + b)
@@ -120,7 +147,27 @@ def test_a_write_waits_for_an_interrupted_run(open_session: Open, monkeypatch: p
     np.testing.assert_array_equal(y.numpy(), np.zeros(sizes))
 
 
-def test_an_interrupted_method_does_not_come_later(vulkan: object) -> None:
+def test_a_write_waits_no_longer_for_runs_that_failed(
+    own_context: vkep.SharedGpuContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with vkep.InferenceSession(ADD_RELU, context=own_context) as session:
+        x = session.device_tensor(np.ones((2, 3), np.float32))
+        feeds: dict[str, Any] = {"x": x, "b": np.ones(3, np.float32)}
+
+        def fail(*_: object) -> int:
+            raise vkep.GpuError("vkQueueSubmit", "VK_ERROR_OUT_OF_HOST_MEMORY")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(DelegateLease, "submit", fail)
+            for _ in range(3):
+                with pytest.raises(vkep.GpuError, match="OUT_OF_HOST_MEMORY"):
+                    session.run(None, feeds)
+        session.run(None, feeds)
+        last = own_context.timeline.submitted
+        assert x.uses.last(last + 100) == last
+
+
+def test_an_interrupted_method_does_not_come_later(vulkan: object, monkeypatch: pytest.MonkeyPatch) -> None:
     with Program.load(PROGRAMS / "vulkan.pte", token="later") as program:
         method = program.load_method(min(program.method_names))
         given, calls = ones(method), []
@@ -131,7 +178,7 @@ def test_an_interrupted_method_does_not_come_later(vulkan: object) -> None:
             run()
 
         method._run = counted  # type: ignore[method-assign]
-        _interrupt(lambda: method.execute(given), method._lock)
+        _interrupt(monkeypatch, lambda: method.execute(given), method, "_lock")
         assert not calls
         method.execute(given)
         assert calls == [1]

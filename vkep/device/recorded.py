@@ -18,6 +18,7 @@ from vkep.device.run_commands import INPUTS, OUTPUTS, Buffers, RunCommands
 from vkep.device.slab import Slab
 from vkep.device.tensor import DeviceTensor, open_checks, refuse_failed
 from vkep.device.traced import ClockSync, PlanTrace, on_host_clock, stamps
+from vkep.device.uses import Operands
 from vkep.memory.device_arena import DeviceBlock
 from vkep.memory.host_copy import copy
 from vkep.memory.staging_ring import StagingArena, shared_staging_arena
@@ -55,6 +56,7 @@ class RecordedPlan:
         self._traced: tuple[CommandBuffer, QueryPool] | None = None
         self._fault: FaultWord | None = None
         self._reading: list[DeviceTensor] = []  # the inputs of the staged run
+        self._operands = Operands()
         self._checks: list[RunCheck] = []  # the check of the latest run's results
         try:
             self._prepare(slab)
@@ -191,9 +193,9 @@ class RecordedPlan:
             for k in down:
                 addresses[which[k]] = ports.addresses[k]
         what, self._staged = self._table.bind(addresses), addresses
-        for tensor in (*self._reading, *outputs):
-            if isinstance(tensor, DeviceTensor):
-                tensor.uses.begin()
+        self._operands.begin(
+            [tensor.uses for tensor in self._reading], [t.uses for t in outputs if isinstance(t, DeviceTensor)]
+        )
         self._unsure = True
         if self._delegate.unified:
             return Buffers(what)
@@ -204,6 +206,7 @@ class RecordedPlan:
         """Wait until the recording and its memory are free: a run with bound outputs returns before it ends."""
         if self._unsure:
             self._last = self._delegate.context.timeline.submitted
+            self._operands.end(self._last)
             if self._fault is not None:
                 self._fault.unread = True
         self._delegate.lease.wait(self._last)
@@ -229,8 +232,6 @@ class RecordedPlan:
         """Record that the staged run was submitted, and ends at the timeline value."""
         self._last = value
         self._table.sent(self._staged)
-        for tensor in self._reading:
-            tensor.uses.end(value, writes=False)
         self._checks, self._reading = (open_checks(self._reading) if self._reading else []), []
         written = [target for target in outputs if isinstance(target, DeviceTensor)]
         if self._fault is not None:
@@ -241,7 +242,7 @@ class RecordedPlan:
         for target in written:
             if value > target.written_at:  # another thread's run may have been submitted later
                 target.checks[:] = self._checks
-            target.uses.end(value, writes=True)
+        self._operands.end(value)
         self._unsure = False
 
     def collect(self, outputs: Sequence[Array | DeviceTensor | None]) -> list[Array | DeviceTensor]:
@@ -278,7 +279,11 @@ class RecordedPlan:
         each dispatch, in the plan's order. Inputs are as for `run`."""
         self.run(inputs, [None] * len(self._commands.which[OUTPUTS]))  # fills inputs and slots
         commands, queries = self._with_stamps(serial=True)
+        self._operands.begin([tensor.uses for tensor in inputs if isinstance(tensor, DeviceTensor)], [])
+        self._unsure = True
         self._last = self._delegate.lease.submit(self._delegate.lease.prepare([commands]))
+        self._operands.end(self._last)
+        self._unsure = False
         self._delegate.lease.wait(self._last)
         ticks = queries.results()
         times = [queries.nanoseconds(ticks[a], ticks[b]) for a, b in stamps(self.plan, serial=True)]

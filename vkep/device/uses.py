@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class Uses:
     """The submits that use a tensor's memory, as values of its context's timeline. All tensors in the memory share it.
@@ -40,3 +42,26 @@ class Uses:
     def last_write(self, submitted: int) -> int:
         """The value after which nothing that was submitted writes the memory."""
         return submitted if self._begun else self.written
+
+
+class Operands:
+    """The uses of what a recording's run reads and writes, between `begin` and `end`."""
+
+    __slots__ = ("_begun",)
+
+    def __init__(self) -> None:
+        self._begun: list[tuple[Uses, bool]] = []
+
+    def begin(self, reads: Iterable[Uses], writes: Iterable[Uses]) -> None:
+        """A submit of the recording follows."""
+        for all_uses, written in ((reads, False), (writes, True)):
+            for uses in all_uses:
+                uses.begin()
+                self._begun.append((uses, written))
+
+    def end(self, value: int) -> None:
+        """It signals ``value``; where it failed or was interrupted, the latest value that was submitted. Does nothing where
+        no submit has begun."""
+        while self._begun:
+            uses, written = self._begun.pop()
+            uses.end(value, writes=written)

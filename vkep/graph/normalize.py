@@ -141,15 +141,16 @@ def _sparse_values(graph: onnx.GraphProto) -> list[onnx.AttributeProto]:
 
 def _densify(graph: onnx.GraphProto, where: str) -> None:
     """Convert sparse initializers and Constants to dense ones."""
-    graph.initializer.extend(_dense(sparse, where) for sparse in graph.sparse_initializer)
+    for sparse in graph.sparse_initializer:
+        graph.initializer.append(_dense(sparse, f"{where}: sparse initializer {sparse.values.name!r}"))
     del graph.sparse_initializer[:]
     for attribute in _sparse_values(graph):
         value = onnx.AttributeProto(name="value", type=onnx.AttributeProto.TENSOR)
-        value.t.CopyFrom(_dense(attribute.sparse_tensor, where))
+        value.t.CopyFrom(_dense(attribute.sparse_tensor, f"{where}: sparse_value of a Constant"))
         attribute.CopyFrom(value)
 
 
-def _dense(sparse: onnx.SparseTensorProto, where: str) -> onnx.TensorProto:
+def _dense(sparse: onnx.SparseTensorProto, what: str) -> onnx.TensorProto:
     """A sparse tensor, with values at linear indices (n) or at coordinates (n, rank), as a dense one."""
     name, shape = sparse.values.name, tuple(sparse.dims)
     try:
@@ -165,7 +166,7 @@ def _dense(sparse: onnx.SparseTensorProto, where: str) -> onnx.TensorProto:
         dense.reshape(-1)[indices] = values
         return numpy_helper.from_array(dense, name)
     except (TypeError, ValueError) as error:
-        raise InvalidModelError(f"{where}: sparse initializer {name!r}: {error}") from None
+        raise InvalidModelError(f"{what}: {error}") from None
 
 
 def _check_dense_bytes(model: onnx.ModelProto, where: str) -> None:

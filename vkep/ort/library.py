@@ -62,8 +62,9 @@ def build(folder: str | os.PathLike[str] | None = None) -> Path:
         return compile_to(Path(folder) / f"{MODULE}{suffix}", declarations, source)
     target = code_folder("ort", digest) / f"{MODULE}{suffix}"
     if not has_kept_digest(target, key):
-        with contextlib.suppress(OSError):
-            remove(target)
+        if target.is_dir():  # a file is replaced in one step: another process may be loading it
+            with contextlib.suppress(OSError):
+                remove(target)
         compile_to(target, declarations, source)
         with contextlib.suppress(OSError):  # the next process compiles again
             keep_digest(target, key)

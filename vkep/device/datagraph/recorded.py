@@ -12,7 +12,7 @@ from gpu_shared.tensors import ArmTensor
 from gpu_shared.timeline import PreparedSubmit
 from vkep.device.datagraph.pipelines import VgfPipelines, binding_type, passed_through
 from vkep.device.tensor import DeviceTensor
-from vkep.device.uses import Uses
+from vkep.device.uses import Operands
 from vkep.memory.device_arena import DeviceBlock
 from vkep.plan.memory import Lifetime, align, place
 from vkep.vgf.layout import dense, memory_bytes, strides_of
@@ -39,7 +39,7 @@ class RecordedVgf:
         self._delegate, self._vgf, self._push = delegate, vgf, push_constants or {}
         self._held: list[Any] = []
         self.last = 0
-        self._using: list[tuple[Uses, bool]] = []
+        self._operands = Operands()
         self._bound = {t.block.buffer for _, t in tensors}
         try:
             bound = dict(reversed(tensors))
@@ -168,17 +168,13 @@ class RecordedVgf:
 
     def stage(self, inputs: Sequence[GraphTensor], outputs: Sequence[DeviceTensor]) -> None:
         """Prepare a run on these tensors, at the memory that it was recorded for; `submitted` must follow."""
-        self._using = [(t.uses, False) for t in inputs if isinstance(t, DeviceTensor)] + [
-            (t.uses, True) for t in outputs
-        ]
-        for uses, _ in self._using:
-            uses.begin()
+        self._operands.end(self._delegate.context.timeline.submitted)  # of a run that failed or was interrupted
+        self._operands.begin([t.uses for t in inputs if isinstance(t, DeviceTensor)], [t.uses for t in outputs])
 
     def submitted(self, value: int) -> None:
         """Record that the run was submitted, and ends at the timeline value."""
         self.last = value
-        for uses, writes in self._using:
-            uses.end(value, writes=writes)
+        self._operands.end(value)
 
     @property
     def stale(self) -> bool:
