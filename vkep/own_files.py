@@ -11,7 +11,6 @@ import contextlib
 import errno
 import functools
 import logging
-import multiprocessing.util
 import os
 import shutil
 import stat
@@ -94,6 +93,8 @@ def _process_folder(process: int) -> Path:
             shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(remove)
+    import multiprocessing.util  # it loads modules that planning does without
+
     multiprocessing.util.Finalize(None, remove, exitpriority=0)  # processes that multiprocessing forks skip atexit
     return folder
 
