@@ -67,15 +67,21 @@ class _Watched:
 def _interrupt(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object], owner: Any, name: str) -> None:
     """Interrupt ``work()`` while its thread waits for a lock, and return when that thread has ended the work."""
 
+    handled = threading.Event()
+
     def handle(*_: object) -> None:
-        raise KeyboardInterrupt
+        if not handled.is_set():
+            handled.set()
+            raise KeyboardInterrupt
 
     lock, watched = getattr(owner, name), _Watched(getattr(owner, name))
     main, idle = threading.get_ident(), steady.idle_threads()
 
     def send() -> None:
         assert watched.wanted.wait(60)
-        signal.pthread_kill(main, signal.SIGALRM)
+        while not handled.is_set():  # one that comes just before the main thread waits does not wake it
+            signal.pthread_kill(main, signal.SIGALRM)
+            handled.wait(0.05)
 
     sender, before = threading.Thread(target=send), signal.signal(signal.SIGALRM, handle)
     try:
