@@ -41,10 +41,6 @@ class WeakValues(Generic[K, V]):
         self._forget()
         return [value for entry in list(self._entries.values()) if (value := entry()) is not None]
 
-    def __len__(self) -> int:
-        self._forget()
-        return len(self._entries)
-
     def _forget(self) -> None:
         while self._dead:
             try:
