@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from gpu_shared.capabilities import DeviceCapabilities
 from vkep import sizes
 from vkep.passes import emit
 from vkep.plan.records import Dispatch, Plan, Space
@@ -159,7 +160,7 @@ class _Serial:
         return map(function, *args)
 
 
-_AS_IT_IS = frozenset({int, str, float, bool, bytes, type(None)})
+_AS_IT_IS = frozenset({int, str, float, bool, bytes, type(None), frozenset, DeviceCapabilities})
 
 
 def _mapped(value: Any, size: Callable[[Size], Any]) -> Any:

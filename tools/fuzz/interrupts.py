@@ -4,7 +4,8 @@
 
 A timer's signal handler raises in the main thread while it opens, runs, binds, reads or closes; one in four is followed by a
 second within microseconds, and one in two tracebacks is kept for a while, with all frames. With ``--threads`` the calls run in a
-thread that another raises in (`PyThreadState_SetAsyncExc`). A call that does not return ends the process with all stacks.
+thread that another raises in (`PyThreadState_SetAsyncExc`). With ``--each`` the moments are not random: calls are interrupted at
+each point in turn where the interpreter looks for signals. A call that does not return ends the process with all stacks.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from tools.fuzz.moments import (
     no_object_left,
     ones,
 )
+from tools.fuzz.points import Points
 from tools.models.language import write_language
 from vkep.executorch import Program
 from vkep.generation import Answer, Generator, Sampling
@@ -362,14 +364,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--what", nargs="*", default=list(WHAT), choices=list(WHAT))
     parser.add_argument("--threads", action="store_true", help="raise in another thread than the main one")
+    parser.add_argument(
+        "--each", type=int, metavar="STEP", help="interrupt at each STEP-th point, up to COUNT interrupts"
+    )
     given = parser.parse_args(arguments)
     for what in given.what:
-        moments = Moments(given.seed)
+        moments = Moments(given.seed) if given.each is None else Points(given.seed, given.each)
         began = time.monotonic()
 
         def work(what: str = what, moments: Moments = moments) -> None:
             with moments.in_this_thread() if given.threads else moments.in_main():
-                WHAT[what](Campaign(moments, given.count))
+                try:
+                    WHAT[what](Campaign(moments, given.count))
+                except BaseException:
+                    print(f"{what}: {moments.last()}", file=sys.stderr)
+                    raise
 
         failed: list[BaseException] = []
         if given.threads:

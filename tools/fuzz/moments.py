@@ -57,7 +57,7 @@ def ones(method: Method) -> list[Any]:
 
 
 class Moments:
-    """Raises in the main thread, or in ``thread``, at random moments after `arm`; counts the exceptions."""
+    """Raises in the main thread, or in another one, at random moments after `arm`; counts the exceptions."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -67,6 +67,15 @@ class Moments:
         # an exception raised in a thread would lose the lock of a `threading.Event`; these are changed in one step
         self._said = queue.SimpleQueue[tuple[int, float]]()  # a number and its delay, or its end: a delay below 0
         self._asked = self._ended = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no moment is left."""
+        return False
+
+    def last(self) -> str:
+        """When the last exception was raised."""
+        return f"interrupt {self.count}"
 
     def arm(self, typical: float) -> None:
         self._armed = 2 if self.random.random() < 0.25 else 1
@@ -149,7 +158,7 @@ class Campaign:
             attempt()
         typical = (time.perf_counter() - began) / 5
         goal, checked = self.moments.count + self.count, self.moments.count
-        while self.moments.count < goal:
+        while self.moments.count < goal and not self.moments.is_over:
             faulthandler.dump_traceback_later(_HANGS, exit=True)
             self._once(attempt, typical)
             # the call right after an interrupt is in danger of what the interrupted one still does
