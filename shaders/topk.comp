@@ -1,12 +1,11 @@
-// TopK along the middle of x [outer, axis, inner] into sorted values and int64 indices [outer, k, inner]. Of equal elements the
-// lower index goes first; NaN is the largest. With RANK there is one lane per element: it counts the elements that go before
-// it, and writes its own to that position if it is below k. Without, SPLIT lanes share a column and k times find the best
-// element after the last one found (for small k).
+// TopK of small k along the middle of x [outer, axis, inner] into sorted values and int64 indices [outer, k, inner]. Of equal
+// elements the lower index goes first; NaN is the largest. SPLIT lanes share a column and k times find the best element after
+// the last one found. topk_sort.comp takes any k.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
 #define ARGS_BODY { uvec2 x; uvec2 values; uvec2 indices; \
-    uint columns; uint axis; uint axis_mul; uint axis_shift; uint inner; uint inner_mul; uint inner_shift; uint k; }
+    uint columns; uint axis; uint inner; uint inner_mul; uint inner_shift; uint k; }
 #include "args.glsl"
 #include "elements.glsl"
 #include "fastdiv.glsl"
@@ -23,27 +22,6 @@ struct Candidate { KEY_T key; uint index; };
 bool before(Candidate a, Candidate b) { return a.key > b.key || (a.key == b.key && a.index < b.index); }
 Candidate better(Candidate a, Candidate b) { return before(b, a) ? b : a; }
 KEY_T key_of(COMPUTE_T v) { return sort_key(v, LARGEST != 0u, LARGEST != 0u ? ~KEY_T(0) : KEY_T(0)); }
-
-#ifdef RANK
-void main() {
-    uint id = flat_lane();
-    if (id >= args.columns * args.axis) return;
-    InTensor x = InTensor(operand(args.x, 0));
-    uint i, own;
-    uint row = fast_divmod(id, args.inner, args.inner_mul, args.inner_shift, i);
-    uint outer = fast_divmod(row, args.axis, args.axis_mul, args.axis_shift, own);
-    uint at = outer * args.axis * args.inner + i;
-    IN_T stored = x.v[id];
-    Candidate mine = Candidate(key_of(load_element(stored)), own);
-    uint rank = 0u;
-    for (uint j = 0u; j < args.axis; ++j, at += args.inner)
-        rank += uint(before(Candidate(key_of(load_element(x.v[at])), j), mine));
-    if (rank >= args.k) return;
-    uint to = (outer * args.k + rank) * args.inner + i;
-    OutTensor(operand(args.values, 1)).v[to] = OUT_T(stored);
-    Int64Tensor(operand(args.indices, 2)).v[to] = uvec2(own, 0u);
-}
-#else
 COMBINE_SHARED(best_of, Candidate, better)
 
 void main() {
@@ -73,4 +51,3 @@ void main() {
         }
     }
 }
-#endif

@@ -41,6 +41,17 @@ CASES: dict[str, tuple[str, Callable[[Draw], dict[str, Any]]]] = {
         }""",
         lambda draw: {"x": draw.random(int(draw.integers(10, 90)), FLOAT)},
     ),
+    "the largest of lists from short to long": (
+        "(float[n] x, int64[1] k) => (float[m] y, int64[m] i) { y, i = TopK(x, k) }",
+        lambda draw: {
+            "x": (x := draw.integers(0, 99, int(2 ** draw.uniform(4, 13.5))).astype(FLOAT)),
+            "k": draw.integers(2, len(x), 1),
+        },
+    ),
+    "distinct values of lists from short to long": (
+        "(float[n] x) => (float[k] y, int64[k] i) { y, i = Unique(x) }",
+        lambda draw: {"x": draw.integers(0, 2000, int(2 ** draw.uniform(4, 13.5))).astype(FLOAT)},
+    ),
     "elements at constant places": (
         """(float[n,m] x) => (float[n,3] y, float[2] z) {
             i = Constant <value_ints: ints = [0, -1, 2]> () y = Gather <axis: int = 1> (x, i)

@@ -1,38 +1,83 @@
-"""TopK along the middle of a tensor viewed as [outer, axis, inner] (``shaders/topk.comp``)."""
+"""TopK along the middle of a tensor viewed as [outer, axis, inner]: by k searches (``shaders/topk.comp``), or by a sort
+(``shaders/topk_sort.comp``)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import InvalidNode
-from vkep.kernels.columns import ColumnProblem, column_blocks
+from vkep.kernels.columns import COLUMN_PARAMS, ColumnProblem, column_blocks
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.launch import element_defines, flat_lanes, key_defines, share_columns
+from vkep.kernels.launch import (
+    BUSY_GROUPS,
+    ceil_div,
+    element_defines,
+    flat_lanes,
+    is_cpu,
+    key_defines,
+    lanes,
+    share_columns,
+)
 from vkep.kernels.problem import Need
 from vkep.kernels.select import Candidate, Emission, implement
-from vkep.sizes import at_hand
+from vkep.sizes import at_hand, hint
 
-_TYPES = ("float32", "float16", "int32", "int64", "uint8")
+_VARIANTS = tuple(element_defines(t) | key_defines(t) for t in ("float32", "float16", "int32", "int64", "uint8"))
 
 
-def _reach(call: KernelCall) -> Mapping[str, int]:
+def _search_reach(call: KernelCall) -> Mapping[str, int]:
     blocks, element = column_blocks(call), call.size_of("IN_T")
     found = blocks * call["k"]
     return {"x": blocks * call["axis"] * element, "values": found * element, "indices": found * 8}
 
 
+def _sort_reach(call: KernelCall) -> Mapping[str, int]:
+    first, last = call["FIRST"], call["LAST"]
+    elements, found = call["columns"] * call["axis"], call["columns"] * call["k"]
+    key, element = call.size_of("KEY_T"), call.size_of("IN_T")
+    return {
+        "x": elements * element if first or last else 0,
+        "keys": 0 if first else elements * key,
+        "places": 0 if first else elements * 4,
+        "next_keys": 0 if last else elements * key,
+        "next_places": 0 if last else elements * 4,
+        "values": found * element if last else 0,
+        "indices": found * 8 if last else 0,
+    }
+
+
 TOPK = Kernel(
     "topk.comp",
     operands=(Operand("x"), Operand("values", writes=True), Operand("indices", writes=True)),
-    params=(("columns", "uint"), *magic_fields("axis", "inner"), ("k", "uint")),
+    params=(*COLUMN_PARAMS, ("k", "uint")),
     spec={"SPLIT": 1, "ACROSS": 0, "LARGEST": 1},
-    variants=tuple(element_defines(t) | key_defines(t) | rank for t in _TYPES for rank in ({}, {"RANK": "1"})),
-    reach=_reach,
+    variants=_VARIANTS,
+    reach=_search_reach,
 )
+TOPK_SORT = Kernel(
+    "topk_sort.comp",
+    operands=(
+        *map(Operand, ("x", "keys", "places")),
+        *(Operand(name, writes=True) for name in ("next_keys", "next_places", "values", "indices")),
+    ),
+    params=(("columns", "uint"), *magic_fields("axis", "inner", "run"), ("k", "uint")),
+    spec={"LARGEST": 1, "FIRST": 1, "LAST": 1},
+    variants=_VARIANTS,
+    reach=_sort_reach,
+)
+
+#: the longest axis that is one run, and the most elements of a run of a longer one
+_WHOLE, _RUN = 512, 128
+#: the most elements of a run where a plan that was made for a shorter axis is used
+_LONGEST_RUN = 32 * _RUN
+#: the most rounds, also where a plan that was made for a smaller k is used
+_MOST_ROUNDS = 256
+#: times in a lane's comparisons of elements: all merges for small k, since they keep few elements; a choice among the
+#: lanes of a column; a dispatch
+_MERGING, _CHOICE, _DISPATCH = 32, 16, 100
 
 
 @dataclass(frozen=True)
@@ -40,7 +85,8 @@ class TopKProblem(ColumnProblem):
     """``values`` (of ``dtype``) and ``indices`` (int64), both [outer, k, inner]: the k largest (else smallest) elements
     of the middle of ``x``, in order; equal ones by lower index first; NaN counts as the largest.
 
-    Work is ``axis * k`` or ``axis**2`` comparisons per column. Raises `InvalidNode` unless ``0 <= k <= axis``.
+    Work is ``axis * k`` comparisons per column for small k, else ``axis * log(axis)**2`` with temporary memory of two
+    keys (4 or 8 bytes) and two places (4 bytes) an element. Raises `InvalidNode` unless ``0 <= k <= axis``.
     """
 
     k: int = 1
@@ -55,46 +101,94 @@ class TopKProblem(ColumnProblem):
         return (Need("values", self.dtype, shape, flat=True), Need("indices", "int64", shape, flat=True))
 
 
-def _takes_ranks(problem: TopKProblem, caps: DeviceCapabilities) -> str:
-    return "k rounds compare less" if _is_small(problem.k, problem.axis) else ""
+def _takes_rounds(problem: TopKProblem, caps: DeviceCapabilities) -> str:
+    if not _is_small(problem.k, problem.axis, problem.columns, problem.inner, caps):
+        return "a sort compares less"
+    # the condition of a plan with sizes
+    return "" if problem.k <= _MOST_ROUNDS else f"k is {problem.k}, expected up to {_MOST_ROUNDS}"
 
 
 @at_hand
-def _is_small(k: int, axis: int) -> bool:
-    return k * 8 <= axis
+def _is_small(k: int, axis: int, columns: int, inner: int, caps: DeviceCapabilities) -> bool:
+    """Whether k searches are expected to be faster than a sort. Both compare elements; a GPU has many lanes for that,
+    of which k searches use few where there are few columns."""
+    merges = _merges(axis)
+    if not merges:
+        return k * 8 <= axis
+    if k > _MOST_ROUNDS:
+        return False
+    at_once = 1 if is_cpu(caps) else BUSY_GROUPS * lanes(caps, columns * axis)
+    split = share_columns(columns, axis, inner, caps, shuffles=False).split
+    rounds = k * (ceil_div(axis, split) + (_CHOICE if split > 1 else 0)) * ceil_div(columns * split, at_once)
+    sort = (ceil_div(axis, 1 << merges) + _MERGING) * ceil_div(columns * axis, at_once) + merges * _DISPATCH
+    return rounds <= sort
 
 
-def _ranks(problem: TopKProblem, e: Emission) -> KernelCall:
-    """Each lane ranks one element: about as many comparisons as k rounds, in one pass."""
-    return _call(problem, e, flat_lanes(e.caps, problem.elements), {}, {"RANK": "1"}, problem.axis)
+@at_hand
+def _merges(axis: int) -> int:
+    """How often pairs of runs are merged: the axis has ``2**merges`` runs."""
+    return 0 if axis <= _WHOLE else (ceil_div(axis, _RUN) - 1).bit_length()
 
 
 def _rounds(problem: TopKProblem, e: Emission) -> KernelCall:
     """In each of k rounds, the lanes of a column find the next element together."""
     share = share_columns(problem.columns, problem.axis, problem.inner, e.caps, shuffles=False)
-    return _call(problem, e, share.launch, share.spec, {}, problem.k)
-
-
-def _call(
-    problem: TopKProblem,
-    e: Emission,
-    launch: dict[str, Any],
-    spec: dict[str, int],
-    defines: dict[str, str],
-    comparisons: int,
-) -> KernelCall:
     return TOPK.call(
-        **launch,
+        **share.launch,
         operands=e.operands,
-        params=problem.params | magic_params("axis", problem.axis) | {"k": problem.k},
-        spec={**spec, "LARGEST": int(problem.largest)},
-        defines=element_defines(problem.dtype) | key_defines(problem.dtype) | defines,
-        flops=problem.elements * comparisons,
+        params=problem.params | {"k": problem.k},
+        spec={**share.spec, "LARGEST": int(problem.largest)},
+        defines=element_defines(problem.dtype) | key_defines(problem.dtype),
+        flops=problem.elements * problem.k,
     )
+
+
+def _sorted(problem: TopKProblem, e: Emission) -> list[KernelCall]:
+    """Each lane ranks one element within its run, then in each merged pair of runs. The number of runs is a power of two
+    that the size at hand decides; their length follows from the axis."""
+    merges = _merges(problem.axis)
+    while problem.axis > _LONGEST_RUN << merges:  # the condition of a plan with sizes
+        merges += 1
+    shape = (problem.columns, problem.axis)
+    key = "uint64" if key_defines(problem.dtype)["KEY_T"] == "uint64_t" else "uint32"
+    # a merge reads what the one before it wrote, and writes what that one read
+    buffers = [(e.target.scratch(key, shape), e.target.scratch("uint32", shape)) for _ in range(min(merges, 2))]
+    result = {"values": e["values"], "indices": e["indices"]}
+    run = ceil_div(problem.axis, 1 << merges)
+    calls = []
+    for stage in range(merges + 1):
+        first, last = stage == 0, stage == merges
+        keys, places = (None, None) if first else buffers[(stage - 1) % 2]
+        next_keys, next_places = (None, None) if last else buffers[stage % 2]
+        length = run << max(stage - 1, 0)
+        calls.append(
+            TOPK_SORT.call(
+                **flat_lanes(e.caps, problem.elements),
+                operands={
+                    "x": e["x"] if first or last else None,
+                    "keys": keys,
+                    "places": places,
+                    "next_keys": next_keys,
+                    "next_places": next_places,
+                    **(result if last else dict.fromkeys(result)),
+                },
+                params={
+                    "columns": problem.columns,
+                    "k": problem.k,
+                    **magic_params("axis", problem.axis),
+                    **magic_params("inner", problem.inner),
+                    **magic_params("run", length),
+                },
+                spec={"LARGEST": int(problem.largest), "FIRST": int(first), "LAST": int(last)},
+                defines=element_defines(problem.dtype) | key_defines(problem.dtype),
+                flops=problem.elements * (hint(run) if first else hint(length).bit_length()),
+            )
+        )
+    return calls
 
 
 implement(
     TopKProblem,
-    Candidate("ranks", _ranks, when=_takes_ranks),
-    Candidate("rounds", _rounds),
+    Candidate("rounds", _rounds, when=_takes_rounds),
+    Candidate("sort", _sorted),
 )
