@@ -126,6 +126,48 @@ def test_steps_whose_results_differ_in_shape_are_an_error_that_names_the_loop(
         session.run(None, given | {"x": np.zeros((5, 2, 4), np.float32)})
 
 
+#: loops of as many steps as a computed number says, which is known in a run; ``r`` and ``o`` have no declared types
+NO_TYPES = """g (float n, float[k,2] x, float[2] h) => (float[2] y, float[t,2] ys) {{
+    trips = Cast <to: int = 7> (n)
+    go = Constant <value = bool {{1}}> ()
+    y, ys = Loop (trips, go, h) <body = body (int64 i, bool c, float[2] s) => (bool d, float[2] r, float[2] o) {{
+        d = {condition}
+        e = {element}
+        r = Add(s, e)
+        o = Neg(r)
+    }}>
+}}"""
+
+
+@pytest.mark.parametrize("condition", ["Identity(c)", "Less(i, i)"])
+def test_a_loop_without_steps_has_results_of_the_types_that_steps_make(open_session: Open, condition: str) -> None:
+    proto = without_types(
+        NO_TYPES.format(condition=condition, element="ReduceMax <axes: ints = [0], keepdims: int = 0> (x)")
+    )
+    session = open_session(proto.SerializeToString(), fallback="error")
+    peer = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    for steps in (3, 0, 4, -1):
+        given = {"n": np.array(steps, np.float32), "x": np.ones((5, 2), np.float32), "h": np.ones(2, np.float32)}
+        for got, expected in zip(session.run(None, given), peer.run(None, given), strict=True):
+            np.testing.assert_array_equal(got, expected, strict=True)
+
+
+def test_a_step_that_finds_types_and_fails_is_an_error_of_the_loop(open_session: Open) -> None:
+    session = open_session(without_types(NO_TYPES.format(condition="Identity(c)", element="Gather(x, i)")))
+    given = {"n": np.array(3, np.float32), "x": np.ones((5, 2), np.float32), "h": np.ones(2, np.float32)}
+    assert session.run(None, given)[1].shape == (3, 2)
+    with pytest.raises(InvalidInputError, match=r"Loop .*: it has no steps, and its body does not declare the types"):
+        session.run(None, given | {"n": np.array(0, np.float32), "x": np.ones((0, 2), np.float32)})
+
+
+def without_types(text: str) -> onnx.ModelProto:
+    proto = model(text, opset=13)
+    [body] = [a.g for node in proto.graph.node for a in node.attribute if a.name == "body"]
+    for output in body.output[1:]:
+        output.ClearField("type")
+    return proto
+
+
 def test_results_of_one_shape_that_numpy_cannot_join_are_no_error_of_shapes() -> None:
     control = ControlExecutor.__new__(ControlExecutor)
     piece = np.broadcast_to(np.float32(0), (1 << 60,))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from vkep import dtypes
 from vkep.device.tensor import on_host
 from vkep.errors import InvalidInputError
 from vkep.graph.model import Graph, Node, ValueInfo
@@ -77,7 +78,25 @@ class ControlExecutor:
             for pieces, piece in zip(stacked, results[len(states) :], strict=True):
                 pieces.append(on_host(piece))
             step += part.steps
+        if not step and any(dtypes.from_onnx(info.elem_type) is None for info in infos):
+            return [*states, *[on_host(r)[:0] for r in self._first_results(values, states, watch)[-len(infos) :]]]
         return [*states, *(self._joined(p, i, 0) for p, i in zip(stacked, infos, strict=True))]
+
+    def _first_results(self, values: Values, states: Sequence[Any], watch: Watch | None) -> list[Any]:
+        """The stacked results of the first steps of a Loop. Where none shall run, they tell the types that the body does not
+        declare. Raises `InvalidInputError` where these steps cannot run."""
+        part = self._newest = self._parts[-1]
+        try:
+            if self._counts:
+                numbers = np.stack([loop_value(self.body, 0, k) for k in range(part.steps)])
+                return part.run(values, [*states, numbers], range(0), watch)
+            inputs = [loop_value(self.body, 0, 0), loop_value(self.body, 1, True), *states]
+            return [on_host(result)[None] for result in part.run(values, inputs, range(0), watch)]
+        except InvalidInputError as error:
+            raise InvalidInputError(
+                f"{self.node.title}: it has no steps, and its body does not declare the types of its outputs; a step that "
+                f"finds them fails: {error}"
+            ) from None
 
     def _scan(self, values: Values, watch: Watch | None) -> list[Any]:
         scan = ScanShape.of(self.node, len(self.node.inputs))
