@@ -72,14 +72,14 @@ def declare() -> None:
     implement(StrayProblem, Candidate("stray", _emit))
 
 
-def model(beyond: int, place: str) -> onnx.ModelProto:
+def model(beyond: int, place: str, size: int | str = 7) -> onnx.ModelProto:
     """What the kernel writes is the run's output, or an activation."""
     made, rest = ("y", []) if place == "output" else ("t", [helper.make_node("Softmax", ["t"], ["y"])])
     graph = helper.make_graph(
         [helper.make_node("Stray", ["x"], [made], domain="com.example", beyond=beyond), *rest],
         "stray",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [7])],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [7])],
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [size])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [size])],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("com.example", 1)])
 
@@ -106,11 +106,39 @@ def test_results_between_guard_pages_are_the_same(own_context: SharedGpuContext)
             for scale in (1, 2):
                 e = np.exp(x * scale - x.max() * scale)
                 np.testing.assert_allclose(session.run(None, {"x": x * scale})[0], e / e.sum(), rtol=1e-5)
-        assert {what.split(" ")[0] for what, _ in guards.memories} == {"input", "output", "activation"}
+        assert {what.split(" ")[0] for what in guards.made} == {"input", "output", "activation"}
 
 
-@pytest.mark.parametrize(("beyond", "ends"), [(0, 0), (8, -signal.SIGSEGV), (-4096, -signal.SIGSEGV)])
-def test_accesses_in_the_guard_pages_end_the_process(own_context: SharedGpuContext, beyond: int, ends: int) -> None:
+@pytest.mark.usefixtures("_declared")
+@pytest.mark.parametrize("place", ["output", "activation"])
+@pytest.mark.parametrize("beyond", [0, 1, -1])
+def test_a_plan_for_many_sizes_has_tensors_of_each_runs_size(
+    own_context: SharedGpuContext, beyond: int, place: str
+) -> None:
+    if "llvmpipe" not in own_context.device.label:
+        pytest.skip("shaders do not run on host addresses")
+    sizes = (6, 201, 131, 7, 1, 130, 7)
+    with guarded() as guards:
+        with InferenceSession(model(beyond, place, "n"), context=own_context, save_plans=False) as session:
+            for k, n in enumerate(sizes):
+                x = np.linspace(-1, 1, n, dtype=np.float32)
+                expected = x if place == "output" else np.exp(x) / np.exp(x).sum()
+                got = session.run(None, {"x": x})[0]
+                if not beyond:
+                    np.testing.assert_allclose(got, expected, rtol=1e-5)
+                assert [what.split(" ")[0] for what in guards.broken()] == [place] * (k + 1 if beyond else 0)
+        # the first size has a plan of its own; 7 is far from 201, so that there are two plans for many sizes
+        assert (guards.fitted, guards.refitted) == (6, 4)
+
+
+@pytest.mark.parametrize(
+    ("beyond", "sizes", "ran"),
+    [(0, [7], 1), (8, [7], 0), (-4096, [7], 0), (0, [7, 201, 200], 3), (1, [7, 201, 200], 2)],
+)
+def test_accesses_in_the_guard_pages_end_the_process(
+    own_context: SharedGpuContext, beyond: int, sizes: list[int], ran: int
+) -> None:
+    """The last plan is set to another size, whose tensors end at the guard pages: 200 elements leave no bytes before them."""
     if "llvmpipe" not in own_context.device.label:
         pytest.skip("shaders do not run on host addresses")
     code = f"""
@@ -119,12 +147,16 @@ from tests.tools.test_fuzz import declare, model
 from tools.fuzz.guard import guarded
 from vkep import InferenceSession
 declare()
-with guarded(), InferenceSession(model({beyond}, "output"), save_plans=False) as session:
-    session.run(None, {{"x": np.zeros(7, np.float32)}})
+with guarded(), InferenceSession(model({beyond}, "output", {"n" if len(sizes) > 1 else 7!r}), save_plans=False) as session:
+    for n in {sizes}:
+        session.run(None, {{"x": np.zeros(n, np.float32)}})
+        print("ran", flush=True)
 """
     path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "registry"), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, check=False)
-    assert done.returncode == ends
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=False)
+    assert done.returncode == (0 if ran == len(sizes) else -signal.SIGSEGV)
+    assert done.stdout.split() == [b"ran"] * ran
 
 
 @pytest.mark.slow
@@ -140,6 +172,22 @@ def test_calls_that_onnx_runtime_refuses_are_refused(vulkan: DeviceInfo) -> None
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert re.search(r"^all +200 .* none$", done.stdout, re.MULTILINE), done.stdout[-2000:]
+
+
+def test_a_series_of_sizes_between_guard_pages_gives_the_same_results(vulkan: DeviceInfo) -> None:
+    """A short form of ``python -m tools.fuzz.operators --sizes``."""
+    pytest.importorskip("onnxruntime")
+    if "llvmpipe" not in vulkan.name:
+        pytest.skip("shaders do not run on host addresses")
+    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "registry"), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-W", "ignore", "-m", "tools.fuzz.operators", "--sizes", "--node-tests", "--jobs", "1"]
+    command += ["--cases", "21", "--seed", "5", "--only", r"Softmax|Concat|MatMul|Gather|Conv|\(softmax\)"]
+    environment = {**os.environ, "PYTHONPATH": path, "VKEP_VALIDATION": "0"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert re.search(r"^all +21 .* none$", done.stdout, re.MULTILINE), done.stdout[-2000:]
+    fitted = re.search(r"(\d+) set a plan to sizes, (\d+) a plan in memory of other sizes", done.stdout)
+    assert fitted is not None and int(fitted[1]) > 40 and int(fitted[2]) > 8, done.stdout[-2000:]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

@@ -4,6 +4,10 @@ Where shaders run on the host's processor, device addresses are host addresses. 
 did not allocate. A kernel that touches the pages around one ends the process with SIGSEGV; the bytes that
 are left between a tensor and these pages hold a pattern, so that what is written there is found after the run, and what is
 read there is no plausible number.
+
+A plan with symbolic sizes gets new memory for each sizes that it is set to: its tensors have exactly the bytes of that run. The
+argument table stays the same, so that numbers of an earlier run that were left in it are found. Only the plan's commands are
+recorded again, since addresses may be push constants.
 """
 
 from __future__ import annotations
@@ -11,18 +15,22 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
-from vkep.device import arguments, run_commands
+from vkep.device import run_commands
+from vkep.device.arguments import ArgumentTable, RunNumbers
+from vkep.device.recorded import RecordedPlan
 from vkep.dtypes import DTYPES
 from vkep.passes import emit
 from vkep.plan.memory import Lifetime, align
-from vkep.plan.records import Dispatch, Port, Space
+from vkep.plan.records import Port, Space
 
 #: inaccessible bytes on each side of a tensor
 GUARD = 1 << 26
@@ -41,8 +49,8 @@ _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class GuardedMemory:
-    """``nbytes`` that end at guard pages (up to `ALIGNMENT` bytes before them). Raises ``OSError`` where the system has
-    no memory."""
+    """``nbytes`` that end at guard pages (up to `ALIGNMENT` bytes before them). Raises ``MemoryError`` where the system
+    has no memory."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -52,10 +60,12 @@ class GuardedMemory:
         kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
         base = _libc.mmap(None, self._size, 0, kind, -1, 0)
         if base == ctypes.c_void_p(-1).value:
-            raise OSError(ctypes.get_errno(), f"no address space for {nbytes} guarded bytes")
+            raise MemoryError(f"no address space for {nbytes} guarded bytes: {os.strerror(ctypes.get_errno())}")
         self._base = base
         if _libc.mprotect(base + GUARD, self._open, mmap.PROT_READ | mmap.PROT_WRITE):
-            raise OSError(ctypes.get_errno(), f"no memory for {nbytes} guarded bytes")
+            error = os.strerror(ctypes.get_errno())
+            _libc.munmap(base, self._size)
+            raise MemoryError(f"no memory for {nbytes} guarded bytes: {error}")
         self.address = base + GUARD + self._open - body
         raw = (ctypes.c_uint8 * self._open).from_address(base + GUARD)
         self._all = np.frombuffer(memoryview(raw), np.uint8)
@@ -73,60 +83,119 @@ class GuardedMemory:
         _libc.munmap(self._base, self._size)
 
 
+@dataclass
+class _Table:
+    """The guarded tensors of one argument table."""
+
+    constants: dict[int, GuardedMemory] = field(default_factory=dict)
+    activations: dict[int, GuardedMemory] = field(default_factory=dict)  #: by number, or by `PlanSizes.buffers`
+    numbers: RunNumbers | None = None  #: those that a plan with sizes is set to
+
+
 class Guards:
     """The guarded memory of the plans made inside `guarded`."""
 
     def __init__(self) -> None:
-        self.memories: list[tuple[str, GuardedMemory]] = []
-        self._activations: list[int] = []  # bytes by the activation's number
-        self._made: dict[tuple[int, int], GuardedMemory] = {}
-        self._constants: dict[tuple[int, int], GuardedMemory] = {}
+        self.made: list[str] = []  #: all tensors that were guarded
+        self.fitted = 0  #: how often a plan with sizes was set to sizes
+        self.refitted = 0  #: how often its argument table had other sizes before
+        self._open: dict[GuardedMemory, str] = {}
+        self._broken: list[str] = []  # of memory that was closed
+        self._nbytes: list[int] = []  # of activations, by number
+        self._tables: dict[ArgumentTable, _Table] = {}
 
     def broken(self) -> list[str]:
         """The tensors around which something was written."""
-        return [what for what, memory in self.memories if not memory.is_intact]
+        return self._broken + [what for memory, what in self._open.items() if not memory.is_intact]
 
     def new(self, nbytes: int, what: str) -> GuardedMemory:
         memory = GuardedMemory(nbytes)
-        self.memories.append((what, memory))
+        self._open[memory] = what
+        self.made.append(what)
         return memory
+
+    def retire(self, memory: GuardedMemory) -> None:
+        """Close memory that no run uses any more."""
+        what = self._open.pop(memory)
+        if not memory.is_intact:
+            self._broken.append(what)
+        memory.close()
 
     def place(self, lifetimes: Sequence[Lifetime], piece: int | None = None) -> tuple[list[int], int]:
         """In place of `vkep.plan.memory.place`: no two activations share an address."""
-        first = len(self._activations)
-        self._activations += [life.nbytes for life in lifetimes]
-        return [k * _APART for k in range(first, len(self._activations))], 1
+        first = len(self._nbytes)
+        self._nbytes += [life.nbytes for life in lifetimes]
+        return [k * _APART for k in range(first, len(self._nbytes))], 1
 
-    def patched(self, plan: arguments.ArgumentTable, dispatch: Dispatch, data: bytes) -> bytes:
-        """A dispatch's arguments with guarded copies of its constants, and guarded activations."""
-        patched = bytearray(data)
-        for r in dispatch.relocations:
-            if r.space is Space.ACTIVATION:
-                number, within = divmod(r.addend, _APART)
-                memory = self._made.get((id(plan), number))
-                if memory is None:
-                    memory = self._made[id(plan), number] = self.new(
-                        self._activations[number], f"activation {number} of {dispatch.label}"
-                    )
-            elif r.space is Space.CONSTANT:
-                memory, within = self._constant(plan, r.index), r.addend
-            else:
-                continue
-            struct.pack_into("<Q", patched, r.offset, memory.address + within)
-        return bytes(patched)
+    def base(self, table: ArgumentTable, k: int, at: int) -> int | None:
+        """What an address of dispatch ``k`` counts from; None where its tensor is not guarded here. Before a plan with sizes is
+        set to some, it is 0."""
+        dispatch = table._plan.dispatches[k]
+        r = dispatch.relocations[at]
+        if r.space is Space.CONSTANT:
+            return self._constant(table, r.index).address
+        if r.space is not Space.ACTIVATION:
+            return None
+        made = self._tables.setdefault(table, _Table())
+        if table._layout is None:
+            number = r.addend // _APART
+            nbytes, before = self._nbytes[number], number * _APART
+        elif made.numbers is None:
+            return 0
+        else:
+            sizes, number, before = table._places.sizes, table._places.within[k, at][0], 0
+            assert sizes is not None
+            nbytes = made.numbers.values[sizes.buffers[number].nbytes]
+        if number not in made.activations:
+            made.activations[number] = self.new(nbytes, f"activation {number} of {dispatch.label}")
+        return made.activations[number].address - before
 
-    def _constant(self, plan: arguments.ArgumentTable, index: int) -> GuardedMemory:
-        key = (id(plan), index)
-        if key not in self._constants:
-            ref, address = plan._plan.constants[index], plan._constants[index]
-            memory = self._constants[key] = self.new(ref.nbytes, f"constant {ref.label!r}")
+    def _constant(self, table: ArgumentTable, index: int) -> GuardedMemory:
+        constants = self._tables.setdefault(table, _Table()).constants
+        if index not in constants:
+            ref, address = table._plan.constants[index], table._constants[index]
+            memory = constants[index] = self.new(ref.nbytes, f"constant {ref.label!r}")
             ctypes.memmove(memory.address, address, ref.nbytes)
-        return self._constants[key]
+        return constants[index]
+
+    def fit(self, table: ArgumentTable, numbers: RunNumbers) -> None:
+        """Replace the activations of a plan with sizes, and their addresses in its table, before it is set to these sizes."""
+        places, made = table._places, self._tables.setdefault(table, _Table())
+        assert places.sizes is not None
+        self.fitted += 1
+        self.refitted += made.numbers is not None and made.numbers.values != numbers.values
+        for memory in made.activations.values():
+            self.retire(memory)
+        made.activations, made.numbers = {}, numbers
+        table._bases = np.array([table._base(k, at) for k, at, _ in places.sizes.addends], np.int64)
+        for k, start in places.blocks.items():
+            for at, r in enumerate(table._plan.dispatches[k].relocations):
+                if r.space is Space.ACTIVATION:
+                    address = table._base(k, at) + table._addend(k, at, r)
+                    for image in table._images:
+                        struct.pack_into("<Q", image.bytes, start + r.offset, address)
+
+    def drop(self, table: ArgumentTable) -> None:
+        """Close the memory of a table that is closed."""
+        made = self._tables.pop(table, _Table())
+        for memory in (*made.constants.values(), *made.activations.values()):
+            self.retire(memory)
 
     def close(self) -> None:
-        for _, memory in self.memories:
-            memory.close()
-        self.memories.clear()
+        for memory in list(self._open):
+            self.retire(memory)
+
+
+def _record_again(plan: RecordedPlan) -> None:
+    """Record a plan's commands with the addresses that its table has now."""
+    commands, held = plan._commands, plan._held
+    with plan._delegate.lock:
+        old = commands.main
+        commands._drop_copies()
+        commands.main = plan._record("main")
+        held[held.index(old)] = held.pop()
+        old.close()
+        plan._traced = None
 
 
 @contextlib.contextmanager
@@ -136,22 +205,31 @@ def guarded() -> Iterator[Guards]:
     Sessions opened inside must be closed before it ends. Raises `RuntimeError` on a device that has memory of its own.
     """
     guards = Guards()
-    patched = arguments.ArgumentTable._patched
+    base, fill, end, set_sizes = (
+        ArgumentTable._base, ArgumentTable.set, ArgumentTable.close, RecordedPlan.set_sizes,
+    )  # fmt: skip
 
     class Ports:
         """In place of the recording's own: see `vkep.device.host_ports.HostPorts`."""
 
-        size, block, staging = 1, None, None
+        size, block, staging, spans = 1, None, None, ()
 
         def __init__(self, delegate: Any, ports: Sequence[Port], room: Sequence[int | None], staging: Any) -> None:
             self.room = [p.nbytes for p in ports]
             if staging is not None or "llvmpipe" not in delegate.capabilities.name:
                 raise RuntimeError(f"{delegate.capabilities.name} does not run shaders on host addresses")
-            memories = [guards.new(p.nbytes, f"{'input' if p.is_input else 'output'} {p.name!r}") for p in ports]
-            self.addresses = [m.address for m in memories]
+            self._memories = [guards.new(p.nbytes, f"{'input' if p.is_input else 'output'} {p.name!r}") for p in ports]
+            self.addresses = [m.address for m in self._memories]
             self.views = [
-                m.data.view(DTYPES[p.dtype].numpy).reshape(p.shape) for p, m in zip(ports, memories, strict=True)
+                m.data.view(DTYPES[p.dtype].numpy).reshape(p.shape) for p, m in zip(ports, self._memories, strict=True)
             ]
+
+        def fitting(self, changed: Mapping[int, Port]) -> list[Any] | None:
+            """No memory is large enough for other ports: they get their own."""
+            return None if changed else []
+
+        def fit(self, fitting: list[Any]) -> None:
+            pass
 
         def result(self, k: int) -> np.ndarray[Any, Any]:
             return self.views[k].copy()
@@ -161,15 +239,36 @@ def guarded() -> Iterator[Guards]:
 
         def close(self) -> None:
             self.views = []
+            while self._memories:
+                guards.retire(self._memories.pop())
 
-    def _patched(self: arguments.ArgumentTable, k: int) -> bytes:
-        return guards.patched(self, self._plan.dispatches[k], patched(self, k))
+    def _base(table: ArgumentTable, k: int, at: int) -> int:
+        found = guards.base(table, k, at)
+        return base(table, k, at) if found is None else found
+
+    def _set(table: ArgumentTable, numbers: RunNumbers) -> None:
+        if numbers is not table._images[table._current].numbers:
+            guards.fit(table, numbers)
+        fill(table, numbers)
+
+    def _close(table: ArgumentTable) -> None:
+        end(table)
+        guards.drop(table)
+
+    def _set_sizes(plan: RecordedPlan, numbers: RunNumbers) -> None:
+        before = plan._numbers
+        set_sizes(plan, numbers)
+        if numbers is not before:
+            _record_again(plan)
 
     try:
         with (
             mock.patch.object(emit, "place", guards.place),
             mock.patch.object(run_commands, "HostPorts", Ports),
-            mock.patch.object(arguments.ArgumentTable, "_patched", _patched),
+            mock.patch.object(ArgumentTable, "_base", _base),
+            mock.patch.object(ArgumentTable, "set", _set),
+            mock.patch.object(ArgumentTable, "close", _close),
+            mock.patch.object(RecordedPlan, "set_sizes", _set_sizes),
         ):
             yield guards
     finally:

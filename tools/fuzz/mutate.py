@@ -13,6 +13,8 @@ from onnx import helper, numpy_helper
 
 from tools.fuzz.corpus import Array, Call
 
+#: the valid calls that cases are derived from, by operator
+Found = dict[str, list[Call]]
 #: values of text attributes of other operators
 _TEXTS = (
     "",
@@ -82,7 +84,7 @@ class Case:
         return f"{self.operator}({shown}) {attributes} opsets {self.opsets} [{'; '.join(self.changes)}]"
 
 
-def draw(calls: dict[str, list[Call]], seed: int, number: int) -> Case:
+def draw(calls: Found, seed: int, number: int) -> Case:
     """Case ``number`` of a seed: a valid call of an operator with up to three changes (a few stay as they are).
 
     The operators take turns, and calls of one do not change what is drawn for another.

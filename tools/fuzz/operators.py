@@ -1,40 +1,45 @@
 """Draws calls that break their operators' specification, and compares vkep with ONNX Runtime's CPU provider.
 
     python -m tools.fuzz.operators --cases 5000 --seed 1 [--only Conv] [--case 1234]
+    python -m tools.fuzz.operators --sizes --cases 5000 --seed 1
 
 A call that ONNX Runtime refuses must be refused (any of vkep's documented errors); what it accepts must give the same
 result, or be declined. No kernel may touch what is beside its operands (`tools.fuzz.guard`), no process may end, none
-may hang.
+may hang. With ``--sizes`` the calls, and small graphs of several nodes, are valid: each runs at several sizes through one
+session (`tools.fuzz.sizes`).
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import multiprocessing
 import re
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from tools.fuzz.corpus import Call, calls
-from tools.fuzz.mutate import draw
-from tools.fuzz.worker import Outcome, serve
+from tools.fuzz import sizes
+from tools.fuzz.corpus import calls
+from tools.fuzz.mutate import Found, draw
+from tools.fuzz.worker import Answering, Outcome, one_call, serve
 
-#: seconds that a case may take
+#: a case's operator and text by its number
+Describing = Callable[[int], tuple[str, str]]
+#: seconds that an engine may take for a case
 LIMIT = 60
 #: cases in which vkep differs from ONNX Runtime and is right: (operator, verdict, a part of the outcome's text or the
 #: case, why)
 KNOWN: tuple[tuple[str, str, str, str], ...] = (
     (".*Dropout", "differs", "", "what is dropped is drawn"),
     ("Squeeze", "differs", r"axes: int64\[0\]", "no axes are none; ONNX Runtime takes them for all"),
-    (".*", "accepted", "is not a registered function/op", "ONNX Runtime's builds leave out the domain of training"),
     ("Squeeze", "accepted", "Axes input is null", "ONNX Runtime's kernel of opset 25 wants the optional axes"),
     ("ConvInteger", "accepted", "per-tensor", "the specification has a zero point for each output channel"),
     ("LRN", "accepted", "NumDimensions|beta_|alpha_|size_ % 2", "the specification has any axes, sizes and factors"),
@@ -180,15 +185,15 @@ KNOWN: tuple[tuple[str, str, str, str], ...] = (
 class _Worker:
     """A process that answers one case at a time."""
 
-    def __init__(self, found: dict[str, list[Call]], seed: int) -> None:
-        self._arguments = found, seed
+    def __init__(self, answering: Answering, describing: Describing) -> None:
+        self._answering, self._describing = answering, describing
         self.number = -1
         self._start()
 
     def _start(self) -> None:
         context = multiprocessing.get_context("fork")
         self.pipe, other = context.Pipe()
-        self._process = context.Process(target=_quietly, args=(other, *self._arguments), daemon=True)
+        self._process = context.Process(target=_quietly, args=(other, self._answering), daemon=True)
         self._process.start()
         other.close()
         self.stage, self.since = "start", time.monotonic()
@@ -205,7 +210,7 @@ class _Worker:
                 said = self.pipe.recv()
                 if isinstance(said, Outcome):
                     return said
-                self.stage = said
+                self.stage, self.since = said, time.monotonic()
                 return None
         except (EOFError, ConnectionResetError):
             self._process.join()
@@ -215,10 +220,10 @@ class _Worker:
         code = self._process.exitcode
         self.close()
         self._start()
-        case = draw(*self._arguments, self.number)
-        kind = ended or "hang"
-        verdict = kind if self.stage_of_crash == "vkep" else ""
-        return Outcome(case.operator, self.number, verdict, f"exit code {code}", kind, self.stage_of_crash, str(case))
+        operator, case = self._describing(self.number)
+        kind, stage = ended or "hang", self.stage_of_crash
+        verdict = kind if stage.startswith("vkep") else ""
+        return Outcome(operator, self.number, verdict, f"exit code {code} ({stage})", kind, stage, case)
 
     def close(self) -> None:
         self.stage_of_crash = self.stage
@@ -227,15 +232,15 @@ class _Worker:
         self.pipe.close()
 
 
-def _quietly(pipe: Connection, found: dict[str, list[Call]], seed: int) -> None:
+def _quietly(pipe: Connection, answering: Answering) -> None:
     with contextlib.suppress(KeyboardInterrupt):
-        serve(pipe, found, seed)
+        serve(pipe, answering)
 
 
-def outcomes(found: dict[str, list[Call]], seed: int, numbers: Iterable[int], jobs: int) -> Iterator[Outcome]:
+def outcomes(answering: Answering, describing: Describing, numbers: Iterable[int], jobs: int) -> Iterator[Outcome]:
     """The outcomes of the cases, in the order in which they arrive."""
     waiting = iter(numbers)
-    workers = [_Worker(found, seed) for _ in range(jobs)]
+    workers = [_Worker(answering, describing) for _ in range(jobs)]
     busy: list[_Worker] = []
     try:
         for worker in workers:
@@ -269,9 +274,9 @@ def excused(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def by_operator(only: str = "") -> dict[str, list[Call]]:
+def by_operator(only: str = "") -> Found:
     """The valid calls that cases are derived from, by operator."""
-    found: dict[str, list[Call]] = defaultdict(list)
+    found: Found = defaultdict(list)
     for call in calls():
         if re.fullmatch(only or ".*", call.operator):
             found[call.operator].append(call)
@@ -296,6 +301,36 @@ def table(results: Iterable[Outcome]) -> str:
     return "\n".join(lines)
 
 
+def _broken_calls(only: str, seed: int) -> tuple[Answering | None, Describing]:
+    found = by_operator(only)
+
+    def describe(number: int) -> tuple[str, str]:
+        case = draw(found, seed, number)
+        return case.operator, str(case)
+
+    return functools.partial(one_call, found, seed) if found else None, describe
+
+
+def _series(only: str, seed: int, recorded: bool) -> tuple[Answering | None, Describing]:
+    found = sizes.samples(functools.partial(re.fullmatch, only or ".*"), recorded)
+
+    def describe(number: int) -> tuple[str, str]:
+        sample, _ = sizes.draw(found, seed, number)
+        return sample.operator, sample.text
+
+    return functools.partial(sizes.one_series, found, seed) if found else None, describe
+
+
+def fits(results: list[Outcome]) -> str:
+    """The counts of runs at several sizes."""
+    fitted = {r.operator for r in results if r.refitted}
+    return (
+        f"{sum(r.runs for r in results)} runs in {sum(r.runs > 1 for r in results)} sessions of "
+        f"{len({r.operator for r in results if r.runs > 1})} operators; {sum(r.fitted for r in results)} set a plan to sizes, "
+        f"{sum(r.refitted for r in results)} a plan in memory of other sizes, of {len(fitted)} operators"
+    )
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=1000, help="the operators take turns")
@@ -304,15 +339,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="regular expression over operators")
     parser.add_argument("--case", type=int, help="only this case, with its details")
     parser.add_argument("--results", type=Path, help="a line of JSON for each case")
+    parser.add_argument("--sizes", action="store_true", help="valid calls and small graphs, each at several sizes")
+    parser.add_argument(
+        "--node-tests", action="store_true", help="without the models of tests/ops, which take a minute to find"
+    )
     args = parser.parse_args(arguments)
-    found = by_operator(args.only)
-    if not found:
+    if args.sizes:
+        answering, describing = _series(args.only, args.seed, not args.node_tests)
+    else:
+        answering, describing = _broken_calls(args.only, args.seed)
+    if answering is None:
         parser.error(f"--only {args.only!r} is no operator of the corpus")
     numbers = range(args.cases) if args.case is None else [args.case]
     results: list[Outcome] = []
     with contextlib.ExitStack() as stack:
         file: Any = stack.enter_context(args.results.open("w")) if args.results else None
-        for outcome in outcomes(found, args.seed, numbers, args.jobs):
+        for outcome in outcomes(answering, describing, numbers, args.jobs):
             results.append(outcome)
             if file:
                 file.write(json.dumps(asdict(outcome)) + "\n")
@@ -323,6 +365,8 @@ def main(arguments: list[str] | None = None) -> int:
                     flush=True,
                 )
     print(table(results))
+    if args.sizes:
+        print(fits(results))
     return 1 if any(r.verdict for r in results) else 0
 
 

@@ -1,18 +1,20 @@
-"""One case: the result of ONNX Runtime's CPU provider, and vkep's between guard pages."""
+"""One case: the results of ONNX Runtime's CPU provider, and vkep's between guard pages."""
 
 from __future__ import annotations
 
 import logging
 import os
 import resource
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
+import onnx
 
-from tools.fuzz.corpus import Array, Call
-from tools.fuzz.mutate import Case, draw
+from tools.fuzz.corpus import Array
+from tools.fuzz.mutate import Case, Found, draw
 
 #: limit of a case's private memory, in bytes
 _MOST_MEMORY = 6 << 30
@@ -41,9 +43,16 @@ class Outcome:
     ours: str
     theirs: str
     case: str
+    runs: int = 0  #: of a series: those that were compared
+    fitted: int = 0  #: of these runs: those of a plan with symbolic sizes, as `Guards.fitted`
+    refitted: int = 0  #: as `Guards.refitted`
 
 
-def serve(pipe: Connection, calls: dict[str, list[Call]], seed: int) -> None:
+#: gives the outcome of a case by its number, with a context; sends the name of an engine before it is asked
+Answering = Callable[[int, Any, Callable[[str], None]], Outcome]
+
+
+def serve(pipe: Connection, answer: Answering) -> None:
     """Answer case numbers until None comes. Before each engine its name is sent, so that a crash tells whose it is."""
     logging.disable(logging.CRITICAL)
     resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY, _MOST_MEMORY))
@@ -55,58 +64,93 @@ def serve(pipe: Connection, calls: dict[str, list[Call]], seed: int) -> None:
 
     with gpu_shared.SharedGpuContext.create({"gpu_shared_context_token": "fuzz"}) as context:
         while (number := pipe.recv()) is not None:
-            case = draw(calls, seed, number)
-            pipe.send("onnxruntime")
-            theirs = by_onnxruntime(case)
-            pipe.send("vkep")
-            ours, broken = by_vkep(case, context)
-            try:
-                verdict, text = judge(case, ours, theirs, broken)
-            except MemoryError:
-                verdict, text = "", "no memory to compare"
-            pipe.send(Outcome(case.operator, number, verdict, text, ours.kind, theirs.kind, str(case)))
+            pipe.send(answer(number, context, pipe.send))
+
+
+def one_call(found: Found, seed: int, number: int, context: Any, say: Callable[[str], None]) -> Outcome:
+    """The outcome of a call that `draw` made."""
+    case = draw(found, seed, number)
+    say("onnxruntime")
+    theirs = by_onnxruntime(case)
+    say("vkep")
+    ours, broken = by_vkep(case, context)
+    try:
+        verdict, text = judge(ours, theirs, broken)
+    except MemoryError:
+        verdict, text = "", "no memory to compare"
+    return Outcome(case.operator, number, verdict, text, ours.kind, theirs.kind, str(case))
 
 
 def by_onnxruntime(case: Case) -> Answer:
-    import onnxruntime
+    return OnnxRuntime(case.model()).run(case.feeds)
 
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    try:
-        model = case.model().SerializeToString()
-        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        types = [v.type for v in (*session.get_inputs(), *session.get_outputs())]
-        if any(kind in text for text in types for kind in ("bfloat16", "float8", "float4", "int4", "int2")):
-            return Answer("declined", "no numpy form")
-        return Answer("result", outputs=tuple(session.run(None, case.feeds)))
-    except Exception as error:
-        text = str(error).strip()
-        unknown = ("NOT_IMPLEMENTED", "bad_alloc", "Failed to allocate", "is invalid", "NoneType", "guarantees")
-        return Answer("declined" if any(word in text for word in unknown) else "refused", text)
+
+class OnnxRuntime:
+    """A session of ONNX Runtime, for runs of any sizes."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.intra_op_num_threads = 1
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        self._failed: Answer | None = None
+        try:
+            data = model.SerializeToString()
+            self._session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+            types = [v.type for v in (*self._session.get_inputs(), *self._session.get_outputs())]
+            if any(kind in text for text in types for kind in ("bfloat16", "float8", "float4", "int4", "int2")):
+                self._failed = Answer("declined", "no numpy form")
+        except Exception as error:
+            self._failed = _refusal(error)
+
+    def run(self, feeds: Mapping[str, Array]) -> Answer:
+        if self._failed is not None:
+            return self._failed
+        try:
+            return Answer("result", outputs=tuple(self._session.run(None, feeds)))
+        except Exception as error:
+            return _refusal(error)
+
+
+def _refusal(error: Exception) -> Answer:
+    text = str(error).strip()
+    unknown = (
+        "NOT_IMPLEMENTED", "bad_alloc", "Failed to allocate", "is invalid", "NoneType", "guarantees", "is not a registered",
+    )  # fmt: skip
+    return Answer("declined" if any(word in text for word in unknown) else "refused", text)
 
 
 def by_vkep(case: Case, context: Any) -> tuple[Answer, list[str]]:
     """vkep's answer, and the tensors around which something was written."""
     import vkep
-    from gpu_shared.errors import GpuError
     from tools.fuzz.guard import guarded
 
+    def run() -> list[Array]:
+        with vkep.InferenceSession(case.model(), fallback="error", save_plans=False, context=context) as session:
+            return session.run(None, case.feeds)
+
     with guarded() as guards:
-        try:
-            with vkep.InferenceSession(case.model(), fallback="error", save_plans=False, context=context) as session:
-                answer = Answer("result", outputs=tuple(session.run(None, case.feeds)))
-        except (vkep.InvalidModelError, vkep.InvalidInputError) as error:
-            answer = Answer("refused", str(error))
-        except (vkep.UnsupportedModelError, MemoryError, GpuError) as error:
-            answer = Answer("declined", str(error))
-        except Exception as error:
-            answer = Answer("broken", f"{type(error).__name__}: {error}")
-        return answer, guards.broken()
+        return answered(run), guards.broken()
 
 
-def judge(case: Case, ours: Answer, theirs: Answer, broken: list[str]) -> tuple[str, str]:
+def answered(run: Callable[[], Any]) -> Answer:
+    """vkep's answer, of a function that returns the outputs of a run."""
+    import vkep
+    from gpu_shared.errors import GpuError
+
+    try:
+        return Answer("result", outputs=tuple(run()))
+    except (vkep.InvalidModelError, vkep.InvalidInputError) as error:
+        return Answer("refused", str(error))
+    except (vkep.UnsupportedModelError, MemoryError, GpuError) as error:
+        return Answer("declined", str(error))
+    except Exception as error:
+        return Answer("broken", f"{type(error).__name__}: {error}")
+
+
+def judge(ours: Answer, theirs: Answer, broken: list[str]) -> tuple[str, str]:
     """The error in vkep's result ("" where there is none), and the details."""
     if broken:
         return "written beside", "; ".join(broken)
