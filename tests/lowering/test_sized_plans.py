@@ -37,8 +37,9 @@ def check(
     """
     caps, draw = DEVICES[device], random.Random(seed)
     trace, choices = Trace(general), Choices()
-    case.lowered(case.sizes, caps)  # packs the weights that later ones find packed
-    case.with_trace(Trace(general), caps)
+    if case.model.graph.weights:  # the first lowerings pack those that later ones find packed
+        case.lowered(case.sizes, caps)
+        case.with_trace(Trace(general), caps)
     with choices.recorded():
         program = case.with_trace(trace, caps)
     holds, served = trace.holds(), collections.Counter[str]()
