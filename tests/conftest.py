@@ -39,9 +39,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     # More than half of the time of lavapipe's compiler goes into vectors of 8 numbers, its subgroups on most CPUs, and into
-    # optimizing. Tests take vectors of 4, but for kernels of GPUs, that need 8. Its cache does not tell them apart.
+    # optimizing. Tests take vectors of 4, but for kernels of GPUs, that need 8. Its cache does not tell them apart. By default
+    # each device starts a thread for each core, which takes most of the time on many cores.
     discrete = config.getoption("--discrete")
     os.environ.setdefault("GALLIVM_PERF", "nopt")
+    os.environ.setdefault("LP_NUM_THREADS", "2")
     width = os.environ.setdefault("LP_NATIVE_VECTOR_WIDTH", "256" if discrete else "128")
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vkep-tests" / width
