@@ -377,6 +377,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 try:
                     WHAT[what](Campaign(moments, given.count))
                 except BaseException:
+                    moments.disarm()
                     print(f"{what}: {moments.last()}", file=sys.stderr)
                     raise
 

@@ -1,4 +1,4 @@
-"""Interrupts at each point in turn where the interpreter looks for signals (CPython 3.11 and later).
+"""Interrupts at each point in turn where the interpreter looks for signals (CPython 3.11).
 
 The interpreter handles signals and exceptions for a thread at calls, at the begin of functions and at backward jumps only. Most
 of them are microseconds apart, and some are passed once in a call: random moments miss them.
@@ -23,8 +23,8 @@ from pathlib import Path
 
 from tools.fuzz.moments import Interrupt, Moments
 
-#: the instructions after which CPython 3.11 to 3.13 checks its `eval breaker`
-_CHECKED = ("RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "SEND", "BEFORE_WITH")
+#: the instructions after which CPython 3.11 looks for signals, but for RESUME, for which there is another event
+_CHECKED = ("CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD")
 
 
 @cache
@@ -54,13 +54,14 @@ class Points(Moments):
 
     def __init__(self, seed: int, step: int = 1) -> None:
         super().__init__(seed)
-        if sys.version_info < (3, 11):
-            raise RuntimeError("interrupts at each point need CPython 3.11 or later")
+        if sys.version_info[:2] != (3, 11):
+            raise RuntimeError("interrupts at each point are for CPython 3.11, whose instructions they know")
         self._tracer = _tracer()
         self._checked = bytes(
             dis.opname[k].startswith("POP_JUMP_BACKWARD") or dis.opname[k] in _CHECKED for k in range(256)
         )
         self._number, self._step = 1, step
+        self._armed_at = 0
         self._traced = False
         self._missed = 0
 
@@ -71,11 +72,12 @@ class Points(Moments):
 
     def last(self) -> str:
         places = (self._tracer.place(k).decode() for k in range(2))
-        return f"{super().last()}, point {self._number - self._step}: {' and '.join(filter(None, places))}"
+        return f"{super().last()}, point {self._armed_at}: {' and '.join(filter(None, places))}"
 
     def arm(self, typical: float) -> None:
         then = self.random.randint(1, 40) if self.random.random() < 0.25 else 0
         self._armed = 2
+        self._armed_at = self._number
         self._traced = True
         number = 0 if self._thread else signal.SIGALRM
         self._tracer.start(self._checked, self._number, then, number, self._thread or 0, Interrupt)
@@ -98,6 +100,8 @@ class Points(Moments):
     @contextmanager
     def in_this_thread(self) -> Iterator[None]:
         self._thread = threading.get_ident()
-        yield
-        self.disarm()
-        self._thread = None
+        try:
+            yield
+        finally:
+            self.disarm()
+            self._thread = None

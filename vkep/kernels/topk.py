@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpu_shared.capabilities import DeviceCapabilities
+from vkep.dtypes import DTYPES, DType
 from vkep.errors import InvalidNode
 from vkep.kernels.columns import COLUMN_PARAMS, ColumnProblem, column_blocks
 from vkep.kernels.fastdiv import magic_fields, magic_params
@@ -23,6 +24,7 @@ from vkep.kernels.launch import (
 )
 from vkep.kernels.problem import Need
 from vkep.kernels.select import Candidate, Emission, implement
+from vkep.plan.memory import piece_of
 from vkep.sizes import at_hand, hint
 
 _VARIANTS = tuple(element_defines(t) | key_defines(t) for t in ("float32", "float16", "int32", "int64", "uint8"))
@@ -75,8 +77,7 @@ _WHOLE, _RUN = 512, 128
 _LONGEST_RUN = 32 * _RUN
 #: the most rounds, also where a plan that was made for a smaller k is used
 _MOST_ROUNDS = 256
-#: times in a lane's comparisons of elements: all merges for small k, since they keep few elements; a choice among the
-#: lanes of a column; a dispatch
+#: costs, in comparisons of two elements: of all merges of an element, of a choice among a column's lanes, of a dispatch
 _MERGING, _CHOICE, _DISPATCH = 32, 16, 100
 
 
@@ -101,10 +102,21 @@ class TopKProblem(ColumnProblem):
         return (Need("values", self.dtype, shape, flat=True), Need("indices", "int64", shape, flat=True))
 
 
+def _takes_sort(problem: TopKProblem, caps: DeviceCapabilities) -> str:
+    needed = hint(problem.elements) * _key_type(problem.dtype).itemsize if _merges(problem.axis) else 0
+    if needed > piece_of(caps.max_buffer_size):
+        return f"a sort needs temporary buffers of {needed} bytes; a buffer of {caps.name} holds {caps.max_buffer_size}"
+    return ""
+
+
+def _key_type(dtype: str) -> DType:
+    return DTYPES["uint64" if key_defines(dtype)["KEY_T"] == "uint64_t" else "uint32"]
+
+
 def _takes_rounds(problem: TopKProblem, caps: DeviceCapabilities) -> str:
     if not _is_small(problem.k, problem.axis, problem.columns, problem.inner, caps):
         return "a sort compares less"
-    # the condition of a plan with sizes
+    # always true for the size at hand; a plan with sizes has it as a condition
     return "" if problem.k <= _MOST_ROUNDS else f"k is {problem.k}, expected up to {_MOST_ROUNDS}"
 
 
@@ -118,6 +130,7 @@ def _is_small(k: int, axis: int, columns: int, inner: int, caps: DeviceCapabilit
     if k > _MOST_ROUNDS:
         return False
     at_once = 1 if is_cpu(caps) else BUSY_GROUPS * lanes(caps, columns * axis)
+    columns = max(columns, 1)
     split = share_columns(columns, axis, inner, caps, shuffles=False).split
     rounds = k * (ceil_div(axis, split) + (_CHOICE if split > 1 else 0)) * ceil_div(columns * split, at_once)
     sort = (ceil_div(axis, 1 << merges) + _MERGING) * ceil_div(columns * axis, at_once) + merges * _DISPATCH
@@ -147,10 +160,10 @@ def _sorted(problem: TopKProblem, e: Emission) -> list[KernelCall]:
     """Each lane ranks one element within its run, then in each merged pair of runs. The number of runs is a power of two
     that the size at hand decides; their length follows from the axis."""
     merges = _merges(problem.axis)
-    while problem.axis > _LONGEST_RUN << merges:  # the condition of a plan with sizes
+    while problem.axis > _LONGEST_RUN << merges:  # never for the size at hand; a plan with sizes has it as a condition
         merges += 1
     shape = (problem.columns, problem.axis)
-    key = "uint64" if key_defines(problem.dtype)["KEY_T"] == "uint64_t" else "uint32"
+    key = _key_type(problem.dtype).name
     # a merge reads what the one before it wrote, and writes what that one read
     buffers = [(e.target.scratch(key, shape), e.target.scratch("uint32", shape)) for _ in range(min(merges, 2))]
     result = {"values": e["values"], "indices": e["indices"]}
@@ -190,5 +203,5 @@ def _sorted(problem: TopKProblem, e: Emission) -> list[KernelCall]:
 implement(
     TopKProblem,
     Candidate("rounds", _rounds, when=_takes_rounds),
-    Candidate("sort", _sorted),
+    Candidate("sort", _sorted, when=_takes_sort),
 )

@@ -10,7 +10,7 @@ import numpy as np
 
 from vkep import dtypes
 from vkep.device.tensor import on_host
-from vkep.errors import InvalidInputError
+from vkep.errors import InvalidInputError, UnsupportedModelError
 from vkep.graph.model import Graph, Node, ValueInfo
 from vkep.graph.weights import Weight
 from vkep.ir.program import ControlStep, DeferredStep
@@ -84,7 +84,7 @@ class ControlExecutor:
 
     def _first_results(self, values: Values, states: Sequence[Any], watch: Watch | None) -> list[Any]:
         """The stacked results of the first steps of a Loop. Where none shall run, they tell the types that the body does not
-        declare. Raises `InvalidInputError` where these steps cannot run."""
+        declare. Raises `InvalidInputError` or `UnsupportedModelError` where these steps cannot run."""
         part = self._newest = self._parts[-1]
         try:
             if self._counts:
@@ -92,8 +92,8 @@ class ControlExecutor:
                 return part.run(values, [*states, numbers], range(0), watch)
             inputs = [loop_value(self.body, 0, 0), loop_value(self.body, 1, True), *states]
             return [on_host(result)[None] for result in part.run(values, inputs, range(0), watch)]
-        except InvalidInputError as error:
-            raise InvalidInputError(
+        except (InvalidInputError, UnsupportedModelError) as error:
+            raise type(error)(
                 f"{self.node.title}: it has no steps, and its body does not declare the types of its outputs; a step that "
                 f"finds them fails: {error}"
             ) from None
