@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gpu_shared.memory import Buffer, HeapBudget
+from gpu_shared.steady import settle
 from tests.memory.model import MIB
 from vkep.memory import ArenaConfig, ArenaMode, ArenaOutOfMemory, device_arena
 from vkep.memory.device_arena import DeviceArena, shared_device_arena
@@ -250,5 +251,6 @@ def test_an_arena_that_is_not_closed_ends_with_its_last_reference(context: Any, 
     block = arena.alloc(10)
     assert buffers() == 1
     del arena, block
+    settle()  # another thread retires the buffer; waiting for the device destroys it
     context.wait_idle()
     assert buffers() == 0
