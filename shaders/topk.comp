@@ -1,6 +1,6 @@
-// TopK of k up to some hundreds along the middle of x [outer, axis, inner] into sorted values and int64 indices [outer, k, inner]. Of equal
-// elements the lower index goes first; NaN is the largest. SPLIT lanes share a column and k times find the best element after
-// the last one found. topk_sort.comp takes any k.
+// TopK of k up to some hundreds along the middle of x [outer, axis, inner] into sorted values and int64 indices [outer, k, inner].
+// Of equal elements the lower index goes first; NaN is the largest. SPLIT lanes share a column and k times find the best element
+// after the last one found. topk_sort.comp takes any k.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"

@@ -131,6 +131,19 @@ def test_a_plan_for_many_sizes_has_tensors_of_each_runs_size(
         assert (guards.fitted, guards.refitted) == (6, 4)
 
 
+def _python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Python in a process of its own, which finds this checkout's packages."""
+    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "registry"), os.environ.get("PYTHONPATH")]))
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 @pytest.mark.parametrize(
     ("beyond", "sizes", "ran"),
     [(0, [7], 1), (8, [7], 0), (-4096, [7], 0), (0, [7, 201, 200], 3), (1, [7, 201, 200], 2)],
@@ -152,11 +165,9 @@ with guarded(), InferenceSession(model({beyond}, "output", {"n" if len(sizes) > 
         session.run(None, {{"x": np.zeros(n, np.float32)}})
         print("ran", flush=True)
 """
-    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "registry"), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=False)
+    done = _python("-c", code)
     assert done.returncode == (0 if ran == len(sizes) else -signal.SIGSEGV)
-    assert done.stdout.split() == [b"ran"] * ran
+    assert done.stdout.split() == ["ran"] * ran
 
 
 @pytest.mark.slow
@@ -165,11 +176,7 @@ def test_calls_that_onnx_runtime_refuses_are_refused(vulkan: DeviceInfo) -> None
     pytest.importorskip("onnxruntime")
     if "llvmpipe" not in vulkan.name:
         pytest.skip("shaders do not run on host addresses")
-    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "registry"), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-W", "ignore", "-m", "tools.fuzz.operators", "--cases", "200", "--seed", "5"]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
-    )
+    done = _python("-W", "ignore", "-m", "tools.fuzz.operators", "--cases", "200", "--seed", "5")
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert re.search(r"^all +200 .* none$", done.stdout, re.MULTILINE), done.stdout[-2000:]
 
@@ -179,11 +186,9 @@ def test_a_series_of_sizes_between_guard_pages_gives_the_same_results(vulkan: De
     pytest.importorskip("onnxruntime")
     if "llvmpipe" not in vulkan.name:
         pytest.skip("shaders do not run on host addresses")
-    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "registry"), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-W", "ignore", "-m", "tools.fuzz.operators", "--sizes", "--node-tests", "--jobs", "1"]
+    command = ["-W", "ignore", "-m", "tools.fuzz.operators", "--sizes", "--node-tests", "--jobs", "1"]
     command += ["--cases", "21", "--seed", "5", "--only", r"Softmax|Concat|MatMul|Gather|Conv|\(softmax\)"]
-    environment = {**os.environ, "PYTHONPATH": path, "VKEP_VALIDATION": "0"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = _python(*command, VKEP_VALIDATION="0")
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert re.search(r"^all +21 .* none$", done.stdout, re.MULTILINE), done.stdout[-2000:]
     fitted = re.search(r"(\d+) set a plan to sizes, (\d+) a plan in memory of other sizes", done.stdout)
@@ -224,8 +229,5 @@ def test_a_series_of_sizes_between_guard_pages_gives_the_same_results(vulkan: De
     ids=lambda value: value[0].split(".")[-1] if isinstance(value, list) else "",
 )
 def test_a_short_form_finds_nothing(arguments: list[str], ends: str) -> None:
-    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "registry"), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path, "VKEP_VALIDATION": "0"}
-    command = [sys.executable, "-m", *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = _python("-m", *arguments, VKEP_VALIDATION="0")
     assert done.returncode == 0 and ends in done.stdout, done.stdout + done.stderr

@@ -29,21 +29,21 @@ static void interrupt(PyFrameObject *frame) {
 }
 
 static int trace(PyObject *unused, PyFrameObject *frame, int event, PyObject *argument) {
-    if (event == PyTrace_CALL) {
+    if (event == PyTrace_CALL) {  // comes at RESUME: the begin of a function, and where a generator goes on
         PyObject *type, *value, *traceback;
         PyErr_Fetch(&type, &value, &traceback);
         PyObject_SetAttrString((PyObject *)frame, "f_trace_opcodes", Py_True);
         PyObject_SetAttrString((PyObject *)frame, "f_trace_lines", Py_False);
         PyErr_Restore(type, value, traceback);
-    }
-    if (event != PyTrace_CALL) {  // which comes at RESUME, the begin of a function and where a generator goes on
-        if (event != PyTrace_OPCODE) return 0;
+    } else if (event == PyTrace_OPCODE) {
         PyCodeObject *code = PyFrame_GetCode(frame);
         PyObject *instructions = PyCode_GetCode(code);
         int here = is_point[(unsigned char)PyBytes_AS_STRING(instructions)[PyFrame_GetLasti(frame)]];
         Py_DECREF(instructions);
         Py_DECREF(code);
         if (!here) return 0;
+    } else {
+        return 0;
     }
     passed++;
     if (passed == first || (second && passed == first + second)) interrupt(frame);
