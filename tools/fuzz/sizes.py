@@ -24,7 +24,7 @@ from onnx import helper
 from tools.fuzz.corpus import Array, Call, Graph, calls, graphs
 from tools.fuzz.guard import Guards, guarded
 from tools.fuzz.mutate import Case
-from tools.fuzz.worker import Answer, OnnxRuntime, Outcome, answered, judge
+from tools.fuzz.worker import Answer, OnnxRuntime, Outcome, answered, judge, one_run
 
 #: sizes that are no multiple of a vector or a workgroup, and some that are
 _SIZES = (0, 1, 1, 2, 3, 5, 7, 8, 13, 16, 17, 31, 33, 64, 65, 100, 129, 257)
@@ -188,7 +188,7 @@ def _judged(series: Series, answers: list[Answer], context: Any) -> tuple[str, s
     for k, (ours, expected) in enumerate(zip(answers, series.expected, strict=False)):
         verdict, text = judge(ours, expected, [])
         if verdict:
-            alone = _alone(series.sample, series.feeds[k], context)
+            alone = one_run(series.sample.model, series.feeds[k], context)
             if ours.kind == alone.kind == "refused":  # of which the calls without ``--sizes`` are the test
                 return "", ours.text
             same = judge(ours, alone, [])[1] or "the same"
@@ -242,7 +242,7 @@ def _series(sample: Sample, rng: random.Random, context: Any, say: Callable[[str
             say("onnxruntime")
             return session.run(feeds)
         say(f"vkep alone: {', '.join(_shown(n, v) for n, v in feeds.items())}")
-        return _alone(sample, feeds, context)
+        return one_run(sample.model, feeds, context)
 
     if slow:
         first = accepted(sample.values)
@@ -270,17 +270,6 @@ def _series(sample: Sample, rng: random.Random, context: Any, say: Callable[[str
             series.expected.append(answer)
             numbers = drawn
     return series, first
-
-
-def _alone(sample: Sample, feeds: Feeds, context: Any) -> Answer:
-    """vkep's answer with a plan for these sizes."""
-    import vkep
-
-    def run() -> Any:
-        with vkep.InferenceSession(sample.model, fallback="error", save_plans=False, context=context) as session:
-            return session.run(None, feeds)
-
-    return answered(run)
 
 
 def _units(sample: Sample, rng: random.Random, accepted: Callable[[Feeds], Answer], tries: int) -> list[_Unit]:

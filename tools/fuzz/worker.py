@@ -124,15 +124,21 @@ def _refusal(error: Exception) -> Answer:
 
 def by_vkep(case: Case, context: Any) -> tuple[Answer, list[str]]:
     """vkep's answer, and the tensors around which something was written."""
-    import vkep
     from tools.fuzz.guard import guarded
 
-    def run() -> list[Array]:
-        with vkep.InferenceSession(case.model(), fallback="error", save_plans=False, context=context) as session:
-            return session.run(None, case.feeds)
-
     with guarded() as guards:
-        return answered(run), guards.broken()
+        return one_run(case.model(), case.feeds, context), guards.broken()
+
+
+def one_run(model: onnx.ModelProto, feeds: Mapping[str, Array], context: Any) -> Answer:
+    """The answer of a session of vkep that is opened for one run."""
+    import vkep
+
+    def run() -> Any:
+        with vkep.InferenceSession(model, fallback="error", save_plans=False, context=context) as session:
+            return session.run(None, feeds)
+
+    return answered(run)
 
 
 def answered(run: Callable[[], Any]) -> Answer:
