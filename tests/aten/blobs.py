@@ -10,6 +10,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from tests.aten.values import Array, Case, Const, Dtype, Sym
+from tests.peer import cpu_session
 from vkep.aten.importer import ELEMENTS
 from vkep.graph.model import Model
 from vkep.pte.vk_graph import OperatorCall, SymInt, ValueList, VkBytes, VkDataType, VkGraph, VkTensor
@@ -108,12 +109,7 @@ def model_proto(model: Model) -> onnx.ModelProto:
 
 
 def by_onnxruntime(proto: onnx.ModelProto, feeds: dict[str, Array]) -> list[Array]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session.run(None, feeds)
+    return list(cpu_session(proto).run(None, feeds))
 
 
 def assert_close(got: Sequence[Array], expected: Sequence[Array], tolerance: float, types: Sequence[int]) -> None:

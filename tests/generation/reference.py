@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
+
+from tests.peer import cpu_session
 
 Array = np.ndarray[Any, Any]
 
@@ -16,9 +17,7 @@ class Reference:
     """A decoder on ONNX Runtime: caches that grow by what it returns."""
 
     def __init__(self, path: Path, heads: int, size: int) -> None:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level, options.intra_op_num_threads = 3, 1
-        self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self._session = cpu_session(path)
         kinds: dict[str, Any] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
         kinds |= {"tensor(int8)": np.int8, "tensor(uint8)": np.uint8}
         self._empty = {

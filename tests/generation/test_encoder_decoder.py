@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
+from tests.peer import cpu_session
 from tools.models.language import BEGIN
 from tools.models.language_sources import write_genai_sources, write_sources
 from vkep.errors import InvalidInputError
@@ -26,7 +26,7 @@ def expected(folder: Path, feeds: dict[str, Array], count: int) -> list[int]:
     """The most probable tokens by ONNX Runtime."""
 
     def run(name: str, feeds: dict[str, Array]) -> dict[str, Array]:
-        session = onnxruntime.InferenceSession(str(folder / f"{name}.onnx"), providers=["CPUExecutionProvider"])
+        session = cpu_session(folder / f"{name}.onnx")
         wanted = {i.name for i in session.get_inputs()}
         results = session.run(None, {k: v for k, v in feeds.items() if k in wanted})
         return dict(zip((o.name for o in session.get_outputs()), results, strict=True))
@@ -103,10 +103,7 @@ def test_the_form_of_onnxruntime_genai(tmp_path: Path) -> None:
     """The encoder writes the keys and values of the source; one decoder reads them."""
     lang = write_genai_sources(tmp_path)
     sources = [np.random.default_rng(k).normal(0, 0.1, 16000).astype(np.float32) for k in range(2)]
-    encoder, decoder = (
-        onnxruntime.InferenceSession(str(tmp_path / f"{n}.onnx"), providers=["CPUExecutionProvider"])
-        for n in ("encoder", "decoder")
-    )
+    encoder, decoder = (cpu_session(tmp_path / f"{n}.onnx") for n in ("encoder", "decoder"))
 
     def tokens_of(source: Array, start: list[int], count: int) -> list[int]:
         names = [o.name for o in encoder.get_outputs()]

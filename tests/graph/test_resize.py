@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.peer import cpu_session
 from vkep.errors import Decline
 from vkep.graph.resize import resolve_resize, resolve_roi
 
@@ -78,11 +78,7 @@ def test_a_scaled_length_is_rounded_to_float32_before_its_floor_as_in_onnxruntim
     assert 10 * scale < 7
     found = resolve_resize((10, 4), (scale,), None, (0,))
     assert (found.shape, found.scales) == ((7, 4), (scale.as_integer_ratio(), (1, 1)))
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    peer = onnxruntime.InferenceSession(
-        resize((10, 4), (scale,), None, axes=(0,)).SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    peer = cpu_session(resize((10, 4), (scale,), None, axes=(0,)))
     assert peer.run(None, {"x": np.zeros((10, 4), np.float32)})[0].shape == found.shape
 
 

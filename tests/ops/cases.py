@@ -12,6 +12,7 @@ from onnx import helper, numpy_helper
 
 from gpu_shared import SharedGpuContext
 from tests import pipelines
+from tests.peer import cpu_session
 from vkep import InferenceSession
 from vkep.session.session_state import Feed
 
@@ -82,12 +83,8 @@ def by_reference(model: onnx.ModelProto, values: Mapping[str, Feed]) -> list[Arr
 
 
 def by_onnxruntime(model: onnx.ModelProto, values: Mapping[str, Feed]) -> list[Any]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session.run(None, {i.name: values[i.name] for i in model.graph.input})
+    results: list[Any] = cpu_session(model).run(None, {i.name: values[i.name] for i in model.graph.input})
+    return results
 
 
 def assert_like(got: Sequence[Array], expected: Sequence[Array], rtol: float = 1e-5, atol: float = 1e-5) -> None:

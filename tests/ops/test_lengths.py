@@ -10,6 +10,7 @@ import pytest
 from onnx import helper
 
 from tests.ops.cases import Array, model_of
+from tests.peer import cpu_session
 from vkep import InferenceSession, InvalidInputError, InvalidModelError
 
 MICROSOFT = "com.microsoft"
@@ -76,7 +77,7 @@ def test_values_are_refused_as_onnxruntime_refuses_them(
 ) -> None:
     given = {f"i{k}": value for k, value in enumerate(inputs)}
     model = model_of(op, given, outputs=outputs_of(op), **attributes)
-    peer = onnxruntime.InferenceSession(model.SerializeToString(), _quiet(), providers=["CPUExecutionProvider"])
+    peer = cpu_session(model)
     feeds = {name: value for name, value in given.items() if value is not None}
     # where every key is masked, scores are rounded beside the filter of -10000, whose neighbours are 2**-10 away
     tolerance = 2e-3 if op in ("Attention", "MultiHeadAttention") and "domain" in attributes else 1e-4
@@ -140,9 +141,3 @@ def test_layers_that_share_lengths_are_checked_at_once() -> None:
                 session.run(None, feeds | {"n": i(2, 5)})
             counts.append(len(session.islands()[0].plan.dispatches))
     assert counts[0] == counts[1] + 1
-
-
-def _quiet() -> Any:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    return options

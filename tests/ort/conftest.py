@@ -14,6 +14,7 @@ import pytest
 from onnx import parser
 
 from tests.calls import noted
+from tests.peer import cpu_session
 
 if TYPE_CHECKING:
     from gpu_shared import DeviceInfo
@@ -59,9 +60,8 @@ def where(session: Any) -> dict[str, Counter[str]]:
 
 def reference(model: bytes, feeds: dict[str, Any]) -> list[Any]:
     """What ONNX Runtime's CPU provider gives."""
-    import onnxruntime
-
-    return onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, feeds)
+    results: list[Any] = cpu_session(model).run(None, feeds)
+    return results
 
 
 @pytest.fixture(scope="session")
@@ -92,6 +92,7 @@ def session(registered: Any) -> Iterator[OpenSession]:
         **options: Any,
     ) -> Any:
         settings = onnxruntime.SessionOptions()
+        settings.intra_op_num_threads = 1  # see `cpu_session`
         if not optimize:
             settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         if parallel:

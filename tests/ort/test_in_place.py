@@ -10,7 +10,8 @@ from onnx import TensorProto, helper
 
 from tests.calls import noted
 from tests.ort.conftest import OpenSession
-from tests.session.test_decode import KV_HEADS, LAYERS, SIZE, decoder, on_cpu, steps
+from tests.peer import cpu_session
+from tests.session.test_decode import KV_HEADS, LAYERS, SIZE, decoder, steps
 from tests.session.test_in_place import GENERAL, W, X, model_of, rows_alone
 from vkep.plan.records import Plan
 from vkep.session import planner
@@ -22,7 +23,7 @@ def test_a_decoder_keeps_its_caches(
 ) -> None:
     planned: list[Plan] = noted(monkeypatch, planner, "PlanRunner", lambda delegate, plan, *_, **__: plan)
     model, room = decoder(total), 32
-    theirs = on_cpu(model)
+    theirs = cpu_session(model)
     names = [o.name for o in theirs.get_outputs()]
     past = [n.replace("n", "p") for n in names[1:]]
     kept = [np.zeros((1, KV_HEADS, room, SIZE), np.float32)] * (2 * LAYERS)

@@ -63,7 +63,7 @@ def test_with_open_dimensions(session: OpenSession, name: str) -> None:
 def test_the_profile_too_says_that_vulkan_ran_them(registered: Any, tmp_path: Path) -> None:
     model, feeds = model_and_feeds("light_squeezenet")
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
     options.enable_profiling = True
     options.profile_file_prefix = str(tmp_path / "profile")
     for key in (ASSIGNMENT, *NO_CPU):

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import vkep
+from tests.peer import cpu_session
 from vkep.device.runner import PlanRunner
 from vkep.session import planner
 
@@ -84,12 +84,6 @@ def decoder(total: str = "input", bias: bool = False) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
-def on_cpu(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-
 def steps(
     first: int, count: int, room: int, batch: int = 1, ragged: int = 0, dtype: Any = np.int32
 ) -> Iterator[dict[str, Array]]:
@@ -107,7 +101,7 @@ def compare(
     session: vkep.InferenceSession, model: onnx.ModelProto, feeds: Iterable[dict[str, Array]], cache: Array
 ) -> None:
     """Run both engines step by step, each on its own caches; everything up to a sequence's end must be near."""
-    theirs = on_cpu(model)
+    theirs = cpu_session(model)
     names = [o.name for o in theirs.get_outputs()]
     caches = [[cache] * (2 * LAYERS)] * 2
     for feed in feeds:
@@ -183,7 +177,7 @@ def test_a_bias_has_its_own_width() -> None:
 def test_device_caches_change_places(plans: list[PlanRunner]) -> None:
     """What a generation loop does: caches stay on the device, and a step's output is the next one's input."""
     model, room = decoder(), 32
-    theirs = on_cpu(model)
+    theirs = cpu_session(model)
     names = [o.name for o in theirs.get_outputs()]
     kept = [np.zeros((1, KV_HEADS, room, SIZE), np.float32)] * (2 * LAYERS)
     with vkep.InferenceSession(model, fallback="error") as session:

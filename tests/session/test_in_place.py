@@ -11,7 +11,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import vkep
-from tests.session.test_decode import KV_HEADS, LAYERS, SIZE, decoder, on_cpu, steps
+from tests.peer import cpu_session
+from tests.session.test_decode import KV_HEADS, LAYERS, SIZE, decoder, steps
 from vkep.plan.records import Plan
 
 RNG = np.random.default_rng(5)
@@ -67,7 +68,7 @@ def run_over(session: vkep.InferenceSession, feeds: dict[str, Array], over: dict
 @pytest.mark.parametrize(("batch", "ragged"), [(1, 0), (2, 2)])
 def test_a_decoder_writes_its_new_rows_alone(batch: int, ragged: int) -> None:
     model, room = decoder(), 32
-    theirs = on_cpu(model)
+    theirs = cpu_session(model)
     names = [o.name for o in theirs.get_outputs()]
     past = [n.replace("n", "p") for n in names[1:]]
     # what a buffer holds beyond a sequence's end may be anything
@@ -282,7 +283,7 @@ def test_a_quantized_cache_is_written_in_place(bits: int) -> None:
     kinds |= dict.fromkeys((*caches, "new_k", "new_v"), helper.np_dtype_to_tensor_dtype(np.dtype(held)))
     model = model_of([node], shapes, ["y", "new_k", "new_v"], **kinds)
     past = {n: RNG.integers(0, 100, s).astype(held) for n, s in caches.items()}
-    theirs = on_cpu(onnx.load_from_string(model))
+    theirs = cpu_session(model)
     with vkep.InferenceSession(model, fallback="error") as session:
         for last in (np.array([9, 4], np.int32), np.array([10, 5], np.int32)):
             feeds: dict[str, Array] = {n: RNG.normal(0, 1, s).astype(np.float32) for n, s in given.items()}

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 
+from tests.peer import cpu_session
 from tests.session.models import model
 from vkep import InferenceSession
 from vkep.session.planned_graph import DeferredExecutor, PlannedGraph
@@ -71,7 +71,7 @@ def test_few_plans_serve_every_count(open_session: Open, case: str) -> None:
     text, draw_feeds = CASES[case]
     data = model(f"g {text}", opset=18).SerializeToString()
     session = open_session(data, fallback="error")
-    peer = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    peer = cpu_session(data)
     draw = np.random.default_rng(2)
     plans = []
     for _ in range(16):

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
+from tests.peer import cpu_session
 from tests.session.models import model
 from vkep import InferenceSession
 from vkep.errors import InvalidInputError
@@ -81,7 +81,7 @@ LOOPS = {
 def test_a_few_plans_serve_every_number_of_steps(open_session: Open, loop: str) -> None:
     proto = model(f"g (float[t,2,4] x, float[4,4] w, float[2,4] h) => {LOOPS[loop]}", opset=13)
     session = open_session(proto.SerializeToString(), fallback="error")
-    peer = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    peer = cpu_session(proto)
     draw, random_numbers = random.Random(3), np.random.default_rng(3)
     weights = {
         name: random_numbers.normal(0, 0.4, shape).astype(np.float32) for name, shape in (("w", (4, 4)), ("h", (2, 4)))
@@ -145,7 +145,7 @@ def test_a_loop_without_steps_has_results_of_the_types_that_steps_make(open_sess
         NO_TYPES.format(condition=condition, element="ReduceMax <axes: ints = [0], keepdims: int = 0> (x)")
     )
     session = open_session(proto.SerializeToString(), fallback="error")
-    peer = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    peer = cpu_session(proto)
     for steps in (3, 0, 4, -1):
         given = {"n": np.array(steps, np.float32), "x": np.ones((5, 2), np.float32), "h": np.ones(2, np.float32)}
         for got, expected in zip(session.run(None, given), peer.run(None, given), strict=True):

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
+from tests.peer import cpu_session
 from tests.session.models import model
 from vkep import InferenceSession
 
@@ -162,7 +162,7 @@ def test_images_of_any_size_through_a_model_that_upsamples_to_its_skips(open_ses
     weights = values(1, **{name: shape for name, shape in WEIGHTS.items() if f"{name})" in text})
     proto.graph.initializer.extend([onnx.numpy_helper.from_array(w / 9, name) for name, w in weights.items()])
     session = open_session(proto.SerializeToString())
-    peer = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    peer = cpu_session(proto)
     draw = random.Random(5)
     plans: list[int] = []
     for h, w in [(33, 40), (47, 38), *[(draw.randint(20, 70), draw.randint(20, 70)) for _ in range(10)]]:

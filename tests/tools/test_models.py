@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
+from tests.peer import cpu_session
 from tools.models.builder import Array, GraphBuilder
 from tools.models.catalog import (
     CATALOG,
@@ -24,9 +24,7 @@ from tools.models.reference import evaluate
 
 
 def run(model: onnx.ModelProto | Path, inputs: dict[str, Array]) -> list[Array]:
-    source = str(model) if isinstance(model, Path) else model.SerializeToString()
-    session = onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"])
-    return list(session.run(None, inputs))
+    return list(cpu_session(model).run(None, inputs))
 
 
 def test_a_model_is_the_same_every_time() -> None:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
+from tests.peer import cpu_session
 from tests.vgf.harness import Bench, as_given, as_held
 from vkep.dtypes import from_numpy
 from vkep.graph import load_model
@@ -38,12 +39,7 @@ def lowered(proto: onnx.ModelProto) -> TosaGraph:
 
 def expected(proto: onnx.ModelProto, feeds: dict[str, Array]) -> list[Array]:
     """What onnxruntime says, node by node: its own fusions round otherwise than the model."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return list(session.run(None, feeds))
+    return list(cpu_session(proto, optimized=False).run(None, feeds))
 
 
 def feeds_of(proto: onnx.ModelProto, seed: int = 3) -> dict[str, Array]:

@@ -134,6 +134,7 @@ def _open_as_it_is(model: onnx.ModelProto, vulkan: dict[str, str] | None) -> Any
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.intra_op_num_threads = 1  # sessions run in several processes at once
     options.add_session_config_entry(_ASSIGNMENT, "1")
     providers: list[Any] = [_CPU_PROVIDER]
     if vulkan is not None:
