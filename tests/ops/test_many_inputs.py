@@ -38,12 +38,13 @@ def _run(op_type: str, inputs: dict[str, Array], **rest: Any) -> Array:
 @pytest.mark.parametrize("op_type", _FOLDS)
 @pytest.mark.parametrize("count", [31, 32, 33, 60, 800])
 def test_many_inputs(op_type: str, count: int) -> None:
-    """A call's mask of indirect operands has 32 bits; a sum of more is rounded in the same order."""
+    """A call's mask of indirect operands has 32 bits; a sum of more is rounded in the same order. A quotient may be 2.5 units of
+    the last place off (Vulkan's specification, "Precision of core SPIR-V Instructions")."""
     rng = np.random.default_rng(count)
     x = {f"x{i}": rng.standard_normal((2, 5) if i % 7 else (1, 5)).astype(np.float32) for i in range(count)}
     x["x3"][0, 1], x["x30"][0, 2], x["x2"][0, 3] = np.nan, np.nan, np.inf
     expected = _folded(op_type, list(x.values()))
-    np.testing.assert_array_equal(_run(op_type, x), expected)
+    np.testing.assert_allclose(_run(op_type, x), expected, rtol=3e-7 if op_type == "Mean" else 0)
     np.testing.assert_allclose(by_onnxruntime(model_of(op_type, x), x)[0], expected, rtol=1e-5, atol=1e-5)
 
 
