@@ -40,10 +40,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # More than half of the time of lavapipe's compiler goes into vectors of 8 numbers, its subgroups on most CPUs, and into
     # optimizing. Tests take vectors of 4, but for kernels of GPUs, that need 8. Its cache does not tell them apart. By default
-    # each device starts a thread for each core, which takes most of the time on many cores.
+    # each device, and numpy in each process, starts a thread for each core, which takes most of the time on many cores.
     discrete = config.getoption("--discrete")
     os.environ.setdefault("GALLIVM_PERF", "nopt")
     os.environ.setdefault("LP_NUM_THREADS", "2")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of the workers, and of the processes that tests start
     width = os.environ.setdefault("LP_NATIVE_VECTOR_WIDTH", "256" if discrete else "128")
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vkep-tests" / width
@@ -68,9 +69,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """The garbage collector, which `no_leak` runs in full, passes over what collecting 12,000 tests left in memory."""
+    """The garbage collector, which `no_leak` runs in full, passes over what collecting 12,000 tests left in memory. By default it
+    runs for every 700 objects, which takes a twentieth of the tests' time."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000)
 
 
 @pytest.fixture

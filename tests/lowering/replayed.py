@@ -10,7 +10,8 @@ import contextlib
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from types import FunctionType
 from typing import Any
 
@@ -21,7 +22,7 @@ from vkep import sizes
 from vkep.passes import emit
 from vkep.plan.records import Dispatch, Plan, Space
 from vkep.plan.schedule import schedule
-from vkep.sizes import Size, Trace, at_hand
+from vkep.sizes import Formulas, Size, Trace, at_hand
 
 _PREFER = (
     sizes.divides,
@@ -36,8 +37,9 @@ _AT_HAND = at_hand(lambda: None).__code__
 
 @dataclasses.dataclass
 class Choices:
-    """Questions in their order: the function, its arguments, its answer."""
+    """Questions in their order: the function, its arguments, its answer. ``trace``: of the lowering with sizes."""
 
+    trace: Trace
     asked: list[tuple[str, Any, Any]] = dataclasses.field(default_factory=list)
 
     @contextlib.contextmanager
@@ -60,8 +62,8 @@ class Choices:
             yield
 
     @functools.cached_property
-    def _read(self) -> tuple[list[Size], list[tuple[str, Any, Any, bool]]]:
-        """The sizes that were asked about, in order, and the questions as `_mapped` reads them, with whether they have some."""
+    def _read(self) -> tuple[Formulas, list[tuple[str, Any, Any, bool]]]:
+        """Formulas for the sizes that were asked about, and the questions as `_mapped` reads them, with whether they have one."""
         found: list[Size] = []
         questions = []
 
@@ -73,13 +75,13 @@ class Choices:
             before = len(found)
             mapped = _mapped(args, note)
             questions.append((name, mapped, answer, len(found) > before))
-        return found, questions
+        return self.trace.formulas(found), questions
 
     @contextlib.contextmanager
-    def replayed(self, trace: Trace, at: Sequence[int]) -> Iterator[None]:
+    def replayed(self, at: Sequence[int]) -> Iterator[None]:
         """While a lowering for these sizes runs."""
-        found, questions = self._read
-        values = iter(trace.formulas(found)(at))
+        formulas, questions = self._read
+        values = iter(formulas(at))
         asked = iter(
             [
                 (name, _mapped(args, lambda _: next(values)) if sized else args, answer)
@@ -173,15 +175,19 @@ def _mapped(value: Any, size: Callable[[Size], Any]) -> Any:
         return tuple([v if type(v) in _AS_IT_IS else _mapped(v, size) for v in value])
     if isinstance(value, dict):
         return {k: _mapped(v, size) for k, v in value.items()}
-    names = _field_names(value.__class__)
-    if names is not None:
-        return (type(value).__name__, *[_mapped(getattr(value, name), size) for name in names])
+    read = _reader(value.__class__)
+    if read is not None:
+        return (type(value).__name__, *[v if type(v) in _AS_IT_IS else _mapped(v, size) for v in read(value)])
     return getattr(value, "__name__", value) if callable(value) else value
 
 
 @functools.cache
-def _field_names(kind: Any) -> tuple[str, ...] | None:
-    return tuple(f.name for f in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
+def _reader(kind: Any) -> Callable[[Any], Iterable[Any]] | None:
+    """A function that reads the fields of a dataclass; None of another class."""
+    if not dataclasses.is_dataclass(kind):
+        return None
+    names = [f.name for f in dataclasses.fields(kind)]
+    return attrgetter(*names) if len(names) > 1 else lambda value: [getattr(value, name) for name in names]
 
 
 # ---- what plans have in common

@@ -36,12 +36,16 @@ def check(
     and as many "others". ``general``: of a plan that is made for sizes which another one does not serve.
     """
     caps, draw = DEVICES[device], random.Random(seed)
-    trace, choices = Trace(general), Choices()
+    choices = Choices(Trace(general))
+    trace = choices.trace
     if case.model.graph.weights:  # the first lowerings pack those that later ones find packed
         case.lowered(case.sizes, caps)
         case.with_trace(Trace(general), caps)
     with choices.recorded():
         program = case.with_trace(trace, caps)
+    for step in program.steps:
+        if isinstance(step, IslandStep):
+            json.dumps(plan_fields(step.plan))  # plain numbers, which a file takes
     holds, served = trace.holds(), collections.Counter[str]()
     assert holds.hold(list(case.sizes.values()))
     for sizes in others(case, draw, most):
@@ -49,7 +53,7 @@ def check(
         if served[kind] == wanted or not holds.hold(list(sizes.values())):
             continue
         try:
-            with choices.replayed(trace, list(sizes.values())):
+            with choices.replayed(list(sizes.values())):
                 alone = case.lowered(sizes, caps)
         except VkepError as error:
             raise AssertionError(f"a plan with sizes serves {sizes}, which lowering refuses") from error
@@ -79,7 +83,6 @@ def same(sized: Program, alone: Program, sizes: list[int], told: str) -> None:
     for ours, theirs in zip(sized.steps, alone.steps, strict=True):
         if isinstance(ours, IslandStep):
             assert isinstance(theirs, IslandStep) and ours.sizes is not None
-            json.dumps(plan_fields(ours.plan))  # plain numbers, which a file takes
             for a, b in zip(compared(instance(ours.plan, ours.sizes, sizes)), compared(theirs.plan), strict=True):
                 assert a == b, told
     for name, number in sized.numbers.items():

@@ -127,15 +127,16 @@ class Formulas:
     def _compiled(self) -> Callable[[Sequence[int]], Any]:
         """All formulas as one Python function: every name in it is generated here, every number is an integer or a
         float."""
-        names = [f"n{k}" for k in range(len(self.nodes))]
+        names: list[str] = []
         lines = ["def compute(sizes):"]
         for k, (op, operands) in enumerate(self.nodes):
             if op == "symbol":
                 code = f"sizes[{int(operands[0])}]"
             else:
-                parts = [_text(o, names[:k]) for o in operands]
+                parts = [_text(o, names) for o in operands]
                 code = f"{parts[0]} {op} {parts[1]}" if op in BINARY else f"CALLS[{op!r}]({', '.join(parts)})"
             lines.append(f"    n{k} = {code}")
+            names.append(f"n{k}")
         parts = [_text(r, names) for r in self.results]
         if self.relations is not None:
             parts = [f"{part} {relation} 0" for part, relation in zip(parts, self.relations, strict=True)]
