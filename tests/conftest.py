@@ -69,11 +69,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """The garbage collector, which `no_leak` runs in full, passes over what collecting 12,000 tests left in memory. By default it
-    runs for every 700 objects, which takes a twentieth of the tests' time."""
+    """The garbage collector, which `no_leak` runs in full, passes over what collecting 12,000 tests left in memory."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000)
 
 
 @pytest.fixture
