@@ -37,6 +37,7 @@ def graphs(graph_context: Any) -> None:
     need_vgf()
 
 
+@pytest.mark.usefixtures("collected")
 def test_one_instance_and_one_device_for_a_mixed_program_and_a_session(graphs: None, vulkan: Any) -> None:
     """The RFC's token and group come from the compile specs; the session names them."""
     before = live_counts()
@@ -74,6 +75,7 @@ def test_a_context_without_data_graphs_says_so(vulkan: Any, own_context: Any) ->
         program.load_method("forward")
 
 
+@pytest.mark.usefixtures("collected")
 def test_modes(vulkan: Any) -> None:
     """A program of its own is not found by others; create_only refuses a context that there is."""
     devices = live_counts().get("device", 0)

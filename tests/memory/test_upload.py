@@ -349,6 +349,7 @@ def test_no_staging_memory_is_an_error_and_nothing_more(
         assert out.tobytes() == b"abc"
 
 
+@pytest.mark.usefixtures("collected")
 def test_a_large_array_passes_through_few_pieces(lease: Any, arena: Any) -> None:
     data = np.arange(8 * MIB, dtype=np.uint32)  # 32 MiB
     block = Hidden(arena.reserve(data.nbytes))

@@ -225,6 +225,7 @@ def test_a_context_without_data_graphs_runs_all_on_vulkan_and_says_why(shared_co
 # ---- failures
 
 
+@pytest.mark.usefixtures("collected")
 def test_a_graph_that_the_driver_refuses_goes_to_vulkan(opened: Any, graph_context: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(graph_context.device.fn, "vkCreateDataGraphPipelinesARM", lambda *a: -3)
     before = gpu_shared.live_counts()

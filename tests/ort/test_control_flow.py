@@ -145,6 +145,7 @@ def test_a_loop_over_texts_is_the_cpu_providers(session: OpenSession) -> None:
     np.testing.assert_allclose(numbers, reference(model, feeds)[1], rtol=1e-5)
 
 
+@pytest.mark.usefixtures("collected")
 def test_its_kernels_go_with_the_session(registered: Any) -> None:
     import gc
 

@@ -135,6 +135,7 @@ def test_operators_without_a_kernel_are_fused_alone(session: OpenSession) -> Non
     np.testing.assert_allclose(made.run(None, feeds)[0], reference(model, feeds)[0], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.usefixtures("collected")
 def test_kernels_go_with_their_session(registered: Any) -> None:
     import onnxruntime
 

@@ -79,6 +79,7 @@ def test_another_block_at_the_same_address(domain: MemoryDomain, made: list[str]
     domain.free(again)
 
 
+@pytest.mark.usefixtures("collected")
 def test_memory_goes_when_its_block_is_given_back(domain: MemoryDomain) -> None:
     """Where the host sees it, no prepared copy keeps it."""
     before = gpu_shared.live_counts().get("buffer", 0)
@@ -93,7 +94,7 @@ def test_memory_goes_when_its_block_is_given_back(domain: MemoryDomain) -> None:
     assert gpu_shared.live_counts().get("buffer", 0) == before + staging
 
 
-@pytest.mark.usefixtures("staged")
+@pytest.mark.usefixtures("collected", "staged")
 def test_a_lost_device_gives_all_back() -> None:
     before = gpu_shared.live_counts()
     with SharedGpuContext.create() as context:

@@ -61,6 +61,7 @@ def test_a_run_that_would_take_more_than_the_option_says_is_refused(vulkan: obje
             assert told.value.asked > 4096 * 4096 * 4 and told.value.budget == 1 << 20
 
 
+@pytest.mark.usefixtures("collected")
 def test_a_model_of_fixed_sizes_is_refused_when_it_opens(vulkan: object) -> None:
     before = vkep.live_counts()
     with pytest.raises(vkep.OutOfDeviceMemoryError, match="max_run_bytes is 1000000"):

@@ -108,6 +108,7 @@ def test_a_device_that_stages_makes_results_in_host_memory_visible(monkeypatch: 
         assert [key.run.visible for key in recording._commands._submits] == [True]
 
 
+@pytest.mark.usefixtures("collected")
 def test_the_descriptor_stays_the_callers(opened: InferenceSession, exporter: Exporter) -> None:
     memory = exporter.memory(256)
     before = len(os.listdir("/proc/self/fd"))
@@ -123,6 +124,7 @@ def test_the_descriptor_stays_the_callers(opened: InferenceSession, exporter: Ex
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.usefixtures("collected")
 def test_nothing_is_left_behind(exporter: Exporter) -> None:
     before = gpu_shared.live_counts()
     memory = exporter.memory(256)

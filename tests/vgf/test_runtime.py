@@ -117,6 +117,7 @@ def test_threads_share_a_runner(bench: Bench, tan: Vgf) -> None:
     assert errors == []
 
 
+@pytest.mark.usefixtures("collected")
 def test_nothing_is_left(graph_context: Any, tan: Vgf) -> None:
     before = gpu_shared.live_counts()
     bench = Bench(graph_context)
@@ -175,6 +176,7 @@ def test_a_context_without_the_extensions_says_so(shared_context: Any) -> None:
     memory.close()
 
 
+@pytest.mark.usefixtures("collected")
 def test_a_driver_that_refuses_a_graph_leaves_nothing(bench: Bench, tan: Vgf, monkeypatch: Any) -> None:
     before = gpu_shared.live_counts()
     fn = bench.context.device.fn
