@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """The garbage collector, which `no_leak` runs in full, passes over what collecting 12,000 tests left in memory. By default it
-    runs for every 700 objects, which takes a twentieth of the tests' time."""
+    runs for every 700 new objects, which takes a twentieth of the tests' time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000)
@@ -101,15 +101,23 @@ _OF_THE_LAYER = {"UNASSIGNED-VkSemaphore-state-timeout"}
 
 @pytest.fixture(autouse=True)
 def validation_is_silent() -> Iterator[None]:
-    """With VKEP_VALIDATION=1 the layers watch every test; what they say fails the test that made them say it. What a test dropped
-    is destroyed before the next one: layers before 1.4.304 crash where a device is destroyed beside other devices' calls."""
-    before = len(_validation_log())
+    """With VKEP_VALIDATION=1 the layers watch every test; what they say fails the test that made them say it. Devices that a test
+    dropped are destroyed before the next one (`settle_for_layers`)."""
+    before, devices = len(_validation_log()), _devices()
     yield
-    steady = sys.modules.get("gpu_shared.steady")
-    if steady is not None:
-        steady.settle()
+    if _devices() > devices:
+        gc.collect()
+    if devices or _devices():
+        from tools.validation_layers import settle_for_layers
+
+        settle_for_layers()
     said = [message for message in _validation_log()[before:] if message.message_id not in _OF_THE_LAYER]
     assert [str(message) for message in said] == []
+
+
+def _devices() -> int:
+    handles = sys.modules.get("gpu_shared.handles")  # pure tests never load Vulkan
+    return 0 if handles is None else sum(native.kind == "device" for native in list(handles._live))
 
 
 def _validation_log() -> list[Any]:
@@ -168,7 +176,10 @@ def no_leak(vulkan: DeviceInfo) -> Iterator[Alive]:
 @pytest.fixture
 def collected() -> None:
     """For tests that count objects: those that other tests left in reference cycles are gone before."""
+    from gpu_shared.steady import settle
+
     gc.collect()
+    settle()
 
 
 @pytest.fixture

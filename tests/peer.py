@@ -9,8 +9,8 @@ import onnx
 
 
 def cpu_session(model: onnx.ModelProto | bytes | Path, *, optimized: bool = True) -> Any:
-    """A session of one thread. By default each session starts a thread for each core of the machine, whatever cores the process
-    may use, which goes on taking time after a run.
+    """A session of one thread. By default each session starts a thread for each core, also for cores that the process may not
+    use; these threads go on taking processor time for a while after a run.
     """
     import onnxruntime
 

@@ -5,7 +5,7 @@
 #
 # AT_ONCE (1) runs go at the same time, and so load each other; LOAD (0) further processes do nothing but take processor time. A run's
 # output goes to OUT/<number>.log; OUT/runs gets a line for each. The status is 1 where one failed. VKEP_TEST_JOBS: see tools/test.sh.
-set -uo pipefail
+set -uom pipefail  # m: each run is a process group, which an interrupt ends
 if (($# < 2)); then
     sed -n '2,7s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
     exit 2
@@ -15,8 +15,13 @@ runs=$2 at_once=${3:-1} load=${4:-0}
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
 made=$(mktemp -d)
-busy=()
-trap 'kill "${busy[@]}" 2>/dev/null; rm -rf "$made"' EXIT
+busy=() tests=()
+end() {
+    for group in "${busy[@]}" "${tests[@]}"; do kill -- "-$group" 2>/dev/null; done
+    wait
+    rm -rf "$made"
+}
+trap end EXIT
 trap 'exit 130' INT TERM
 for ((k = 0; k < load; k++)); do
     while :; do :; done &
@@ -35,7 +40,6 @@ one() { # NUMBER
 }
 
 : >"$out/runs"
-tests=()
 for ((k = 1; k <= runs; k++)); do
     while (($(jobs -rp | wc -l) - load >= at_once)); do
         wait -n

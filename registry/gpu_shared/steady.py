@@ -367,13 +367,16 @@ def settle() -> None:
     _end_due()
 
 
-def settle_within(seconds: float) -> None:
-    """Wait for pending finalizers, at most so long; for a caller that may hold locks which they need."""
+def settle_within(seconds: float) -> bool:
+    """Wait for pending finalizers, at most so long; for a caller that may hold locks which they need. Returns whether they have
+    ended."""
     ends = time.monotonic() + seconds
     while _due and time.monotonic() < ends:
         time.sleep(0.001)
-    if _ending.acquire(timeout=max(0.0, ends - time.monotonic())):
-        _ending.release()
+    if not _ending.acquire(timeout=max(0.0, ends - time.monotonic())):
+        return False
+    _ending.release()
+    return not _due
 
 
 def _end_due() -> None:

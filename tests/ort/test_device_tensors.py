@@ -268,6 +268,7 @@ def pinned_bytes() -> int:
     return sum(b.size for a in live("OrtAllocator") if isinstance(a, PinnedAllocator) for b, _ in a._blocks.values())
 
 
+@pytest.mark.usefixtures("collected")
 def test_pinned_memory_is_the_hosts_and_a_run_takes_it(session: OpenSession, registered: Any, on_gpu: OnGpu) -> None:
     before = pinned_bytes()
     made, x, y = session(DOUBLE), pinned(registered, X), pinned(registered, np.zeros_like(X))
@@ -294,6 +295,7 @@ def test_pinned_memory_is_the_hosts_and_a_run_takes_it(session: OpenSession, reg
     assert pinned_bytes() == before
 
 
+@pytest.mark.usefixtures("collected")
 def test_pinned_memory_has_an_arena_without_streams(registered: Any) -> None:
     from vkep.ort.allocator import PinnedAllocator
     from vkep.ort.boundary import NULL, ffi, live

@@ -32,7 +32,7 @@ def by_onnxruntime(case: Case) -> list[Array]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
     model = case.model(wide=True).SerializeToString()
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     return list(session.run(None, case.feeds(wide=True)))

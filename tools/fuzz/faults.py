@@ -30,9 +30,9 @@ import numpy as np
 import vkep
 from gpu_shared.errors import GpuError
 from gpu_shared.instance import validation_log
-from gpu_shared.steady import settle
 from tools.fuzz.injector import Injector
 from tools.fuzz.moments import DYNAMIC, PARTS, PROGRAMS, STATIC, B, X, model, no_object_left, ones
+from tools.validation_layers import settle_for_layers
 
 FEEDS = {"x": X, "b": B}
 REGIONS = model(
@@ -182,7 +182,6 @@ class Cases:
         if not injector.hit:
             return "", wrong
         lost = injector.hit.endswith("DEVICE_LOST")
-        settle()  # validation layers before 1.4.304 crash where a device is destroyed beside other devices' calls
         wrong += self._bystanders.check(lost and self._what == "shared")
         try:
             if lost:
@@ -201,6 +200,8 @@ class Cases:
         except Exception as error:
             expected = may_fail and (isinstance(error, (GpuError, vkep.ArenaOutOfMemory)) or of_onnxruntime(error))
             return "" if expected else f" {'' if may_fail else 'the next time '}raised {error!r};"
+        finally:
+            settle_for_layers()
         return "" if all(np.array_equal(one, RIGHT) for one in found) else f" a wrong answer {found};"
 
     def close(self) -> None:
@@ -226,9 +227,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for what in given.what:
             began = time.monotonic()
             WHAT[what]()  # by now shaders are compiled and kernels are known
+            settle_for_layers()
             injector.arm(-1, 0, given.lost)
             injector.quiet = False
             WHAT[what]()
+            settle_for_layers()
             injector.quiet = True
             cases = [(at, which) for at, most in enumerate(injector.results) for which in range(most)]
             random.Random(given.seed).shuffle(cases)

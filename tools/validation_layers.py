@@ -1,0 +1,20 @@
+"""What validation layers need of programs that destroy devices in other threads."""
+
+from __future__ import annotations
+
+from gpu_shared.instance import validation_wanted
+from gpu_shared.steady import settle_within
+
+_SECONDS = 60
+
+
+def settle_for_layers() -> None:
+    """Where validation layers are on (VKEP_VALIDATION), wait until what was dropped is destroyed, which another thread does.
+
+    Up to 1.4.303 the layers look up instances and devices in one table without a lock (`layer_data_map` in their
+    chassis.cpp), so a call may crash while another thread destroys one. Raises ``TimeoutError`` after 60 s.
+    """
+    if validation_wanted() and not settle_within(_SECONDS):
+        raise TimeoutError(
+            f"dropped objects are not destroyed after {_SECONDS} s: work that they wait for does not end"
+        )
