@@ -1,0 +1,53 @@
+"""Waiting for dropped objects where validation layers are on."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from gpu_shared.steady import on_end, settle
+from tools import validation_layers
+
+
+class Owner:
+    """Anything with finalizers."""
+
+
+def test_dropped_objects_are_destroyed_before_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VKEP_VALIDATION", "1")
+    began, destroyed = threading.Event(), threading.Event()
+
+    def destroy() -> None:
+        began.wait(30)
+        destroyed.set()
+
+    owner = Owner()
+    on_end(owner, destroy)
+    del owner
+    threading.Timer(0.05, began.set).start()
+    validation_layers.settle_for_layers()
+    assert destroyed.is_set()
+
+
+@pytest.mark.parametrize("layers", [True, False])
+def test_work_that_does_not_end_is_an_error_where_layers_are_on(layers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VKEP_VALIDATION", "1" if layers else "0")
+    monkeypatch.setattr(validation_layers, "_SECONDS", 0.05)
+    may_end = threading.Event()
+
+    def work() -> None:
+        may_end.wait(30)
+
+    owner = Owner()
+    on_end(owner, work)
+    del owner
+    try:
+        if layers:
+            with pytest.raises(TimeoutError, match="not destroyed after"):
+                validation_layers.settle_for_layers()
+        else:
+            validation_layers.settle_for_layers()
+    finally:
+        may_end.set()
+        settle()
