@@ -10,7 +10,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from tests.aten.values import Array, Case, Const, Dtype, Sym
-from tests.peer import cpu_session
+from tools.ort_cpu import cpu_session
 from vkep.aten.importer import ELEMENTS
 from vkep.graph.model import Model
 from vkep.pte.vk_graph import OperatorCall, SymInt, ValueList, VkBytes, VkDataType, VkGraph, VkTensor

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.peer import cpu_session
+from tools.ort_cpu import cpu_session
 
 Array = np.ndarray[Any, Any]
 

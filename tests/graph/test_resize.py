@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.peer import cpu_session
+from tools.ort_cpu import cpu_session
 from vkep.errors import Decline
 from vkep.graph.resize import resolve_resize, resolve_roi
 

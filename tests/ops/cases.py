@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 
 from gpu_shared import SharedGpuContext
 from tests import pipelines
-from tests.peer import cpu_session
+from tools.ort_cpu import cpu_session
 from vkep import InferenceSession
 from vkep.session.session_state import Feed
 

@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 from tests.ops.cases import Array, model_of
-from tests.peer import cpu_session
+from tools.ort_cpu import cpu_session
 from vkep import InferenceSession, InvalidInputError, InvalidModelError
 
 MICROSOFT = "com.microsoft"

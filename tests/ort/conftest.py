@@ -14,7 +14,7 @@ import pytest
 from onnx import parser
 
 from tests.calls import noted
-from tests.peer import cpu_session
+from tools.ort_cpu import cpu_session
 
 if TYPE_CHECKING:
     from gpu_shared import DeviceInfo

@@ -10,9 +10,9 @@ from onnx import TensorProto, helper
 
 from tests.calls import noted
 from tests.ort.conftest import OpenSession
-from tests.peer import cpu_session
 from tests.session.test_decode import KV_HEADS, LAYERS, SIZE, decoder, steps
 from tests.session.test_in_place import GENERAL, W, X, model_of, rows_alone
+from tools.ort_cpu import cpu_session
 from vkep.plan.records import Plan
 from vkep.session import planner
 

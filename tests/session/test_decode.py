@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import vkep
-from tests.peer import cpu_session
+from tools.ort_cpu import cpu_session
 from vkep.device.runner import PlanRunner
 from vkep.session import planner
 

@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import vkep
-from tests.peer import cpu_session
 from tests.session.test_decode import KV_HEADS, LAYERS, SIZE, decoder, steps
+from tools.ort_cpu import cpu_session
 from vkep.plan.records import Plan
 
 RNG = np.random.default_rng(5)

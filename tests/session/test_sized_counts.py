@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.peer import cpu_session
 from tests.session.models import model
+from tools.ort_cpu import cpu_session
 from vkep import InferenceSession
 from vkep.session.planned_graph import DeferredExecutor, PlannedGraph
 

@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.peer import cpu_session
 from tests.session.models import model
+from tools.ort_cpu import cpu_session
 from vkep import InferenceSession
 from vkep.errors import InvalidInputError
 from vkep.graph.model import ValueInfo

@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.peer import cpu_session
 from tests.session.models import model
+from tools.ort_cpu import cpu_session
 from vkep import InferenceSession
 
 Open = Callable[..., InferenceSession]

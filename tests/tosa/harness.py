@@ -9,8 +9,8 @@ import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
-from tests.peer import cpu_session
 from tests.vgf.harness import Bench, as_given, as_held
+from tools.ort_cpu import cpu_session
 from vkep.dtypes import from_numpy
 from vkep.graph import load_model
 from vkep.tosa import TosaGraph, TosaPort, lower_nodes

@@ -20,6 +20,7 @@ import numpy as np
 
 from tools.fuzz import attention_calls, attention_reference, grouped_calls
 from tools.fuzz.attention_calls import MICROSOFT, Array, Case, Rng
+from tools.ort_cpu import cpu_session
 from vkep.kernels import attention_split, attention_stream
 from vkep.passes import norms
 
@@ -29,13 +30,7 @@ NEAR = {"float32": 2e-4, "float16": 1e-2, "bfloat16": 8e-2}
 
 def by_onnxruntime(case: Case) -> list[Array]:
     """The outputs of ONNX Runtime's CPU provider, floats in float32."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level, options.intra_op_num_threads = 4, 1
-    model = case.model(wide=True).SerializeToString()
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    return list(session.run(None, case.feeds(wide=True)))
+    return list(cpu_session(case.model(wide=True)).run(None, case.feeds(wide=True)))
 
 
 def _unpacked(case: Case) -> list[Array]:

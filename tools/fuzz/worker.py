@@ -15,6 +15,7 @@ import onnx
 
 from tools.fuzz.corpus import Array
 from tools.fuzz.mutate import Case, Found, draw
+from tools.ort_cpu import cpu_session
 
 #: limit of a case's private memory, in bytes
 _MOST_MEMORY = 6 << 30
@@ -89,19 +90,14 @@ class OnnxRuntime:
     """A session of ONNX Runtime, for runs of any sizes."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        options.intra_op_num_threads = 1
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         self._failed: Answer | None = None
         try:
-            data = model.SerializeToString()
-            self._session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+            self._session = cpu_session(model, optimized=False)
             types = [v.type for v in (*self._session.get_inputs(), *self._session.get_outputs())]
             if any(kind in text for text in types for kind in ("bfloat16", "float8", "float4", "int4", "int2")):
                 self._failed = Answer("declined", "no numpy form")
+        except ImportError:  # of onnxruntime: no answer to the model
+            raise
         except Exception as error:
             self._failed = _refusal(error)
 

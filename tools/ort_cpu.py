@@ -1,4 +1,4 @@
-"""ONNX Runtime's CPU provider, which tests compare with."""
+"""ONNX Runtime's CPU provider, which tests and fuzzers compare with."""
 
 from __future__ import annotations
 
