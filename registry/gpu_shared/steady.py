@@ -289,7 +289,7 @@ def check_wanted() -> None:
 # ---- finalizers
 
 _ends: dict[int, End] = {}  #: those that have not run, oldest first
-_due: deque[End] = deque()  #: those whose owners are deleted
+_due: deque[Callable[[], None]] = deque()  #: those whose owners are deleted, and work for `end_later`
 _of_parents: list[End] = []  #: of the processes that this one was forked from: what they refer to must not end here
 _bell: SimpleQueue[Any] = SimpleQueue()
 _ending = threading.RLock()
@@ -330,19 +330,31 @@ class End(weakref.ref[Any]):
 def on_end(owner: object, work: Callable[..., None], *arguments: Any, at_exit: bool = True) -> End:
     """Call ``work(*arguments)`` when the last reference to ``owner`` is deleted, soon after, in another thread; with
     ``at_exit`` also at the interpreter's exit, the newest first. ``work`` must not refer to the owner."""
-    global _ender_started
     # the newest reference is called first: it adds the work to the queue before the other one wakes the worker
     ring = weakref.ref(owner, _bell.put)
     end = End(owner, _due.append)
     end.work, end.at_exit, end.ring = functools.partial(work, *arguments), at_exit, ring
     _ends[id(end)] = end
+    _start_ender()
+    return end
+
+
+def end_later(work: Callable[[], None]) -> None:
+    """Call ``work()`` soon, in the thread that runs the finalizers, after those that are pending; for callers that must not wait
+    for a lock. An error is logged."""
+    _due.append(work)
+    _start_ender()
+    _bell.put(None)
+
+
+def _start_ender() -> None:
+    global _ender_started
     if not _ender_started:
         try:
             _start(_end_what_is_due, _bell)
             _ender_started = True
         except RuntimeError:  # no more threads, or the interpreter exits: the caller of `settle` does the work
             logger.debug("no thread to finalize unreferenced objects")
-    return end
 
 
 def _end_what_is_due(bell: SimpleQueue[Any]) -> None:

@@ -89,8 +89,8 @@ def test_a_session_lives_on_after_its_library_is_unregistered() -> None:
         check(session)
         del session
         gc.collect()
-        from vkep.ort.boundary import live
-        print(EP in [d.ep_name for d in onnxruntime.get_ep_devices()], len(live("OrtEp")))
+        from vkep.ort.boundary import live_structs
+        print(EP in [d.ep_name for d in onnxruntime.get_ep_devices()], live_structs().get("OrtEp", 0))
         """
     )
 

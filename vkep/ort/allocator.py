@@ -16,6 +16,7 @@ from vkep.graph.weights import unpack
 from vkep.memory.device_arena import BufferArena, shared_arena
 from vkep.ort.boundary import NULL, CStruct, ffi, lib, status, value
 from vkep.ort.memory import NUMBER_SHIFT, MemoryDomain, domain_of
+from vkep.ort.releasing import releases
 from vkep.ort.tensors import address, byte_count, shape_of, tensor_array
 from vkep.ort.transfers import Item, in_c
 
@@ -67,7 +68,7 @@ class ReadOnlyAllocator(CStruct, struct="OrtAllocator"):
     def Reserve(self, nbytes: int) -> Any:
         return self._pointer(self.domain.reserve, nbytes)
 
-    @value(None)
+    @releases
     def Free(self, pointer: Any) -> None:
         if pointer != NULL:
             domain_of(address(pointer)).free(address(pointer))
@@ -171,7 +172,7 @@ class PinnedAllocator(ReadOnlyAllocator, struct="OrtAllocator"):
         with self._lock:
             return any(at <= place < at + block.size for at, (block, _seen) in self._blocks.items())
 
-    @value(None)
+    @releases
     def Free(self, pointer: Any) -> None:
         if pointer != NULL:
             with self._lock:
@@ -234,7 +235,7 @@ class DataTransfer(CStruct, struct="OrtDataTransferImpl"):
         ort.check(lib.vkep_pairs(ort.api, ort.ep_api, sources, targets, count, tensors))
         copy_tensors([(tensors[2 * i], tensors[2 * i + 1]) for i in range(count)])
 
-    @value(None)
+    @releases
     def Release(self) -> None:
         self.release()
 

@@ -19,6 +19,7 @@ from types import CodeType, FrameType
 from typing import Any, ClassVar, TypeVar
 
 from gpu_shared.errors import GpuError
+from gpu_shared.steady import settle
 from vkep.errors import InvalidModelError, UnsupportedModelError
 from vkep.ort import compile_library, ending, library
 
@@ -123,6 +124,7 @@ _live: dict[int, CStruct] = {}
 
 def live_structs() -> dict[str, int]:
     """How many structures of each kind ONNX Runtime holds."""
+    settle()
     counts: dict[str, int] = {}
     for thing in list(_live.values()):
         counts[thing.struct] = counts.get(thing.struct, 0) + 1

@@ -15,9 +15,10 @@ import numpy as np
 from vkep.dtypes import DTYPES
 from vkep.ops.registry import onnx_history
 from vkep.ort.allocator import array_of, copy_tensors
-from vkep.ort.boundary import CStruct, ffi, status, value
+from vkep.ort.boundary import CStruct, ffi, status
 from vkep.ort.kernels import WHOLE, KernelEntry
 from vkep.ort.names import EP_NAME
+from vkep.ort.releasing import releases
 from vkep.ort.tensors import describe
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class LoopHelper(CStruct, struct="OrtLoopKernelHelper"):
         super().__init__()
         self._ort, self._on_device = ort, on_device
 
-    @value(None)
+    @releases
     def Release(self) -> None:
         self.release()
 
@@ -109,7 +110,7 @@ class ScanHelper(CStruct, struct="OrtScanKernelHelper"):
         super().__init__()
         self._ort = ort
 
-    @value(None)
+    @releases
     def Release(self) -> None:
         self.release()
 

@@ -25,6 +25,7 @@ from vkep.ort.operators import OperatorKernel, has_kernel, offer_kernels, operat
 from vkep.ort.options import EpOptions
 from vkep.ort.overrides import Overrides, are_being_read
 from vkep.ort.profiler import Profiler
+from vkep.ort.releasing import released
 from vkep.ort.runtime import Runtime
 from vkep.ort.streams import SyncStream
 from vkep.ort.subgraph import OrtSubgraph
@@ -174,10 +175,12 @@ class Ep(CStruct, struct="OrtEp"):
 
     @value(None)
     def ReleaseNodeComputeInfos(self, infos: Any, count: int) -> None:
-        self.runtime.captures.close()  # they use the objects that are released next
-        for index in range(count):
-            if infos[index] != NULL:
-                behind(infos[index]).release()
+        released(self._release_nodes, [behind(info) for info in infos[0:count] if info != NULL])
+
+    def _release_nodes(self, nodes: list[FusedNode]) -> None:
+        self.runtime.captures.close()  # they use the nodes
+        for node in nodes:
+            node.release()
 
     @status
     def OnSessionInitializationEnd(self) -> None:
@@ -272,5 +275,5 @@ class Ep(CStruct, struct="OrtEp"):
         self._claims.clear()
         self._overrides.close()
         self._kernels.close()
-        self._stream.Release()
+        self._stream.release()
         self.runtime.close()

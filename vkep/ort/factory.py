@@ -23,6 +23,7 @@ from vkep.ort.interop import Interop, make_interop
 from vkep.ort.names import EP_NAME
 from vkep.ort.options import EpOptions, arena_options, session_options
 from vkep.ort.overrides import check_known_answers
+from vkep.ort.releasing import releases
 from vkep.ort.streams import SyncStream
 from vkep.session.contexts import resolve_context
 
@@ -84,7 +85,7 @@ class Factory(CStruct, struct="OrtEpFactory"):
         compiled = ContextSettings.from_entries(entries)
         out[0] = Ep(self.ort, self.devices, device, chosen, compiled, options).pointer
 
-    @value(None)
+    @releases
     def ReleaseEp(self, ep: Any) -> None:
         behind(ep).release()
 
@@ -134,7 +135,7 @@ class Factory(CStruct, struct="OrtEpFactory"):
         own = self.devices.memory_info(device, kind)
         out[0] = ALLOCATORS[kind](self.ort, own, self._opener(device, chosen)).pointer
 
-    @value(None)
+    @releases
     def ReleaseAllocator(self, allocator: Any) -> None:
         behind(allocator).release()
 

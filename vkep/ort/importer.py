@@ -24,6 +24,7 @@ from vkep.device.external import checked_block
 from vkep.device.tensor import ExternalBlock
 from vkep.ort import memory
 from vkep.ort.boundary import NULL, CStruct, OrtError, behind, ffi, lib, owned, status, value
+from vkep.ort.releasing import releases
 from vkep.ort.streams import SyncStream
 from vkep.ort.tensors import address
 
@@ -57,7 +58,7 @@ class MemoryHandle(CStruct, struct="OrtExternalMemoryHandle"):
         self.pointer.ep_device = ep_device
         self.pointer.descriptor = descriptor[0]
 
-    @value(None)
+    @releases
     def Release(self) -> None:
         self.release()
         self._domain.disown(self.start)
@@ -79,7 +80,7 @@ class SemaphoreHandle(CStruct, struct="OrtExternalSemaphoreHandle"):
         self.pointer.ep_device = ep_device
         self.pointer.descriptor = descriptor[0]
 
-    @value(None)
+    @releases
     def Release(self) -> None:
         self.release()
         self.semaphore.close()
@@ -120,7 +121,7 @@ class Importer(CStruct, struct="OrtExternalResourceImporterImpl"):
         exported = self._memory_type if _MEMORY[descriptor.handle_type] == OPAQUE_FD else None
         out[0] = MemoryHandle(self._domain, self._ep_device, descriptor, exported).pointer
 
-    @value(None)
+    @releases
     def ReleaseMemory(self, handle: Any) -> None:
         behind(handle).Release()
 
@@ -161,7 +162,7 @@ class Importer(CStruct, struct="OrtExternalResourceImporterImpl"):
             )
         out[0] = SemaphoreHandle(self._domain, self._ep_device, descriptor).pointer
 
-    @value(None)
+    @releases
     def ReleaseSemaphore(self, handle: Any) -> None:
         behind(handle).Release()
 
@@ -182,7 +183,7 @@ class Importer(CStruct, struct="OrtExternalResourceImporterImpl"):
             raise OrtError("the handle is not of a semaphore")
         return held
 
-    @value(None)
+    @releases
     def Release(self) -> None:
         self.release()
         self._domain.release()

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from vkep import dtypes
 from vkep.ort.allocator import copy_tensors
-from vkep.ort.boundary import NULL, CStruct, OrtError, entry_point, ffi, lib, status, value
+from vkep.ort.boundary import NULL, CStruct, OrtError, entry_point, ffi, lib, status
 from vkep.ort.names import EP_NAME
+from vkep.ort.releasing import releases
 from vkep.ort.tensors import describe, shape_of
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class CopyKernel(CStruct, struct="OrtKernelImpl"):
         if self._checks is not None:
             self._checks.pass_to_host()
 
-    @value(None)
+    @releases
     def Release(self) -> None:
         self.release()
 

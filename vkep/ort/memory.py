@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gpu_shared.errors import GpuError
+from gpu_shared.steady import settle, settle_within
 from vkep.arena.config import ArenaConfig
 from vkep.arena.records import ArenaOutOfMemory
 from vkep.device.tensor import DeviceTensor, ExternalBlock
@@ -79,17 +80,19 @@ class MemoryDomain:
         if spare:
             return spare
         size = -(-nbytes // _GRAIN) * _GRAIN
-        try:
-            block = self.arena.alloc(size, self.context.timeline)
-        except ArenaOutOfMemory:
-            if not self.trim():
-                raise
-            block = self.arena.alloc(size, self.context.timeline)
-        return self._enter(block, size)
+        return self._enter(self._taken(lambda: self.arena.alloc(size, self.context.timeline)), size)
 
     def reserve(self, nbytes: int) -> int:
         """As `alloc`, in a separate buffer outside the arena's bins, for memory that lives as long as the session."""
-        return self._enter(self.arena.reserve(nbytes), 0)
+        return self._enter(self._taken(lambda: self.arena.reserve(nbytes)), 0)
+
+    def _taken(self, take: Callable[[], DeviceBlock]) -> DeviceBlock:
+        try:
+            return take()
+        except ArenaOutOfMemory:
+            settle_within(1)  # releases that wait for another thread (`vkep.ort.releasing`)
+            self.trim()
+            return take()
 
     def free(self, pointer: int) -> None:
         """Free a block; the memory is reused once the GPU has finished with what was submitted so far. Raises
@@ -276,6 +279,7 @@ def domain_of(pointer: int) -> MemoryDomain:
 
 def live_domains() -> dict[str, int]:
     """Blocks that ONNX Runtime holds, by context."""
+    settle()
     with _registry_lock:
         return {f"{d.context.label}#{d.number}": d.live_blocks for d in _domains.values()}
 

@@ -22,10 +22,11 @@ from vkep.graph.model import Graph, Node, ValueInfo
 from vkep.graph.weights import ArrayWeight, Weight
 from vkep.ops import registry
 from vkep.ort.allocator import array_of
-from vkep.ort.boundary import NULL, CStruct, ffi, status, value
+from vkep.ort.boundary import NULL, CStruct, ffi, status
 from vkep.ort.fused import FusedNode
 from vkep.ort.graph import OrtGraphView
 from vkep.ort.kernels import KernelEntry
+from vkep.ort.releasing import releases
 from vkep.ort.tensors import describe, tensor_array
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class OperatorKernel(CStruct, struct="OrtKernelImpl"):
     def Compute(self, context: Any) -> None:
         self._node.Compute(NULL, context)
 
-    @value(None)
+    @releases
     def Release(self) -> None:
         self.release()
 

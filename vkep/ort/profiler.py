@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vkep.ort.boundary import NULL, CStruct, ffi, status, value
+from vkep.ort.boundary import NULL, CStruct, ffi, status
+from vkep.ort.releasing import releases
 from vkep.session.executor import Executable
 from vkep.session.introspection import flatten
 
@@ -80,7 +81,7 @@ class Profiler(CStruct, struct="OrtEpProfilerImpl"):
             for event in made:
                 ep_api.ReleaseProfilingEvent(event)
 
-    @value(None)
+    @releases
     def Release(self) -> None:
         if self in self._active:
             self._active.remove(self)

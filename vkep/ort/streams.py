@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from vkep.ort.boundary import CStruct, ffi, lib, owned, status, value
 from vkep.ort.memory import MemoryDomain
+from vkep.ort.releasing import releases
 
 if TYPE_CHECKING:
     from vkep.ort.api import Ort
@@ -34,9 +35,12 @@ class SyncStream(CStruct, struct="OrtSyncStreamImpl"):
     def OnSessionRunEnd(self) -> None:
         self.domain.run_ended()
 
-    @value(None)
+    @releases
     def Release(self) -> None:
         self.release()
+
+    def release(self) -> None:
+        super().release()
         self.domain.release()
 
 
@@ -63,6 +67,6 @@ class SyncNotification(CStruct, struct="OrtSyncNotificationImpl"):
     def WaitOnHost(self) -> None:
         self._domain.wait(self._value)
 
-    @value(None)
+    @releases
     def Release(self) -> None:
         self.release()
