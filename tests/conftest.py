@@ -183,6 +183,14 @@ def collected() -> None:
 
 
 @pytest.fixture
+def no_collection(collected: None) -> Iterator[None]:
+    """The garbage collector runs only where a test calls it."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
 def own_context(vulkan: DeviceInfo, no_leak: Alive) -> Iterator[SharedGpuContext]:
     """A context of the test's own, with nothing left behind."""
     import gpu_shared

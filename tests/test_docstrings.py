@@ -19,6 +19,7 @@ DECLARING = {
     "kernel",
     "tosa_operator",
     "value",
+    "releases",
     "pointwise",
     "status",
     "grpc_method",

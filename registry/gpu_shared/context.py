@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from gpu_shared import vk
 from gpu_shared.capabilities import FEATURE_NAMES, QUEUE_FLAGS, DeviceCapabilities
+from gpu_shared.collector import steady_close
 from gpu_shared.commands import CommandPool
 from gpu_shared.compile_spec import DEFAULT_TOKEN, SharedGpuCompileSpec, SyncMode, parse_shared_gpu_compile_spec
 from gpu_shared.device import Device, Selector
@@ -395,7 +396,7 @@ class SharedGpuContext:
         settle()
         return tuple(self._users.values())
 
-    @steady
+    @steady_close
     def close(self) -> None:
         """Refuse new users; destroy now, or when the last lease and shared resource end. Idempotent.
 

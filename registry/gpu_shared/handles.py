@@ -26,8 +26,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from gpu_shared import vk
+from gpu_shared.collector import steady_close
 from gpu_shared.errors import ClosedError, DeviceLostError, ForkedProcessError
-from gpu_shared.steady import End, begin_steady, on_end, run_steady, settle, steady
+from gpu_shared.steady import End, begin_steady, on_end, settle, steady
 from gpu_shared.waiting import until_done
 
 if TYPE_CHECKING:
@@ -286,8 +287,9 @@ class Handle:
             self._closed = True
             self._finalizer = None
         elif self._finalizer is not None:
-            run_steady(self._close)
+            self._close()
 
+    @steady_close
     def _close(self) -> None:
         end = self._finalizer
         finalize = end.detach() if end is not None else None

@@ -7,9 +7,10 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpu_shared import vk
+from gpu_shared.collector import steady_close
 from gpu_shared.errors import ClosedError
 from gpu_shared.once import InFlight
-from gpu_shared.steady import on_end, steady
+from gpu_shared.steady import on_end
 
 if TYPE_CHECKING:
     from gpu_shared.context import SharedGpuContext
@@ -92,7 +93,7 @@ class SharedResource(Generic[T]):
             raise ClosedError("shared resource")
         return entry.making.result()
 
-    @steady
+    @steady_close
     def release(self) -> None:
         """Release the reference; the last release closes the object. Idempotent."""
         self._finalizer()

@@ -58,13 +58,22 @@ def test_nothing_is_lost_at_any_point(vulkan: object, where: str) -> None:
     assert list(interrupts) == list(kinds) and min(interrupts.values()) > 8 and interrupts["runs"] > 100
 
 
+def test_the_garbage_collector_waits_for_nothing(vulkan: object) -> None:
+    """It runs within calls, and deletes objects that close sessions."""
+    kinds = ("opens", "shapes", "executes", "steps")
+    collections = _campaign("--collector", "--what", *kinds, "--count", "10")
+    assert list(collections) == list(kinds) and min(collections.values()) >= 10
+
+
 def _campaign(*arguments: str) -> dict[str, int]:
-    """The number of interrupts of each kind."""
+    """The number of interrupts, or collections, of each kind."""
     command = [sys.executable, "-m", "tools.fuzz.interrupts", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "live blocks" not in done.stderr and "unreferenced" not in done.stderr, done.stderr
-    return {kind: int(n) for kind, n in re.findall(r"^(\w+): (\d+) interrupts", done.stdout, re.MULTILINE)}
+    return {
+        kind: int(n) for kind, n in re.findall(r"^(\w+): (\d+) (?:interrupts|collections)", done.stdout, re.MULTILINE)
+    }
 
 
 class _Watched:

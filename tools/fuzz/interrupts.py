@@ -5,7 +5,9 @@
 A timer's signal handler raises in the main thread while it opens, runs, binds, reads or closes; one in four is followed by a
 second within microseconds, and one in two tracebacks is kept for a while, with all frames. With ``--threads`` the calls run in a
 thread that another raises in (`PyThreadState_SetAsyncExc`). With ``--each`` the moments are not random: calls are interrupted at
-each point in turn where the interpreter looks for signals. A call that does not return ends the process with all stacks.
+each point in turn where the interpreter looks for signals. With ``--collector`` nothing is raised: the garbage collector runs at
+random moments, in any thread, and deletes objects that close sessions. A call that does not return ends the process with all
+stacks.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import numpy as np
 import vkep
 from gpu_shared import Buffer, PipelineLayout, SharedGpuContext
 from gpu_shared.commands import CommandPool
+from tools.fuzz.collector import Collections
 from tools.fuzz.moments import (
     DYNAMIC,
     PARTS,
@@ -367,9 +370,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--each", type=int, metavar="STEP", help="interrupt at each STEP-th point, up to COUNT interrupts"
     )
+    parser.add_argument("--collector", action="store_true", help="run the garbage collector instead of raising")
     given = parser.parse_args(arguments)
     for what in given.what:
-        moments = Moments(given.seed) if given.each is None else Points(given.seed, given.each)
+        if given.collector:
+            moments: Moments = Collections(given.seed)
+        else:
+            moments = Moments(given.seed) if given.each is None else Points(given.seed, given.each)
         began = time.monotonic()
 
         def work(what: str = what, moments: Moments = moments) -> None:
@@ -397,7 +404,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             work()
         if failed:
             raise failed[0]
-        print(f"{what}: {moments.count} interrupts, {time.monotonic() - began:.1f} s", flush=True)
+        kind = "collections" if given.collector else "interrupts"
+        print(f"{what}: {moments.count} {kind}, {time.monotonic() - began:.1f} s", flush=True)
     return 0
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
+from gpu_shared.collector import steady_close
 from gpu_shared.errors import ClosedError, ForkedProcessError
-from gpu_shared.steady import check_wanted, on_end, run_steady, settle, steady
+from gpu_shared.steady import check_wanted, on_end, settle, steady
 from vkep.device.uses import Uses
 from vkep.dtypes import DType, from_numpy
 from vkep.memory.device_arena import DeviceArena, DeviceBlock, shared_device_arena
@@ -304,9 +305,10 @@ class DeviceTensor:
             raise ClosedError(f"the session that made the device tensor of {self.dtype} {self.shape}")
         return block
 
+    @steady_close
     def close(self) -> None:
         """Free the memory; idempotent. Runs that were submitted keep what they use until the GPU has finished."""
-        run_steady(self._finalizer)
+        self._finalizer()
         self._context = self._block = None  # they keep the device alive
 
     def __enter__(self) -> DeviceTensor:

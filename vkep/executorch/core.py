@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from gpu_shared.steady import on_end, run_steady
+from gpu_shared.collector import steady_close
+from gpu_shared.steady import on_end
 from vkep.executorch.calls import ChainedCalls
 from vkep.executorch.context_resources import ContextResources, ProgramResources
 from vkep.executorch.delegates import Runner
@@ -69,9 +70,10 @@ class Core:
         self.parts = ProgramParts(resources)
         self._end = on_end(self, self.parts.close)
 
+    @steady_close
     def close(self) -> None:
         """Close the methods, then the contexts; idempotent."""
-        run_steady(self._end)
+        self._end()
 
     @property
     def closed(self) -> bool:

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from gpu_shared.collector import steady_close
 from gpu_shared.errors import ClosedError
-from gpu_shared.steady import check_wanted, on_end, run_steady, steady
+from gpu_shared.steady import check_wanted, on_end, steady
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError, InvalidPteError, VkepError
 from vkep.executorch.calls import ChainedCalls, DelegateCall, chained
@@ -221,9 +222,10 @@ class Method:
 
     # ---- closing
 
+    @steady_close
     def close(self) -> None:
         """Free the method's objects on the device; idempotent. The program can load it again."""
-        run_steady(self._finalizer)
+        self._finalizer()
 
     @property
     def closed(self) -> bool:

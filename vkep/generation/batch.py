@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from gpu_shared.collector import steady_close
 from gpu_shared.errors import OutOfDeviceMemoryError
 from gpu_shared.steady import check_wanted, on_end, settle, steady
 from vkep.device.tensor import DeviceTensor
@@ -176,7 +177,7 @@ class Batch:
             )
         return tokens
 
-    @steady
+    @steady_close
     def cancel(self, answer: Answer) -> None:
         """Cancel an answer; does nothing where it has ended."""
         with self._lock:
@@ -345,7 +346,7 @@ class Batch:
         answer.reason = reason
         self._under_way.remove(answer)
 
-    @steady
+    @steady_close
     def close(self) -> None:
         """Cancel the answers in progress, and free the memory."""
         with self._lock:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
+from gpu_shared.collector import steady_close
 from gpu_shared.steady import steady
 from vkep.errors import InvalidInputError
 from vkep.generation.folder import ModelFolder, read_folder
@@ -178,7 +179,7 @@ class Generator:
         )
         return Page([document])
 
-    @steady
+    @steady_close
     def close(self) -> None:
         """Close the session and its caches; idempotent."""
         self._batch.close()

@@ -14,9 +14,8 @@ from gpu_shared.errors import GpuError
 from vkep import dtypes
 from vkep.graph.weights import unpack
 from vkep.memory.device_arena import BufferArena, shared_arena
-from vkep.ort.boundary import NULL, CStruct, ffi, lib, status, value
+from vkep.ort.boundary import NULL, CStruct, ffi, lib, releases, status, value
 from vkep.ort.memory import NUMBER_SHIFT, MemoryDomain, domain_of
-from vkep.ort.releasing import releases
 from vkep.ort.tensors import address, byte_count, shape_of, tensor_array
 from vkep.ort.transfers import Item, in_c
 

@@ -10,6 +10,7 @@ an exception can only be logged). Only the members that a class writes are fille
 from __future__ import annotations
 
 import _thread
+import functools
 import logging
 import sys
 import threading
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, ClassVar, TypeVar
 
+from gpu_shared.collector import released
 from gpu_shared.errors import GpuError
 from gpu_shared.steady import settle
 from vkep.errors import InvalidModelError, UnsupportedModelError
@@ -65,6 +67,17 @@ def value(default: Any) -> Callable[[Method], Method]:
         return method
 
     return mark
+
+
+def releases(method: Method) -> Method:
+    """Marks a member that releases something, and returns nothing: see `gpu_shared.collector.released`. An exception is logged.
+    Its arguments must be valid after the call."""
+
+    @functools.wraps(method)
+    def call(self: Any, *arguments: Any) -> None:
+        released(method, self, *arguments)
+
+    return value(None)(call)  # type: ignore[return-value]
 
 
 class CStruct:

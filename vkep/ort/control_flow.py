@@ -15,10 +15,9 @@ import numpy as np
 from vkep.dtypes import DTYPES
 from vkep.ops.registry import onnx_history
 from vkep.ort.allocator import array_of, copy_tensors
-from vkep.ort.boundary import CStruct, ffi, status
+from vkep.ort.boundary import CStruct, ffi, releases, status
 from vkep.ort.kernels import WHOLE, KernelEntry
 from vkep.ort.names import EP_NAME
-from vkep.ort.releasing import releases
 from vkep.ort.tensors import describe
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpu_shared.capabilities import DeviceCapabilities
+from gpu_shared.collector import released
 from vkep.ir.program import IslandStep, Program
 from vkep.ort import memory
 from vkep.ort.allocator import ALLOCATORS
@@ -25,7 +26,6 @@ from vkep.ort.operators import OperatorKernel, has_kernel, offer_kernels, operat
 from vkep.ort.options import EpOptions
 from vkep.ort.overrides import Overrides, are_being_read
 from vkep.ort.profiler import Profiler
-from vkep.ort.releasing import released
 from vkep.ort.runtime import Runtime
 from vkep.ort.streams import SyncStream
 from vkep.ort.subgraph import OrtSubgraph

@@ -12,7 +12,7 @@ from gpu_shared.external import MEMORY_KINDS, can_import_memory, can_import_sema
 from vkep.ort import memory
 from vkep.ort.allocator import ALLOCATORS, DataTransfer
 from vkep.ort.api import Ort
-from vkep.ort.boundary import NULL, CStruct, OrtError, behind, entry_point, ffi, live, status, value
+from vkep.ort.boundary import NULL, CStruct, OrtError, behind, entry_point, ffi, live, releases, status, value
 from vkep.ort.context_data import Fit, fit
 from vkep.ort.context_nodes import ContextSettings
 from vkep.ort.custom_operators import CustomDomains
@@ -23,7 +23,6 @@ from vkep.ort.interop import Interop, make_interop
 from vkep.ort.names import EP_NAME
 from vkep.ort.options import EpOptions, arena_options, session_options
 from vkep.ort.overrides import check_known_answers
-from vkep.ort.releasing import releases
 from vkep.ort.streams import SyncStream
 from vkep.session.contexts import resolve_context
 

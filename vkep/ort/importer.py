@@ -23,8 +23,7 @@ from vkep import dtypes
 from vkep.device.external import checked_block
 from vkep.device.tensor import ExternalBlock
 from vkep.ort import memory
-from vkep.ort.boundary import NULL, CStruct, OrtError, behind, ffi, lib, owned, status, value
-from vkep.ort.releasing import releases
+from vkep.ort.boundary import NULL, CStruct, OrtError, behind, ffi, lib, owned, releases, status, value
 from vkep.ort.streams import SyncStream
 from vkep.ort.tensors import address
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from vkep import dtypes
 from vkep.ort.allocator import copy_tensors
-from vkep.ort.boundary import NULL, CStruct, OrtError, entry_point, ffi, lib, status
+from vkep.ort.boundary import NULL, CStruct, OrtError, entry_point, ffi, lib, releases, status
 from vkep.ort.names import EP_NAME
-from vkep.ort.releasing import releases
 from vkep.ort.tensors import describe, shape_of
 
 if TYPE_CHECKING:

@@ -90,7 +90,7 @@ class MemoryDomain:
         try:
             return take()
         except ArenaOutOfMemory:
-            settle_within(1)  # releases that wait for another thread (`vkep.ort.releasing`)
+            settle_within(1)  # releases that wait for another thread (`gpu_shared.collector`)
             self.trim()
             return take()
 

@@ -22,11 +22,10 @@ from vkep.graph.model import Graph, Node, ValueInfo
 from vkep.graph.weights import ArrayWeight, Weight
 from vkep.ops import registry
 from vkep.ort.allocator import array_of
-from vkep.ort.boundary import NULL, CStruct, ffi, status
+from vkep.ort.boundary import NULL, CStruct, ffi, releases, status
 from vkep.ort.fused import FusedNode
 from vkep.ort.graph import OrtGraphView
 from vkep.ort.kernels import KernelEntry
-from vkep.ort.releasing import releases
 from vkep.ort.tensors import describe, tensor_array
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vkep.ort.boundary import NULL, CStruct, ffi, status
-from vkep.ort.releasing import releases
+from vkep.ort.boundary import NULL, CStruct, ffi, releases, status
 from vkep.session.executor import Executable
 from vkep.session.introspection import flatten
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vkep.ort.boundary import CStruct, ffi, lib, owned, status, value
+from vkep.ort.boundary import CStruct, ffi, lib, owned, releases, status, value
 from vkep.ort.memory import MemoryDomain
-from vkep.ort.releasing import releases
 
 if TYPE_CHECKING:
     from vkep.ort.api import Ort

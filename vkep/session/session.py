@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from gpu_shared.steady import check_wanted, on_end, run_steady, steady
+from gpu_shared.collector import steady_close
+from gpu_shared.steady import check_wanted, on_end, steady
 from vkep.errors import InvalidInputError
 from vkep.session.contexts import ContextAhead
 from vkep.session.options import SessionOptions, merged_options
@@ -394,10 +395,11 @@ class InferenceSession:
 
     # ---- closing
 
+    @steady_close
     def close(self) -> None:
         """Wait for the GPU and free everything; idempotent. If a signal handler raises meanwhile, another thread
         completes the work."""
-        run_steady(self._finalizer)
+        self._finalizer()
 
     def __repr__(self) -> str:
         parts = self._parts
