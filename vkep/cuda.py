@@ -21,6 +21,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from gpu_shared.collector import outside_collector
 from vkep.errors import VkepError
 
 if TYPE_CHECKING:
@@ -214,6 +215,7 @@ class SharedTensor:
         self._timeline.wait()
         self.tensor.check()
 
+    @outside_collector
     def close(self) -> None:
         """Free the memory on both sides; idempotent. Other libraries' arrays over it must not be used any more."""
         external, self._external = self._external, ctypes.c_void_p()

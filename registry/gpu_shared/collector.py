@@ -2,8 +2,7 @@
 
 The collector may run between any two bytecodes of any thread. It calls ``__del__`` methods of users, which may close sessions,
 and destructors of ONNX Runtime's objects, which call vkep. The code that it interrupted may hold any lock, or be in the middle of
-a change: a close in that thread would wait for a lock that the same thread holds. The thread of the finalizers does it instead
-(`gpu_shared.steady`).
+a change: a close in that thread would wait for a lock that the same thread holds. Another thread does it instead.
 """
 
 from __future__ import annotations
@@ -11,58 +10,99 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import threading
 from collections import deque
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any, TypeVar
 
-from gpu_shared.steady import end_later, run_steady
+from gpu_shared.steady import begin_elsewhere, end_later, settle_within, steady
 
 Close = TypeVar("Close", bound=Callable[..., None])
 
-_collecting = 0  #: the identifier of the thread that the collector runs in
-#: releases that wait, or run now, in the order of the calls
-_waiting: deque[Callable[[], None]] = deque()
+_PATIENCE = 1.0  #: seconds that a release waits for earlier ones
+
+# The collector's callbacks must be functions written in C: it drops what a signal handler raises in one written in Python.
+# It passes both of them the same dict, which no later collection has while they refer to it.
+_last = BaseException()  #: ``args``: the phase of the last collection ("start" or "stop"), and its dict
+_here = threading.local()  #: ``start``: the dict of the last collection that began in this thread
+gc.callbacks[:0] = [_last.__init__, _here.__setattr__]  # type: ignore[misc]
 
 
-def _note_collection(phase: str, _info: dict[str, int]) -> None:
-    global _collecting
-    _collecting = get_ident() if phase == "start" else 0
+def _collects_here() -> bool:
+    """Whether the collector runs in this thread."""
+    last = _last.args
+    return len(last) == 2 and last[0] == "start" and getattr(_here, "start", None) is last[1]
 
 
-gc.callbacks.append(_note_collection)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_waiting.clear)  # they are the parent's
+def outside_collector(close: Close) -> Close:
+    """Decorates a function that closes something and returns nothing. Where the garbage collector calls it, it returns at once,
+    another thread does the work soon after, and an error is logged."""
 
-
-def steady_close(method: Close) -> Close:
-    """Decorates a method that frees something and returns nothing: as `gpu_shared.steady.steady`, but where the garbage collector
-    calls it, it does not wait, and an error is logged."""
-
-    @functools.wraps(method)
-    def call(*arguments: Any) -> None:
-        work = functools.partial(method, *arguments)
-        if _collecting == get_ident():
-            end_later(work)
+    @functools.wraps(close)
+    def call(*arguments: Any, **options: Any) -> None:
+        if _collects_here():
+            begin_elsewhere(functools.partial(close, *arguments, **options))
         else:
-            run_steady(work)
+            close(*arguments, **options)
 
+    call.is_outside_collector = True  # type: ignore[attr-defined]  # for tests
     return call  # type: ignore[return-value]
 
 
+def steady_close(close: Close) -> Close:
+    """As `gpu_shared.steady.steady`, and `outside_collector`."""
+    return outside_collector(steady(close))
+
+
+# ---- releases whose order must hold
+
+_waiting: deque[Callable[[], None]] = deque()
+_releasing = 0  #: the identifier of the thread that does the work of one that waited
+
+
 def released(work: Callable[..., None], *arguments: Any) -> None:
-    """Call ``work(*arguments)`` for a library whose order of releases must hold: in the thread of the finalizers where the
-    garbage collector calls, or where earlier releases wait; else at once."""
-    if _waiting or _collecting == get_ident():
+    """Call ``work(*arguments)``, after all earlier releases. Where the garbage collector calls, the thread of the finalizers does
+    it soon after; so it does where earlier releases have not ended within a second. An error is logged there."""
+    if not _collects_here() and (_releasing == get_ident() or not _is_releasing() or _have_ended()):
+        work(*arguments)
+    else:
         _waiting.append(functools.partial(work, *arguments))
         end_later(_release_waiting)
-    else:
-        work(*arguments)
+
+
+def wait_for_releases() -> bool:
+    """Wait for releases that another thread does, at most a second. Returns whether there were any."""
+    waits = _is_releasing()
+    if waits:
+        settle_within(_PATIENCE)
+    return waits
+
+
+def _is_releasing() -> bool:
+    return bool(_waiting or _releasing)
+
+
+def _have_ended() -> bool:
+    wait_for_releases()
+    return not _is_releasing()
 
 
 def _release_waiting() -> None:
+    global _releasing
     while _waiting:
+        outer, _releasing = _releasing, get_ident()
         try:
-            _waiting[0]()
+            _waiting.popleft()()
         finally:
-            _waiting.popleft()
+            _releasing = outer
+
+
+def _after_fork_in_child() -> None:
+    global _releasing
+    _waiting.clear()  # the parent does them
+    _releasing = 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

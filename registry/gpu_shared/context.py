@@ -398,7 +398,8 @@ class SharedGpuContext:
 
     @steady_close
     def close(self) -> None:
-        """Refuse new users; destroy now, or when the last lease and shared resource end. Idempotent.
+        """Refuse new users; destroy now, or when the last lease and shared resource end; soon after, where the garbage collector
+        calls. Idempotent.
 
         In a forked child it does nothing: the objects belong to the parent.
         """

@@ -35,7 +35,7 @@ class SharedGpuContextRegistry:
 
     def __init__(self) -> None:
         """A separate registry, for tests; otherwise use `get`."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may call a ``__del__`` that unregisters a context
         self._contexts: dict[Key, weakref.ref[SharedGpuContext]] = {}
         self._creating: dict[Key, InFlight[SharedGpuContext]] = {}
 
@@ -80,10 +80,11 @@ class SharedGpuContextRegistry:
         """
         key = context.key if spec is None else _key(spec)
         _check_made(context, key)
+        reference = weakref.ref(context)  # no object is made where the lock is held
         with self._lock:
             if self._find(key) is not None or key in self._creating:
                 raise ContextExistsError(*key)
-            self._contexts[key] = weakref.ref(context)
+            self._contexts[key] = reference
 
     def unregister_context(self, spec: KeyLike) -> SharedGpuContext:
         """Remove a context: new delegates no longer find it, existing users keep it. Raises `ContextNotFoundError`."""
@@ -160,6 +161,7 @@ class SharedGpuContextRegistry:
 
     @steady
     def _create(self, key: Key, create_fn: CreateFunction, reuse: bool) -> SharedGpuContext:
+        making: InFlight[SharedGpuContext] = InFlight(f"the context {key[0]}:{key[1]}")
         while True:
             with self._lock:
                 found = self._find(key)
@@ -169,7 +171,7 @@ class SharedGpuContextRegistry:
                     raise ContextExistsError(*key)
                 others = self._creating.get(key)
                 if others is None:
-                    making = self._creating[key] = InFlight(f"the context {key[0]}:{key[1]}")
+                    self._creating[key] = making
                     break
             others.check_not_maker()
             try:
@@ -189,15 +191,16 @@ class SharedGpuContextRegistry:
                 del self._creating[key]
             making.failed(error)
             raise
+        reference = weakref.ref(context)
         with self._lock:
-            self._contexts[key] = weakref.ref(context)
+            self._contexts[key] = reference
             del self._creating[key]
         making.done(context)
         return context
 
     def _after_fork_in_child(self) -> None:
         # a thread that does not exist in this process may have held the lock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._creating = {}
 
 

@@ -26,9 +26,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from gpu_shared import vk
-from gpu_shared.collector import steady_close
+from gpu_shared.collector import outside_collector
 from gpu_shared.errors import ClosedError, DeviceLostError, ForkedProcessError
-from gpu_shared.steady import End, begin_steady, on_end, settle, steady
+from gpu_shared.steady import End, begin_steady, on_end, run_steady, settle, steady
 from gpu_shared.waiting import until_done
 
 if TYPE_CHECKING:
@@ -281,15 +281,15 @@ class Handle:
         if self._closed:
             raise ClosedError(self.label)
 
+    @outside_collector
     def close(self) -> None:
         """Destroy the object, its children first, as soon as the GPU is done with it. Idempotent."""
         if self._generation != vk.generation:
             self._closed = True
             self._finalizer = None
         elif self._finalizer is not None:
-            self._close()
+            run_steady(self._close)
 
-    @steady_close
     def _close(self) -> None:
         end = self._finalizer
         finalize = end.detach() if end is not None else None

@@ -255,6 +255,17 @@ def begin_steady(work: Callable[[], object]) -> None:
         task.begin()
 
 
+def begin_elsewhere(work: Callable[[], object]) -> None:
+    """As `begin_steady`, but never in this thread, for callers that must not wait for a lock; at the interpreter's exit
+    directly."""
+    task = None if _exiting else _task(functools.partial(_logged, work))
+    if task is None:
+        end_later(work)
+    else:
+        task.nested = False  # the caller does not wait
+        task.begin()
+
+
 def _logged(work: Callable[[], object]) -> None:
     try:
         work()
@@ -289,7 +300,7 @@ def check_wanted() -> None:
 # ---- finalizers
 
 _ends: dict[int, End] = {}  #: those that have not run, oldest first
-_due: deque[Callable[[], None]] = deque()  #: those whose owners are deleted, and work for `end_later`
+_due: deque[Callable[[], object]] = deque()  #: those whose owners are deleted, and work for `end_later`
 _of_parents: list[End] = []  #: of the processes that this one was forked from: what they refer to must not end here
 _bell: SimpleQueue[Any] = SimpleQueue()
 _ending = threading.RLock()
@@ -339,9 +350,12 @@ def on_end(owner: object, work: Callable[..., None], *arguments: Any, at_exit: b
     return end
 
 
-def end_later(work: Callable[[], None]) -> None:
-    """Call ``work()`` soon, in the thread that runs the finalizers, after those that are pending; for callers that must not wait
-    for a lock. An error is logged."""
+def end_later(work: Callable[[], object]) -> None:
+    """Call ``work()`` soon, in the thread that runs the finalizers, after those that are pending, for callers that must not wait
+    for a lock; at the interpreter's exit directly. An error is logged."""
+    if _exiting:
+        _logged(work)
+        return
     _due.append(work)
     _start_ender()
     _bell.put(None)

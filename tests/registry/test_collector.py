@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +13,19 @@ import numpy as np
 import pytest
 from onnx import parser
 
+import gpu_shared
 import vkep
+import vkep.generation
 from gpu_shared import steady
-from gpu_shared.collector import released, steady_close
+from gpu_shared.collector import released, steady_close, wait_for_releases
 from gpu_shared.memory import Buffer
-from tests.collecting import Ring, held_elsewhere
+from tests.collecting import LONG, Ring, held_elsewhere
+from tests.processes import python
+from tests.waiting import comes_true
+from vkep.cuda import SharedTensor
+from vkep.executorch.core import Core
+from vkep.executorch.method import Method
+from vkep.session.replicas import RenewedSession, Replicas
 
 if TYPE_CHECKING:
     from gpu_shared import SharedGpuContext
@@ -52,8 +63,7 @@ def test_what_it_closes(own_context: SharedGpuContext, kind: str) -> None:
     with held_elsewhere(steady._gate):  # work that waits for another thread does not begin
         gc.collect()
         assert not closes.closed
-    steady.settle()
-    assert closes.closed
+    assert comes_true(lambda: closes.closed and not steady._working.held)
 
 
 @pytest.mark.usefixtures("no_collection")
@@ -65,7 +75,7 @@ def test_an_error_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
     Ring(ends=Bad().close)
     gc.collect()
-    steady.settle()
+    assert comes_true(lambda: caplog.records)
     assert [str(r.exc_info[1]) for r in caplog.records if r.exc_info] == ["a bad one"]
     with pytest.raises(ValueError, match="a bad one"):
         Bad().close()
@@ -81,6 +91,7 @@ def test_releases_keep_their_order(caplog: pytest.LogCaptureFixture) -> None:
             raise ValueError("a bad one")
 
     Ring(ends=lambda: released(release, "first"))
+    assert not wait_for_releases()
     with held_elsewhere(steady._gate):
         gc.collect()
         released(release, "second")  # after the first, though the collector does not call it
@@ -90,3 +101,87 @@ def test_releases_keep_their_order(caplog: pytest.LogCaptureFixture) -> None:
     assert [str(r.exc_info[1]) for r in caplog.records if r.exc_info] == ["a bad one"]
     released(release, "third")
     assert done[2:] == ["third"]
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_a_release_within_a_release() -> None:
+    done: list[str] = []
+
+    def first() -> None:
+        steady.settle()  # does the second one, once
+        released(done.append, "within")
+        done.append("first")
+
+    def both() -> None:
+        released(first)
+        released(done.append, "second")
+
+    Ring(ends=both)
+    gc.collect()
+    steady.settle()
+    assert done == ["second", "within", "first"]
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_a_release_waits_for_earlier_ones_but_not_for_long() -> None:
+    done: list[str] = []
+    may_end = threading.Event()
+    Ring(ends=lambda: released(lambda: done.append(f"first {may_end.wait(LONG)}")))
+    gc.collect()
+    released(done.append, "late")
+    assert done == []
+    threading.Timer(0.1, may_end.set).start()
+    released(done.append, "now")
+    assert done == ["first True", "late", "now"]
+
+
+def test_at_the_end_of_the_interpreter() -> None:
+    """Nothing starts a thread any more, neither in a forked child."""
+    done = python(
+        """
+        import os
+        from gpu_shared.collector import outside_collector, released
+        from tests.collecting import Ring
+        Ring(ends=lambda: released(os.write, 1, b"released "))
+        Ring(ends=outside_collector(lambda: os.write(1, b"closed ")))
+        if hasattr(os, "fork") and (child := os.fork()):
+            os.waitpid(child, 0)
+        """
+    )
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert sorted(done.stdout.split()) == sorted(["released", "closed"] * (1 + hasattr(os, "fork")))
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer's signal")
+def test_no_interrupt_is_lost_in_the_collector() -> None:
+    """The collector drops what a callback of its own raises, and handles signals in those that are written in Python."""
+
+    class Interrupt(Exception):
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise Interrupt
+
+    def collect_meanwhile() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        list(zip(range(400_000), strict=True))  # many objects for the collector, and no Python code
+        while signal.getitimer(signal.ITIMER_REAL)[0]:
+            pass
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(30):
+            with pytest.raises(Interrupt):
+                collect_meanwhile()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_every_close_is_outside_of_the_collector() -> None:
+    public = [getattr(module, name) for module in (gpu_shared, vkep, vkep.generation) for name in module.__all__]
+    classes = {one for one in public if isinstance(one, type)} | {Core, Method, Replicas, RenewedSession, SharedTensor}
+    closes = {(kind.__name__, name): getattr(kind, name, None) for kind in classes for name in ("close", "release")}
+    found = {name for name, method in closes.items() if method is not None}
+    assert len(found) > 15
+    assert {name for name in found if not hasattr(closes[name], "is_outside_collector")} == set()

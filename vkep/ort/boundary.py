@@ -71,7 +71,7 @@ def value(default: Any) -> Callable[[Method], Method]:
 
 def releases(method: Method) -> Method:
     """Marks a member that releases something, and returns nothing: see `gpu_shared.collector.released`. An exception is logged.
-    Its arguments must be valid after the call."""
+    The work may be done after ONNX Runtime's call has returned, so the arguments must stay valid."""
 
     @functools.wraps(method)
     def call(self: Any, *arguments: Any) -> None:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpu_shared.collector import wait_for_releases
 from gpu_shared.errors import GpuError
-from gpu_shared.steady import settle, settle_within
+from gpu_shared.steady import settle
 from vkep.arena.config import ArenaConfig
 from vkep.arena.records import ArenaOutOfMemory
 from vkep.device.tensor import DeviceTensor, ExternalBlock
@@ -90,9 +91,10 @@ class MemoryDomain:
         try:
             return take()
         except ArenaOutOfMemory:
-            settle_within(1)  # releases that wait for another thread (`gpu_shared.collector`)
-            self.trim()
-            return take()
+            waited = wait_for_releases()
+            if not self.trim() and not waited:
+                raise
+        return take()
 
     def free(self, pointer: int) -> None:
         """Free a block; the memory is reused once the GPU has finished with what was submitted so far. Raises

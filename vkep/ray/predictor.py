@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpu_shared.collector import outside_collector
 from gpu_shared.errors import DeviceLostError
 from vkep.errors import InvalidInputError
 from vkep.ray.batches import Array, Columns, Padding, Table
@@ -140,6 +141,7 @@ class Predictor:
             )
         return None
 
+    @outside_collector
     def close(self) -> None:
         """Close the session; idempotent."""
         if self._pool is not None:

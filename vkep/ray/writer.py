@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gpu_shared.collector import outside_collector
 from gpu_shared.errors import DeviceLostError
 from vkep.errors import VkepError
 from vkep.memory import ArenaOutOfMemory
@@ -79,6 +80,7 @@ class Writer:
         finally:
             job.left = True
 
+    @outside_collector
     def close(self) -> None:
         """End the answers in progress and close the generator."""
         self._inbox.put(None)

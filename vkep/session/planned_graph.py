@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpu_shared.collector import steady_close
 from gpu_shared.errors import ClosedError
 from gpu_shared.steady import UseCount, check_wanted, park_at_exit, run_steady, set_in_run, steady
 from vkep import dtypes
@@ -320,7 +319,7 @@ class PlannedGraph:
         for entry in unused:
             entry.executable.close()
 
-    @steady_close
+    @steady
     def close(self) -> None:
         """Close every executable once the runs in other threads have ended; later calls raise `ClosedError`."""
         with self._planning:

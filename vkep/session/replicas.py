@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from gpu_shared.collector import outside_collector
 from gpu_shared.errors import ClosedError, DeviceLostError, DeviceNotFoundError
 from vkep.session.options import SessionOptions, merged_options
 from vkep.session.session import InferenceSession, NodeArg
@@ -67,6 +68,7 @@ class RenewedSession:
                 lost.close()
             return self.session
 
+    @outside_collector
     def close(self) -> None:
         """Idempotent."""
         with self._lock:
@@ -184,6 +186,7 @@ class Replicas:
             for future in pending:
                 future.cancel()
 
+    @outside_collector
     def close(self) -> None:
         """Wait for the runs in progress and close all sessions; idempotent."""
         self._pool.shutdown()

@@ -398,7 +398,7 @@ class InferenceSession:
     @steady_close
     def close(self) -> None:
         """Wait for the GPU and free everything; idempotent. If a signal handler raises meanwhile, another thread
-        completes the work."""
+        completes the work. Where the garbage collector calls, it returns at once, and another thread does the work."""
         self._finalizer()
 
     def __repr__(self) -> str:
