@@ -16,11 +16,11 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any, TypeVar
 
-from gpu_shared.steady import begin_elsewhere, end_later, settle_within, steady
+from gpu_shared.steady import close_later, end_later, settle_within, steady
 
 Close = TypeVar("Close", bound=Callable[..., None])
 
-_PATIENCE = 1.0  #: seconds that a release waits for earlier ones
+_PATIENCE = 1.0  #: seconds of a wait for releases
 
 # The collector's callbacks must be functions written in C: it drops what a signal handler raises in one written in Python.
 # It passes both of them the same dict, which no later collection has while they refer to it.
@@ -29,7 +29,7 @@ _here = threading.local()  #: ``start``: the dict of the last collection that be
 gc.callbacks[:0] = [_last.__init__, _here.__setattr__]  # type: ignore[misc]
 
 
-def _collects_here() -> bool:
+def collects_here() -> bool:
     """Whether the collector runs in this thread."""
     last = _last.args
     return len(last) == 2 and last[0] == "start" and getattr(_here, "start", None) is last[1]
@@ -41,8 +41,8 @@ def outside_collector(close: Close) -> Close:
 
     @functools.wraps(close)
     def call(*arguments: Any, **options: Any) -> None:
-        if _collects_here():
-            begin_elsewhere(functools.partial(close, *arguments, **options))
+        if collects_here():
+            close_later(functools.partial(close, *arguments, **options))
         else:
             close(*arguments, **options)
 
@@ -62,13 +62,16 @@ _releasing = 0  #: the identifier of the thread that does the work of one that w
 
 
 def released(work: Callable[..., None], *arguments: Any) -> None:
-    """Call ``work(*arguments)``, after all earlier releases. Where the garbage collector calls, the thread of the finalizers does
-    it soon after; so it does where earlier releases have not ended within a second. An error is logged there."""
-    if not _collects_here() and (_releasing == get_ident() or not _is_releasing() or _have_ended()):
+    """Call ``work(*arguments)``, after all earlier releases. Where the garbage collector calls, or where another thread does
+    earlier ones, the thread of the finalizers does it, and an error is logged. Callers other than the collector wait for that, a
+    second at most."""
+    if not collects_here() and (_releasing == get_ident() or not _is_releasing()):
         work(*arguments)
-    else:
-        _waiting.append(functools.partial(work, *arguments))
-        end_later(_release_waiting)
+        return
+    _waiting.append(functools.partial(work, *arguments))
+    end_later(_release_waiting)
+    if not collects_here():
+        settle_within(_PATIENCE)
 
 
 def wait_for_releases() -> bool:
@@ -81,11 +84,6 @@ def wait_for_releases() -> bool:
 
 def _is_releasing() -> bool:
     return bool(_waiting or _releasing)
-
-
-def _have_ended() -> bool:
-    wait_for_releases()
-    return not _is_releasing()
 
 
 def _release_waiting() -> None:

@@ -24,6 +24,8 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from gpu_shared.use_count import UseCount
+
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 logger = logging.getLogger("gpu_shared")
@@ -37,42 +39,6 @@ _TRIES = 4  #: to start it
 
 class Abandoned(BaseException):
     """Raised by `check_wanted` inside work whose caller no longer waits."""
-
-
-class UseCount:
-    """Counts users of an object, each by a ``with`` statement on `hold`. A user is a view of a byte array, which
-    cannot be resized meanwhile: the interpreter releases the view in one step, also when the frame that holds it is
-    deleted."""
-
-    __slots__ = ("_bytes",)
-
-    def __init__(self) -> None:
-        self._bytes = bytearray(1)
-
-    def hold(self) -> memoryview:
-        """A user, until the view is released or deleted."""
-        return memoryview(self._bytes)
-
-    @property
-    def held(self) -> bool:
-        """Whether there is a user."""
-        try:
-            self._bytes.append(0)
-            self._bytes.pop()
-        except BufferError:
-            return True
-        return False
-
-    def wait(self, seconds: float | None = None) -> bool:
-        """Wait until there is no user; returns False where one is left after ``seconds``."""
-        ends = None if seconds is None else time.monotonic() + seconds
-        pause = 0.0001
-        while self.held:
-            if ends is not None and time.monotonic() > ends:
-                return False
-            time.sleep(pause)
-            pause = min(2 * pause, 0.01)
-        return True
 
 
 # ---- work in separate threads
@@ -117,7 +83,8 @@ _here = _Here()
 _idle: deque[_Worker] = deque()
 _working = UseCount()
 _gate = threading.Lock()  #: held during a fork: no work begins
-_exiting = False
+_exiting = False  #: no other work begins; what is due waits for `_exit`
+_exited = False  #: no thread does what is due any more
 
 
 def _start(work: Callable[..., None], *arguments: Any) -> None:
@@ -255,17 +222,6 @@ def begin_steady(work: Callable[[], object]) -> None:
         task.begin()
 
 
-def begin_elsewhere(work: Callable[[], object]) -> None:
-    """As `begin_steady`, but never in this thread, for callers that must not wait for a lock; at the interpreter's exit
-    directly."""
-    task = None if _exiting else _task(functools.partial(_logged, work))
-    if task is None:
-        end_later(work)
-    else:
-        task.nested = False  # the caller does not wait
-        task.begin()
-
-
 def _logged(work: Callable[[], object]) -> None:
     try:
         work()
@@ -302,9 +258,39 @@ def check_wanted() -> None:
 _ends: dict[int, End] = {}  #: those that have not run, oldest first
 _due: deque[Callable[[], object]] = deque()  #: those whose owners are deleted, and work for `end_later`
 _of_parents: list[End] = []  #: of the processes that this one was forked from: what they refer to must not end here
-_bell: SimpleQueue[Any] = SimpleQueue()
 _ending = threading.RLock()
-_ender_started = False
+_closes: deque[Callable[[], object]] = deque()  #: work for `close_later`
+
+
+class _Server:
+    """A thread that calls a function whenever its bell has rung."""
+
+    __slots__ = ("_started", "_work", "bell")
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.bell: SimpleQueue[Any] = SimpleQueue()
+        self._work, self._started = work, False
+
+    def start(self) -> None:
+        """Start the thread, unless it was started."""
+        if not (self._started or _exiting):
+            try:
+                _start(_serve_bell, self.bell, self._work)
+                self._started = True
+            except RuntimeError:  # no more threads: the caller of `settle` finalizes
+                logger.debug("no thread for unreferenced objects")
+
+
+def _serve_bell(bell: SimpleQueue[Any], work: Callable[[], None]) -> None:
+    join_work()
+    while True:
+        bell.get()
+        with _gate:
+            hold = _working.hold()
+        with hold:
+            if _exiting:  # `_exit` does the rest
+                return
+            work()
 
 
 class End(weakref.ref[Any]):
@@ -342,45 +328,37 @@ def on_end(owner: object, work: Callable[..., None], *arguments: Any, at_exit: b
     """Call ``work(*arguments)`` when the last reference to ``owner`` is deleted, soon after, in another thread; with
     ``at_exit`` also at the interpreter's exit, the newest first. ``work`` must not refer to the owner."""
     # the newest reference is called first: it adds the work to the queue before the other one wakes the worker
-    ring = weakref.ref(owner, _bell.put)
+    ring = weakref.ref(owner, _ender.bell.put)
     end = End(owner, _due.append)
     end.work, end.at_exit, end.ring = functools.partial(work, *arguments), at_exit, ring
     _ends[id(end)] = end
-    _start_ender()
+    _ender.start()
     return end
 
 
 def end_later(work: Callable[[], object]) -> None:
     """Call ``work()`` soon, in the thread that runs the finalizers, after those that are pending, for callers that must not wait
-    for a lock; at the interpreter's exit directly. An error is logged."""
-    if _exiting:
+    for a lock. An error is logged."""
+    _do_later(work, _due, _ender)
+
+
+def close_later(work: Callable[[], object]) -> None:
+    """As `end_later`, for work that may wait for other threads: finalizers and `settle` do not wait for it."""
+    _do_later(work, _closes, _closer)
+
+
+def _do_later(work: Callable[[], object], queue: deque[Callable[[], object]], server: _Server) -> None:
+    if _exited:
         _logged(work)
         return
-    _due.append(work)
-    _start_ender()
-    _bell.put(None)
+    queue.append(work)
+    server.start()
+    server.bell.put(None)
 
 
-def _start_ender() -> None:
-    global _ender_started
-    if not _ender_started:
-        try:
-            _start(_end_what_is_due, _bell)
-            _ender_started = True
-        except RuntimeError:  # no more threads, or the interpreter exits: the caller of `settle` does the work
-            logger.debug("no thread to finalize unreferenced objects")
-
-
-def _end_what_is_due(bell: SimpleQueue[Any]) -> None:
-    join_work()
-    while True:
-        bell.get()
-        if _exiting:  # `_exit` does the rest
-            return
-        with _gate:
-            hold = _working.hold()
-        with hold:
-            settle()
+def _close_waiting() -> None:
+    while _closes:
+        _logged(_closes.popleft())
 
 
 def settle() -> None:
@@ -413,6 +391,9 @@ def _end_due() -> None:
                 end()
             except Exception:
                 logger.exception("finalizing unreferenced objects")
+
+
+_ender, _closer = _Server(settle), _Server(_close_waiting)
 
 
 # ---- the interpreter's exit, and forks
@@ -451,29 +432,38 @@ weakref.finalize(threading.main_thread(), int)  # registers weakref's exit handl
 def _exit() -> None:
     """Run all finalizers while Python still runs: the drivers' own exit handlers would find threads inside the
     driver."""
-    global _exiting
+    global _exiting, _exited
     _exiting = True
     if not _working.wait(_PATIENCE):
+        _exited = True
         logger.warning("the interpreter ends while work on the GPU has not ended for %.0f s", _PATIENCE)
         return
-    _end_due()
+    _do_what_is_due()
     for end in [end for end in reversed(_ends.values()) if end.at_exit]:
         try:
             end()
         except Exception:
             logger.exception("at the interpreter's end")
-    _end_due()
+    _do_what_is_due()
     for work in _last:
         work()
+    _exited = True
+    _do_what_is_due()
+
+
+def _do_what_is_due() -> None:
+    _close_waiting()
+    _end_due()
 
 
 def _after_fork_in_child() -> None:
     """The child has none of the threads, and the pending finalizers belong to the parent."""
-    global _here, _working, _gate, _bell, _ending, _ender_started
-    _here, _working, _gate = _Here(), UseCount(), threading.Lock()
-    _bell, _ending, _ender_started = SimpleQueue(), threading.RLock(), False
+    global _here, _working, _gate, _ending, _ender, _closer
+    _here, _working, _gate, _ending = _Here(), UseCount(), threading.Lock(), threading.RLock()
+    _ender, _closer = _Server(settle), _Server(_close_waiting)
     _idle.clear()
     _due.clear()
+    _closes.clear()
     _of_parents.extend(_ends.values())
     _ends.clear()
 

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from gpu_shared import steady
-from gpu_shared.steady import Abandoned, UseCount, check_wanted, on_end, run_steady, settle
+from gpu_shared.steady import Abandoned, check_wanted, on_end, run_steady, settle
+from gpu_shared.use_count import UseCount
 from tests.waiting import LONG_S, comes_true
 
 

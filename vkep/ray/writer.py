@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_shared.collector import outside_collector
+from gpu_shared.collector import collects_here
 from gpu_shared.errors import DeviceLostError
 from vkep.errors import VkepError
 from vkep.memory import ArenaOutOfMemory
@@ -80,11 +80,11 @@ class Writer:
         finally:
             job.left = True
 
-    @outside_collector
     def close(self) -> None:
-        """End the answers in progress and close the generator."""
+        """End the answers in progress and close the generator; soon after, where the garbage collector calls."""
         self._inbox.put(None)
-        self._thread.join()
+        if not collects_here():
+            self._thread.join()
 
     # ---- the thread
 

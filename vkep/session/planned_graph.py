@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpu_shared.errors import ClosedError
-from gpu_shared.steady import UseCount, check_wanted, park_at_exit, run_steady, set_in_run, steady
+from gpu_shared.steady import check_wanted, park_at_exit, run_steady, set_in_run, steady
+from gpu_shared.use_count import UseCount
 from vkep import dtypes
 from vkep.device.runner import PlanRunner
 from vkep.device.tensor import DeviceTensor, on_host
