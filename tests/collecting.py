@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-LONG = 20.0  #: seconds: only for what would hang
+from tests.waiting import LONG_S
 
 
 class Ring:
@@ -23,7 +23,7 @@ class Ring:
 
 @contextlib.contextmanager
 def held_elsewhere(*locks: Any) -> Iterator[None]:
-    """Another thread holds these locks. What waits for one of them gets it after 20 s, and the test fails."""
+    """Another thread holds these locks. What waits for one of them gets it after `LONG_S`, and the test fails."""
     holds, done, in_time = threading.Event(), threading.Event(), []
 
     def hold() -> None:
@@ -31,11 +31,11 @@ def held_elsewhere(*locks: Any) -> Iterator[None]:
             for lock in locks:
                 stack.enter_context(lock)
             holds.set()
-            in_time.append(done.wait(LONG))
+            in_time.append(done.wait(LONG_S))
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert holds.wait(LONG)
+    assert holds.wait(LONG_S)
     try:
         yield
     finally:

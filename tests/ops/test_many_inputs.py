@@ -34,6 +34,7 @@ def _folded(op_type: str, values: list[Array]) -> Array:
 def _assert_like(op_type: str, got: Array, expected: Array) -> None:
     """Equal, but for a GPU's means: its quotient may be 2.5 units of the last place off (Vulkan's specification, "Precision of
     core SPIR-V Instructions")."""
+    assert got.dtype == expected.dtype
     if op_type != "Mean" or shared_context().capabilities.device_type == "cpu":
         np.testing.assert_array_equal(got, expected)
     else:

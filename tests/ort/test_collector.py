@@ -13,8 +13,9 @@ import pytest
 from gpu_shared import collector
 from gpu_shared.collector import released
 from gpu_shared.steady import settle
-from tests.collecting import LONG, Ring, held_elsewhere
+from tests.collecting import Ring, held_elsewhere
 from tests.ort.conftest import graph
+from tests.waiting import LONG_S
 from vkep.arena.config import ArenaConfig
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def test_a_value_that_it_deletes(on_gpu: Callable[[Any], Any]) -> None:
 def test_memory_that_it_releases_is_waited_for(own_context: SharedGpuContext, monkeypatch: pytest.MonkeyPatch) -> None:
     from vkep.ort import memory
 
-    monkeypatch.setattr(collector, "_PATIENCE", LONG)
+    monkeypatch.setattr(collector, "_PATIENCE", LONG_S)
 
     nbytes = 3 << 20
     domain = memory.acquire(own_context, ArenaConfig(max_mem=2 * nbytes - 1))
@@ -72,7 +73,7 @@ def test_memory_that_it_releases_is_waited_for(own_context: SharedGpuContext, mo
         pointer, may_end = domain.alloc(nbytes), threading.Event()
 
         def free() -> None:
-            may_end.wait(LONG)
+            may_end.wait(LONG_S)
             domain.free(pointer)
 
         Ring(ends=lambda: released(free))

@@ -20,9 +20,9 @@ import vkep.generation
 from gpu_shared import collector, steady
 from gpu_shared.collector import outside_collector, released, steady_close, wait_for_releases
 from gpu_shared.memory import Buffer
-from tests.collecting import LONG, Ring, held_elsewhere
+from tests.collecting import Ring, held_elsewhere
 from tests.processes import python
-from tests.waiting import comes_true
+from tests.waiting import LONG_S, comes_true
 from vkep.cuda import SharedTensor
 from vkep.executorch.core import Core
 from vkep.executorch.method import Method
@@ -143,11 +143,11 @@ def test_a_release_within_a_release() -> None:
 def test_a_release_waits_for_earlier_ones_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     may_end = threading.Event()
-    Ring(ends=lambda: released(lambda: done.append(f"first {may_end.wait(LONG)}")))
+    Ring(ends=lambda: released(lambda: done.append(f"first {may_end.wait(LONG_S)}")))
     gc.collect()
     released(done.append, "late")
     assert done == []
-    monkeypatch.setattr(collector, "_PATIENCE", LONG)
+    monkeypatch.setattr(collector, "_PATIENCE", LONG_S)
     threading.Timer(0.1, may_end.set).start()
     released(done.append, "now")
     assert done == ["first True", "late", "now"]
@@ -168,7 +168,6 @@ def test_at_the_end_of_the_interpreter(when: str) -> None:
             if {when == "before"}:
                 gc.collect()
 
-        child = 0
         if hasattr(os, "fork") and (child := os.fork()):
             os.waitpid(child, 0)
         make()

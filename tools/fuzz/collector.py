@@ -54,5 +54,3 @@ class Collections(Moments):
         finally:
             gc.set_threshold(*before)
             gc.enable()
-
-    in_this_thread = in_main

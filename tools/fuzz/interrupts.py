@@ -372,6 +372,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--collector", action="store_true", help="run the garbage collector instead of raising")
     given = parser.parse_args(arguments)
+    if given.collector and (given.threads or given.each is not None):
+        parser.error("--collector raises nothing: it goes with neither --threads nor --each")
     for what in given.what:
         if given.collector:
             moments: Moments = Collections(given.seed)
