@@ -1,11 +1,19 @@
-"""What validation layers need of programs that destroy devices in other threads."""
+"""What validation layers need of programs that destroy devices in other threads, and which of their messages count."""
 
 from __future__ import annotations
 
-from gpu_shared.instance import validation_wanted
+from gpu_shared.instance import ValidationMessage, validation_log, validation_wanted
 from gpu_shared.steady import settle_within
 
 _SECONDS = 60
+#: what the layer says of itself ("most likely a validation bug"): rarely, on a busy machine, where the host signals a timeline
+#: semaphore that the queue waits for
+_OF_THE_LAYER = {"UNASSIGNED-VkSemaphore-state-timeout"}
+
+
+def complaints(since: int = 0) -> list[ValidationMessage]:
+    """The layers' messages from number ``since`` of `gpu_shared.validation_log` on, without what a layer says of itself."""
+    return [message for message in validation_log[since:] if message.message_id not in _OF_THE_LAYER]
 
 
 def settle_for_layers() -> None:

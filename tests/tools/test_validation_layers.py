@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from gpu_shared.instance import ValidationMessage
 from gpu_shared.steady import on_end, settle
 from tools import validation_layers
 
@@ -51,3 +52,14 @@ def test_work_that_does_not_end_is_an_error_where_layers_are_on(layers: bool, mo
     finally:
         may_end.set()
         settle()
+
+
+def test_what_the_layer_says_of_itself_is_no_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, real = (
+        ValidationMessage("error", ("validation",), name, "text")
+        for name in ("UNASSIGNED-VkSemaphore-state-timeout", "VUID-vkDestroyDevice-device-05137")
+    )
+    monkeypatch.setattr(validation_layers, "validation_log", [real, own, real, own])
+    assert validation_layers.complaints() == [real, real]
+    assert validation_layers.complaints(since=1) == [real]
+    assert validation_layers.complaints(since=3) == []

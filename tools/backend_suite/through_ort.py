@@ -36,9 +36,10 @@ def run_case(case: Case, kernels: str = "compile") -> Outcome:
     as declined; any other error is a failure of the provider.
     """
     from gpu_shared.instance import validation_log
+    from tools.validation_layers import complaints
 
     started = time.perf_counter()
-    complaints = len(validation_log)
+    before = len(validation_log)
     dtypes_seen: tuple[str, ...] = ()
 
     def outcome(state: str, reasons: Sequence[str] = (), folded: bool = False) -> Outcome:
@@ -65,8 +66,8 @@ def run_case(case: Case, kernels: str = "compile") -> Outcome:
                 where = f" (on the CPU: {', '.join(sorted(set(on_cpu)))})" if on_cpu else ""
                 return outcome(FAILED, [f"{error_text(error)}{where}"])
         del session
-    if len(validation_log) > complaints:
-        return outcome(FAILED, [f"validation layers: {' '.join(str(validation_log[-1]).split())[:600]}"])
+    if said := complaints(since=before):
+        return outcome(FAILED, [f"validation layers: {' '.join(str(said[-1]).split())[:600]}"])
     if case.is_random:
         return outcome(
             DECLINED, ["the expected values are random draws: shape and type agree, values cannot be compared"]

@@ -11,6 +11,7 @@ from gpu_shared.instance import validation_log
 from tools.backend_suite import through_ort
 from tools.backend_suite.cases import Case, check_outputs, load_cases
 from tools.backend_suite.outcome import CPU, DECLINED, FAILED, VULKAN, Outcome
+from tools.validation_layers import complaints
 from tools.worker_pool import run_tasks
 
 
@@ -20,7 +21,7 @@ def run_case(case: Case) -> Outcome:
     from vkep.errors import InvalidInputError, UnsupportedModelError, VkepError
 
     started = time.perf_counter()
-    complaints = len(validation_log)
+    before = len(validation_log)
 
     def outcome(state: str, reasons: Sequence[str] = (), folded: bool = False) -> Outcome:
         took = round(time.perf_counter() - started, 3)
@@ -57,8 +58,8 @@ def run_case(case: Case) -> Outcome:
         return outcome(FAILED, [where + _one_line(error)])
     except Exception as error:  # any exception of a broken case is its result
         return outcome(FAILED, [f"{type(error).__name__}: {_one_line(error)}"])
-    if len(validation_log) > complaints:
-        return outcome(FAILED, [f"validation layers: {_one_line(validation_log[-1])}"])
+    if said := complaints(since=before):
+        return outcome(FAILED, [f"validation layers: {_one_line(said[-1])}"])
     if case.is_random:
         return outcome(
             DECLINED, ["the expected values are random draws: shape and type agree, values cannot be compared"]

@@ -32,7 +32,7 @@ from gpu_shared.errors import GpuError
 from gpu_shared.instance import validation_log
 from tools.fuzz.injector import Injector
 from tools.fuzz.moments import DYNAMIC, PARTS, PROGRAMS, STATIC, B, X, model, no_object_left, ones
-from tools.validation_layers import settle_for_layers
+from tools.validation_layers import complaints, settle_for_layers
 
 FEEDS = {"x": X, "b": B}
 REGIONS = model(
@@ -191,7 +191,7 @@ class Cases:
             wrong += self._attempt(may_fail=False)
         except Exception as error:
             wrong += f" {error!r};"
-        wrong += "".join(f" {message};" for message in validation_log[said:])
+        wrong += "".join(f" {message};" for message in complaints(since=said))
         return injector.hit, wrong
 
     def _attempt(self, may_fail: bool = True) -> str:
