@@ -8,11 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
 from tools.backend_suite import baseline, table
-from tools.backend_suite.cases import KINDS, load_cases
+from tools.backend_suite.cases import KINDS, _sources, load_cases
 from tools.backend_suite.outcome import CPU, DECLINED, FAILED, VULKAN, Outcome, counts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,3 +71,28 @@ def test_table_rows() -> None:
     assert row.endswith("| 1 | 0 | 0 | 1 | wrong: a \\| b (1) |")
     assert "| light | 1 | 1 | 0 | 0 | 0 |" in page
     assert "| Add |" in page  # declared operators have a row without cases too
+
+
+def test_node_cases_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    some = [
+        load_cases()[f"node/{name}"].source
+        for name in ("test_abs", "test_castlike_FLOAT_to_INT4", "test_sequence_map_add_2_sequences")
+    ]
+    computed: list[str] = []
+
+    def compute(kind: str) -> list[object]:
+        computed.append(kind)
+        return some
+
+    monkeypatch.setenv("VKEP_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("onnx.backend.test.loader.load_model_tests", compute)
+    assert _sources("node") == some
+    for times in (1, 2):
+        kept = _sources("node")
+        assert computed == ["node"] * times
+        for ours, theirs in zip(kept, some, strict=True):
+            assert (ours.name, ours.model, ours.rtol) == (theirs.name, theirs.model, theirs.rtol)
+            np.testing.assert_equal(ours.data_sets, theirs.data_sets)
+        [file] = (tmp_path / "cache" / "onnx_cases").iterdir()
+        file.write_bytes(file.read_bytes()[:-40])  # damaged: computed again
+        assert _sources("node") == some

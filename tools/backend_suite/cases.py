@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import pickle
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +16,8 @@ import onnx
 import onnx.backend.test.loader as loader
 from onnx import numpy_helper
 from onnx.backend.test.runner import Runner
+
+from vkep.cache import cache_folder, read_sealed, write_sealed
 
 #: stands for the operator of a case that has several
 GRAPHS = "(graphs)"
@@ -40,6 +44,8 @@ TOLERANCES: dict[str, tuple[float, float, str]] = {
     )
     for name in names
 }
+#: of the node cases in the cache folder; those of onnx 1.23 take 10 MB
+_MOST_BYTES = 1 << 28
 _DATA = Path(onnx.__file__).parent / "backend" / "test" / "data"
 
 
@@ -96,14 +102,30 @@ class Case:
 
 @functools.cache
 def load_cases() -> dict[str, Case]:
-    """Every case by name; loading computes the node cases, which takes some seconds."""
+    """Every case by name."""
     found: dict[str, Case] = {}
     for kind in KINDS:
-        for source in loader.load_model_tests(kind="real" if kind == "light" else kind):
+        for source in _sources(kind):
             name = f"{kind}/{source.name}"
             rtol, atol, _ = TOLERANCES.get(name, (source.rtol, source.atol, ""))
             found[name] = Case(name, source, rtol, atol)
     return dict(sorted(found.items(), key=lambda item: (KINDS.index(item[1].kind), item[0])))
+
+
+def _sources(kind: str) -> list[Any]:
+    """onnx's cases of one kind. The node cases are kept in the cache folder: onnx computes them in five seconds, and the tests
+    load them in many processes.
+    """
+    if kind != "node":
+        return list(loader.load_model_tests(kind="real" if kind == "light" else kind))
+    path = cache_folder("onnx_cases") / f"{onnx.__version__}_numpy_{np.__version__}.sealed"
+    kept = read_sealed(path, _MOST_BYTES)
+    if kept is not None:
+        return list(pickle.loads(kept))  # sealed: a process of this user wrote it
+    found = list(loader.load_model_tests(kind="node"))
+    with contextlib.suppress(OSError):  # the next process computes them again
+        write_sealed(path, pickle.dumps(found, protocol=5))
+    return found
 
 
 def check_outputs(case: Case, expected: list[Any], got: list[Any]) -> None:
