@@ -128,6 +128,13 @@ def validation_is_silent() -> Iterator[None]:
         assert [str(message) for message in complaints(since=before)] == []
 
 
+@pytest.fixture
+def no_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that create or destroy a device while another thread uses another one: most versions of the layers may crash
+    there (see `settle_for_layers`)."""
+    monkeypatch.setenv("VKEP_VALIDATION", "0")
+
+
 def _devices() -> int:
     handles = sys.modules.get("gpu_shared.handles")  # pure tests never load Vulkan
     return 0 if handles is None else sum(native.kind == "device" for native in list(handles._live))

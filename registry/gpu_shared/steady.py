@@ -77,6 +77,7 @@ class _Here(threading.local):
     task: _Task | None = None
     #: whether this thread uses objects that are closed only after it releases them: it must not stop before
     in_run = False
+    ending = False  #: whether it runs finalizers
 
 
 _here = _Here()
@@ -373,7 +374,9 @@ def settle() -> None:
 
 def settle_within(seconds: float) -> bool:
     """Wait for pending finalizers, at most so long; for a caller that may hold locks which they need. Returns whether they have
-    ended."""
+    ended; inside a finalizer, false at once."""
+    if _here.ending:
+        return False
     ends = time.monotonic() + seconds
     while _due and time.monotonic() < ends:
         time.sleep(0.001)
@@ -385,12 +388,16 @@ def settle_within(seconds: float) -> bool:
 
 def _end_due() -> None:
     with _ending:
-        while _due:
-            end = _due.popleft()
-            try:
-                end()
-            except Exception:
-                logger.exception("finalizing unreferenced objects")
+        outer, _here.ending = _here.ending, True
+        try:
+            while _due:
+                end = _due.popleft()
+                try:
+                    end()
+                except Exception:
+                    logger.exception("finalizing unreferenced objects")
+        finally:
+            _here.ending = outer
 
 
 _ender, _closer = _Server(settle), _Server(_close_waiting)

@@ -39,6 +39,7 @@ def test_columns_go_in_and_out_by_name(predictor: Callable[..., Predictor]) -> N
     assert set(predictor(inputs={"b": "bias"})(batch)) == {"id", "y", "c"}
 
 
+@pytest.mark.usefixtures("no_layers")
 def test_a_batch_whose_device_is_lost_is_run_again(predictor: Callable[..., Predictor]) -> None:
     one = predictor()
     lose(one.session)

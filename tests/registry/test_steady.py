@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from gpu_shared import steady
-from gpu_shared.steady import Abandoned, check_wanted, on_end, run_steady, settle
+from gpu_shared.steady import Abandoned, check_wanted, on_end, run_steady, settle, settle_within
 from gpu_shared.use_count import UseCount
 from tests.waiting import LONG_S, comes_true
 
@@ -201,6 +201,25 @@ def test_unreferenced_objects_are_ended_soon_in_another_thread() -> None:
     on_end(owner, lambda: done.append(0))
     del owner
     assert comes_true(lambda: done[1:] == [0])  # without a request
+
+
+def test_a_finalizer_does_not_wait_for_those_that_come_after_it() -> None:
+    waited: list[bool] = []
+    done: list[str] = []
+    first, second = Owner(), Owner()
+    on_end(second, done.append, "second")
+
+    def work(held: list[Owner]) -> None:
+        held.clear()  # the second one is due
+        began = time.monotonic()
+        waited.append(settle_within(60))
+        waited.append(time.monotonic() - began > 30)
+
+    on_end(first, work, [second])
+    del first, second
+    settle()
+    assert waited == [False, False] and done == ["second"]
+    assert settle_within(60)
 
 
 def test_ends_of_a_cycle_and_detached_ones() -> None:

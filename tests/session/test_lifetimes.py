@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpu_shared import handles
 from tests.processes import python
 from tests.session.models import ADD_RELU, CPU_MIDDLE, DYNAMIC, model
 from tests.waiting import comes_true
@@ -49,6 +50,16 @@ def test_closed_in_every_order(vulkan: object, no_leak: Alive, order: tuple[int,
         if index != 2 and not {2, 3} & set(order[: order.index(index) + 1]):
             assert c.run(None, {"x": tensors[0], "b": B})[0].shape == (2, 3), "the others go on"
     assert no_leak() == {}, "the context went with its last user, and was not waited for"
+
+
+def test_a_context_of_one_session_is_gone_when_it_is_closed(vulkan: object) -> None:
+    """Not soon after: the validation layers of many systems may crash where another thread destroys a device meanwhile."""
+    before = set(handles._live)
+    for _ in range(20):
+        with InferenceSession(ADD_RELU) as session:
+            session.run(None, FEEDS)
+            assert set(handles._live) > before
+        assert set(handles._live) == before
 
 
 def test_caches_keep_no_sizes_of_a_session(vulkan: object) -> None:

@@ -43,6 +43,7 @@ def test_runs_go_to_both_devices_and_results_stay_in_order(two: vkep.Replicas) -
     assert [a.name for a in two.get_inputs() + two.get_outputs()] == ["x", "y"]
 
 
+@pytest.mark.usefixtures("no_layers")
 def test_a_lost_device_costs_a_new_context_and_no_answer(two: vkep.Replicas) -> None:
     assert two.run(["y"], feeds(3))[0][0, 0] == 9
     for session in two.sessions:
@@ -51,6 +52,7 @@ def test_a_lost_device_costs_a_new_context_and_no_answer(two: vkep.Replicas) -> 
     assert [one.renewals for one in two._sessions] == [1, 1]
 
 
+@pytest.mark.usefixtures("no_layers")
 def test_a_device_that_stays_lost_is_replaced_by_the_others(
     two: vkep.Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:

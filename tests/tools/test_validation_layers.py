@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from gpu_shared.instance import ValidationMessage
+from gpu_shared.instance import Instance, ValidationMessage
 from gpu_shared.steady import on_end, settle
 from tools import validation_layers
 
@@ -29,6 +29,21 @@ def test_dropped_objects_are_destroyed_before_it_returns(monkeypatch: pytest.Mon
     threading.Timer(0.05, began.set).start()
     validation_layers.settle_for_layers()
     assert destroyed.is_set()
+
+
+def test_an_instance_with_layers_is_created_after_what_was_dropped(vulkan: object) -> None:
+    began, destroyed = threading.Event(), threading.Event()
+
+    def destroy() -> None:
+        began.wait(30)
+        destroyed.set()
+
+    owner = Owner()
+    on_end(owner, destroy)
+    del owner
+    threading.Timer(0.05, began.set).start()
+    with Instance(validation=True):
+        assert destroyed.is_set()
 
 
 @pytest.mark.parametrize("layers", [True, False])

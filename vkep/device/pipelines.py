@@ -127,7 +127,7 @@ class PipelineStore:
             write_sealed(self._path, data)
             self._saved = data
         except OSError as error:
-            logger.warning("the pipeline cache %s cannot be written: %s", self._path, error)
+            logger.warning("the pipeline cache %s cannot be written: %s", self._path, str(error))
 
     def close(self) -> None:
         """Destroy pipelines, shader modules and layouts, and the driver's cache object."""

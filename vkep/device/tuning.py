@@ -34,7 +34,7 @@ def load_choices(caps: DeviceCapabilities) -> dict[str, Choice]:
         stored = json.loads(bytes(data))
         return {str(key): tuple(int(size) for size in choice) for key, choice in stored["choices"].items()}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        logger.warning("the tuned tilings in %s are not used: %s: %s", path, type(error).__name__, error)
+        logger.warning("the tuned tilings in %s are not used: %s: %s", path, type(error).__name__, str(error))
         return {}
 
 

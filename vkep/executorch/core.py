@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 
 from gpu_shared.collector import steady_close
-from gpu_shared.steady import on_end
+from gpu_shared.steady import on_end, settle_within
 from vkep.executorch.calls import ChainedCalls
 from vkep.executorch.context_resources import ContextResources, ProgramResources
 from vkep.executorch.delegates import Runner
@@ -72,8 +72,9 @@ class Core:
 
     @steady_close
     def close(self) -> None:
-        """Close the methods, then the contexts; idempotent."""
+        """Close the methods, then the contexts; those of no other user are gone on return. Idempotent."""
         self._end()
+        settle_within(1)  # as in `InferenceSession.close`
 
     @property
     def closed(self) -> bool:

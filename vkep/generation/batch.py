@@ -279,7 +279,7 @@ class Batch:
         except (ArenaOutOfMemory, OutOfDeviceMemoryError) as error:  # no room for a second run
             self.runs_ahead = False
             logger.warning(
-                "from now on each step waits for the tokens of the one before: no memory for two runs (%s)", error
+                "from now on each step waits for the tokens of the one before: no memory for two runs (%s)", str(error)
             )
             return None
 

@@ -90,7 +90,7 @@ class ReadOnlyAllocator(CStruct, struct="OrtAllocator"):
         except (MemoryError, GpuError) as error:
             # the interface returns no status here: ONNX Runtime sees NULL and reports "Allocation failed"; this logs
             # the reason
-            logger.error("%s", error)
+            logger.error("%s", str(error))
             return NULL
 
     def release(self) -> None:

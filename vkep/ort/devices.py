@@ -29,11 +29,11 @@ class EpDevices:
 
     def __init__(self, ort: Ort, factory: Any) -> None:
         self._ort, self._factory = ort, factory
-        reason: object = "the Vulkan drivers list none"
+        reason = "the Vulkan drivers list none"
         try:
             infos = list_devices()
         except DriverNotFoundError as error:
-            infos, reason = [], error
+            infos, reason = [], str(error)
         if not infos:
             logger.warning("%s has no device: %s", EP_NAME, reason)
         self.devices: list[DeviceCapabilities] = [i.capabilities for i in infos if not i.problems]

@@ -122,7 +122,7 @@ class LoadedModel:
                 return self._joined(items)
             except (InvalidInputError, MemoryError) as error:
                 # the data of one request, or all of them at once, are invalid or too large: run each separately
-                logger.info("a batch of %d requests is run one by one: %s", len(items), error)
+                logger.info("a batch of %d requests is run one by one: %s", len(items), str(error))
         found: list[Any] = []
         for feeds in items:
             try:

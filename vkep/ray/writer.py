@@ -164,7 +164,7 @@ class Writer:
 
     def _failed(self, batch: Batch, error: Exception) -> Batch:
         """End the answers in progress; returns a new batch."""
-        logger.warning("a step of %d answers failed: %s", len(self._jobs), error)
+        logger.warning("a step of %d answers failed: %s", len(self._jobs), str(error))
         for job in self._jobs:
             job.tell(error)
             if job.answer is not None:

@@ -138,7 +138,7 @@ class CpuRunner:
                     else:
                         return lambda values: sized(values)(values)
                 failures.append(f"{engine}: {str(error).strip()}")
-                logger.info("%s does not know %s: %s", engine, self._nodes(), error)
+                logger.info("%s does not know %s: %s", engine, self._nodes(), str(error))
         raise VkepError(f"on the CPU, {self._nodes()}:\n  " + "\n  ".join(failures))
 
     def _with_sizes(self, make: MakeEvaluator, feeds: Mapping[str, Any]) -> Evaluate:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from gpu_shared.collector import steady_close
-from gpu_shared.steady import check_wanted, on_end, steady
+from gpu_shared.steady import check_wanted, on_end, settle_within, steady
 from vkep.errors import InvalidInputError
 from vkep.session.contexts import ContextAhead
 from vkep.session.options import SessionOptions, merged_options
@@ -397,9 +397,13 @@ class InferenceSession:
 
     @steady_close
     def close(self) -> None:
-        """Wait for the GPU and free everything; idempotent. If a signal handler raises meanwhile, another thread
-        completes the work. Where the garbage collector calls, it returns at once, and another thread does the work."""
+        """Wait for the GPU and free everything, also a context that only this session used; idempotent. If a signal handler
+        raises meanwhile, another thread completes the work. Where the garbage collector calls, it returns at once, and another
+        thread does the work."""
         self._finalizer()
+        settle_within(
+            1
+        )  # the context, of which it dropped the last reference; the caller may hold a lock that others need
 
     def __repr__(self) -> str:
         parts = self._parts

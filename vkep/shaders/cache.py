@@ -51,7 +51,7 @@ class PrebuiltSpirv:
                 entries = json.loads(manifest.read_text(encoding="utf-8"))["modules"]
                 self._digests = {entry["key"]: entry["sha256"] for entry in entries}
             except (OSError, ValueError, KeyError, TypeError) as error:
-                _log.warning("ignoring prebuilt SPIR-V: %s is damaged (%s)", manifest, error)
+                _log.warning("ignoring prebuilt SPIR-V: %s is damaged (%s)", manifest, str(error))
 
     def __len__(self) -> int:
         return len(self._digests)
@@ -64,7 +64,7 @@ class PrebuiltSpirv:
         try:
             binary = path.read_bytes()
         except OSError as error:
-            _log.warning("prebuilt SPIR-V is missing: %s", error)
+            _log.warning("prebuilt SPIR-V is missing: %s", str(error))
             return None
         if hashlib.sha256(binary).hexdigest() != self._digests[key]:
             _log.warning("ignoring prebuilt SPIR-V: %s is damaged", path)

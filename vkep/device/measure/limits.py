@@ -114,7 +114,7 @@ def device_limits(caps: DeviceCapabilities, *, again: bool = False) -> DeviceLim
     try:
         write_sealed(path, json.dumps(asdict(found)).encode())
     except OSError as error:
-        logger.warning("the measured limits cannot be kept in %s: %s", path, error)
+        logger.warning("the measured limits cannot be kept in %s: %s", path, str(error))
     return found
 
 
@@ -123,5 +123,5 @@ def _read(path: Path) -> DeviceLimits | None:
     try:
         return None if data is None else DeviceLimits(**json.loads(bytes(data)))
     except (ValueError, TypeError) as error:
-        logger.warning("the measured limits in %s cannot be read (%s): measuring again", path, error)
+        logger.warning("the measured limits in %s cannot be read (%s): measuring again", path, str(error))
         return None
