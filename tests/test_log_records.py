@@ -1,4 +1,5 @@
-"""No log record keeps an exception: its traceback refers to the frames of all callers, and so to sessions and contexts."""
+"""Log messages get the text of an exception. The exception itself would stay with the record, and with it, by its traceback, the
+frames of all callers with their sessions and contexts. Records with a traceback (`logger.exception`, ``exc_info``) do keep it."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Instance(Handle):
         layers, extensions = list(dict.fromkeys(layers)), list(dict.fromkeys(extensions))
         if self.validation and VALIDATION_LAYER not in layers:
             layers.append(VALIDATION_LAYER)
-        if self.validation:
+        if VALIDATION_LAYER in layers:
             steady.settle_within(1)  # many of these layers may crash where another thread destroys a device meanwhile
         self.layers = tuple(layers)
         apple = sys.platform == "darwin"

@@ -84,6 +84,7 @@ _here = _Here()
 _idle: deque[_Worker] = deque()
 _working = UseCount()
 _gate = threading.Lock()  #: held during a fork: no work begins
+_forking = False  #: a fork waits for the work that has begun
 _exiting = False  #: no other work begins; what is due waits for `_exit`
 _exited = False  #: no thread does what is due any more
 
@@ -260,6 +261,7 @@ _ends: dict[int, End] = {}  #: those that have not run, oldest first
 _due: deque[Callable[[], object]] = deque()  #: those whose owners are deleted, and work for `end_later`
 _of_parents: list[End] = []  #: of the processes that this one was forked from: what they refer to must not end here
 _ending = threading.RLock()
+_finalizing = UseCount()  #: held while finalizers run
 _closes: deque[Callable[[], object]] = deque()  #: work for `close_later`
 
 
@@ -374,20 +376,20 @@ def settle() -> None:
 
 def settle_within(seconds: float) -> bool:
     """Wait for pending finalizers, at most so long; for a caller that may hold locks which they need. Returns whether they have
-    ended; inside a finalizer, false at once."""
-    if _here.ending:
-        return False
+    ended. Inside a finalizer, during a fork and at the interpreter's exit it does not wait."""
+    if _due:
+        _ender.start()  # in a forked child, whose objects ring the parent's bell
+        _ender.bell.put(None)
     ends = time.monotonic() + seconds
-    while _due and time.monotonic() < ends:
+    while _due or _finalizing.held:
+        if _here.ending or _forking or _exiting or time.monotonic() > ends:
+            return False
         time.sleep(0.001)
-    if not _ending.acquire(timeout=max(0.0, ends - time.monotonic())):
-        return False
-    _ending.release()
-    return not _due
+    return True
 
 
 def _end_due() -> None:
-    with _ending:
+    with _ending, _finalizing.hold():
         outer, _here.ending = _here.ending, True
         try:
             while _due:
@@ -465,8 +467,9 @@ def _do_what_is_due() -> None:
 
 def _after_fork_in_child() -> None:
     """The child has none of the threads, and the pending finalizers belong to the parent."""
-    global _here, _working, _gate, _ending, _ender, _closer
-    _here, _working, _gate, _ending = _Here(), UseCount(), threading.Lock(), threading.RLock()
+    global _here, _working, _gate, _forking, _ending, _finalizing, _ender, _closer
+    _here, _working, _gate, _forking = _Here(), UseCount(), threading.Lock(), False
+    _ending, _finalizing = threading.RLock(), UseCount()
     _ender, _closer = _Server(settle), _Server(_close_waiting)
     _idle.clear()
     _due.clear()
@@ -477,13 +480,17 @@ def _after_fork_in_child() -> None:
 
 def _before_fork() -> None:
     """The fork copies the driver's state as it is: wait until no work is inside the driver."""
+    global _forking
     if _here.task is None:
         _gate.acquire()
+        _forking = True
         _working.wait(_FORK_PATIENCE)
 
 
 def _after_fork_in_parent() -> None:
+    global _forking
     if _here.task is None:
+        _forking = False
         _gate.release()
 
 

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 from gpu_shared import handles
+from gpu_shared.steady import settle
 from tests.processes import python
 from tests.session.models import ADD_RELU, CPU_MIDDLE, DYNAMIC, model
 from tests.waiting import comes_true
 from tools.fuzz.exits import ENDS, WORK, wrong_end
 from tools.models.language import write_language
-from vkep import InferenceSession, SharedGpuContext
+from vkep import InferenceSession, InvalidModelError, SharedGpuContext
 from vkep.memory import ArenaOutOfMemory
 from vkep.sizes import Trace
 
@@ -54,11 +55,15 @@ def test_closed_in_every_order(vulkan: object, no_leak: Alive, order: tuple[int,
 
 def test_a_context_of_one_session_is_gone_when_it_is_closed(vulkan: object) -> None:
     """Not soon after: the validation layers of many systems may crash where another thread destroys a device meanwhile."""
+    settle()
     before = set(handles._live)
     for _ in range(20):
         with InferenceSession(ADD_RELU) as session:
             session.run(None, FEEDS)
             assert set(handles._live) > before
+        assert set(handles._live) == before
+        with pytest.raises(InvalidModelError):
+            InferenceSession(b"no model")
         assert set(handles._live) == before
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import pytest
 
-from gpu_shared.instance import Instance, ValidationMessage
+from gpu_shared import instance
+from gpu_shared.errors import GpuError
+from gpu_shared.instance import ValidationMessage
 from gpu_shared.steady import on_end, settle
 from tools import validation_layers
 
@@ -31,19 +34,28 @@ def test_dropped_objects_are_destroyed_before_it_returns(monkeypatch: pytest.Mon
     assert destroyed.is_set()
 
 
-def test_an_instance_with_layers_is_created_after_what_was_dropped(vulkan: object) -> None:
+def test_an_instance_with_layers_is_created_after_what_was_dropped(
+    vulkan: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     began, destroyed = threading.Event(), threading.Event()
+    then: list[bool] = []
 
     def destroy() -> None:
         began.wait(30)
         destroyed.set()
 
+    def check(layers: Sequence[str]) -> set[str]:
+        then.append(destroyed.is_set())
+        raise GpuError("a test")
+
+    monkeypatch.setattr(instance, "_check_layers", check)
     owner = Owner()
     on_end(owner, destroy)
     del owner
     threading.Timer(0.05, began.set).start()
-    with Instance(validation=True):
-        assert destroyed.is_set()
+    with pytest.raises(GpuError, match="a test"):
+        instance.Instance(validation=True)
+    assert then == [True]
 
 
 @pytest.mark.parametrize("layers", [True, False])

@@ -72,7 +72,7 @@ class Core:
 
     @steady_close
     def close(self) -> None:
-        """Close the methods, then the contexts; those of no other user are gone on return. Idempotent."""
+        """Close the methods, then the contexts; idempotent."""
         self._end()
         settle_within(1)  # as in `InferenceSession.close`
 

@@ -12,7 +12,7 @@ from gpu_shared.context import SharedGpuContext
 from gpu_shared.context_registry import SharedGpuContextRegistry
 from gpu_shared.errors import ContextIncompatibleError, GpuError
 from gpu_shared.instance import list_devices, select_device
-from gpu_shared.steady import Started
+from gpu_shared.steady import Started, settle_within
 from vkep.session.options import SessionOptions
 
 logger = logging.getLogger("vkep.session")
@@ -85,8 +85,10 @@ class ContextAhead:
             return self._context
         return resolve_context(self._options) if self._opening is None else self._opening.result()
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._opening is not None:
             with contextlib.suppress(Exception):  # raised by `result`, or another exception is in progress
                 self._opening.result()
         self._context = self._opening = None  # releases a context that was opened and not used
+        if kind is not None:
+            settle_within(1)  # in which another thread destroys it

@@ -397,13 +397,11 @@ class InferenceSession:
 
     @steady_close
     def close(self) -> None:
-        """Wait for the GPU and free everything, also a context that only this session used; idempotent. If a signal handler
-        raises meanwhile, another thread completes the work. Where the garbage collector calls, it returns at once, and another
-        thread does the work."""
+        """Wait for the GPU and free everything; idempotent. Another thread destroys a context that nothing else refers to, and
+        this one waits for that, a second at most. If a signal handler raises meanwhile, another thread completes the work.
+        Where the garbage collector calls, it returns at once, and another thread does the work."""
         self._finalizer()
-        settle_within(
-            1
-        )  # the context, of which it dropped the last reference; the caller may hold a lock that others need
+        settle_within(1)  # not `settle`: the caller may hold a lock that another finalizer needs
 
     def __repr__(self) -> str:
         parts = self._parts
