@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import contextvars
 import gc
+import os
 import queue
 import signal
 import sys
@@ -20,6 +21,7 @@ import pytest
 from gpu_shared import steady
 from gpu_shared.steady import Abandoned, check_wanted, on_end, run_steady, settle, settle_within
 from gpu_shared.use_count import UseCount
+from tests.processes import python
 from tests.waiting import LONG_S, comes_true
 
 
@@ -220,6 +222,46 @@ def test_a_finalizer_does_not_wait_for_those_that_come_after_it() -> None:
     settle()
     assert waited == [False, False] and done == ["second"]
     assert settle_within(60)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX")
+def test_a_forked_child_does_not_wait_for_its_parents_finalizers() -> None:
+    done = python(
+        """
+        import os, time
+        from gpu_shared.steady import on_end, settle_within
+        class Owner: pass
+        owner = Owner()
+        on_end(owner, print, "of the parent")
+        child = os.fork()
+        if child == 0:
+            del owner
+            began = time.monotonic()
+            settle_within(60)
+            os._exit(time.monotonic() - began > 30)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        """
+    )
+    assert (done.returncode, done.stdout) == (0, "of the parent\n"), done.stderr
+
+
+def test_nothing_waits_for_finalizers_when_the_interpreter_has_ended() -> None:
+    done = python(
+        """
+        import time
+        from gpu_shared.steady import on_end, settle_within
+        class Owner: pass
+        class Last:
+            def __del__(self, settle_within=settle_within, monotonic=time.monotonic, print=print):
+                began = monotonic()
+                self.owner = None
+                print(settle_within(60), monotonic() - began > 30)
+        last = Last()
+        last.owner = Owner()
+        on_end(last.owner, print, at_exit=False)
+        """
+    )
+    assert (done.returncode, done.stdout) == (0, "False False\n"), done.stderr
 
 
 def test_ends_of_a_cycle_and_detached_ones() -> None:
