@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,6 +19,8 @@ from onnx import helper
 
 from gpu_shared import DeviceInfo, SharedGpuContext
 from tools.fuzz.guard import guarded
+from tools.fuzz.mutate import Case
+from tools.fuzz.worker import is_unordered
 from vkep import InferenceSession
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
@@ -179,6 +182,33 @@ def test_calls_that_onnx_runtime_refuses_are_refused(vulkan: DeviceInfo) -> None
     done = _python("-W", "ignore", "-m", "tools.fuzz.operators", "--cases", "200", "--seed", "5")
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert re.search(r"^all +200 .* none$", done.stdout, re.MULTILINE), done.stdout[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("op_type", "places", "shape", "attributes", "unordered"),
+    [
+        ("Scatter", [[1, 0, 2], [0, 2, 2]], [3, 3], {}, True),
+        ("ScatterElements", [[1, 0, 2], [0, 2, 1]], [3, 3], {}, False),
+        ("ScatterElements", [[1, 0, -1], [0, 2, 2]], [3, 3], {}, True),
+        ("ScatterElements", [[1, 0, 1], [0, 2, 1]], [3, 3], {"axis": 1}, True),
+        ("ScatterElements", [[1, 0, 2], [0, 2, 2]], [3, 3], {"axis": -1, "reduction": "none"}, True),
+        ("ScatterElements", [[1, 0, 2], [0, 2, 2]], [3, 3], {"reduction": "add"}, False),
+        ("ScatterND", [[1, 0], [0, 1]], [3, 3], {}, False),
+        ("ScatterND", [[1, 2], [1, -1]], [3, 3], {}, True),
+        ("MaxUnpool", [[[0, 3]]], [1, 1, 2], {"kernel_shape": [2]}, False),
+        ("MaxUnpool", [[[3, 3]]], [1, 1, 2], {"kernel_shape": [2]}, True),
+        ("Gather", [1, 1], [3, 3], {}, False),
+    ],
+)
+def test_two_writes_to_one_place_have_no_order(
+    op_type: str, places: list[int], shape: list[int], attributes: dict[str, Any], unordered: bool
+) -> None:
+    """ONNX gives them none without a reduction, and lanes run at the same time: results are not compared."""
+    values: dict[str, Any] = {"x": np.zeros(shape, np.float32), "at": np.array(places, np.int64)}
+    node = helper.make_node(op_type, ["x", "at", "u"], ["y"], **attributes)
+    for constants in (set[str](), {"at"}):
+        case = Case(node, {"": 18}, values, constants)
+        assert is_unordered(case.model(), case.feeds) == unordered
 
 
 def test_a_series_of_sizes_between_guard_pages_gives_the_same_results(vulkan: DeviceInfo) -> None:
