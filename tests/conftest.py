@@ -15,7 +15,9 @@ import hypothesis
 import numpy as np
 import pytest
 
+from gpu_shared import steady
 from gpu_shared.errors import DriverNotFoundError
+from tests.waiting import LONG_S
 
 if TYPE_CHECKING:
     from gpu_shared import DeviceInfo, SharedGpuContext
@@ -52,6 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["MESA_SHADER_CACHE_DIR"] = str(cache)
     except (OSError, RuntimeError):  # no folder that can be written
         os.environ["MESA_SHADER_CACHE_DISABLE"] = "true"
+    steady.CLOSE_PATIENCE = LONG_S  # on a busy machine a device is not destroyed within a second
     if discrete:
         from tests.devices import take_for_discrete
 

@@ -20,7 +20,6 @@ from gpu_shared.steady import close_later, end_later, settle_within, steady
 
 Close = TypeVar("Close", bound=Callable[..., None])
 
-_PATIENCE = 1.0  #: seconds of a wait for releases
 
 # The collector's callbacks must be functions written in C: it drops what a signal handler raises in one written in Python.
 # It passes both of them the same dict, which no later collection has while they refer to it.
@@ -71,14 +70,14 @@ def released(work: Callable[..., None], *arguments: Any) -> None:
     _waiting.append(functools.partial(work, *arguments))
     end_later(_release_waiting)
     if not collects_here():
-        settle_within(_PATIENCE)
+        settle_within()
 
 
 def wait_for_releases() -> bool:
     """Wait for releases that another thread does, at most a second. Returns whether there were any."""
     waits = _is_releasing()
     if waits:
-        settle_within(_PATIENCE)
+        settle_within()
     return waits
 
 

@@ -256,7 +256,7 @@ def _allocate(device: Device, size: int, type_index: int, heap: int, label: str,
             )
         result = device.fn.vkAllocateMemory(device.raw, info.ptr, vk.ffi.NULL, out)
         if result == vk.VK_ERROR_OUT_OF_DEVICE_MEMORY:
-            settle_within(1)  # buffers that were dropped a moment ago
+            settle_within()  # buffers that were dropped a moment ago
             if device.reaper.retired and device.collect():
                 result = device.fn.vkAllocateMemory(device.raw, info.ptr, vk.ffi.NULL, out)
     if result in (vk.VK_ERROR_OUT_OF_DEVICE_MEMORY, vk.VK_ERROR_OUT_OF_HOST_MEMORY):

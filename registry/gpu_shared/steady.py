@@ -33,6 +33,7 @@ logger = logging.getLogger("gpu_shared")
 #: seconds that the interpreter's exit waits for work in other threads
 _PATIENCE = 30.0
 _FORK_PATIENCE = 2.0  #: and a fork
+CLOSE_PATIENCE = 1.0  #: and a ``close``, for the finalizers of what it dropped
 _STARTS = 5.0  #: and the start of a thread
 _TRIES = 4  #: to start it
 
@@ -374,13 +375,13 @@ def settle() -> None:
     _end_due()
 
 
-def settle_within(seconds: float) -> bool:
-    """Wait for pending finalizers, at most so long; for a caller that may hold locks which they need. Returns whether they have
-    ended. Inside a finalizer, during a fork and at the interpreter's exit it does not wait."""
+def settle_within(seconds: float | None = None) -> bool:
+    """Wait for pending finalizers, at most so long (`CLOSE_PATIENCE`); for a caller that may hold locks which they need. Returns
+    whether they have ended. Inside a finalizer, during a fork and at the interpreter's exit it does not wait."""
     if _due:
         _ender.start()  # in a forked child, whose objects ring the parent's bell
         _ender.bell.put(None)
-    ends = time.monotonic() + seconds
+    ends = time.monotonic() + (CLOSE_PATIENCE if seconds is None else seconds)
     while _due or _finalizing.held:
         if _here.ending or _forking or _exiting or time.monotonic() > ends:
             return False

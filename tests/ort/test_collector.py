@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from gpu_shared import collector
 from gpu_shared.collector import released
 from gpu_shared.steady import settle
 from tests.collecting import Ring, held_elsewhere
@@ -62,10 +61,8 @@ def test_a_value_that_it_deletes(on_gpu: Callable[[Any], Any]) -> None:
 
 
 @pytest.mark.usefixtures("no_collection")
-def test_memory_that_it_releases_is_waited_for(own_context: SharedGpuContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_it_releases_is_waited_for(own_context: SharedGpuContext) -> None:
     from vkep.ort import memory
-
-    monkeypatch.setattr(collector, "_PATIENCE", LONG_S)
 
     nbytes = 3 << 20
     domain = memory.acquire(own_context, ArenaConfig(max_mem=2 * nbytes - 1))

@@ -17,7 +17,7 @@ from onnx import parser
 import gpu_shared
 import vkep
 import vkep.generation
-from gpu_shared import collector, steady
+from gpu_shared import steady
 from gpu_shared.collector import outside_collector, released, steady_close, wait_for_releases
 from gpu_shared.memory import Buffer
 from tests.collecting import Ring, held_elsewhere
@@ -98,8 +98,9 @@ def test_an_error_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.usefixtures("no_collection")
-def test_releases_keep_their_order(caplog: pytest.LogCaptureFixture) -> None:
+def test_releases_keep_their_order(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
+    monkeypatch.setattr(steady, "CLOSE_PATIENCE", 0.01)
 
     def release(name: str) -> None:
         done.append(name)
@@ -145,9 +146,10 @@ def test_a_release_waits_for_earlier_ones_but_not_for_long(monkeypatch: pytest.M
     may_end = threading.Event()
     Ring(ends=lambda: released(lambda: done.append(f"first {may_end.wait(LONG_S)}")))
     gc.collect()
+    monkeypatch.setattr(steady, "CLOSE_PATIENCE", 0.01)
     released(done.append, "late")
     assert done == []
-    monkeypatch.setattr(collector, "_PATIENCE", LONG_S)
+    monkeypatch.setattr(steady, "CLOSE_PATIENCE", LONG_S)
     threading.Timer(0.1, may_end.set).start()
     released(done.append, "now")
     assert done == ["first True", "late", "now"]

@@ -74,7 +74,7 @@ class Core:
     def close(self) -> None:
         """Close the methods, then the contexts; idempotent."""
         self._end()
-        settle_within(1)  # as in `InferenceSession.close`
+        settle_within()  # as in `InferenceSession.close`
 
     @property
     def closed(self) -> bool:

@@ -91,4 +91,4 @@ class ContextAhead:
                 self._opening.result()
         self._context = self._opening = None  # releases a context that was opened and not used
         if kind is not None:
-            settle_within(1)  # in which another thread destroys it
+            settle_within()  # in which another thread destroys it

@@ -401,7 +401,7 @@ class InferenceSession:
         this one waits for that, a second at most. If a signal handler raises meanwhile, another thread completes the work.
         Where the garbage collector calls, it returns at once, and another thread does the work."""
         self._finalizer()
-        settle_within(1)  # not `settle`: the caller may hold a lock that another finalizer needs
+        settle_within()  # not `settle`: the caller may hold a lock that another finalizer needs
 
     def __repr__(self) -> str:
         parts = self._parts
