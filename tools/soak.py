@@ -209,7 +209,7 @@ class Soak:
         gc.collect()
         if self._ort is not None:
             vkep.ort.unregister()
-        ends = time.monotonic() + 20
+        ends = time.monotonic() + 120
         while vkep.live_counts() and time.monotonic() < ends:
             gc.collect()
             time.sleep(0.05)

@@ -16,7 +16,7 @@ import pytest
 
 import vkep
 from tests.session.models import ADD_RELU, CPU_MIDDLE, model
-from tests.waiting import comes_true
+from tests.waiting import LONG_S, comes_true
 from vkep import InferenceSession, InvalidInputError, OrtValue, RunOptions, RunTerminatedError
 
 pytestmark = pytest.mark.gpu
@@ -127,7 +127,7 @@ def test_a_callback_may_close_the_session(vulkan: object) -> None:
         done.set()
 
     session.run_async(None, FEEDS, close)
-    assert done.wait(60)
+    assert done.wait(LONG_S)
 
 
 def test_the_description_of_a_session(open_session: Open) -> None:

@@ -346,7 +346,7 @@ class _Context:
     def check(self, what: str) -> None:
         """Raise `AssertionError` unless the objects of the last case are freed soon."""
         self.cases += 1
-        ends = time.monotonic() + 20
+        ends = time.monotonic() + 120
         while gc.collect() >= 0 and (left := self.counted()) != self.base:
             if time.monotonic() > ends:
                 self.close(what)
