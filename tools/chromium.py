@@ -21,7 +21,7 @@ FLAGS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-extensions", "--mute-audio"),
     "--disable-dev-shm-usage",  # containers have little of it
 )
-TIMEOUT_S = 60.0
+TIMEOUT_S = 300.0
 
 
 def find() -> str | None:

@@ -13,7 +13,7 @@ from gpu_shared import query, steady, vk
 from gpu_shared.capabilities import REQUIRED_FEATURES, DeviceCapabilities, DeviceInfo
 from gpu_shared.errors import DeviceNotFoundError, DriverNotFoundError, GpuError
 from gpu_shared.handles import Handle
-from gpu_shared.layers import EMULATION_LAYERS, LAYERS_OWN_ERRORS, layer_search
+from gpu_shared.layers import EMULATION_LAYERS, LAYERS_OWN_ERRORS, VALIDATION_OWN_ERRORS, layer_search
 
 logger = logging.getLogger("gpu_shared.validation")
 
@@ -332,7 +332,8 @@ def _message_callback(messages: list[ValidationMessage], excused: list[Validatio
         if excused is not None and message_id in LAYERS_OWN_ERRORS and not _named(data):
             excused.append(message)
             return 0
-        logger.log(_LOG_LEVELS[name], "%s: %s", message.message_id, message.text)
+        level = logging.DEBUG if message_id in VALIDATION_OWN_ERRORS else _LOG_LEVELS[name]
+        logger.log(level, "%s: %s", message.message_id, message.text)
         if "validation" in kinds or "performance" in kinds:  # the loader's own messages are "general"
             messages.append(message)
             validation_log.append(message)

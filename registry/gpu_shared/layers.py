@@ -22,6 +22,9 @@ EMULATION_LAYERS = ("VK_LAYER_ML_Graph_Emulation", "VK_LAYER_ML_Tensor_Emulation
 #: an error of the emulation layers (0.11) themselves, below the application: their compute pipelines read push
 #: constants that their pipeline layouts lack
 LAYERS_OWN_ERRORS = frozenset({"VUID-VkComputePipelineCreateInfo-layout-00703"})
+#: an error of the validation layer itself (its text: "most likely a validation bug"): rarely, on a busy machine, where the host
+#: signals a timeline semaphore that the queue waits for
+VALIDATION_OWN_ERRORS = frozenset({"UNASSIGNED-VkSemaphore-state-timeout"})
 _PACKAGE, _PROJECT = "emulation_layer", "ai-ml-emulation-layer-for-vulkan"
 _SEARCH_VARIABLE = "VK_ADD_LAYER_PATH"
 _environment_lock = threading.Lock()

@@ -16,10 +16,15 @@ def test_an_answer_is_shown_token_by_token(generator: Generator) -> None:
     steps = [s for s in run["host"] if s["depth"] == 1]
     assert [s["name"].split(" '")[0] for s in steps] == ["prompt of 3 tokens", "token 2", "token 3", "token 4"]
     slack = run["uncertainty"]
-    for step, token in zip(steps, document["tokens"], strict=True):
+    prompt = [g for g in run["gpu"] if g["island"] == 0]
+    later = run["gpu"][len(prompt) :]
+    each, rest = divmod(len(later), len(steps) - 1)
+    assert prompt and each and not rest
+    assert {g["island"] for g in later} == {1}, "in the order of the steps"
+    groups = [prompt, *(later[k : k + each] for k in range(0, len(later), each))]
+    for step, token, group in zip(steps, document["tokens"], groups, strict=True):
         assert (step["start"], step["end"]) == (token["start"], token["end"])
-        inside = [g for g in run["gpu"] if step["start"] - slack <= g["start"] and g["end"] <= step["end"] + slack]
-        assert {g["dispatch"] for g in inside} and len({g["island"] for g in inside}) == 1
+        assert all(step["start"] - slack <= g["start"] and g["end"] <= step["end"] + slack for g in group)
     assert {d["island"] for d in document["dispatches"]} == {g["island"] for g in run["gpu"]} == {0, 1}
     # what clears the counters of arrivals is no node's
     assert all(d["nodes"] for d in document["dispatches"] if d["label"] != "counters")

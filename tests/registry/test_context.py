@@ -33,6 +33,7 @@ from gpu_shared.errors import (
     GpuError,
 )
 from gpu_shared.steady import settle
+from tests.waiting import LONG_S
 
 
 @pytest.fixture
@@ -280,7 +281,7 @@ def test_sixteen_threads_share_one_real_context(gpu: Any, registry: Any, no_leak
         with context.lease(f"delegate {index}") as lease:
             submit = lease.prepare([lease.allocate().begin(simultaneous=True).end()])
             values = [lease.submit(submit) for _ in range(20)]
-            lease.wait(values[-1], timeout_s=60)
+            lease.wait(values[-1], timeout_s=LONG_S)
             barrier.wait()  # all hold it until all are done
             return values
 

@@ -117,7 +117,8 @@ def test_abandoned_work_may_ask() -> None:
     assert done.wait(LONG_S) and said == [Abandoned]
 
 
-def test_threads_are_kept_for_later_work() -> None:
+def test_threads_are_kept_for_later_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steady, "_idle", deque())  # to which a thread of another test may come
     run_steady(threading.get_ident)
     assert run_steady(threading.get_ident) == run_steady(threading.get_ident)
     before = threading.active_count()

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from gpu_shared import handles
-from gpu_shared.steady import settle
 from tests.processes import python
 from tests.session.models import ADD_RELU, CPU_MIDDLE, DYNAMIC, model
 from tests.waiting import comes_true
@@ -53,9 +52,9 @@ def test_closed_in_every_order(vulkan: object, no_leak: Alive, order: tuple[int,
     assert no_leak() == {}, "the context went with its last user, and was not waited for"
 
 
+@pytest.mark.usefixtures("collected")
 def test_a_context_of_one_session_is_gone_when_it_is_closed(vulkan: object) -> None:
     """Not soon after: the validation layers of many systems may crash where another thread destroys a device meanwhile."""
-    settle()
     before = set(handles._live)
     for _ in range(20):
         with InferenceSession(ADD_RELU) as session:

@@ -78,7 +78,7 @@ def callback(results, user_data, error):
     user_data["y"], user_data["error"] = results[0].tolist() if results else None, bool(error)
     done.set()
 session.run_async(["y"], {"x": x}, callback, data)
-print(done.wait(60), data)
+print(done.wait(120), data)
 """,
     "values": """
 session = ort.InferenceSession("model.onnx")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 
 import pytest
 
-from gpu_shared import instance
+from gpu_shared import instance, vk
 from gpu_shared.errors import GpuError
 from gpu_shared.instance import ValidationMessage
+from gpu_shared.layers import VALIDATION_OWN_ERRORS
 from gpu_shared.steady import on_end, settle
+from tests.waiting import LONG_S
 from tools import validation_layers
 
 
@@ -65,7 +68,7 @@ def test_work_that_does_not_end_is_an_error_where_layers_are_on(layers: bool, mo
     may_end = threading.Event()
 
     def work() -> None:
-        may_end.wait(30)
+        may_end.wait(LONG_S)
 
     owner = Owner()
     on_end(owner, work)
@@ -90,3 +93,19 @@ def test_what_the_layer_says_of_itself_is_no_complaint(monkeypatch: pytest.Monke
     assert validation_layers.complaints() == [real, real]
     assert validation_layers.complaints(since=1) == [real]
     assert validation_layers.complaints(since=3) == []
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_what_the_layer_says_of_itself_is_no_error_in_the_log(own: bool, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "gpu_shared.validation")
+    name = vk.ffi.new(
+        "char[]", next(iter(VALIDATION_OWN_ERRORS)).encode() if own else b"VUID-vkDestroyDevice-device-05137"
+    )
+    data = vk.ffi.new("VkDebugUtilsMessengerCallbackDataEXT *")
+    data.pMessageIdName = name
+    messages: list[ValidationMessage] = []
+    known = len(instance.validation_log)
+    instance._message_callback(messages)(0x1000, 0x2, data, vk.ffi.NULL)
+    del instance.validation_log[known:]
+    assert len(messages) == 1
+    assert [record.levelno for record in caplog.records] == [logging.DEBUG if own else logging.ERROR]

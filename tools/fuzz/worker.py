@@ -85,7 +85,7 @@ def one_call(found: Found, seed: int, number: int, context: Any, say: Callable[[
         verdict, text = judge(ours, theirs, broken)
     except MemoryError:
         verdict, text = "", "no memory to compare"
-    if verdict == "differs" and is_unordered(case.model(), case.feeds):
+    if verdict == "differs" and have_same_forms(ours, theirs) and is_unordered(case.model(), case.feeds):
         verdict, text = "", f"two writes to one place: {text}"
     return Outcome(case.operator, number, verdict, text, ours.kind, theirs.kind, str(case))
 
@@ -209,6 +209,12 @@ def judge(ours: Answer, theirs: Answer, broken: list[str]) -> tuple[str, str]:
             if difference:
                 return "differs", f"output {k}: {difference}"
     return "", ""
+
+
+def have_same_forms(a: Answer, b: Answer) -> bool:
+    """Whether the outputs have the same shapes and types."""
+    forms = [[(np.asarray(y).shape, np.asarray(y).dtype) for y in answer.outputs] for answer in (a, b)]
+    return forms[0] == forms[1]
 
 
 def _difference(got: Array, expected: Array) -> str:

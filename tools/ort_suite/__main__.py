@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--match", default="", help="regular expression over operators and names")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="every Nth case only")
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds for one case")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one case")
     parser.add_argument("--seconds", type=float, help="begin no case after so long; cases go in no order then")
     parser.add_argument("--device", default="", help="with --write: a row of its own for a device that is not lavapipe")
     parser.add_argument("--json", type=Path, help="write every verdict here")

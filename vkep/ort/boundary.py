@@ -227,6 +227,7 @@ def _define(
 
 #: the code objects of all callbacks: a thread whose stack contains one is inside a callback
 _entries: set[CodeType] = set()
+_GRACE = 0.02  #: seconds in which an uncaught one ends the program
 _handing_on = threading.Lock()
 _asked = float("-inf")  #: when the program was last interrupted
 
@@ -245,7 +246,7 @@ def _interrupt_outside() -> None:
     global _asked
     main = threading.main_thread()
     if time.monotonic() > _asked + 1:  # not again: the program continues after errors
-        time.sleep(0.02)  # an uncaught exception ends the program anyway: do not interrupt that
+        time.sleep(_GRACE)  # do not interrupt that end
     while _is_inside(sys._current_frames().get(main.ident or 0)):
         time.sleep(2e-5)  # short: the program may soon be in the next callback
     _asked = time.monotonic()
