@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.waiting import LONG_S
+from tools.waiting import LONG_S
 
 
 class Ring:

@@ -17,7 +17,7 @@ import pytest
 
 from gpu_shared import steady
 from gpu_shared.errors import DriverNotFoundError
-from tests.waiting import LONG_S
+from tools.waiting import LONG_S
 
 if TYPE_CHECKING:
     from gpu_shared import DeviceInfo, SharedGpuContext

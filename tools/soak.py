@@ -42,6 +42,7 @@ from gpu_shared.steady import idle_threads
 from tools.fuzz.faults import of_onnxruntime
 from tools.fuzz.injector import MOST_RESULTS, Injector
 from tools.heap import allocated_mb, resident_mb, restart_with_two_arenas
+from tools.waiting import comes_true
 from vkep.device import run_commands
 
 _MODEL = onnx.parser.parse_model(
@@ -209,10 +210,7 @@ class Soak:
         gc.collect()
         if self._ort is not None:
             vkep.ort.unregister()
-        ends = time.monotonic() + 120
-        while vkep.live_counts() and time.monotonic() < ends:
-            gc.collect()
-            time.sleep(0.05)
+        comes_true(lambda: gc.collect() >= 0 and not vkep.live_counts())
         return vkep.live_counts()
 
 

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.waiting import comes_true
+from tools.waiting import comes_true
 from vkep.memory import host_copy
 from vkep.memory.host_copy import copy
 

@@ -14,7 +14,7 @@ from gpu_shared.collector import released
 from gpu_shared.steady import settle
 from tests.collecting import Ring, held_elsewhere
 from tests.ort.conftest import graph
-from tests.waiting import LONG_S
+from tools.waiting import LONG_S
 from vkep.arena.config import ArenaConfig
 
 if TYPE_CHECKING:

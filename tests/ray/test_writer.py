@@ -12,8 +12,8 @@ import pytest
 
 import vkep
 from tests.session.test_replicas import lose
-from tests.waiting import LONG_S, comes_true
 from tools.models.language import write_language
+from tools.waiting import LONG_S, comes_true
 from vkep.generation import Generator, Sampling
 from vkep.ray.writer import Writer
 

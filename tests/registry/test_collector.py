@@ -22,7 +22,7 @@ from gpu_shared.collector import outside_collector, released, steady_close, wait
 from gpu_shared.memory import Buffer
 from tests.collecting import Ring, held_elsewhere
 from tests.processes import python
-from tests.waiting import LONG_S, comes_true
+from tools.waiting import LONG_S, comes_true
 from vkep.cuda import SharedTensor
 from vkep.executorch.core import Core
 from vkep.executorch.method import Method

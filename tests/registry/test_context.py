@@ -33,7 +33,7 @@ from gpu_shared.errors import (
     GpuError,
 )
 from gpu_shared.steady import settle
-from tests.waiting import LONG_S
+from tools.waiting import LONG_S
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from gpu_shared import steady
 from gpu_shared.steady import Abandoned, check_wanted, on_end, run_steady, settle, settle_within
 from gpu_shared.use_count import UseCount
 from tests.processes import python
-from tests.waiting import LONG_S, comes_true
+from tools.waiting import LONG_S, comes_true
 
 
 class Owner:

@@ -16,7 +16,7 @@ import pytest
 
 import vkep
 from tests.session.models import ADD_RELU, CPU_MIDDLE, model
-from tests.waiting import LONG_S, comes_true
+from tools.waiting import LONG_S, comes_true
 from vkep import InferenceSession, InvalidInputError, OrtValue, RunOptions, RunTerminatedError
 
 pytestmark = pytest.mark.gpu

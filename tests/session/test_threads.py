@@ -15,7 +15,7 @@ from onnx import numpy_helper
 import vkep
 from tests.calls import noted
 from tests.session.models import ADD_RELU, CPU_MIDDLE, DYNAMIC, model
-from tests.waiting import comes_true
+from tools.waiting import comes_true
 from vkep import InferenceSession, SharedGpuContext
 from vkep.device.pipelines import PipelineStore
 

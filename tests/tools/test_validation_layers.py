@@ -13,8 +13,8 @@ from gpu_shared.errors import GpuError
 from gpu_shared.instance import ValidationMessage
 from gpu_shared.layers import VALIDATION_OWN_ERRORS
 from gpu_shared.steady import on_end, settle
-from tests.waiting import LONG_S
 from tools import validation_layers
+from tools.waiting import LONG_S
 
 
 class Owner:

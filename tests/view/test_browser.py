@@ -108,20 +108,22 @@ def test_two_runs_are_compared(quiet: Chromium, page: Page, tmp_path: Path) -> N
 def test_ten_thousand_nodes_stay_fluent(quiet: Chromium, tmp_path: Path) -> None:
     quiet.show(Page([large_document(10_000)]).save(tmp_path / "large.html").as_uri() + "#graph")
     quiet.until("V.ready && V.graph.state.layout !== null")
-    median = quiet.run(
+    slowest = quiet.run(
         """(async () => {
             const { made, view, state } = V.graph, next = () => new Promise(requestAnimationFrame);
-            const times = [];
+            let worst = 0;
             for (const scale of [0.001, 0.03, 0.5, 1]) {
+                let best = Infinity; // of this scale: a busy machine makes single frames slow
                 for (let step = 0; step < 4; step++) {
                     Object.assign(view, { scale, x: state.layout.left, y: (step * state.layout.height) / 5 });
                     made.draw();
                     await next();
                     await next();
-                    times.push(made.lastMs);
+                    best = Math.min(best, made.lastMs);
                 }
+                worst = Math.max(worst, best);
             }
-            return times.sort((a, b) => a - b)[times.length >> 1];
+            return worst;
         })()"""
     )
-    assert median < 1000, f"a frame took {median:.0f} ms"
+    assert slowest < 1000, f"a frame took {slowest:.0f} ms"

@@ -41,6 +41,7 @@ from tools.fuzz.counts import Counts, Outcome, Task
 from tools.fuzz.damage import NUMBERS, TEXTS, by_bytes, by_structure
 from tools.fuzz.guard import guarded
 from tools.fuzz.moments import DYNAMIC, PARTS, STATIC, model, no_object_left
+from tools.waiting import LONG_S
 from tools.worker_pool import run_tasks
 
 DATA = Path(__file__).parents[2] / "tests"
@@ -346,7 +347,7 @@ class _Context:
     def check(self, what: str) -> None:
         """Raise `AssertionError` unless the objects of the last case are freed soon."""
         self.cases += 1
-        ends = time.monotonic() + 120
+        ends = time.monotonic() + LONG_S
         while gc.collect() >= 0 and (left := self.counted()) != self.base:
             if time.monotonic() > ends:
                 self.close(what)

@@ -46,6 +46,7 @@ from tools.fuzz.moments import (
 )
 from tools.fuzz.points import Points
 from tools.models.language import write_language
+from tools.waiting import LONG_S, comes_true
 from vkep.executorch import Program
 from vkep.generation import Answer, Generator, Sampling
 
@@ -54,11 +55,9 @@ PROMPTS = ([5, 6, 7], [9, 8], [4, 4, 4, 4, 11])
 
 def ends_well(session: vkep.InferenceSession) -> None:
     graph = session._parts.graph
-    ends = time.monotonic() + 120  # the thread of an interrupted run ends soon
-    while any(entry.uses.held for entry in (*graph._entries.values(), *graph._evicted)):
-        if time.monotonic() > ends:
-            raise AssertionError("an executable is in use, and nobody runs it")
-        time.sleep(0.01)
+    # the thread of an interrupted run ends soon
+    if not comes_true(lambda: not any(entry.uses.held for entry in (*graph._entries.values(), *graph._evicted))):
+        raise AssertionError("an executable is in use, and nobody runs it")
     for island in session.islands():
         runner: Any = getattr(island.runner, "_runner", island.runner)  # a runner with sizes wraps another one
         if any(room.lock.locked() for room in runner._rooms):
@@ -157,7 +156,7 @@ def asynchronous(campaign: Campaign) -> None:
     def attempt() -> None:
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         session.run_async(None, {"x": X, "b": B}, lambda *answer: answers.put(answer), None)
-        results, _, error = answers.get(timeout=120)
+        results, _, error = answers.get(timeout=LONG_S)
         if error:
             raise AssertionError(error)
         expect(results[0])

@@ -21,6 +21,7 @@ import onnx.parser
 
 import vkep
 from gpu_shared import Device
+from tools.waiting import LONG_S
 
 if TYPE_CHECKING:
     from vkep.executorch import Method
@@ -195,7 +196,7 @@ class Campaign:
 
 def no_object_left(what: str, but: dict[str, int] | None = None, device: Device | None = None) -> None:
     """Raise unless dropped or closed objects are freed soon; those of ``device`` go with its next close or submit, or here."""
-    ends = time.monotonic() + 120
+    ends = time.monotonic() + LONG_S
     while True:
         gc.collect()
         left = vkep.live_counts()

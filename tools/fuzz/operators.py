@@ -94,7 +94,7 @@ KNOWN: tuple[tuple[str, str, str, str], ...] = (
     ("Hardmax|(Log)?Softmax", "refused", "out of range", "ONNX Runtime before opset 13 does not look at the axis"),
     ("ConvTranspose", "differs", "SAME_", "the specification's size is input times stride"),
     ("MaxUnpool", "differs", "output_shape", "indices count in the pooled shape: maxunpool_export_with_output_shape"),
-    ("MaxUnpool", "refused", "an index is outside.*output_shape", "the same"),
+    ("MaxUnpool", "refused", "an index is outside.*output_shape", "they count in the pooled shape here too"),
     (
         ".*SkipSimplifiedLayerNormalization",
         "refused",

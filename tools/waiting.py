@@ -1,4 +1,4 @@
-"""Waits of tests, which a busy machine does not end: their limits are for what hangs."""
+"""Waits of tests and campaigns, which a busy machine does not end: their limits are for what hangs."""
 
 from __future__ import annotations
 
