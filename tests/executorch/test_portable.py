@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import tracemalloc
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,55 @@ def test_a_kernel_does_what_torch_does(number: int) -> None:
         assert got.shape == want.shape
         tolerance = 4e-3 if want.dtype == np.float16 else 2e-6
         np.testing.assert_allclose(np.asarray(got).astype(want.dtype), want, rtol=10 * tolerance, atol=tolerance)
+
+
+def test_created_elements_are_counted_before_they_are_created() -> None:
+    for name, arguments in CASES:
+        one = KERNELS[f"aten::{name}"]
+        with np.errstate(all="ignore"):
+            result = one.function(*arguments)
+        given = [a for a in arguments if isinstance(a, np.ndarray)]
+        for made in result if isinstance(result, tuple) else (result,):
+            is_view = any(np.shares_memory(made, a) for a in given)  # of an argument's elements, several times perhaps
+            assert is_view or np.size(made) <= one.elements(*arguments), name
+
+
+_LARGE, _MOST_ELEMENTS, _MOST_BYTES = 1 << 24, 1 << 14, 1 << 22
+
+
+def _with_a_large_number(arguments: Sequence[Any]) -> Iterator[list[Any]]:
+    """The arguments with one of the numbers replaced, also of those in lists."""
+    for k, argument in enumerate(arguments):
+        before, after = list(arguments[:k]), list(arguments[k + 1 :])
+        if isinstance(argument, (int, float)) and not isinstance(argument, bool):
+            yield [*before, type(argument)(_LARGE), *after]
+        elif isinstance(argument, list) and all(isinstance(n, (int, float)) for n in argument):
+            for i, n in enumerate(argument):
+                yield [*before, [*argument[:i], type(n)(_LARGE), *argument[i + 1 :]], *after]
+
+
+def test_no_number_of_a_small_file_takes_much_memory() -> None:
+    """A call that is counted as small creates nothing large, whatever number a damaged file has in it."""
+    refused = 0
+    tracemalloc.start()
+    try:
+        for name, arguments in CASES:
+            one = KERNELS[f"aten::{name}"]
+            for damaged in _with_a_large_number(arguments):
+                tracemalloc.reset_peak()
+                before, _ = tracemalloc.get_traced_memory()
+                try:
+                    with np.errstate(all="ignore"):
+                        if one.elements(*damaged) > _MOST_ELEMENTS:
+                            refused += 1
+                            continue
+                        one.function(*damaged)
+                except Exception:  # what a run reports
+                    pass
+                assert tracemalloc.get_traced_memory()[1] - before < _MOST_BYTES, (name, damaged)
+    finally:
+        tracemalloc.stop()
+    assert refused > 50
 
 
 def test_arguments_are_left_as_they_were() -> None:

@@ -19,10 +19,12 @@ from tools.fuzz.files import WHAT
 from vkep.errors import InvalidInputError, InvalidPteError, UnsupportedModelError, UnsupportedProgramError, VkepError
 from vkep.executorch.method import _make_values
 from vkep.executorch.options import ProgramOptions
-from vkep.executorch.portable import PortableKernel
+from vkep.executorch.portable import KERNELS, PortableKernel
+from vkep.executorch.portable.registry import broadcast
 from vkep.executorch.program import DecodedProgram, Program
 from vkep.executorch.steps import State, bind_kernel
 from vkep.executorch.tensors import HostTensor
+from vkep.files import MEMORY_BYTES
 from vkep.pte import schema
 from vkep.pte.container import PtdFile, PteFile
 from vkep.pte.schema import TensorShapeDynamism
@@ -126,13 +128,43 @@ def test_a_large_file_is_read_only_where_it_begins_as_a_program(
         kind(path)
 
 
-def test_arenas_that_no_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arenas_beyond_the_limit() -> None:
     method = DecodedProgram(DATA / "given" / "unified_vgf_and_vk.pte").methods["forward"]
-    monkeypatch.setattr("vkep.files.MEMORY_BYTES", 100)
-    with pytest.raises(
-        VkepError, match=r"no memory for its arenas of \(0, 960\) bytes: \d+ bytes, and this machine has 100"
-    ):
-        _make_values(method)
+    with pytest.raises(VkepError, match=r"its arenas take \d+ bytes; max_host_bytes allows 100"):
+        _make_values(method, 100)
+
+
+def test_limits_of_a_program() -> None:
+    wrong: Any
+    for wrong in (0, 1.5):
+        with pytest.raises(ValueError, match="max_host_bytes is"):
+            ProgramOptions(max_host_bytes=wrong)
+        with pytest.raises(ValueError, match="max_run_bytes is"):
+            ProgramOptions(max_run_bytes=wrong)
+    assert ProgramOptions().host_bytes == MEMORY_BYTES and ProgramOptions(max_host_bytes=7).host_bytes == 7
+
+
+def test_a_result_beyond_the_limit() -> None:
+    (spec, out), size = host(2), [1 << 20]
+    state = State([size, 1.0, out], most_bytes=8 << 10)
+    created = bind_kernel(
+        state, [None, None, spec], KernelStep("aten::full.out", (0, 1), (2,)), KERNELS["aten::full.out"], "here"
+    )
+    message = "here: aten::full.out creates an array of 1048576 elements; max_host_bytes allows 1024"
+    with pytest.raises(VkepError, match=message):
+        created()
+    size[:] = [2, 3]
+    created()
+    assert (out.array == 1).all()
+
+
+def test_a_tensor_without_a_bound_grows_to_the_limit() -> None:
+    spec, _ = host(0)
+    unbound = replace(spec, dynamism=TensorShapeDynamism.DYNAMIC_UNBOUND)
+    tensor = HostTensor(unbound, np.zeros(24, np.uint8), most_bytes=1 << 10)
+    tensor.resize((256,), "cat")
+    with pytest.raises(VkepError, match="cat gives a tensor of 4000 bytes; max_host_bytes allows 1024"):
+        tensor.resize((1000,), "cat")
 
 
 def test_a_format_from_the_future() -> None:
@@ -261,8 +293,8 @@ def bound(name: str, function: Any, arguments: Sequence[Any], outs: int = 1) -> 
     """A kernel call on values: the last ``outs`` are its results."""
     specs = [spec for spec, _ in arguments]
     step = KernelStep(name, tuple(range(len(specs) - outs)), tuple(range(len(specs) - outs, len(specs))))
-    kernel = PortableKernel(name, function, len(step.arguments))
-    return bind_kernel(State([value for _, value in arguments]), specs, step, kernel, "here")
+    kernel = PortableKernel(name, function, len(step.arguments), broadcast)
+    return bind_kernel(State([value for _, value in arguments], MEMORY_BYTES), specs, step, kernel, "here")
 
 
 def host(index: int) -> tuple[TensorValue, HostTensor]:

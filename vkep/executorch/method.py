@@ -24,7 +24,6 @@ from vkep.executorch.portable import KERNELS
 from vkep.executorch.report import MethodReport, method_report
 from vkep.executorch.steps import Bound, State, bind_jump, bind_kernel, bind_move
 from vkep.executorch.tensors import HostTensor, check_input, is_torch, to_torch
-from vkep.files import check_memory
 from vkep.pte.flow import INPUT
 from vkep.pte.method import DecodedMethod
 from vkep.pte.steps import DelegateStep, JumpStep, KernelStep, MoveStep
@@ -60,7 +59,7 @@ class Method:
         self._last = [(resources, 0) for resources in dict.fromkeys(self._resources)]
         try:
             self._runners = self._make_runners(blobs)
-            self._state = State(_make_values(decoded))
+            self._state = State(_make_values(decoded, resources.host_bytes), resources.host_bytes)
             self._initial = list(self._state.values)
             self._steps = self._bind()
             check_wanted()
@@ -327,22 +326,25 @@ def _nothing() -> None:
     return None
 
 
-def _make_values(decoded: DecodedMethod) -> list[Any]:
-    """Create the values of a run, tensors on their arenas. Raises `VkepError` where the host has no memory for them."""
+def _make_values(decoded: DecodedMethod, most_bytes: int) -> list[Any]:
+    """Create the values of a run, tensors on their arenas. Raises `VkepError` where these exceed ``most_bytes``, or the
+    host has no memory for them."""
     sizes = dict(enumerate(decoded.arenas[1:], 1))
     for value in decoded.values:
         place = value.place if isinstance(value, TensorValue) else None
         if place is not None and place.arena < 0:
             sizes[place.arena] = max(sizes.get(place.arena, 0), place.end)
+    needed = sum(sizes.values())
+    if needed > most_bytes:
+        raise VkepError(f"{decoded.where}: its arenas take {needed} bytes; max_host_bytes allows {most_bytes}")
     try:
-        check_memory(sum(sizes.values()))
         arenas = {number: np.zeros(size, np.uint8) for number, size in sizes.items()}
     except (MemoryError, ValueError) as error:
         raise VkepError(f"{decoded.where}: no memory for its arenas of {decoded.arenas} bytes: {error}") from error
-    return [_value(value, arenas) if isinstance(value, TensorValue) else value for value in decoded.values]
+    return [_value(value, arenas, most_bytes) if isinstance(value, TensorValue) else value for value in decoded.values]
 
 
-def _value(value: TensorValue, arenas: Mapping[int, Array]) -> HostTensor:
+def _value(value: TensorValue, arenas: Mapping[int, Array], most_bytes: int) -> HostTensor:
     if value.constant is not None:
         return HostTensor(value, np.frombuffer(value.constant, np.uint8))
     place: Place | None = value.place
@@ -350,4 +352,4 @@ def _value(value: TensorValue, arenas: Mapping[int, Array]) -> HostTensor:
     storage = arenas[place.arena][place.offset : place.end]
     if value.initial is not None:
         storage[...] = np.frombuffer(value.initial, np.uint8)
-    return HostTensor(value, storage)
+    return HostTensor(value, storage, most_bytes)

@@ -17,6 +17,7 @@ from gpu_shared.compile_spec import (
     parse_shared_gpu_compile_spec,
 )
 from vkep.errors import InvalidPteError
+from vkep.files import MEMORY_BYTES
 from vkep.session.options import Progress, SessionOptions
 
 
@@ -28,7 +29,10 @@ class ProgramOptions:
         specs (``gpu_shared_*``) say. Where neither says anything, the delegates of a program share the context that
         `vkep.InferenceSession` uses by default; ``context_mode="disabled"`` gives the program a context of its own.
     device: index, UUID or part of the name of a device; None: ``VKEP_DEVICE`` or the best there is.
-    arena, cache_dir, plan_cache_size, validation, check_data, progress: as in `vkep.SessionOptions`.
+    arena, cache_dir, plan_cache_size, validation, check_data, max_run_bytes, progress: as in `vkep.SessionOptions`.
+    max_host_bytes: maximum host memory of a method's arenas together, and of each array that an operator outside delegates
+        creates (8 bytes are counted for an element). More raise `VkepError` before memory is allocated. None: the
+        machine's memory.
     fallback: "cpu" runs what vkep's kernels decline of a Vulkan delegate on the CPU, and says so in the report; "error"
         refuses such a program.
     """
@@ -44,11 +48,20 @@ class ProgramOptions:
     plan_cache_size: int = 16
     validation: bool | None = None
     check_data: bool = True
+    max_run_bytes: int | None = None
+    max_host_bytes: int | None = None
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
         self._session()  # the values that it allows
+        if self.max_host_bytes is not None and (not isinstance(self.max_host_bytes, int) or self.max_host_bytes < 1):
+            raise ValueError(f"max_host_bytes is {self.max_host_bytes!r}, expected an integer of at least 1, or None")
         parse_shared_gpu_compile_spec(None, self._load_options())
+
+    @property
+    def host_bytes(self) -> int:
+        """``max_host_bytes``, or the machine's memory."""
+        return MEMORY_BYTES if self.max_host_bytes is None else self.max_host_bytes
 
     def _load_options(self) -> dict[str, Any]:
         given: dict[str, Any] = {CONTEXT_TOKEN: self.token, CONTEXT_MODE: self.context_mode, SYNC_MODE: self.sync_mode}
@@ -66,6 +79,7 @@ class ProgramOptions:
                 "concurrency": 1,  # runs of a method come one after the other
                 "validation": self.validation,
                 "check_data": self.check_data,
+                "max_run_bytes": self.max_run_bytes,
                 "progress": self.progress,
                 **overrides,
             }

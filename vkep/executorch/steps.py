@@ -17,14 +17,17 @@ from vkep.pte.values import ListValue, TensorValue, Value
 
 #: runs one instruction; returns the number of the next one, None for the one that follows
 Bound = Callable[[], int | None]
+#: bytes of an element in the arrays of kernels, as they are counted
+_ITEM_BYTES = 8
 
 
 class State:
     """The state of a running method: a value for each number (`HostTensor` for tensors), and the results of
-    delegates."""
+    delegates. ``most_bytes``: of an array that a kernel creates."""
 
-    def __init__(self, values: list[Any]) -> None:
+    def __init__(self, values: list[Any], most_bytes: int) -> None:
         self.values = values
+        self.most_bytes = most_bytes
         self.given: list[Any] = []  #: the caller's arrays
         self.results: dict[Writer, Any] = {}  #: delegates' results that are read elsewhere than in an arena
 
@@ -60,6 +63,7 @@ def bind_kernel(state: State, specs: Sequence[Value], step: KernelStep, kernel: 
         raise InvalidPteError(f"{what} is called with {len(step.arguments)} arguments, expected {kernel.arguments}")
     readers = [reader(state, specs, index, what) for index in step.arguments]
     values, function, writes = state.values, kernel.function, step.writes
+    elements, most = kernel.elements, state.most_bytes // _ITEM_BYTES
     tensors = [isinstance(specs[index], TensorValue) for index in writes]
     if step.name in VIEW_NAMES or step.name == COPY_INDEX:
         used = (step.arguments[0], step.writes[0]) if step.name in VIEW_NAMES else step.arguments[:2]
@@ -72,8 +76,13 @@ def bind_kernel(state: State, specs: Sequence[Value], step: KernelStep, kernel: 
 
     def run() -> None:
         try:
+            arguments = [read() for read in readers]
+            if elements(*arguments) > most:
+                raise VkepError(
+                    f"{what} creates an array of {elements(*arguments)} elements; max_host_bytes allows {most}"
+                )
             with np.errstate(all="ignore"):
-                result = function(*[read() for read in readers])
+                result = function(*arguments)
         except VkepError:
             raise
         except Exception as error:  # numpy raises any type for shapes that do not fit

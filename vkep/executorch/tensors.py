@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from vkep.errors import InvalidInputError, VkepError
+from vkep.files import MEMORY_BYTES
 from vkep.pte.schema import TensorShapeDynamism
 from vkep.pte.values import TensorValue
 
@@ -19,11 +20,13 @@ Array = np.ndarray[Any, Any]
 class HostTensor:
     """One tensor value: its bytes in an arena (or its constant), and its current shape."""
 
-    __slots__ = ("array", "constant", "spec", "storage")
+    __slots__ = ("array", "constant", "most_bytes", "spec", "storage")
 
-    def __init__(self, spec: TensorValue, storage: Array) -> None:
-        """``storage`` are the bytes from where the tensor starts, of the upper bound's size."""
+    def __init__(self, spec: TensorValue, storage: Array, most_bytes: int = MEMORY_BYTES) -> None:
+        """``storage`` are the bytes from where the tensor starts, of the upper bound's size. A tensor without one grows to
+        ``most_bytes``."""
         self.spec = spec
+        self.most_bytes = most_bytes
         self.storage = storage
         self.constant = spec.constant is not None
         self.array: Array = self._view(spec.sizes)
@@ -37,7 +40,7 @@ class HostTensor:
         return spec.from_stored(flat.reshape([shape[d] for d in spec.dim_order]))
 
     def resize(self, shape: tuple[int, ...], what: str) -> None:
-        """Set the current shape. Raises `VkepError` where it exceeds the tensor's memory."""
+        """Set the current shape. Raises `VkepError` where it exceeds the tensor's memory, or what it may grow to."""
         spec = self.spec
         if shape == self.array.shape:
             return
@@ -45,9 +48,11 @@ class HostTensor:
         if spec.dynamism is TensorShapeDynamism.STATIC:
             fits = shape == spec.sizes
         elif spec.dynamism is TensorShapeDynamism.DYNAMIC_UNBOUND:
-            fits = True
-            if math.prod(shape) * spec.dtype.itemsize > self.storage.nbytes:
-                self.storage = np.zeros(math.prod(shape) * spec.dtype.itemsize, np.uint8)
+            fits, nbytes = True, math.prod(shape) * spec.dtype.itemsize
+            if nbytes > self.most_bytes:
+                raise VkepError(f"{what} gives a tensor of {nbytes} bytes; max_host_bytes allows {self.most_bytes}")
+            if nbytes > self.storage.nbytes:
+                self.storage = np.zeros(nbytes, np.uint8)
         if not fits:
             raise VkepError(f"{what} gives a tensor of shape {list(shape)}; the program planned {spec}")
         self.array = self._view(shape)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vkep.aten.arguments import Convolution, MaxPool
-from vkep.executorch.portable.matrix import convolution, windows_of
+from vkep.executorch.portable.matrix import convolution, convolution_elements, windows_of
 from vkep.executorch.portable.registry import Array, kernel, pair, wide
 
 
@@ -24,7 +24,25 @@ def max_pool2d_backward(grad_output: Array, self: Array, pool: MaxPool, indices:
     return result.reshape(self.shape)
 
 
-@kernel("convolution_backward.out")
+def _backward_elements(
+    grad_output: Array,
+    input_: Array,
+    weight: Array,
+    bias_sizes: Sequence[int] | None,
+    how: Convolution,
+    output_mask: Sequence[bool],
+) -> int:
+    n = weight.ndim - 2
+    turned = replace(how, transposed=not how.transposed, output_padding=(0,) * n)
+    sizes = math.prod(grad_output.shape[:2]) * math.prod(input_.shape[2:])  # the result is as large as the input
+    return max(
+        convolution_elements(input_, weight, None, how),
+        convolution_elements(grad_output, weight, None, turned),
+        sizes * math.prod(weight.shape[2:]),
+    )
+
+
+@kernel("convolution_backward.out", elements=_backward_elements)
 def convolution_backward(
     grad_output: Array,
     input_: Array,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,22 +11,33 @@ import numpy as np
 from vkep.aten.arguments import Convolution
 from vkep.executorch.portable.registry import Array, Number, kernel, kernels, pair, wide
 
-kernels({"mm.out bmm.out matmul.out": lambda x, other: np.matmul(wide(x), wide(other))})
+
+def _products(x: Array, other: Array) -> int:
+    rows, columns = (x.shape[-2] if x.ndim > 1 else 1), (other.shape[-1] if other.ndim > 1 else 1)
+    return math.prod(np.broadcast_shapes(x.shape[:-2], other.shape[:-2])) * rows * columns
 
 
-@kernel("addmm.out")
+kernels({"mm.out bmm.out matmul.out": lambda x, other: np.matmul(wide(x), wide(other))}, elements=_products)
+
+
+@kernel("addmm.out", elements=lambda self, mat1, mat2, beta, alpha: max(self.size, _products(mat1, mat2)))
 def addmm(self: Array, mat1: Array, mat2: Array, beta: Number, alpha: Number) -> Array:
     product = np.matmul(wide(mat1), wide(mat2))
     return (product if alpha == 1 else product * alpha) + (wide(self) if beta == 1 else wide(self) * beta)
 
 
-@kernel("linear.out")
+@kernel("linear.out", elements=lambda self, weight, bias: math.prod(self.shape[:-1]) * weight.shape[0])
 def linear(self: Array, weight: Array, bias: Array | None) -> Array:
     product = np.matmul(wide(self), wide(weight).T)
     return product if bias is None else product + wide(bias)
 
 
-@kernel("_cdist_forward.out")
+def _differences(x1: Array, x2: Array, p: float, compute_mode: int | None) -> int:
+    shapes = (*x1.shape[:-1], 1, x1.shape[-1]), (*x2.shape[:-2], 1, *x2.shape[-2:])
+    return math.prod(np.broadcast_shapes(*shapes))
+
+
+@kernel("_cdist_forward.out", elements=_differences)
 def cdist(x1: Array, x2: Array, p: float, compute_mode: int | None) -> Array:
     distance = np.abs(wide(x1)[..., :, None, :] - wide(x2)[..., None, :, :])
     if p == 0:
@@ -33,14 +45,35 @@ def cdist(x1: Array, x2: Array, p: float, compute_mode: int | None) -> Array:
     return distance.max(-1) if np.isinf(p) else np.sum(distance**p, axis=-1) ** (1 / p)
 
 
-@kernel("_pdist_forward.out")
+@kernel("_pdist_forward.out", elements=lambda self, p: len(self) * max(self.size, len(self)))
 def pdist(self: Array, p: float) -> Array:
     """Distances of each row to the later rows."""
     first, second = np.triu_indices(len(self), 1)
     return cdist(self[first][:, None], self[second][:, None], p, None).reshape(-1)
 
 
-@kernel("convolution.out")
+def convolution_elements(input_: Array, weight: Array, bias: Array | None, how: Convolution) -> int:
+    """The elements of the largest of a convolution's padded input, its windows and its result."""
+    n = weight.ndim - 2
+    stride, dilation = pair(how.stride, n), pair(how.dilation, n)
+    lead, places, taps = math.prod(input_.shape[:-n]), 1, math.prod(weight.shape[2:])
+    padded = lead
+    for axis, size in enumerate(input_.shape[-n:]):
+        reach = dilation[axis] * (weight.shape[2 + axis] - 1) + 1
+        if how.transposed:
+            before = reach - 1 - pair(how.padding, n)[axis]
+            edges, size = (before, before + pair(how.output_padding, n)[axis]), (size - 1) * stride[axis] + 1
+        else:
+            edges = (pair(how.padding, n)[axis],) * 2
+        whole = size + sum(edges)
+        padded *= max(size, size + max(edges[0], 0) + max(edges[1], 0))
+        places *= max(whole - reach, 0) // (1 if how.transposed else stride[axis]) + 1
+    batch = lead // input_.shape[-n - 1] if lead else 0
+    made = weight.shape[1] * how.groups if how.transposed else weight.shape[0]
+    return max(padded, lead * places * taps, batch * made * places)
+
+
+@kernel("convolution.out", elements=convolution_elements)
 def convolution(input_: Array, weight: Array, bias: Array | None, how: Convolution) -> Array:
     n = weight.ndim - 2
     batched = input_.ndim == n + 2

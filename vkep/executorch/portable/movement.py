@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,7 +62,11 @@ def split_with_sizes(self: Array, sizes: Sequence[int], dim: int) -> tuple[Array
     return tuple(slice_(self, dim, int(e) - s, int(e), 1) for s, e in zip(sizes, ends, strict=True))
 
 
-@kernel("cat.out")
+def _joined(tensors: Sequence[Array], dim: int) -> int:
+    return sum(x.size for x in tensors)
+
+
+@kernel("cat.out", elements=_joined)
 def cat(tensors: Sequence[Array], dim: int) -> Array:
     parts = [x for x in tensors if x.shape != (0,)] or list(tensors)[:1]  # torch allows empty ones of rank 1
     return np.concatenate(parts, axis=dim)
@@ -80,7 +85,11 @@ def _widths(self: Array, pad: Sequence[int]) -> list[tuple[int, int]]:
     return [(0, 0)] * (self.ndim - len(pairs)) + pairs[::-1]
 
 
-@kernel("constant_pad_nd.out")
+def _padded(self: Array, pad: Sequence[int], value: Number = 0) -> int:
+    return math.prod(n + max(a, 0) + max(b, 0) for n, (a, b) in zip(self.shape, _widths(self, pad), strict=True))
+
+
+@kernel("constant_pad_nd.out", elements=_padded)
 def constant_pad(self: Array, pad: Sequence[int], value: Number) -> Array:
     widths = _widths(self, pad)
     cut = tuple(slice(max(-a, 0), n - max(-b, 0)) for (a, b), n in zip(widths, self.shape, strict=True))
@@ -112,7 +121,7 @@ def unfold(self: Array, dimension: int, size: int, step: int) -> Array:
     return windows[(slice(None),) * axis + (slice(None, None, step),)]
 
 
-@kernel("as_strided_copy.out")
+@kernel("as_strided_copy.out", elements=lambda self, size, stride, offset: math.prod(size))
 def as_strided(self: Array, size: Sequence[int], stride: Sequence[int], offset: int | None) -> Array:
     index = np.full((), offset or 0, np.int64)
     for length, step in zip(size, stride, strict=True):
@@ -120,21 +129,45 @@ def as_strided(self: Array, size: Sequence[int], stride: Sequence[int], offset: 
     return self.reshape(-1)[index]
 
 
-_EXPRESSIONS: dict[str, Callable[..., Any]] = {
+_OF_A_SIZE: dict[str, Callable[..., Any]] = {
     "full.out": lambda size, value: np.full(size, value),
-    "full_like.out": lambda x, value, memory_format: np.full(x.shape, value),
-    "zeros_like.out": lambda x, memory_format: np.zeros(x.shape),
-    "ones_like.out": lambda x, memory_format: np.ones(x.shape),
     "zeros.out": lambda size: np.zeros(size),
     "ones.out": lambda size: np.ones(size),
     "empty.memory_format empty.out": lambda size, memory_format: np.zeros(size),
     "dim_order_ops::_empty_dim_order.out": lambda size, dim_order: np.zeros(size),
-    "arange.out": lambda end: np.arange(end),
-    "arange.start_out": lambda start, end, step: np.arange(start, end, step),
-    "scalar_tensor.out": lambda value: np.asarray(value),
-    "fill.Scalar_out fill.Tensor_out": lambda x, value: np.broadcast_to(np.asarray(value), x.shape),
     "rand.out": lambda size: np.random.default_rng().random(size),
     "randn.out": lambda size: np.random.default_rng().standard_normal(size),
+}
+kernels(_OF_A_SIZE, elements=lambda size, *_: math.prod(size))
+_OF_A_RANGE: dict[str, Callable[..., Any]] = {
+    "arange.out": lambda end: np.arange(end),
+    "arange.start_out": lambda start, end, step: np.arange(start, end, step),
+}
+kernels(_OF_A_RANGE, elements=lambda first, end=None, step=1: math.ceil(first if end is None else (end - first) / step))
+_PADS: dict[str, Callable[..., Any]] = {
+    "reflection_pad1d.out reflection_pad2d.out reflection_pad3d.out": (
+        lambda x, padding: np.pad(x, _widths(x, padding), mode="reflect")
+    ),
+    "replication_pad1d.out replication_pad2d.out replication_pad3d.out": (
+        lambda x, padding: np.pad(x, _widths(x, padding), mode="edge")
+    ),
+}
+kernels(_PADS, elements=_padded)
+kernels({"stack.out": lambda tensors, dim: np.stack(list(tensors), axis=dim)}, elements=_joined)
+kernels(
+    {"repeat.out": lambda x, repeats: np.tile(x, tuple(repeats))},
+    elements=lambda x, repeats: x.size * math.prod(repeats),
+)
+kernels(
+    {"repeat_interleave.Tensor_out": lambda repeats, output_size: np.repeat(np.arange(len(repeats)), repeats)},
+    elements=lambda repeats, output_size: max(int(repeats.sum()), repeats.size),
+)
+_EXPRESSIONS: dict[str, Callable[..., Any]] = {
+    "full_like.out": lambda x, value, memory_format: np.full(x.shape, value),
+    "zeros_like.out": lambda x, memory_format: np.zeros(x.shape),
+    "ones_like.out": lambda x, memory_format: np.ones(x.shape),
+    "scalar_tensor.out": lambda value: np.asarray(value),
+    "fill.Scalar_out fill.Tensor_out": lambda x, value: np.broadcast_to(np.asarray(value), x.shape),
     "clone.out _to_copy.memory_out": lambda x, memory_format: x,
     "alias_copy.out detach_copy.out lift_fresh_copy.out et_copy::_h2d_copy.out et_copy::_d2h_copy.out": lambda x: x,
     "_to_copy.out": lambda x, non_blocking, memory_format: x,
@@ -147,16 +180,7 @@ _EXPRESSIONS: dict[str, Callable[..., Any]] = {
     "unsqueeze_copy.out": lambda x, dim: np.expand_dims(x, dim),
     "squeeze_copy.dim_out": lambda x, dim: squeeze_dims(x, (dim,)),
     "unbind_copy.int_out": lambda x, dim: tuple(select(x, dim, k) for k in range(x.shape[dim])),
-    "stack.out": lambda tensors, dim: np.stack(list(tensors), axis=dim),
-    "repeat.out": lambda x, repeats: np.tile(x, tuple(repeats)),
-    "repeat_interleave.Tensor_out": lambda repeats, output_size: np.repeat(np.arange(len(repeats)), repeats),
     "flip.out": lambda x, dims: np.flip(x, tuple(dims)),
-    "reflection_pad1d.out reflection_pad2d.out reflection_pad3d.out": (
-        lambda x, padding: np.pad(x, _widths(x, padding), mode="reflect")
-    ),
-    "replication_pad1d.out replication_pad2d.out replication_pad3d.out": (
-        lambda x, padding: np.pad(x, _widths(x, padding), mode="edge")
-    ),
     "diagonal_copy.out": lambda x, offset, dim1, dim2: np.diagonal(x, offset, dim1, dim2),
     "tril.out": lambda x, diagonal: np.tril(x, diagonal),
     "triu.out": lambda x, diagonal: np.triu(x, diagonal),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +35,14 @@ def _affine(x: Array, weight: Array | None, bias: Array | None) -> Array:
     return x if bias is None else x + bias
 
 
-@kernel("_native_batch_norm_legit_no_training.out")
+def _by_channel(input_: Array, *others: Any) -> int:
+    """Channels' numbers multiply the elements of an input that has one channel."""
+    if input_.ndim > 1 and input_.shape[1] != 1:
+        return input_.size
+    return input_.size * max([1, *(other.size for other in others if isinstance(other, np.ndarray))])
+
+
+@kernel("_native_batch_norm_legit_no_training.out", elements=_by_channel)
 def batch_norm(
     input_: Array, weight: Array | None, bias: Array | None, mean: Array, var: Array, momentum: float, eps: float
 ) -> tuple[Array, Array, Array]:
@@ -46,7 +54,7 @@ def batch_norm(
     return _affine(scaled, _channels(weight, rank), _channels(bias, rank)), none, none
 
 
-@kernel("_native_batch_norm_legit.out")
+@kernel("_native_batch_norm_legit.out", elements=_by_channel)
 def batch_norm_legit(
     input_: Array,
     weight: Array | None,
@@ -63,7 +71,7 @@ def batch_norm_legit(
     return batch_norm(input_, weight, bias, running_mean, running_var, momentum, eps)
 
 
-@kernel("_native_batch_norm_legit.no_stats_out")
+@kernel("_native_batch_norm_legit.no_stats_out", elements=_by_channel)
 def batch_norm_no_stats(
     input_: Array, weight: Array | None, bias: Array | None, training: bool, momentum: float, eps: float
 ) -> tuple[Array, Array, Array]:
@@ -92,7 +100,7 @@ def layer_norm(
     )
 
 
-@kernel("native_group_norm.out")
+@kernel("native_group_norm.out", elements=_by_channel)
 def group_norm(
     input_: Array, weight: Array | None, bias: Array | None, n: int, c: int, hxw: int, group: int, eps: float
 ) -> tuple[Array, Array, Array]:

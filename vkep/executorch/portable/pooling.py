@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,7 +46,21 @@ def _windows(
     return views[(..., *pick, *(slice(None, None, d) for d in dilation))]
 
 
-@kernel("max_pool2d_with_indices.out")
+def _pooled(self: Array, pool: MaxPool | AveragePool) -> int:
+    """The elements of the padded input or of the windows."""
+    kernel_, padding = pair(pool.kernel_size), pair(pool.padding)
+    stride = pair(pool.stride) if len(pool.stride) else kernel_
+    dilation = pair(pool.dilation) if isinstance(pool, MaxPool) else (1, 1)
+    lead = math.prod(self.shape[:-2])
+    padded = windows = lead
+    for size, k, s, p, d in zip(self.shape[-2:], kernel_, stride, padding, dilation, strict=True):
+        count = max(_output_size(size, k, s, p, d, pool.ceil_mode), 0)
+        padded *= max(size + 2 * p, (count - 1) * s + d * (k - 1) + 1)
+        windows *= count * k
+    return max(padded, windows)
+
+
+@kernel("max_pool2d_with_indices.out", elements=_pooled)
 def max_pool2d(self: Array, pool: MaxPool) -> tuple[Array, Array]:
     k, p, d = pair(pool.kernel_size), pair(pool.padding), pair(pool.dilation)
     s = pair(pool.stride) if len(pool.stride) else k
@@ -59,7 +74,7 @@ def max_pool2d(self: Array, pool: MaxPool) -> tuple[Array, Array]:
     return values, rows * self.shape[-1] + columns
 
 
-@kernel("avg_pool2d.out")
+@kernel("avg_pool2d.out", elements=_pooled)
 def avg_pool2d(self: Array, pool: AveragePool) -> Array:
     k, p = pair(pool.kernel_size), pair(pool.padding)
     s = pair(pool.stride) if len(pool.stride) else k
@@ -76,7 +91,12 @@ def avg_pool2d(self: Array, pool: AveragePool) -> Array:
     return sums / counts.astype(sums.dtype)
 
 
-@kernel("_adaptive_avg_pool2d.out")
+def resized(x: Array, sizes: Sequence[int]) -> int:
+    """The elements of the largest array where the last dimensions become ``sizes`` one after the other, at most."""
+    return math.prod(x.shape[:-2]) * math.prod(max(n, size) for n, size in zip(x.shape[-2:], sizes, strict=True))
+
+
+@kernel("_adaptive_avg_pool2d.out", elements=resized)
 def adaptive_avg_pool2d(self: Array, output_size: Sequence[int]) -> Array:
     x = wide(self)
     for axis, count in zip((-2, -1), output_size, strict=True):

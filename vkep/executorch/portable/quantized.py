@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from vkep.aten.arguments import Codes
@@ -45,7 +47,13 @@ def _along(values: Array, axis: int, rank: int) -> Array:
     return values.astype(np.float32).reshape(shape)
 
 
-@kernel(f"{_Q}quantize_per_channel.out")
+def _by_channel(input_: Array, scales: Array, zero_points: Array | None, axis: int, *_: Any) -> int:
+    """Channels' numbers multiply the elements of an input that has one channel."""
+    others = 1 if zero_points is None else zero_points.size
+    return input_.size * (max(scales.size, others) if input_.shape[axis] == 1 else 1)
+
+
+@kernel(f"{_Q}quantize_per_channel.out", elements=_by_channel)
 def quantize_per_channel(
     input_: Array, scales: Array, zero_points: Array, axis: int, quant_min: int, quant_max: int, dtype: int
 ) -> Array:
@@ -54,7 +62,7 @@ def quantize_per_channel(
     return _quantize(wide(input_), inverse, zero, quant_min, quant_max)
 
 
-@kernel(f"{_Q}dequantize_per_channel.out")
+@kernel(f"{_Q}dequantize_per_channel.out", elements=_by_channel)
 def dequantize_per_channel(input_: Array, scales: Array, zero_points: Array | None, axis: int, codes: Codes) -> Array:
     x = input_.astype(np.float32)
     if zero_points is not None:

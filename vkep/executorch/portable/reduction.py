@@ -47,7 +47,7 @@ def _variance(x: Array, dim: Dims, correction: Number | None, keepdim: bool) -> 
     return np.sum(centred * centred, axis=axes, keepdims=keepdim) / max(degrees, 0)
 
 
-@kernel("topk.values")
+@kernel("topk.values", elements=lambda self, k, *_: max(self.size, k))
 def topk(self: Array, k: int, dim: int, largest: bool, sorted_: bool) -> tuple[Array, Array]:
     if self.ndim == 0:
         return self, np.zeros((), np.int64)
@@ -105,6 +105,6 @@ _EXPRESSIONS: dict[str, Callable[..., Any]] = {
     "std.correction_out": lambda x, dim, correction, keepdim: np.sqrt(_variance(x, dim, correction, keepdim)),
     "cumsum.out": lambda x, dim, dtype: np.cumsum(wide(x), axis=dim, dtype=_accumulator(x)) if x.ndim else x,
     "sort.values_stable": lambda x, stable, dim, descending: sort(x, dim, descending),
-    "nonzero.out": lambda x: np.argwhere(x),
 }
 kernels(_EXPRESSIONS)
+kernels({"nonzero.out": lambda x: np.argwhere(x)}, elements=lambda x: x.size * max(x.ndim, 1))

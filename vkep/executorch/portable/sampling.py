@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from vkep.executorch.portable.pooling import resized
 from vkep.executorch.portable.registry import Array, kernel, wide
 
 
@@ -23,7 +26,11 @@ def _steps(x: Array, sizes: Sequence[int], scales: Sequence[float] | None) -> li
     return [n / m for n, m in zip(x.shape[2:], sizes, strict=True)]
 
 
-@kernel("upsample_nearest2d.vec_out")
+def _resized(x: Array, output_size: Sequence[int] | None, *rest: Any) -> int:
+    return resized(x, _sizes(x, output_size, rest[-1]))
+
+
+@kernel("upsample_nearest2d.vec_out", elements=_resized)
 def nearest2d(x: Array, output_size: Sequence[int] | None, scale_factors: Sequence[float] | None) -> Array:
     sizes = _sizes(x, output_size, scale_factors)
     for axis, (count, step) in enumerate(zip(sizes, _steps(x, sizes, scale_factors), strict=True), 2):
@@ -32,7 +39,7 @@ def nearest2d(x: Array, output_size: Sequence[int] | None, scale_factors: Sequen
     return x
 
 
-@kernel("upsample_bilinear2d.vec_out")
+@kernel("upsample_bilinear2d.vec_out", elements=_resized)
 def bilinear2d(
     x: Array, output_size: Sequence[int] | None, align_corners: bool, scale_factors: Sequence[float] | None
 ) -> Array:
@@ -51,7 +58,12 @@ def bilinear2d(
     return result
 
 
-@kernel("_upsample_bilinear2d_aa.out")
+def _filtered(self: Array, output_size: Sequence[int], *_: Any) -> int:
+    weights = (n * size for n, size in zip(self.shape[-2:], output_size, strict=True))
+    return max(resized(self, output_size), *weights)
+
+
+@kernel("_upsample_bilinear2d_aa.out", elements=_filtered)
 def bilinear2d_aa(
     self: Array, output_size: Sequence[int], align_corners: bool, scales_h: float | None, scales_w: float | None
 ) -> Array:
@@ -72,7 +84,7 @@ def bilinear2d_aa(
     return result
 
 
-@kernel("grid_sampler_2d.out")
+@kernel("grid_sampler_2d.out", elements=lambda x, grid, *_: max(math.prod(x.shape[:2] + grid.shape[1:3]), grid.size))
 def grid_sampler_2d(x: Array, grid: Array, interpolation: int, padding: int, align_corners: bool) -> Array:
     """Modes as torch numbers them: bilinear 0, nearest 1, bicubic 2; zeros 0, border 1, reflection 2."""
     image, places = wide(x), wide(grid)
