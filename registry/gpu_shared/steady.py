@@ -76,9 +76,12 @@ class _Worker:
 
 class _Here(threading.local):
     task: _Task | None = None
-    #: whether this thread uses objects that are closed only after it releases them: it must not stop before
-    in_run = False
     ending = False  #: whether it runs finalizers
+
+    def __init__(self) -> None:
+        self.runs = (
+            UseCount()
+        )  #: of objects that are closed only after this thread releases them: it must not stop before
 
 
 _here = _Here()
@@ -88,6 +91,7 @@ _gate = threading.Lock()  #: held during a fork: no work begins
 _forking = False  #: a fork waits for the work that has begun
 _exiting = False  #: no other work begins; what is due waits for `_exit`
 _exited = False  #: no thread does what is due any more
+_last: list[Callable[[], None]] = []  #: see `at_exit`
 
 
 def _start(work: Callable[..., None], *arguments: Any) -> None:
@@ -190,7 +194,7 @@ def run_steady(work: Callable[[], T]) -> T:
     if _here.task is not None:
         return work()
     if _exiting:
-        if not _here.in_run:
+        if not _here.runs.held:
             park_at_exit()
         return work()
     task = _task(work)
@@ -205,7 +209,7 @@ def run_steady(work: Callable[[], T]) -> T:
         task.result = None  # a traceback may keep the task alive by its frames, and must not keep the result alive
         raise
     if task.error is not None:
-        if not _here.in_run:
+        if not _here.runs.held:
             park_at_exit()  # the error may be caused by the exit
         try:
             raise task.error
@@ -408,17 +412,15 @@ _ender, _closer = _Server(settle), _Server(_close_waiting)
 
 # ---- the interpreter's exit, and forks
 
-_last: list[Callable[[], None]] = []
-
 
 def at_exit(work: Callable[[], None]) -> None:
     """Call ``work()`` at the interpreter's exit, after all finalizers of `on_end`."""
     _last.append(work)
 
 
-def set_in_run(value: bool) -> None:
-    """Mark that this thread uses objects that others wait for, or no longer does."""
-    _here.in_run = value
+def in_run() -> memoryview:
+    """This thread uses objects that others wait for, until the result's ``with`` statement ends."""
+    return _here.runs.hold()
 
 
 def park_at_exit() -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpu_shared.errors import ClosedError
-from gpu_shared.steady import check_wanted, park_at_exit, run_steady, set_in_run, steady
+from gpu_shared.steady import check_wanted, in_run, park_at_exit, run_steady, steady
 from gpu_shared.use_count import UseCount
 from vkep import dtypes
 from vkep.device.runner import PlanRunner
@@ -86,13 +86,10 @@ class PlannedGraph:
         with used.hold:
             direct = used.executable.direct and watch is None
             if direct:
-                set_in_run(True)
-                try:
+                with in_run():
                     self._run_directly(
                         values, allowed(targets, over, used.executable), used.executable, signature, over
                     )
-                finally:
-                    set_in_run(False)
         if not direct:  # values passed between its parts may be incomplete after an interrupt
             run_steady(lambda: self._run(values, targets, signature, over, watch))
         if self._evicted:
