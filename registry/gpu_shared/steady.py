@@ -24,6 +24,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from gpu_shared.signals import pass_on_signals
 from gpu_shared.use_count import UseCount
 
 T = TypeVar("T")
@@ -149,14 +150,13 @@ def _nothing() -> None:
 
 def _task(work: Callable[[], Any]) -> _Task | None:
     """A task for a separate worker; None where no worker can be started."""
-    try:
-        worker = _idle.pop()
-    except IndexError:
+    while True:
         try:
-            worker = _Worker()
-        except RuntimeError:  # no more threads, or the interpreter exits
-            return None
-    return _Task(work, worker)
+            return _Task(work, _idle.pop() if _idle else _Worker())
+        except (IndexError, RuntimeError) as error:
+            pass_on_signals(error)
+            if isinstance(error, RuntimeError):  # no more threads, or the interpreter exits
+                return None
 
 
 class Started(Generic[T]):
@@ -285,8 +285,8 @@ class _Server:
             try:
                 _start(_serve_bell, self.bell, self._work)
                 self._started = True
-            except RuntimeError:  # no more threads: the caller of `settle` finalizes
-                logger.debug("no thread for unreferenced objects")
+            except RuntimeError as error:  # no more threads: the caller of `settle` finalizes
+                pass_on_signals(error)
 
 
 def _serve_bell(bell: SimpleQueue[Any], work: Callable[[], None]) -> None:

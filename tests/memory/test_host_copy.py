@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -247,3 +248,30 @@ atexit.register(lambda: print("at the end", right()))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout.strip()) == (0, "at the end True"), done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGUSR1")
+@pytest.mark.parametrize("error", [RuntimeError, IndexError])
+def test_an_error_of_a_signals_handler_is_raised(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+    """It is neither the lack of threads nor the end of the pieces."""
+
+    def handle(*_: object) -> None:
+        raise error("of the handler")
+
+    def interrupted(*_: object) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+    class Starts(deque[int]):
+        popleft = interrupted  # type: ignore[assignment]
+
+    shared = host_copy._SharedCopy(np.zeros(240, np.uint8), np.ones(240, np.uint8))
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    if error is IndexError:
+        monkeypatch.setattr(host_copy, "THREADS", 1)
+        monkeypatch.setattr(shared, "_starts", Starts([0]))
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with pytest.raises(error, match="of the handler"):
+            shared.run()
+    finally:
+        signal.signal(signal.SIGUSR1, before)

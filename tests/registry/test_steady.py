@@ -161,6 +161,37 @@ def test_a_thread_that_does_not_start_is_replaced(monkeypatch: pytest.MonkeyPatc
     assert len(asked) > 1
 
 
+@needs_signals
+@pytest.mark.parametrize("error", [RuntimeError, IndexError])
+def test_an_error_of_a_signals_handler_is_no_missing_thread(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """Work would be done in this thread, which handles signals, and the error would be lost."""
+    done: list[int] = []
+
+    def handler(*_: object) -> None:
+        raise error("of the handler")
+
+    def interrupted(*_: object) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+    class Idle(deque[Any]):
+        pop = interrupted
+
+    if error is RuntimeError:
+        monkeypatch.setattr(steady, "_idle", deque())
+        monkeypatch.setattr(_thread, "start_new_thread", interrupted)
+    else:
+        monkeypatch.setattr(steady, "_idle", Idle([None]))
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(error, match="of the handler"):
+            run_steady(lambda: done.append(1))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not done
+
+
 def test_a_count_ends_with_the_statement_and_with_the_last_reference() -> None:
     count = UseCount()
     held = [count.held]

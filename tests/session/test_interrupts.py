@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tools.fuzz.interrupts import WHAT
 from tools.fuzz.moments import PROGRAMS, ones
 from tools.waiting import LONG_S, comes_true
 from vkep.executorch import Program
+from vkep.pte import container
 
 Open = Callable[..., vkep.InferenceSession]
 ROOT = Path(__file__).parents[2]
@@ -219,3 +221,29 @@ def test_an_interrupted_method_does_not_come_later(vulkan: object, monkeypatch: 
         assert not calls
         method.execute(given)
         assert calls == [1]
+
+
+def test_an_error_of_a_signals_handler_is_no_missing_file(vulkan: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader of a program reports each OSError as one of its file."""
+    raised: list[TimeoutError] = []
+    caller = threading.get_ident()
+
+    def handle(*_: object) -> None:
+        if not raised:
+            raised.append(TimeoutError("of the handler"))
+            raise raised[0]
+
+    def interrupted(*_: object) -> bytes:
+        while not raised:  # one that comes just before the main thread waits does not wake it
+            signal.pthread_kill(caller, signal.SIGALRM)
+            time.sleep(0.01)
+        return b""
+
+    monkeypatch.setattr(container, "check_memory", interrupted)
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        with pytest.raises(TimeoutError) as caught:
+            Program.load(PROGRAMS / "vulkan.pte")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert caught.value is raised[0]

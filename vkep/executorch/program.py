@@ -84,6 +84,7 @@ class Program:
         self._parts = self._core.parts
 
     @classmethod
+    @steady
     def load(
         cls,
         source: Source,

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from gpu_shared.signals import pass_on_signals
 from vkep.memory.host_chunks import as_bytes
 
 Array = np.ndarray[Any, Any]
@@ -45,7 +46,8 @@ class _Helpers:
             while self._threads < count and not sys.is_finalizing():  # a new thread would never start
                 try:
                     Thread(target=self._serve, name=f"vkep-copy-{self._threads}", daemon=True).start()
-                except RuntimeError:  # at the interpreter's exit, or too many threads
+                except RuntimeError as error:  # at the interpreter's exit, or too many threads
+                    pass_on_signals(error)
                     break
                 self._threads += 1
         for _ in range(min(count, self._threads)):
@@ -115,7 +117,8 @@ class _SharedCopy:
         while True:
             try:
                 at = self._starts.popleft()
-            except IndexError:
+            except IndexError as error:
+                pass_on_signals(error)
                 return
             np.copyto(self._target[at : at + _PIECE], self._source[at : at + _PIECE])  # without the GIL
 
