@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
+import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.ort.conftest import OpenSession, graph, reference, where
+from vkep.graph.model import Node
+from vkep.graph.weights import ArrayWeight
+from vkep.ir import infer
+from vkep.placement import fold
 
 EP = "VulkanExecutionProvider"
 
@@ -46,3 +57,37 @@ def test_a_size_that_is_a_symbol_joins_the_constant_that_it_meets(session: OpenS
     feeds = {"cache": np.ones((1, 2, 5, 32), np.float32), "new": np.zeros((1, 2, 1, 32), np.float32)}
     np.testing.assert_array_equal(opened.run(None, feeds)[0], reference(model, feeds)[0])
     assert set(where(opened)) == {EP}
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="SIGUSR1")
+@pytest.mark.parametrize("step", ["sizes", "inference", "folding"])
+def test_an_error_of_a_signals_handler_is_no_reason_to_decline(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """ONNX Runtime asks for claims in the main thread, and these steps may fail with any exception."""
+    from vkep.ort import claims
+
+    def handle(*_: object) -> None:
+        raise TimeoutError("of the handler")
+
+    def interrupted(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+    monkeypatch.setattr(claims, "known_values", lambda *_: {})
+    monkeypatch.setattr(claims, "lower", interrupted)
+    monkeypatch.setattr(onnx.shape_inference, "infer_node_outputs", interrupted)
+    monkeypatch.setattr(fold, "_quick", lambda *_: None)
+    monkeypatch.setattr(fold, "_Evaluator", interrupted)
+    schema = onnx.defs.get_schema("Relu", 18, "")
+    node = Node(0, "n", "Relu", "", ("x",), ("y",), {}, helper.make_node("Relu", ["x"], ["y"]), schema)
+    view: Any = SimpleNamespace(graph=SimpleNamespace(nodes=[node]), outputs=(), opsets={"": 18})
+    x: Any = np.ones(3, np.float32)
+    steps: dict[str, Callable[[], object]] = {
+        "sizes": lambda: claims._judge_by_conditions(view, view, None, claims._Verdicts()),
+        "inference": lambda: infer.infer(node, {"x": ArrayWeight("x", x)}, {"": 18}),
+        "folding": lambda: fold.fold(node, [x], {"": 18}),
+    }
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with pytest.raises(TimeoutError, match="of the handler"):
+            steps[step]()
+    finally:
+        signal.signal(signal.SIGUSR1, before)

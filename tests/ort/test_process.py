@@ -214,6 +214,43 @@ def test_ctrl_c_while_a_session_is_made_is_not_a_session_on_the_cpu() -> None:
     assert "made" not in out
 
 
+@pytest.mark.parametrize("kind", ["status", "value"])
+def test_what_another_signals_handler_raises_in_a_callback_arrives(kind: str) -> None:
+    """In one that returns a status and in one that does not, where it is logged."""
+    out = run(
+        f"""
+        import logging, signal, time
+        from vkep.ort import ep
+        logging.getLogger("vkep.ort").addHandler(logging.NullHandler())
+        raised = []
+        def handle(*_):
+            raised.append(TimeoutError("of the handler"))
+            raise raised[-1]
+        signal.signal(signal.SIGUSR1, handle)
+        vkep.ort.register()
+        def interrupted(*arguments, **options):
+            if len(raised) == 0:
+                signal.raise_signal(signal.SIGUSR1)
+            return False
+        if "{kind}" == "status":
+            ep.claim = interrupted
+        else:
+            ep.Ep.IsGraphCaptureEnabled = interrupted
+        try:
+            try:
+                onnxruntime.InferenceSession(ADD, providers=[EP])
+            except Exception as error:
+                if error is raised[-1]:
+                    raise
+            for _ in range(12000):
+                time.sleep(0.01)
+        except TimeoutError as error:
+            print(len(raised), "times, arrived", error is raised[-1])
+        """
+    )
+    assert "2 times, arrived True" in out
+
+
 def test_an_exception_before_a_callbacks_first_line_fails_the_call() -> None:
     """As a signal's handler does. cffi would return zeros for it: a status of success."""
     assert "takes 0 positional arguments" in run(

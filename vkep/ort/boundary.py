@@ -12,6 +12,7 @@ from __future__ import annotations
 import _thread
 import functools
 import logging
+import signal
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ from typing import Any, ClassVar, TypeVar
 
 from gpu_shared.collector import released
 from gpu_shared.errors import GpuError
+from gpu_shared.signals import pass_on_signals, signal_of
 from gpu_shared.steady import settle
 from vkep.errors import InvalidModelError, UnsupportedModelError
 from vkep.ort import compile_library, ending, library
@@ -228,21 +230,29 @@ def _define(
 #: the code objects of all callbacks: a thread whose stack contains one is inside a callback
 _entries: set[CodeType] = set()
 _GRACE = 0.02  #: seconds in which an uncaught one ends the program
-_handing_on = threading.Lock()
+_handing_on: dict[int, threading.Lock] = {}  #: for each signal; held until its handler is called again
 _asked = float("-inf")  #: when the program was last interrupted
 
 
 def _hand_on(error: BaseException) -> None:
-    """Raise a KeyboardInterrupt again once the main thread is outside of callbacks: ONNX Runtime turns it into an
-    ordinary exception or drops it. One that is raised in another callback is raised once more after it."""
-    if isinstance(error, KeyboardInterrupt) and _handing_on.acquire(blocking=False):
+    """Call the handler of the signal that raised an exception again once the main thread is outside of callbacks: ONNX
+    Runtime turns the exception into an ordinary one or drops it. An exception that the handler raises in another callback
+    is raised once more after it."""
+    number = signal_of(error) or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
+    if number is None:
+        return
+    handing_on = _handing_on.setdefault(number, threading.Lock())
+    if handing_on.acquire(blocking=False):
         try:
-            threading.Thread(target=_interrupt_outside, name="vkep-interrupt", daemon=True).start()
-        except RuntimeError:  # no thread can be started, or the interpreter exits
-            _handing_on.release()
+            threading.Thread(
+                target=_interrupt_outside, args=(number, handing_on), name="vkep-interrupt", daemon=True
+            ).start()
+        except RuntimeError as raised:  # no thread can be started, or the interpreter exits
+            handing_on.release()
+            pass_on_signals(raised)
 
 
-def _interrupt_outside() -> None:
+def _interrupt_outside(number: int, handing_on: threading.Lock) -> None:
     global _asked
     main = threading.main_thread()
     if time.monotonic() > _asked + 1:  # not again: the program continues after errors
@@ -250,9 +260,9 @@ def _interrupt_outside() -> None:
     while _is_inside(sys._current_frames().get(main.ident or 0)):
         time.sleep(2e-5)  # short: the program may soon be in the next callback
     _asked = time.monotonic()
-    _handing_on.release()
+    handing_on.release()
     if main.is_alive() and main.ident in sys._current_frames():
-        _thread.interrupt_main()
+        _thread.interrupt_main(number)  # type: ignore[arg-type]  # it takes those without a name too
 
 
 def _is_inside(frame: FrameType | None) -> bool:

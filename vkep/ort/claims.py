@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_shared.capabilities import DeviceCapabilities
+from gpu_shared.signals import pass_on_signals
 from vkep import dtypes
 from vkep.errors import UnsupportedModelError
 from vkep.graph.model import Dim, Node, ValueInfo
@@ -144,7 +145,8 @@ def _judge_by_conditions(
             made = lower(
                 view.graph.nodes, known, view.outputs, view.opsets, caps, policy, decline_invalid=True, trace=trace
             )
-        except Exception:  # an operator that needs concrete numbers
+        except Exception as error:  # an operator that needs concrete numbers
+            pass_on_signals(error)
             logger.debug("lowering with sizes failed; the sample sizes decide", exc_info=True)
             return
         finally:

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from gpu_shared.signals import pass_on_signals
 from vkep import dtypes
 from vkep.errors import Decline, VkepError
 from vkep.graph.model import Node
@@ -120,6 +121,7 @@ def fold(node: Node, inputs: Sequence[np.ndarray | None], opsets: Mapping[str, i
         with np.errstate(divide="raise" if integers else "ignore"):
             results = evaluate(named)
     except Exception as error:  # the reference raises exceptions of any type
+        pass_on_signals(error)
         raise FoldError(f"{node.title}: {error}") from error
     if not all(isinstance(r, (np.ndarray, np.generic)) for r in results):
         raise FoldError(f"{node.title}: result is no tensor")
