@@ -2,12 +2,12 @@
 
     python -m tools.fuzz.interrupts --count 100000 --seed 1 --what run
 
-A timer's signal handler raises in the main thread while it opens, runs, binds, reads or closes; one in four is followed by a
-second within microseconds, and one in two tracebacks is kept for a while, with all frames. With ``--threads`` the calls run in a
-thread that another raises in (`PyThreadState_SetAsyncExc`). With ``--each`` the moments are not random: calls are interrupted at
-each point in turn where the interpreter looks for signals. With ``--collector`` nothing is raised: the garbage collector runs at
-random moments, in any thread, and deletes objects that close sessions. A call that does not return ends the process with all
-stacks.
+A timer's signal handler raises in the main thread while it opens, runs, binds, reads or closes: exceptions that few or many
+``except`` clauses catch, each of which must arrive at the caller. One in four is followed by a second within microseconds, and
+one in two tracebacks is kept for a while, with all frames. With ``--threads`` the calls run in a thread that another raises in
+(`PyThreadState_SetAsyncExc`). With ``--each`` the moments are not random: calls are interrupted at each point in turn where the
+interpreter looks for signals. With ``--collector`` nothing is raised: the garbage collector runs at random moments, in any
+thread, and deletes objects that close sessions. A call that does not return ends the process with all stacks.
 """
 
 from __future__ import annotations

@@ -5,14 +5,17 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import gc
+import itertools
 import queue
 import random
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,8 +33,17 @@ if TYPE_CHECKING:
 _HANGS = 300
 
 
-class Interrupt(KeyboardInterrupt):
-    """The exception that the handler raises."""
+class Interrupt(BaseException):
+    """The exceptions that interrupt: nothing else makes one."""
+
+
+#: what a handler raises: what few `except` clauses catch, and what many do
+INTERRUPTS: tuple[type[Interrupt], ...] = tuple(
+    type(f"{base.__name__}ThatInterrupts", (Interrupt, base), {})
+    for base in (KeyboardInterrupt, TimeoutError, ValueError, RuntimeError)
+)
+#: what is raised in a thread: nothing tells a RuntimeError there from that of a thread that cannot be started
+IN_THREADS = INTERRUPTS[:3]
 
 
 def model(text: str) -> onnx.ModelProto:
@@ -63,6 +75,10 @@ class Moments:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.count = 0
+        #: how many exceptions the handler raised. Those in threads are not counted: CPython 3.11 may raise one in a thread that
+        #: the other one starts
+        self.raised = 0
+        self.place = ""  #: where the handler raised the last one
         self._armed = 0  # number of interrupts allowed
         self._thread: int | None = None
         # an exception raised in a thread would lose the lock of a `threading.Event`; these are changed in one step
@@ -76,7 +92,7 @@ class Moments:
 
     def last(self) -> str:
         """When the last exception was raised."""
-        return f"interrupt {self.count}"
+        return f"interrupt {self.count}: {self.place}"
 
     def arm(self, typical: float) -> None:
         self._armed = 2 if self.random.random() < 0.25 else 1
@@ -98,14 +114,24 @@ class Moments:
             time.sleep(1e-5)
         time.sleep(0)  # the interpreter raises what is pending after a call
 
-    def _signalled(self, *_: object) -> None:
-        if not self._armed:
+    def _signalled(self, _number: int, frame: FrameType | None) -> None:
+        inside = frame is not None and frame.f_code is Moments._signalled.__code__  # one is counted, and not raised yet
+        if inside or not self._armed:
             return
         self.count += 1
         self._armed -= 1
+        kind = self._drawn(frame)
         if self._armed:
             signal.setitimer(signal.ITIMER_REAL, self.random.uniform(1e-6, 1e-4))
-        raise Interrupt
+        self.raised += 1
+        raise kind
+
+    def _drawn(self, frame: FrameType | None) -> type[Interrupt]:
+        """What a handler that a signal calls in ``frame`` raises next."""
+        kind = self.random.choice(INTERRUPTS)
+        at = [f"{one.f_code.co_filename}:{line}" for one, line in itertools.islice(traceback.walk_stack(frame), 6)]
+        self.place = f"{kind.__name__} at {' from '.join(at)}"
+        return kind
 
     def _raise_in_thread(self) -> None:
         while True:
@@ -119,7 +145,8 @@ class Moments:
             if self._armed and self._thread:
                 self._armed = 0
                 self.count += 1
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(Interrupt))
+                kind = ctypes.py_object(self.random.choice(IN_THREADS))
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), kind)
             self._ended = number
 
     @contextmanager
@@ -175,23 +202,40 @@ class Campaign:
         self._kept.clear()
 
     def _once(self, attempt: Callable[[], Any], typical: float) -> None:
+        """Raises `AssertionError` where what a handler raised does not arrive here."""
+        before, arrived = self.moments.raised, set[Interrupt]()
         try:
             try:
                 self.moments.arm(typical)
                 attempt()
                 self.moments.disarm()
             except Interrupt as error:
+                arrived |= _interrupts(error)
                 if self.moments.random.random() < 0.5:
                     self._kept.append(error)
                     del self._kept[:-3]
-        except Interrupt:
-            pass
+        except Interrupt as error:
+            arrived |= _interrupts(error)
         while True:  # a second one may be pending
             try:
                 self.moments.disarm()
-                return
-            except Interrupt:
-                pass
+                break
+            except Interrupt as error:
+                arrived |= _interrupts(error)
+        count = len(arrived)
+        arrived.clear()  # their tracebacks refer to this frame
+        if count < self.moments.raised - before:
+            raise AssertionError("an exception that interrupted a call did not arrive at its caller")
+
+
+def _interrupts(error: BaseException | None) -> set[Interrupt]:
+    """The interrupts that arrive with an exception: itself, and those that it came after."""
+    found = set[Interrupt]()
+    while error is not None:
+        if isinstance(error, Interrupt):
+            found.add(error)
+        error = error.__context__
+    return found
 
 
 def no_object_left(what: str, but: dict[str, int] | None = None, device: Device | None = None) -> None:
@@ -210,5 +254,6 @@ def no_object_left(what: str, but: dict[str, int] | None = None, device: Device 
 
 
 def expect(value: Any, right: Any = RIGHT) -> None:
-    if not np.array_equal(value, right):
+    value = np.asarray(value)
+    if value.shape != right.shape or (value != right).any():  # `np.array_equal` catches exceptions
         raise AssertionError(f"wrong answer after an interrupt: {value}, expected {right}")

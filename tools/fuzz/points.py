@@ -20,8 +20,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import FrameType
 
-from tools.fuzz.moments import Interrupt, Moments
+from tools.fuzz.moments import IN_THREADS, Moments
 
 #: the instructions after which CPython 3.11 looks for signals, but for RESUME, for which there is another event
 _CHECKED = ("CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD")
@@ -80,7 +81,8 @@ class Points(Moments):
         self._armed_at = self._number
         self._traced = True
         number = 0 if self._thread else signal.SIGALRM
-        self._tracer.start(self._checked, self._number, then, number, self._thread or 0, Interrupt)
+        kind = self.random.choice(IN_THREADS)
+        self._tracer.start(self._checked, self._number, then, number, self._thread or 0, kind)
 
     def disarm(self) -> None:
         self._armed = 0
@@ -93,9 +95,11 @@ class Points(Moments):
         self._number += self._step if interrupts else 0
         time.sleep(0)  # the interpreter raises what is pending after a call
 
-    def _signalled(self, *_: object) -> None:
+    def _signalled(self, _number: int, frame: FrameType | None) -> None:
         if self._armed:
-            raise Interrupt
+            kind = self._drawn(frame)
+            self.raised += 1
+            raise kind
 
     @contextmanager
     def in_this_thread(self) -> Iterator[None]:
