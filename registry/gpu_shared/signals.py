@@ -15,10 +15,12 @@ def signal_of(error: BaseException | None) -> int | None:
     """
     # the functions of `signal` itself catch ``ValueError``, and a second signal may come here
     handlers = {_code(_signal.getsignal(number)): number for number in range(1, _signal.NSIG)}
-    while error is not None:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:  # an exception may be its own cause
         for frame, _ in traceback.walk_tb(error.__traceback__):
             if frame.f_code in handlers:
                 return handlers[frame.f_code]
+        seen.add(id(error))
         error = error.__cause__
     return None
 

@@ -432,9 +432,7 @@ def park_at_exit() -> None:
     thread = threading.current_thread()
     # the thread that created it may wait for another thread
     if thread.daemon and not isinstance(thread, threading._DummyThread):
-        forever = _thread.allocate_lock()
-        forever.acquire()
-        forever.acquire()
+        SimpleQueue[None]().get()  # which stays empty
 
 
 weakref.finalize(threading.main_thread(), int)  # registers weakref's exit handler first, so that `_exit` runs before it

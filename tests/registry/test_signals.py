@@ -59,6 +59,8 @@ def test_other_errors_are_nobodys() -> None:
     error = _error(lambda: int("x"))
     assert signal_of(error) is None
     pass_on_signals(error)
+    error.__cause__ = error
+    assert signal_of(error) is None
     signal.signal(signal.SIGUSR1, signal.default_int_handler)
     assert signal_of(_error(_signalled)) is None
 

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 import vkep
-from gpu_shared import Buffer, PipelineLayout, SharedGpuContext
+from gpu_shared import Buffer, PipelineLayout, SharedGpuContext, steady
 from gpu_shared.commands import CommandPool
 from tools.fuzz.collector import Collections
 from tools.fuzz.moments import (
@@ -58,6 +58,8 @@ def ends_well(session: vkep.InferenceSession) -> None:
     # the thread of an interrupted run ends soon
     if not comes_true(lambda: not any(entry.uses.held for entry in (*graph._entries.values(), *graph._evicted))):
         raise AssertionError("an executable is in use, and nobody runs it")
+    if steady._here.runs.held:
+        raise AssertionError("this thread counts as running, and has ended its runs")
     for island in session.islands():
         runner: Any = getattr(island.runner, "_runner", island.runner)  # a runner with sizes wraps another one
         if any(room.lock.locked() for room in runner._rooms):
