@@ -251,6 +251,8 @@ class _Importer:
         count = len(self.borders[1])
         for value_id, border in zip(self.graph.output_ids[-count:] if count else (), self.borders[1], strict=True):
             result, tensor = self._value(value_id), self.graph.values[value_id]
+            if not isinstance(result, (Val, int, float)):
+                raise InvalidPteError(f"output {value_id} of {source} is no tensor and no number: {result!r}")
             if not isinstance(result, Val):
                 result = self.b.number(result, INT64)
             outside = border.elem_type

@@ -102,7 +102,7 @@ def linear8(b: GraphBuilder, x: Val, weights: Val, scales: Val, bias: Val | None
     scales = b.cast(cut(b, scales, 0, count), FLOAT)
     if weights.rank != 2:
         b.decline(f"weights of {weights.rank} axes, expected 2")
-    if width % 16 == 0 and weights.weight is not None and x.rank > 1:
+    if width % 16 == 0 and weights.weight is not None and weights.elem == INT8 and x.rank > 1:
         size = min(width & -width, 256)
         shape = (count, width // size, size)
         # com.microsoft.MatMulNBits takes codes around 128

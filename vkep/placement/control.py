@@ -180,9 +180,10 @@ class ScanShape:
         count = int(attributes["num_scan_inputs"])
         states = inputs - count
         results = len(body.outputs) - states
-        if not 0 < count <= inputs or results < 0:
+        if not 0 < count <= inputs or results < 0 or len(body.inputs) != inputs:
             raise InvalidNode(
-                f"num_scan_inputs is {count}, with {inputs} inputs and {len(body.outputs)} outputs of the body"
+                f"num_scan_inputs is {count}, with {inputs} inputs, and {len(body.inputs)} inputs and"
+                f" {len(body.outputs)} outputs of the body"
             )
 
         def listed(name: str, length: int) -> list[int]:
