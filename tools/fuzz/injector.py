@@ -34,11 +34,12 @@ RESULTS: dict[str, tuple[int, ...]] = {
     "vkCreateComputePipelines": (*_MEMORY, -1000012000),
     "vkCreateDescriptorPool": (*_MEMORY, -1000161000),
     "vkAllocateDescriptorSets": (*_MEMORY, -12, -1000069000),
+    "vkResetCommandBuffer": (-2,),
     "vkGetMemoryFdKHR": (-10, -1),
+    "vkGetMemoryHostPointerPropertiesEXT": (-1, _NO_HANDLE),
     "vkImportSemaphoreFdKHR": (-1, _NO_HANDLE),
     "vkCreateDebugUtilsMessengerEXT": (-1,),
     "vkCreateTensorARM": (*_MEMORY, _NO_CAPTURE),
-    "vkCreateDataGraphPipelinesARM": _MEMORY,
 }
 #: the largest number of error results of a call
 MOST_RESULTS = max(map(len, RESULTS.values()))
