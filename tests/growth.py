@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tools.growth import slope
 from tools.heap import resident_mb
-from tools.soak import slope
 
 
 def growth(work: Callable[[], object], rounds: int = 8) -> float:

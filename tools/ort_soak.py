@@ -4,10 +4,10 @@ python -m tools.ort_soak                                   # 1000 sessions, 100,
 python -m tools.ort_soak --sessions 50 --runs 2000         # shorter
 python -m tools.ort_soak --json soak.json
 
-Memory is the process's resident set, sampled twenty times in each phase; growth is what lies between the median of the
-second quarter of the samples and that of the last quarter (the first quarter warms caches and pools). The process starts itself
-again with two arenas of glibc's malloc (`tools.heap`). Python's own share is what ``tracemalloc`` sees over a twentieth of each
-phase, run once more. Exit code 1 where memory grew by more than ``--allow`` MB, an answer was wrong, or a Vulkan object or a
+Memory is the process's resident set, sampled twenty times in each phase, when dropped objects are destroyed. Growth is the slope
+over the samples times their number, after the first third, which fills caches and pools (`tools.growth`). The process starts
+itself again with two arenas of glibc's malloc (`tools.heap`). Python's own share is what ``tracemalloc`` sees over a twentieth of
+each phase, run once more. Exit code 1 where memory grew by more than ``--allow`` MB, an answer was wrong, or a Vulkan object or a
 structure of the provider's was left.
 """
 
@@ -18,7 +18,6 @@ import gc
 import itertools
 import json
 import os
-import statistics
 import sys
 import threading
 import time
@@ -31,6 +30,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from tools.growth import grown
 from tools.heap import resident_mb, restart_with_two_arenas
 
 SAMPLES = 20
@@ -61,10 +61,7 @@ class Phase:
 
     @property
     def growth_mb(self) -> float:
-        quarter = max(1, len(self.resident_mb) // 4)
-        return statistics.median(self.resident_mb[-quarter:]) - statistics.median(
-            self.resident_mb[quarter : 2 * quarter]
-        )
+        return grown(self.resident_mb)
 
 
 class Soak:
@@ -181,11 +178,20 @@ def _share(count: int, threads: int, work: Callable[[int], None], sample: Callab
         sample()
 
 
+def _settled_mb() -> float:
+    """Resident memory without what was dropped: another thread destroys the last device of a token, of 13 MB on lavapipe."""
+    from gpu_shared.steady import settle
+
+    gc.collect()
+    settle()
+    return resident_mb()
+
+
 def measure(name: str, work: Callable[[int, Callable[[], None], int], None], count: int, threads: int) -> Phase:
     """Run one phase, and a twentieth of it again under tracemalloc."""
     phase = Phase(name, count)
     began = time.perf_counter()
-    work(count, lambda: phase.resident_mb.append(resident_mb()), threads)
+    work(count, lambda: phase.resident_mb.append(_settled_mb()), threads)
     phase.seconds = time.perf_counter() - began
     phase.traced = max(SAMPLES, count // 20)
     tracemalloc.start()

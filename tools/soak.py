@@ -9,11 +9,10 @@ with host arrays, device tensors and bindings, feed wrong inputs, and close or d
 Vulkan calls fail at random (``tools.fuzz.injector``), the device is lost now and then. Every answer is checked.
 
 After each round the numbers are read: resident memory, memory allocated by malloc, live objects, threads, file descriptors. The
-process starts itself again with two arenas of glibc's malloc (`tools.heap`). Growth is the slope over the rounds (the median of
-the slopes between any two, Theil and Sen) times their number, after the first third, which fills caches. Exit code 1 where
-either memory grew by more than ``--allow`` MB, live objects by more than a plan has, another number by one or more, an answer
-was wrong, an exception was not expected, or an object is left at the end. Each round prints its numbers. Ctrl-C ends the soak
-after the rounds that are complete.
+process starts itself again with two arenas of glibc's malloc (`tools.heap`). Growth is the slope over the rounds times their
+number, after the first third, which fills caches (`tools.growth`). Exit code 1 where either memory grew by more than ``--allow``
+MB, live objects by more than a plan has, another number by one or more, an answer was wrong, an exception was not expected, or an
+object is left at the end. Each round prints its numbers. Ctrl-C ends the soak after the rounds that are complete.
 """
 
 from __future__ import annotations
@@ -21,10 +20,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import itertools
 import logging
 import random
-import statistics
 import sys
 import threading
 import time
@@ -41,6 +38,7 @@ import vkep
 from gpu_shared.steady import idle_threads
 from tools.fuzz.faults import of_onnxruntime
 from tools.fuzz.injector import MOST_RESULTS, Injector
+from tools.growth import after_a_third, grown
 from tools.heap import allocated_mb, resident_mb, restart_with_two_arenas
 from tools.waiting import comes_true
 from vkep.device import run_commands
@@ -55,12 +53,6 @@ _READ_TRIES = 3
 WHAT = ("plain", "bound", "refused", "kept", "onnxruntime")
 #: objects of one more plan in the cache of the session that lives on, and of one with other sizes
 PLAN_OBJECTS = 10
-
-
-def slope(values: Sequence[float]) -> float:
-    """The growth of a value per round: the median of the slopes between any two rounds (Theil and Sen)."""
-    pairs = itertools.combinations(enumerate(values), 2)
-    return statistics.median((later - earlier) / (k - n) for (n, earlier), (k, later) in pairs)
 
 
 def numbers() -> dict[str, float]:
@@ -251,12 +243,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bad = bool(left or soak.wrong)
     for name in found[0]:
         values = [one[name] for one in found]
-        later = values[len(values) // 3 :]
-        grown = slope(later) * len(later)
+        first, growth = after_a_third(values)[0], grown(values)
         allowed = given.allow if name.endswith("MB") else objects if name == "live objects" else 0.99
-        bad |= grown > allowed
+        bad |= growth > allowed
         print(
-            f"{name}: {values[0]:.0f}, {later[0]:.0f} after a third, {values[-1]:.0f} at the end; growth {grown:+.2f} over "
+            f"{name}: {values[0]:.0f}, {first:.0f} after a third, {values[-1]:.0f} at the end; growth {growth:+.2f} over "
             f"{pieces[-1] - pieces[len(values) // 3]} pieces of work"
         )
     for wrong in soak.wrong[:20]:
