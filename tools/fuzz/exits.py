@@ -1,11 +1,13 @@
 """Ends interpreters while threads open, run and read sessions, also in forked children: none may crash or hang.
 
 python -m tools.fuzz.exits --count 500 --seed 1
+python -m tools.fuzz.exits --count 40 --what infers --seed 31    # sessions of ONNX Runtime alone
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import random
 import subprocess
@@ -15,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tools.models.language import write_language
+from tools.waiting import LONG_S
 
 _CODE = """
 import os, sys, threading, time, warnings
@@ -42,6 +45,14 @@ if "generates" in %(what)r:
     from vkep.generation import Generator
     generator = Generator(%(model)r, save_plans=False)
     work["generates"] = lambda: generator.generate([5, 6, 7], max_tokens=20, ignore_end=True)
+if "infers" in %(what)r:
+    import onnxruntime
+    import vkep.ort
+    vkep.ort.register()
+    vkep.ort.ending._PATIENCE = %(patience)r  # on a busy machine a run may take longer than an exit waits
+    given_model = STATIC.SerializeToString()
+    inferring = onnxruntime.InferenceSession(given_model, providers=[vkep.ort.EP_NAME], enable_fallback=0)
+    work["infers"] = lambda: inferring.run(None, feeds)
 def repeat(what):
     while True:
         work[what]()
@@ -58,6 +69,8 @@ if end != "here":
         assert status == 0, f"the child ended with {status}"
 """
 WORK = ("runs", "reads", "drops", "executes", "opens", "generates")
+if importlib.util.find_spec("onnxruntime") is not None:
+    WORK += ("infers",)
 ENDS = ("here", "forked", "forked and os._exit") if hasattr(os, "fork") else ("here",)
 
 
@@ -66,17 +79,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--what", nargs="*", default=WORK, choices=WORK, help="what the threads do")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         write_language(Path(folder), "gpt2", context=96, layers=1)
-        bad = sum(_goes_wrong(number, given.seed, folder) for number in range(given.count))
+        bad = sum(_goes_wrong(number, given.seed, given.what, folder) for number in range(given.count))
     print(f"{given.count} exits, {bad} with something wrong")
     return bool(bad)
 
 
-def _goes_wrong(number: int, seed: int, model: str) -> bool:
+def _goes_wrong(number: int, seed: int, kinds: Sequence[str], model: str) -> bool:
     rng = random.Random(f"{seed}/{number}")
-    what, after, end = rng.choices(WORK, k=rng.randint(1, 4)), rng.uniform(0, 0.3), rng.choice(ENDS)
+    what, after, end = rng.choices(kinds, k=rng.randint(1, 4)), rng.uniform(0, 0.3), rng.choice(ENDS)
     wrong = wrong_end(what, after, end, model)
     if wrong:
         print(f"case {number}, {what} for {after:.3f} s, {end}: {wrong}", flush=True)
@@ -86,7 +100,7 @@ def _goes_wrong(number: int, seed: int, model: str) -> bool:
 def wrong_end(what: Sequence[str], after: float, end: str, model: str) -> str:
     """What is wrong with the end of an interpreter whose threads do ``what`` (of `WORK`) until it ends ``after`` so many seconds
     by ``end`` (of `ENDS`); ``model`` is the folder of a language model."""
-    code = _CODE % {"what": list(what), "after": after, "end": end, "model": model}
+    code = _CODE % {"what": list(what), "after": after, "end": end, "model": model, "patience": LONG_S}
     try:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     except subprocess.TimeoutExpired:
