@@ -92,6 +92,8 @@ def check_resource(where: str, resource: Resource, gaps: bool = True) -> None:
         raise InvalidVgfError(
             f"{where} is bound as VkDescriptorType {resource.descriptor_type}; vkep runs tensors and buffers"
         )
+    if any(size < 1 for size in resource.shape):
+        raise InvalidVgfError(f"{where} has the shape {list(resource.shape)}; sizes are at least 1")
     try:
         strides = strides_of(resource)
     except InvalidVgfError as error:

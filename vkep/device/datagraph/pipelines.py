@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gpu_shared.data_graph import DataGraphPipeline, GraphConstant, GraphResource
 from gpu_shared.descriptors import DescriptorSetLayout
 from gpu_shared.pipeline import ComputePipeline, PipelineLayout, ShaderModule
+from vkep.vgf.interface import check_graph
 from vkep.vgf.layout import check_resource, dense, memory_bytes, strides_of
 from vkep.vgf.records import STORAGE_BUFFER, TENSOR, InvalidVgfError, Module, Resource, Segment, Vgf
 
@@ -49,13 +50,16 @@ class VgfStep:
     ) -> None:
         segment = self.segment
         where = f"segment {segment.name!r}"
+        spirv = _code_of(module, code, where)
+        if segment.kind == "graph":
+            check_graph(where, vgf, segment, spirv)
         for i in range(max(segment.sets, default=-1) + 1):
             slots = segment.sets.get(i, ())
             types = {slot.binding: binding_type(segment, vgf.resources[slot.resource]) for slot in slots}
             self.set_layouts.append(DescriptorSetLayout(device, types, label=f"{where} set {i}"))
         push_bytes = max((offset + size for _, offset, size in segment.push_constants), default=0)
         self.layout = layout = PipelineLayout(device, push_bytes, self.set_layouts, label=where)
-        self.module = made = ShaderModule(device, _code_of(module, code, where), label=module.name)
+        self.module = made = ShaderModule(device, spirv, label=module.name)
         if segment.kind == "compute":
             self.compute = ComputePipeline(
                 device, layout, made, cache=cache, entry_point=module.entry_point, label=segment.name
