@@ -68,7 +68,7 @@ if end != "here":
         _, status = os.waitpid(child, 0)
         assert status == 0, f"the child ended with {status}"
 """
-WORK = ("runs", "reads", "drops", "executes", "opens", "generates")
+WORK: tuple[str, ...] = ("runs", "reads", "drops", "executes", "opens", "generates")
 if importlib.util.find_spec("onnxruntime") is not None:
     WORK += ("infers",)
 ENDS = ("here", "forked", "forked and os._exit") if hasattr(os, "fork") else ("here",)

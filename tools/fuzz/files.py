@@ -6,7 +6,8 @@
 ONNX models (some networks, and ONNX's node tests) are changed by structure (fields of their nodes, values, types and weights)
 and by bytes; external data, .pte, .ptd and VGF files, saved plans, SPIR-V, the driver's pipelines, tuning records and compile
 specs by bytes, by words, by length and by text. Models run with their tensors between guard pages, on a driver that runs
-shaders on the host's processor. A damaged cache must not change an answer. A case is its kind, the seed and a number, so that
+shaders on the host's processor. So do the inputs and outputs of VGF files whose SPIR-V is unchanged (`tools.fuzz.graphs`); others
+are decoded only. A damaged cache must not change an answer. A case is its kind, the seed and a number, so that
 ``--case`` repeats it. Cases of all kinds run mixed, in processes of 6 GiB each, which keep one context for some hundred cases.
 After each case the objects that it made must be gone, and after the context closes all objects. SIGTERM ends the run with its
 counts.
@@ -39,6 +40,7 @@ from onnx import helper, numpy_helper
 
 from tools.fuzz.counts import Counts, Outcome, Task
 from tools.fuzz.damage import NUMBERS, TEXTS, by_bytes, by_structure
+from tools.fuzz.graphs import Graphs
 from tools.fuzz.guard import guarded
 from tools.fuzz.moments import DYNAMIC, PARTS, STATIC, model, no_object_left
 from tools.waiting import LONG_S
@@ -54,6 +56,7 @@ _CHUNK = 20
 _ROUND = 400
 #: limit in bytes of a node test's model, and of each of its inputs
 _MOST_BYTES = 20_000
+_VGF_FILES = "vgf/data/*.vgf"
 #: what a context keeps for later sessions
 _KEPT_KINDS = frozenset({"pipeline", "pipeline_layout", "shader_module"})
 _RNG = np.random.default_rng(1)
@@ -201,28 +204,27 @@ def ptd(rng: random.Random, folder: Path) -> None:
 
 
 def vgf(rng: random.Random, folder: Path) -> None:
+    """Decode a file, most often changed outside its SPIR-V only; run it where its code is the original's."""
     from vkep.vgf.decode import decode
 
-    decode(by_bytes(rng.choice(_bytes_of("vgf/data/*.vgf")), rng))
+    whole = rng.choice(_bytes_of(_VGF_FILES))
+    (code,) = [module.spirv or b"" for module in decode(whole).modules]
+    before, after = whole.split(code)
+    kind = rng.choice(("before", "after", "after", "whole"))
+    if kind == "whole":
+        changed = by_bytes(whole, rng)
+    else:
+        changed = (by_bytes(before, rng) + code + after) if kind == "before" else before + code + by_bytes(after, rng)
+    found = decode(changed)
+    if _context.has_host_addresses and all(module.spirv == code for module in found.modules):
+        _context.graphs().run(found)
 
 
 def spec(rng: random.Random, folder: Path) -> None:
     from gpu_shared import CompileSpec, parse_shared_gpu_compile_spec
 
-    values = (
-        b"",
-        b"\0",
-        b"x" * 300,
-        b"\xff\xfe",
-        b"timeline",
-        b"3",
-        b"-1",
-        "text",
-        7,
-        None,
-        b"lookup_only",
-        b"99999999999999999999",
-    )
+    texts = (b"", b"\0", b"x" * 300, b"\xff\xfe", b"timeline", b"3", b"-1", b"lookup_only", b"99999999999999999999")
+    values = (*texts, "text", 7, None)
     keys = ("token", "group_id", "context_mode", "sync_mode", "prefer", "nope", "")
     made = [CompileSpec(f"gpu_shared_{rng.choice(keys)}", rng.choice(values)) for _ in range(rng.randrange(4))]  # type: ignore[arg-type]
     with contextlib.suppress(ValueError, TypeError):
@@ -315,7 +317,7 @@ WHAT: dict[str, Callable[[random.Random, Path], None]] = {
 }  # fmt: skip
 
 
-#: a saved plan, and what a case of specs or of VGF reads, have no tensors to guard
+#: a saved plan and a compile spec have no tensors to guard, and `Graphs` guards those of VGF files
 _UNGUARDED = frozenset({"cache", "spec", "vgf"})
 
 
@@ -327,6 +329,7 @@ class _Context:
         self.base: dict[str, int] = {}
         self.cases = 0
         self.has_host_addresses = False  #: so that tensors can be between guard pages
+        self._graphs: Graphs | None = None
 
     def open(self) -> None:
         import vkep
@@ -338,6 +341,14 @@ class _Context:
             gc.collect()
             self.base = self.counted()
             gc.freeze()
+
+    def graphs(self) -> Graphs:
+        """What runs VGF files; called where no object of a case is alive."""
+        if self._graphs is None:
+            self._graphs = Graphs(_bytes_of(_VGF_FILES))
+            gc.collect()
+            self.base = self.counted()
+        return self._graphs
 
     def counted(self) -> dict[str, int]:
         import vkep
@@ -362,6 +373,9 @@ class _Context:
         if self.session is not None:
             self.session.close()
             self.session = None
+            if self._graphs is not None:
+                self._graphs.close()
+                self._graphs = None
             gc.unfreeze()
             no_object_left(what)
 

@@ -49,12 +49,12 @@ _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class GuardedMemory:
-    """``nbytes`` that end at guard pages (up to `ALIGNMENT` bytes before them). Raises ``MemoryError`` where the system
+    """``nbytes`` that end at guard pages (up to ``alignment`` bytes before them). Raises ``MemoryError`` where the system
     has no memory."""
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, alignment: int = ALIGNMENT) -> None:
         self.nbytes = nbytes
-        body = align(max(nbytes, 1), ALIGNMENT)
+        body = align(max(nbytes, 1), alignment)
         self._open = align(body, mmap.PAGESIZE)
         self._size = self._open + 2 * GUARD
         kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
@@ -71,6 +71,7 @@ class GuardedMemory:
         self._all = np.frombuffer(memoryview(raw), np.uint8)
         self._all[:] = PATTERN
         self._first = self._open - body
+        self.span = (base + GUARD, self._open)  #: address and bytes of the pages between the guard pages
         self.data = self._all[self._first : self._first + nbytes]
 
     @property
