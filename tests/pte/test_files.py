@@ -141,6 +141,8 @@ def test_limits_of_a_program() -> None:
             ProgramOptions(max_host_bytes=wrong)
         with pytest.raises(ValueError, match="max_run_bytes is"):
             ProgramOptions(max_run_bytes=wrong)
+        with pytest.raises(ValueError, match="max_instructions is"):
+            ProgramOptions(max_instructions=wrong)
     assert ProgramOptions().host_bytes == MEMORY_BYTES and ProgramOptions(max_host_bytes=7).host_bytes == 7
 
 
@@ -156,6 +158,15 @@ def test_a_result_beyond_the_limit() -> None:
     size[:] = [2, 3]
     created()
     assert (out.array == 1).all()
+
+
+def test_a_loop_beyond_the_limit() -> None:
+    inputs = [np.zeros(8, np.float32), np.ones((3, 8), np.float32)]
+    with (
+        Program.load(DATA / "special" / "scan.pte", max_instructions=10) as program,
+        pytest.raises(VkepError, match=r"the run has more than 10 instructions \(max_instructions\)"),
+    ):
+        program.execute(inputs)
 
 
 def test_a_tensor_without_a_bound_grows_to_the_limit() -> None:

@@ -48,7 +48,7 @@ class ProgramResources:
     def __init__(self, options: ProgramOptions, context: SharedGpuContext | None, graphs: bool) -> None:
         """``context`` is used instead of those that compile specs and options name; ``graphs``: some delegate of the
         program is a VGF."""
-        self.host_bytes = options.host_bytes
+        self.host_bytes, self.max_instructions = options.host_bytes, options.max_instructions
         self._options, self._context, self._graphs = options, context, graphs
         self._held: dict[Hashable, ContextResources] = {}
         self._lock = threading.Lock()

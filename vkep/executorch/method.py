@@ -31,8 +31,6 @@ from vkep.pte.values import Place, TensorValue
 from vkep.view.page import Page
 
 Array = np.ndarray[Any, Any]
-#: number of jumps in one run after which a loop counts as endless
-_MOST_STEPS = 100_000_000
 
 
 class Method:
@@ -45,6 +43,7 @@ class Method:
     def __init__(self, core: Core, decoded: DecodedMethod, blobs: Sequence[Blob], resources: ProgramResources) -> None:
         """Raises the context errors of `gpu_shared.errors`, `ArenaOutOfMemory`, `GpuError`, `VkepError`."""
         self._core = core  # keeps the contexts alive
+        self._most_instructions = resources.max_instructions
         self._decoded = decoded
         self._parts = MethodParts()
         self._lock = self._parts.lock
@@ -149,8 +148,11 @@ class Method:
             target = steps[at]()
             at = at + 1 if target is None else target
             count += 1
-            if count > _MOST_STEPS:
-                raise VkepError(f"{self._decoded.where}: {count} instructions in one run: its loop has no end")
+            if count > self._most_instructions:
+                where = self._decoded.where
+                raise VkepError(
+                    f"{where}: the run has more than {self._most_instructions} instructions (max_instructions)"
+                )
 
     def _outputs(self) -> list[Any]:
         found: list[Any] = []

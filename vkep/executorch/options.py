@@ -33,6 +33,7 @@ class ProgramOptions:
     max_host_bytes: maximum host memory of a method's arenas together, and of each array that an operator outside delegates
         creates (8 bytes are counted for an element). More raise `VkepError` before memory is allocated. None: the
         machine's memory.
+    max_instructions: maximum number of instructions in one run of a method with jumps; more raise `VkepError`.
     fallback: "cpu" runs what vkep's kernels decline of a Vulkan delegate on the CPU, and says so in the report; "error"
         refuses such a program.
     """
@@ -50,12 +51,15 @@ class ProgramOptions:
     check_data: bool = True
     max_run_bytes: int | None = None
     max_host_bytes: int | None = None
+    max_instructions: int = 10_000_000
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
         self._session()  # the values that it allows
         if self.max_host_bytes is not None and (not isinstance(self.max_host_bytes, int) or self.max_host_bytes < 1):
             raise ValueError(f"max_host_bytes is {self.max_host_bytes!r}, expected an integer of at least 1, or None")
+        if not isinstance(self.max_instructions, int) or self.max_instructions < 1:
+            raise ValueError(f"max_instructions is {self.max_instructions!r}, expected an integer of at least 1")
         parse_shared_gpu_compile_spec(None, self._load_options())
 
     @property

@@ -58,11 +58,13 @@ class HostTensor:
         self.array = self._view(shape)
 
     def assign(self, result: Any, what: str) -> None:
-        """Store a result, cast to the tensor's type; its memory may overlap the tensor's. Raises `VkepError` for one that is not of
-        numbers, and as `resize`."""
+        """Store a result, cast to the tensor's type; its memory may overlap the tensor's. Raises `VkepError`
+        for one that is not of numbers, and as `resize`."""
         result = np.asarray(result)
         if result.dtype.kind in "OSU":
-            raise VkepError(f"{what} gives {result.dtype} of shape {list(result.shape)}; the program planned {self.spec}")
+            raise VkepError(
+                f"{what} gives {result.dtype} of shape {list(result.shape)}; the program planned {self.spec}"
+            )
         if result.shape != self.array.shape:
             self.resize(result.shape, what)
         np.copyto(self.array, result, casting="unsafe")
