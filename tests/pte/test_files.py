@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tools.fuzz.files import WHAT
-from vkep.errors import InvalidInputError, InvalidPteError, UnsupportedModelError, UnsupportedProgramError, VkepError
+from vkep.errors import InvalidInputError, InvalidPteError, UnsupportedProgramError, VkepError
 from vkep.executorch.method import _make_values
 from vkep.executorch.options import ProgramOptions
 from vkep.executorch.portable import KERNELS, PortableKernel
@@ -340,11 +340,15 @@ def test_a_row_of_no_number(row: Any) -> None:
         bound("executorch_prim::et_copy_index.tensor", None, step, outs=0)()
 
 
-@pytest.mark.parametrize("number", [34710, 50577, 64514, 65675, 68878])
-def test_damaged_programs_that_raised_other_errors(vulkan: object, number: int, tmp_path: Path) -> None:
-    """Found by ``python -m tools.fuzz.files --what pte --seed 1795418538``."""
-    with contextlib.suppress(InvalidPteError, UnsupportedProgramError, UnsupportedModelError, InvalidInputError):
-        WHAT["pte"](random.Random(f"pte/1795418538/{number}"), tmp_path)
+@pytest.mark.parametrize(
+    "case",
+    [f"1795418538/{number}" for number in (34710, 50577, 64514, 65675, 68878)]
+    + ["2026112701/17496", "2026112701/21436", "2026112702/17815", "2026112702/39650", "2026112703/14020"],
+)
+def test_damaged_programs_that_raised_other_errors(vulkan: object, case: str, tmp_path: Path) -> None:
+    """Found by ``python -m tools.fuzz.files --what pte --seed SEED``."""
+    with contextlib.suppress(VkepError):
+        WHAT["pte"](random.Random(f"pte/{case}"), tmp_path)
 
 
 def test_damaged_data_files() -> None:

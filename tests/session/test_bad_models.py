@@ -168,6 +168,38 @@ INVALID = [
     ),
     (SCAN.format("num_scan_inputs=1, scan_output_axes=[0, 0]"), "Scan.*scan_output_axes has 2 elements, expected 1"),
     (SCAN.format("num_scan_inputs=7"), "Scan.*num_scan_inputs is 7, with 2 inputs"),
+    *[
+        (
+            "c = Constant<value = bool {1}>() y = If<"
+            f"then_branch = t ({inputs}) => ({outputs}) {{ e = Identity(b) f = Identity(b) }},"
+            " else_branch = f () => (float[2] g) { g = Identity(b) }>(c)",
+            "If.*'then_branch' has . inputs and . outputs, expected 0 and 1",
+        )
+        for inputs, outputs in (("", ""), ("", "float[2] e, float[2] f"), ("float[2] s", "float[2] e"))
+    ],
+    *[
+        (
+            "n = Constant<value = int64 {3}>() c = Constant<value = bool {1}>() y = Loop<body = f "
+            f"({inputs}) => ({outputs}) {{ k = Identity(c) e = Identity(b) }}>(n, c, b)",
+            "Loop.*'body' has . inputs and . outputs, expected 3 and 2",
+        )
+        for inputs, outputs in (
+            ("int64 i", "bool k, float[2] e"),
+            ("int64 i, bool q, float[2] s, float[2] t", "bool k, float[2] e"),
+            ("int64 i, bool q, float[2] s", "bool k"),
+        )
+    ],
+    *[
+        (
+            f"s, y = Scan<num_scan_inputs=1, body = f ({inputs}) => ({outputs}) {{ d = Identity(b) e = Identity(b) }}>(b, x)",
+            "Scan.*'body' has . inputs and . outputs, expected 2 and 2",
+        )
+        for inputs, outputs in (
+            ("float[n] c", "float[2] d, float[2] e"),
+            ("float[2] a, float[n] c, float q", "float[2] d, float[2] e"),
+            ("float[2] a, float[n] c", "float[2] d"),
+        )
+    ],
 ]
 TWICE = """<domain: "twice", opset_import: ["": 22]> Sum (x, b) => (y) { s = Add(x, b) y = Add(s, s) }"""
 
@@ -177,6 +209,14 @@ def _invalid(text: str, x: str, b: str) -> onnx.ModelProto:
         f"""<ir_version: 10, opset_import: ["": 22, "twice": 1]> g (float[{x}] x, float[{b}] b) => (float[] y) {{ {text} }}
         {TWICE}"""
     )
+
+
+def test_an_operator_of_a_later_version_has_attributes_of_its_types(context: SharedGpuContext) -> None:
+    """onnx's checker has no schema of QuantizeLinear for version 7."""
+    text = """<ir_version: 10, opset_import: ["": 7]> g (float[2,3] x, float s, uint8 z) => (uint8[2,3] y)
+        { y = QuantizeLinear<axis: ints = []>(x, s, z) }"""
+    with pytest.raises(InvalidModelError, match=r"QuantizeLinear.*attribute 'axis' is \[\], expected int"):
+        InferenceSession(onnx.parser.parse_model(text), context=context)
 
 
 @pytest.mark.parametrize(("text", "message"), INVALID)
@@ -298,7 +338,7 @@ def test_a_branch_with_more_outputs_than_its_node(vulkan: object) -> None:
         " y = If (c) <then_branch = t () => (float[2] p, float[2] q) { p = Relu(x) q = Neg(x) },"
         " else_branch = e () => (float[2] r) { r = Abs(x) }> }"
     )
-    with pytest.raises(InvalidModelError, match="a branch has 2 outputs, expected 1"):
+    with pytest.raises(InvalidModelError, match=r"If.*has 0 inputs and 2 outputs, expected 0 and 1"):
         InferenceSession(proto)
 
 

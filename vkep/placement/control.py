@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from vkep import dtypes
-from vkep.errors import Decline, InvalidModelError, InvalidNode
+from vkep.errors import Decline, InvalidNode
 from vkep.graph.model import Graph, Node, ValueInfo
 from vkep.graph.weights import ArrayWeight, Weight
 from vkep.ir.program import HostValue, ListValue, NoValue, ValueSpec
@@ -52,7 +52,8 @@ def expand(
 ) -> Expansion:
     """The steps for a control-flow node whose inputs are ``known``. A loop is unrolled to at most ``most`` and
     `MAX_UNROLLED_NODES` nodes, or one step; one whose number of steps follows from a run's sizes is executed by the session,
-    if it may be (``by_session``). Raises `Decline` for nodes that only the CPU can run."""
+    if it may be (``by_session``). Raises `Decline` for nodes that only the CPU can run, and `InvalidNode`."""
+    _check_bodies(node)
     lists = [v for name in node.reads if isinstance(v := known[name], (ListValue, NoValue))]
     for name in node.reads:
         if isinstance(known[name], HostValue) and known[name] not in lists:
@@ -71,6 +72,25 @@ def expand(
     return expansion
 
 
+def _check_bodies(node: Node) -> None:
+    """Raise `InvalidNode` unless the bodies have the inputs and outputs that the node's need."""
+    inputs, outputs = 0, len(node.outputs)
+    if node.op_type == "Loop":
+        inputs = max(len(node.inputs), 2)
+        outputs = 1 + max(outputs, inputs - 2)
+    elif node.op_type == "Scan":
+        inputs = len(node.inputs) - (node.since_version < 9)  # before version 9, the first input are lengths
+    for name in ("then_branch", "else_branch") if node.op_type == "If" else ("body",):
+        body = node.bodies.get(name)
+        if body is None:
+            raise InvalidNode(f"attribute {name!r} is missing")
+        wrong = len(body.outputs) < outputs or (node.op_type == "If" and len(body.outputs) > outputs)
+        if wrong or len(body.inputs) != inputs:
+            raise InvalidNode(
+                f"{name!r} has {len(body.inputs)} inputs and {len(body.outputs)} outputs, expected {inputs} and {outputs}"
+            )
+
+
 # ---- If
 
 
@@ -79,10 +99,6 @@ def _expand_if(node: Node, known: Mapping[str, Known]) -> Expansion:
     if not isinstance(condition, Weight):
         return NeedsContent(node.inputs[0], f"its branch follows from {node.inputs[0]!r}")
     body = node.bodies["then_branch" if bool(condition.array().reshape(-1)[0]) else "else_branch"]
-    if len(body.outputs) != len(node.outputs):
-        raise InvalidModelError(
-            f"If {node.name!r}: a branch has {len(body.outputs)} outputs, expected {len(node.outputs)}"
-        )
     return instantiate(body, scope(node), (), node.outputs)
 
 
@@ -180,10 +196,9 @@ class ScanShape:
         count = int(attributes["num_scan_inputs"])
         states = inputs - count
         results = len(body.outputs) - states
-        if not 0 < count <= inputs or results < 0 or len(body.inputs) != inputs:
+        if not 0 < count <= inputs or results < 0:
             raise InvalidNode(
-                f"num_scan_inputs is {count}, with {inputs} inputs, and {len(body.inputs)} inputs and"
-                f" {len(body.outputs)} outputs of the body"
+                f"num_scan_inputs is {count}, with {inputs} inputs and {len(body.outputs)} outputs of the body"
             )
 
         def listed(name: str, length: int) -> list[int]:

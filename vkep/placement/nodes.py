@@ -149,7 +149,7 @@ def _call(
         default = signature.attributes[name]
         if not isinstance(default, (int, float, str)) or type(value) is type(default):
             continue
-        # onnx's checker tells integers from floats, but knows no attribute of a later version
+        # onnx's checker tells integers from floats, but has no schema for an operator of a later version
         if not (definition.checked and isinstance(value, (int, float)) and not isinstance(default, str)):
             raise InvalidNode(f"attribute {name!r} is {value!r}, expected {type(default).__name__}")
     try:
