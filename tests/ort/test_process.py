@@ -318,7 +318,7 @@ def test_a_short_soak_leaves_nothing_behind() -> None:
     out = run(
         """
         from tools.ort_soak import main
-        sys.exit(main(["--sessions", "40", "--runs", "400", "--threads", "8", "--allow", "10"]))
+        sys.exit(main(["--sessions", "40", "--runs", "400", "--threads", "8", "--allow", "20"]))
         """,
         MALLOC_ARENA_MAX="2",  # as the tool starts itself: glibc has up to eight heaps a core, which keep what was freed
     )
