@@ -51,6 +51,13 @@ def test_created_elements_are_counted_before_they_are_created() -> None:
             assert is_view or np.size(made) <= one.elements(*arguments), name
 
 
+def test_elements_at_indices_are_counted_once() -> None:
+    elements, x, index = KERNELS["aten::index.Tensor_out"].elements, np.zeros((3, 4, 1, 1)), np.zeros(200, np.int64)
+    assert elements(x, [None, None, index, index]) == 3 * 4 * 200
+    assert elements(x, [index[:, None], index[:7]]) == 200 * 7
+    assert elements(x, [None, np.ones((4, 1, 1), np.bool_)]) == x.size
+
+
 _LARGE, _MOST_ELEMENTS, _MOST_BYTES = 1 << 24, 1 << 14, 1 << 22
 
 

@@ -47,7 +47,8 @@ def _picked(self: Array, indices: Sequence[Array | None], *_: Any) -> int:
     for index, count in zip(indices, taken, strict=True):
         rest *= 1 if index is not None else shape[axis]
         axis += count
-    return max(self.size, broadcast(*given) * rest * math.prod(shape[axis:]))
+    together = math.prod(np.broadcast_shapes(*[index.shape for index in given]))
+    return max(self.size, together * rest * math.prod(shape[axis:]))
 
 
 @kernel("index_put.out", "index_put_", elements=_picked)
