@@ -80,9 +80,8 @@ class _Here(threading.local):
     ending = False  #: whether it runs finalizers
 
     def __init__(self) -> None:
-        self.runs = (
-            UseCount()
-        )  #: of objects that are closed only after this thread releases them: it must not stop before
+        #: of objects that are closed only after this thread releases them: it must not stop before
+        self.runs = UseCount()
 
 
 _here = _Here()

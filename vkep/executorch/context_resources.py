@@ -48,15 +48,14 @@ class ProgramResources:
     def __init__(self, options: ProgramOptions, context: SharedGpuContext | None, graphs: bool) -> None:
         """``context`` is used instead of those that compile specs and options name; ``graphs``: some delegate of the
         program is a VGF."""
-        self.host_bytes, self.max_instructions = options.host_bytes, options.max_instructions
-        self._options, self._context, self._graphs = options, context, graphs
+        self.options, self._context, self._graphs = options, context, graphs
         self._held: dict[Hashable, ContextResources] = {}
         self._lock = threading.Lock()
 
     def options_for(self, delegate: Delegate, where: str) -> SessionOptions:
         """The session options of a delegate: its compile specs, and the program's options for fields that they do not
         set."""
-        return self._options.session_options(delegate.compile_specs, self._graphs, where)
+        return self.options.session_options(delegate.compile_specs, self._graphs, where)
 
     def of(self, delegate: Delegate, where: str) -> ContextResources:
         """The resources on a delegate's context. Raises the errors of resolving a context."""

@@ -43,7 +43,7 @@ class Method:
     def __init__(self, core: Core, decoded: DecodedMethod, blobs: Sequence[Blob], resources: ProgramResources) -> None:
         """Raises the context errors of `gpu_shared.errors`, `ArenaOutOfMemory`, `GpuError`, `VkepError`."""
         self._core = core  # keeps the contexts alive
-        self._most_instructions = resources.max_instructions
+        self._most_instructions = resources.options.max_instructions
         self._decoded = decoded
         self._parts = MethodParts()
         self._lock = self._parts.lock
@@ -58,7 +58,8 @@ class Method:
         self._last = [(resources, 0) for resources in dict.fromkeys(self._resources)]
         try:
             self._runners = self._make_runners(blobs)
-            self._state = State(_make_values(decoded, resources.host_bytes), resources.host_bytes)
+            most_bytes = resources.options.host_bytes
+            self._state = State(_make_values(decoded, most_bytes), most_bytes)
             self._initial = list(self._state.values)
             self._steps = self._bind()
             check_wanted()

@@ -39,9 +39,8 @@ class Declared:
 class _Module:
     """What is collected from the instructions, by result id."""
 
-    types: dict[int, Any] = field(
-        default_factory=dict
-    )  #: (kind, bits), `Declared`, or the type that a pointer points to
+    #: (kind, bits), `Declared`, or the type that a pointer points to
+    types: dict[int, Any] = field(default_factory=dict)
     values: dict[int, Any] = field(default_factory=dict)
     variables: dict[int, int] = field(default_factory=dict)  #: types
     places: dict[int, dict[int, int]] = field(default_factory=dict)  #: decorations

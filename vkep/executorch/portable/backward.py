@@ -24,14 +24,7 @@ def max_pool2d_backward(grad_output: Array, self: Array, pool: MaxPool, indices:
     return result.reshape(self.shape)
 
 
-def _backward_elements(
-    grad_output: Array,
-    input_: Array,
-    weight: Array,
-    bias_sizes: Sequence[int] | None,
-    how: Convolution,
-    output_mask: Sequence[bool],
-) -> int:
+def _backward_elements(grad_output: Array, input_: Array, weight: Array, _: Any, how: Convolution, *rest: Any) -> int:
     n = weight.ndim - 2
     turned = replace(how, transposed=not how.transposed, output_padding=(0,) * n)
     sizes = math.prod(grad_output.shape[:2]) * math.prod(input_.shape[2:])  # the result is as large as the input
