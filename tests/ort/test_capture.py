@@ -1,4 +1,4 @@
-"""Graph capture and replay by annotation id."""
+"""Options for graph capture: every run computes from and into what is bound to that run, whatever its graph id."""
 
 from __future__ import annotations
 
@@ -13,98 +13,53 @@ from tests.ort.conftest import OpenSession, graph
 
 ADD = graph("g (float[n,3] x) => (float[n,3] y) { a = Add(x, x) y = Relu(a) }")
 OnGpu = Callable[[np.ndarray[Any, Any]], Any]
+#: where the input and the output of a run are
+SIDES = ["device", "cpu", "feeds"]
 
 
-class Bound:
-    """A session's inputs and outputs bound for one annotation id."""
-
-    def __init__(self, session: Any, on_gpu: OnGpu, x: np.ndarray[Any, Any], number: int) -> None:
-        self.session, self.x = session, x
-        self.source, self.target = on_gpu(x), on_gpu(np.zeros_like(x))
-        self.binding = session.io_binding()
-        self.binding.bind_ortvalue_input("x", self.source)
-        self.binding.bind_ortvalue_output("y", self.target)
-        self.options = onnxruntime.RunOptions()
-        self.options.add_run_config_entry("gpu_graph_id", str(number))
-
-    def run(self) -> np.ndarray[Any, Any]:
-        self.session.run_with_iobinding(self.binding, self.options)
-        return np.asarray(self.target.numpy())
-
-    def feed(self, x: np.ndarray[Any, Any]) -> None:
-        self.source.update_inplace(x)
-
-
-@pytest.fixture
-def computes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """One entry for each fused node that ONNX Runtime's executor runs."""
-    from vkep.ort.fused import FusedNode
-
-    seen: list[str] = []
-    original = FusedNode.Compute
-
-    def spy(self: Any, *args: Any) -> None:
-        seen.append(self.name)
-        original(self, *args)
-
-    monkeypatch.setattr(FusedNode, "Compute", spy)
-    return seen
-
-
-def test_captured_runs_are_replayed_with_what_the_buffers_then_hold(
-    session: OpenSession, on_gpu: OnGpu, rng: np.random.Generator, computes: list[str]
-) -> None:
-    made = session(ADD, enable_graph_capture=1)
-    runs = [Bound(made, on_gpu, rng.standard_normal((n, 3)).astype(np.float32), n) for n in (2, 5)]
-    for bound in runs:
-        np.testing.assert_array_equal(bound.run(), np.maximum(2 * bound.x, 0))
-    assert len(computes) == 2
-    for bound in reversed(runs):
-        bound.feed(-bound.x)
-        np.testing.assert_array_equal(bound.run(), np.maximum(-2 * bound.x, 0))
-    assert len(computes) == 2, "a replay does not go through the executor"
-
-
-def test_minus_one_is_neither_captured_nor_replayed(session: OpenSession, on_gpu: OnGpu, computes: list[str]) -> None:
-    bound = Bound(session(ADD, enable_graph_capture=1), on_gpu, np.ones((2, 3), np.float32), -1)
-    bound.run()
-    bound.run()
-    assert len(computes) == 2
-
-
-def test_without_the_option_nothing_is_captured(session: OpenSession, on_gpu: OnGpu, computes: list[str]) -> None:
-    bound = Bound(session(ADD), on_gpu, np.ones((2, 3), np.float32), 1)
-    bound.run()
-    bound.run()
-    assert len(computes) == 2
-
-
-def test_a_released_graph_is_captured_again(session: OpenSession, on_gpu: OnGpu, computes: list[str]) -> None:
-    made = session(ADD, enable_graph_capture=1)
-    bound = Bound(made, on_gpu, np.ones((2, 3), np.float32), 4)
-    bound.run()
-    made.release_captured_graph(4)
-    bound.run()
-    bound.run()
-    assert len(computes) == 2
-
-
-def test_a_replay_over_freed_memory_is_an_error(session: OpenSession) -> None:
-    made = session(ADD, enable_graph_capture=1)
-    x = np.ones((2, 3), np.float32)
-    np.testing.assert_array_equal(made.run(None, {"x": x})[0], 2 * x)  # from and to host memory, by temporary tensors
-    with pytest.raises(Exception, match="whose memory has been freed since; bind all inputs and outputs"):
-        made.run(None, {"x": 3 * x})
-
-
-def test_a_run_with_host_memory_cannot_be_captured(session: OpenSession) -> None:
-    made = session(ADD, enable_graph_capture=1, io="host")
-    with pytest.raises(Exception, match=r"graph capture: \['x', 'y'\] of .* are not in device memory"):
-        made.run(None, {"x": np.ones((2, 3), np.float32)})
-
-
-def test_a_graph_id_that_is_no_number(session: OpenSession) -> None:
+def run_once(session: Any, on_gpu: OnGpu, x: np.ndarray[Any, Any], side: str, number: int) -> np.ndarray[Any, Any]:
     options = onnxruntime.RunOptions()
-    options.add_run_config_entry("gpu_graph_id", "first")
-    with pytest.raises(Exception, match=r"gpu_graph_id|stoi|parse|Failed"):
-        session(ADD, enable_graph_capture=1).run(None, {"x": np.ones((2, 3), np.float32)}, options)
+    options.add_run_config_entry("gpu_graph_id", str(number))
+    if side == "feeds":
+        return np.asarray(session.run(None, {"x": x}, options)[0])
+    binding = session.io_binding()
+    if side == "cpu":
+        binding.bind_cpu_input("x", x)
+        binding.bind_output("y")
+        session.run_with_iobinding(binding, options)
+        return np.asarray(binding.copy_outputs_to_cpu()[0])
+    target = on_gpu(np.full_like(x, 7))
+    binding.bind_ortvalue_input("x", on_gpu(x))
+    binding.bind_ortvalue_output("y", target)
+    session.run_with_iobinding(binding, options)
+    return np.asarray(target.numpy())
+
+
+@pytest.mark.parametrize("first", SIDES)
+@pytest.mark.parametrize("then", SIDES)
+def test_each_run_uses_its_own_binding(
+    session: OpenSession, on_gpu: OnGpu, rng: np.random.Generator, first: str, then: str
+) -> None:
+    opened = session(ADD, enable_graph_capture=1)
+    for number in (0, 4, -1):
+        for side, rows in ((first, 2), (first, 2), (then, 2), (then, 5), (first, 2)):
+            x = rng.standard_normal((rows, 3)).astype(np.float32)
+            np.testing.assert_array_equal(run_once(opened, on_gpu, x, side, number), np.maximum(2 * x, 0))
+
+
+def test_one_binding_reads_what_its_buffers_hold_then(session: OpenSession, on_gpu: OnGpu) -> None:
+    x = np.ones((2, 3), np.float32)
+    source, target = on_gpu(x), on_gpu(np.zeros_like(x))
+    opened = session(ADD, enable_graph_capture=1)
+    binding = opened.io_binding()
+    binding.bind_ortvalue_input("x", source)
+    binding.bind_ortvalue_output("y", target)
+    for factor in (1, 3, -2):
+        source.update_inplace(factor * x)
+        opened.run_with_iobinding(binding)
+        np.testing.assert_array_equal(target.numpy(), np.maximum(2 * factor * x, 0))
+
+
+def test_by_the_name_of_the_cuda_option(session: OpenSession) -> None:
+    x = np.ones((2, 3), np.float32)
+    np.testing.assert_array_equal(session(ADD, enable_cuda_graph=1).run(None, {"x": x})[0], 2 * x)

@@ -220,7 +220,7 @@ def test_what_another_signals_handler_raises_in_a_callback_arrives(kind: str) ->
     out = run(
         f"""
         import logging, signal, time
-        from vkep.ort import ep
+        from vkep.ort import ep, fused
         logging.getLogger("vkep.ort").addHandler(logging.NullHandler())
         raised = []
         def handle(*_):
@@ -235,7 +235,7 @@ def test_what_another_signals_handler_raises_in_a_callback_arrives(kind: str) ->
         if "{kind}" == "status":
             ep.claim = interrupted
         else:
-            ep.Ep.IsGraphCaptureEnabled = interrupted
+            fused.FusedNode.ReleaseState = interrupted
         try:
             try:
                 onnxruntime.InferenceSession(ADD, providers=[EP])

@@ -11,7 +11,7 @@ from vkep.device.faults import RunCheck
 
 class RunChecks:
     """The open checks of one session's runs, by thread: the thread that begins a run runs its nodes and ends it. A node
-    on another thread (ONNX Runtime's parallel mode, a replay) waits for its own check."""
+    on another thread (ONNX Runtime's parallel mode) waits for its own check."""
 
     def __init__(self) -> None:
         self._now = threading.local()

@@ -12,7 +12,6 @@ from vkep.ir.program import IslandStep, Program
 from vkep.ort import memory
 from vkep.ort.allocator import ALLOCATORS
 from vkep.ort.boundary import NULL, CStruct, behind, ffi, lib, status, value
-from vkep.ort.capture import run_id
 from vkep.ort.claims import Claims, claim
 from vkep.ort.context_data import compatibility
 from vkep.ort.context_nodes import ContextSettings
@@ -77,9 +76,8 @@ class Ep(CStruct, struct="OrtEp"):
         self._memory.stream, self._memory.handle = self._stream.pointer, self._stream.GetHandle()
         self._memory.api, self._memory.ep_api = ort.api, ort.ep_api
         self.pointer.CreateSyncStreamForDevice = ffi.addressof(lib, "vkep_ep_stream")
-        if not options.enable_graph_capture:
-            self.runtime.checks.ask_for_starts = partial(setattr, self.pointer, "OnRunStart", self.pointer.OnRunStart)
-            self.pointer.OnRunStart = NULL  # does nothing: saves each run a callback
+        self.runtime.checks.ask_for_starts = partial(setattr, self.pointer, "OnRunStart", self.pointer.OnRunStart)
+        self.pointer.OnRunStart = NULL  # does nothing: saves each run a callback
 
     @value(NULL)
     def GetName(self) -> Any:
@@ -178,7 +176,6 @@ class Ep(CStruct, struct="OrtEp"):
         released(self._release_nodes, [behind(info) for info in infos[0:count] if info != NULL])
 
     def _release_nodes(self, nodes: list[FusedNode]) -> None:
-        self.runtime.captures.close()  # they use the nodes
         for node in nodes:
             node.release()
 
@@ -220,36 +217,12 @@ class Ep(CStruct, struct="OrtEp"):
     @status
     def OnRunStart(self, options: Any) -> None:
         self.runtime.checks.start()
-        self.runtime.captures.start(run_id(self.ort, options))
 
     @status
     def OnRunEnd(self, options: Any, sync_stream: bool) -> None:
-        self.runtime.captures.end()
         if sync_stream:
             self.runtime.domain.wait()
         self.runtime.checks.end()
-
-    # ---- graph capture
-
-    @value(False)
-    def IsGraphCaptureEnabled(self) -> bool:
-        return self.options.enable_graph_capture
-
-    @value(False)
-    def IsGraphCaptured(self, number: int) -> bool:
-        return self.runtime.captures.captured(number)
-
-    @status
-    def ReplayGraph(self, number: int) -> None:
-        self.runtime.captures.replay(number)
-
-    @status
-    def ReleaseCapturedGraph(self, number: int) -> None:
-        self.runtime.captures.drop(number)
-
-    @value(0)
-    def GetGraphCaptureNodeAssignmentPolicy(self) -> int:
-        return 0  # all nodes are on this provider: a replay runs no other provider's nodes
 
     # ---- looking inside
 
@@ -271,7 +244,6 @@ class Ep(CStruct, struct="OrtEp"):
 
     def release(self) -> None:
         super().release()
-        self.runtime.captures.close()
         self._claims.clear()
         self._overrides.close()
         self._kernels.close()

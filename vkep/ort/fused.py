@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import logging
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from vkep.ort.options import session_options
 from vkep.ort.tensors import address, byte_count, host_array, host_bytes
 from vkep.plan.records import Port
 from vkep.session.executor import Executable, IslandExecutor, Targets
-from vkep.session.planned_graph import DeferredExecutor, PlannedGraph, Use, allowed, overwritten
+from vkep.session.planned_graph import DeferredExecutor, Use, allowed, overwritten
 from vkep.session.planner import Planner
 from vkep.session.vgf_executor import GraphRefused, VgfExecutor
 
@@ -217,7 +217,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
                 executable = used.executable
                 known = executable.caller.on_device
                 here = known is not None and 0 not in ffi.unpack(addresses, count)
-                if known is not None and here and not self.runtime.captures.recording and not self.runtime.profilers:
+                if known is not None and here and not self.runtime.profilers:
                     made = lib.vkep_outputs(
                         ort.api,
                         ort.ep_api,
@@ -256,27 +256,26 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         for index, name in enumerate(self._names):
             values[name] = self._input(name, tensors[index], *details.layout[index])
         graph = self.planned
-        place: Hashable = (key, details.over)
         with contextlib.ExitStack() as held:
             waits = executable.sole_step
             if isinstance(waits, DeferredExecutor):  # values of inputs decide its plan, and the shapes of its outputs
                 graph, values = waits.graph, waits.inputs_of(values)
-                place = signature = graph.signature(values)
+                signature = graph.signature(values)
                 executable, details = self._used(held, graph.use(values, signature), ())
             targets, waiting = self._targets(context, details)
             over = overwritten(values, targets)
             if over != details.over and not graph.sealed:
                 if graph is self.planned:
-                    self._over, place = over, (key, over)
-                    used = graph.use_key(place, lambda: self._make(key, over=over))
+                    self._over = over
+                    used = graph.use_key((key, over), lambda: self._make(key, over=over))
                 else:
-                    place, used = (place, over), graph.use(values, signature, over)
+                    used = graph.use(values, signature, over)
                 executable, details = self._used(held, used, over)
             kept = allowed(targets, over, executable)
             for index, name in enumerate(self.outputs):
                 if name in targets and name not in kept:
                     waiting[name] = self._output(context, index, details.ports[name].shape)
-            self._send(executable, graph, place, values, kept, waiting)
+            self._send(executable, values, kept, waiting)
         for index, name in enumerate(self.outputs):
             if name and name not in details.ports:  # folded, or computed in a part that was planned during the run
                 result = on_host(values[name])
@@ -315,8 +314,6 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
     def _send(
         self,
         executable: Executable,
-        graph: PlannedGraph,
-        key: Hashable,
         values: dict[str, Any],
         targets: Targets,
         waiting: Mapping[str, Any],
@@ -324,25 +321,12 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         """Run, and copy the outputs in ``waiting`` to ONNX Runtime's memory where the run did not write them there."""
         executable.run(values, targets)
         self.runtime.checks.add(open_checks(targets.values()))
-        captures = self.runtime.captures
-        if captures.recording:
-            self._check_capturable(values, executable.caller, waiting)
-            captures.add(graph, key, values, targets)
         if self.runtime.profilers:
             for profiler in self.runtime.profilers:
                 profiler.measure(self.name, executable, values)
         for name, made in waiting.items():
             if name not in targets or values[name] is not targets[name]:
                 self._write(made, on_host(values[name]))
-
-    def _check_capturable(self, values: Mapping[str, Any], details: _Details, waiting: Mapping[str, Any]) -> None:
-        host = [n for n in self._names if isinstance(values[n], np.ndarray)] + list(waiting)
-        host += [n for n in self.outputs if n and n not in details.ports]
-        if host:
-            raise InvalidInputError(
-                f"graph capture: {host} of {self.name} are not in device memory; bind all inputs and outputs to OrtValues on "
-                "the GPU, or run with gpu_graph_id = -1"
-            )
 
     def _input(self, name: str, tensor: Any, dtype: Any, shape: tuple[int, ...], nbytes: int) -> Any:
         if dtype is None:

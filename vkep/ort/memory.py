@@ -189,12 +189,6 @@ class MemoryDomain:
         """Whether a block is still allocated since it was found."""
         return self._blocks.get(block.address, (None, 0))[0] is block and not self._is_spare(block)
 
-    def holding(self, pointer: int) -> object:
-        """Identifies the allocation that a pointer points into: equal for the same allocation until it is freed. Raises
-        `ValueError`."""
-        block, _ = self.find(pointer)
-        return block, lib.vkep_turn(self.spares, block.address | self._tag)
-
     @property
     def live_blocks(self) -> int:
         """Blocks that ONNX Runtime holds."""

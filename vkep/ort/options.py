@@ -35,7 +35,8 @@ class EpOptions:
         Vulkan are fused; "registry": each stays a node of ONNX Runtime, run by a kernel of the registry (a node without
         a kernel is fused individually).
     plan_cache_size, concurrency, check_data, max_run_bytes: as `vkep.SessionOptions`.
-    enable_graph_capture: replay whole runs with bound inputs and outputs.
+    enable_graph_capture: accepted and without effect: each run submits recorded commands, and a replay by ONNX Runtime
+        would not see which buffers are bound to the run.
     arena: the ``arena.*`` options, as texts.
     """
 

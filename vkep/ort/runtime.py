@@ -11,7 +11,6 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.device.datagraph.delegate import VgfDelegate
 from vkep.device.delegate import VulkanDelegate
 from vkep.ort import memory
-from vkep.ort.capture import Captures
 from vkep.ort.checks import RunChecks
 from vkep.ort.options import EpOptions, session_options
 from vkep.session.contexts import resolve_context
@@ -53,7 +52,6 @@ class Runtime:
             self.delegate.close()
             raise
         self.checks = RunChecks()
-        self.captures = Captures(options.enable_graph_capture, self.checks)
         self.profilers: list[Profiler] = []  #: profilers that are active
         self._closed = False
 
