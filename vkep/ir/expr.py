@@ -23,7 +23,7 @@ _SCALAR_KINDS = {"float": "float", "int": "int", "uint": "uint"}
 class Expr:
     """A pointwise operation on its arguments, and the GLSL type of its result. Sharing is by identity.
 
-    ``op`` is a name of `vkep.ir.pointwise_ops.GLSL`, or an operator's own GLSL with ``{0}``, ``{1}`` for the arguments.
+    ``op`` is a name of `vkep.ir.pointwise_ops.OPERATIONS`, or an operator's own GLSL with ``{0}``, ``{1}`` for the arguments.
     """
 
     ctype: str

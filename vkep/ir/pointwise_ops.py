@@ -1,11 +1,57 @@
-"""The GLSL of pointwise operations that have a name: those that several operators use, or that a pass matches.
+"""The pointwise operations: for each name its types, its GLSL, and its meaning as a numpy function.
 
-An expression (`vkep.ir.expr.Expr`) has one of these names, or GLSL of its own. Passes compare names.
+An expression (`vkep.ir.expr.Expr`) has one of these names, or GLSL of a user's operator. Passes compare names.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
 from vkep.dtypes import DTYPES, DType, sign_extended
+from vkep.ir import meaning
+
+#: kinds of GLSL types in the signatures of operations
+KINDS = {
+    "real": ("float", "double"),
+    "integer": ("int", "uint", "int64_t", "uint64_t"),
+    "number": ("float", "double", "int", "uint", "int64_t", "uint64_t"),
+    "any": ("float", "double", "int", "uint", "int64_t", "uint64_t", "bool"),
+}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A pointwise operation.
+
+    ``numpy`` takes arrays of the arguments' types (`vkep.ir.meaning`); its result is converted to the operation's type.
+    ``signature``: a GLSL type, or one of the `KINDS`, for each argument and, after ``->``, for the result. Kinds with the
+    same name are the same type. ``*`` is a type that the expression states.
+    """
+
+    glsl: str  #: with {0}, {1} for the arguments and {type} for the type of the result
+    numpy: Callable[..., Any]
+    signature: str
+
+    @property
+    def takes(self) -> list[str]:
+        """The GLSL type or the kind of each argument."""
+        return self.signature.split(" -> ")[0].split()
+
+    def result(self, types: Sequence[str]) -> str | None:
+        """The type of the result for these types of arguments; None where the expression states it. Raises ``TypeError``,
+        which says what is expected, for other numbers and types of arguments."""
+        takes, [_, result] = self.takes, self.signature.split(" -> ")
+        bound: dict[str, str] = {}
+        fits = len(types) == len(takes)
+        for kind, found in zip(takes, types, strict=False):
+            fits &= found in KINDS.get(kind, (kind,)) and bound.setdefault(kind, found) == found
+        if not fits:
+            raise TypeError(f"takes ({', '.join(takes)}), not ({', '.join(types)})")
+        return None if result == "*" else bound.get(result, result)
 
 
 def rounded(dtype: DType, code: str) -> str:
@@ -24,50 +70,119 @@ def rounded(dtype: DType, code: str) -> str:
 #: a float32 NaN
 NAN = "uintBitsToFloat(0x7fc00000u)"
 
-#: name -> GLSL, with {0}, {1} for the arguments and {type} for the type of the result
-GLSL = {
-    "same": "{0}",
-    "cast": "{type}({0})",
-    "add": "({0} + {1})",
-    "sub": "({0} - {1})",
-    "mul": "({0} * {1})",
-    "div": "({0} / {1})",
-    "exact_div": "exact_quotient({0}, {1})",  # shaders/math.glsl
-    "mul_add": "({0} * {1} + {2})",
-    "mul_float": "(float({0}) * {1})",
-    "neg": "(-{0})",
-    "abs": "abs({0})",
-    "exp": "exp({0})",
-    "sqrt": "sqrt({0})",
-    "floor": "floor({0})",
-    "round": "roundEven({0})",
-    "isnan": "isnan({0})",
-    "min": "min({0}, {1})",
-    "max": "max({0}, {1})",
-    "not": "(!{0})",
-    "and": "({0} && {1})",
-    "or": "({0} || {1})",
-    "eq": "({0} == {1})",
-    "ne": "({0} != {1})",
-    "lt": "({0} < {1})",
-    "le": "({0} <= {1})",
-    "gt": "({0} > {1})",
-    "ge": "({0} >= {1})",
-    "where": "({0} ? {1} : {2})",
-    # rounds a value to the storage type, which is narrower than the type it is computed in
-    **{f"as_{d.name}": code for d in DTYPES.values() if (code := rounded(d, "{0}")) != "{0}"},
+_REAL, _NUMBER, _INTEGER, _ANY = (f"{kind} -> {kind}" for kind in ("real", "number", "integer", "any"))
+_REALS, _NUMBERS, _INTEGERS = (f"{kind} {kind} -> {kind}" for kind in ("real", "number", "integer"))
+_COMPARED, _BOOLS = "number number -> bool", "bool bool -> bool"
+
+# Series where the plain formula would cancel: GLSL has neither log1p nor expm1, and drivers compute tanh from exponentials,
+# whose relative error grows without bound towards 0.
+_LOG1P = (
+    "({0} < 0.03 && {0} > -0.03 ? {0} * (1.0 - {0} * (0.5 - {0} * (1.0 / 3.0 - {0} * (0.25 - {0} * 0.2)))) : "
+    "log(1.0 + {0}))"
+)
+_EXPM1 = (
+    "(abs({0}) < 0.1 ? {0} * (1.0 + {0} * (0.5 + {0} * (1.0 / 6.0 + {0} * (1.0 / 24.0 + {0} * (1.0 / 120.0))))) : "
+    "exp({0}) - 1.0)"
+)
+_TANH = (
+    "(abs({0}) < 0.1 ? {0} * (1.0 - {0} * {0} * (1.0 / 3.0 - {0} * {0} * (2.0 / 15.0 - {0} * {0} * (17.0 / 315.0)))) : "
+    "limited_tanh({0}))"
+)
+
+#: by name
+OPERATIONS = {
+    "same": Operation("{0}", meaning.same, _ANY),
+    "cast": Operation("{type}({0})", meaning.same, "any -> *"),
+    # ---- arithmetic
+    "add": Operation("({0} + {1})", np.add, _NUMBERS),
+    "sub": Operation("({0} - {1})", np.subtract, _NUMBERS),
+    "mul": Operation("({0} * {1})", np.multiply, _NUMBERS),
+    "div": Operation("({0} / {1})", meaning.quotient, _NUMBERS),
+    "exact_div": Operation("exact_quotient({0}, {1})", np.divide, "float float -> float"),  # shaders/math.glsl
+    "mod": Operation("({0} % {1})", meaning.remainder, _INTEGERS),
+    "exact_remainder": Operation("exact_remainder({0}, {1})", meaning.size_of_remainder, "float float -> float"),
+    "mul_add": Operation("({0} * {1} + {2})", lambda x, y, z: x * y + z, "number number number -> number"),
+    "mul_float": Operation("(float({0}) * {1})", np.multiply, "any float -> float"),
+    "neg": Operation("(-{0})", np.negative, _NUMBER),
+    "abs": Operation("abs({0})", np.abs, _NUMBER),
+    "sign": Operation("sign({0})", np.sign, _NUMBER),
+    "min": Operation("min({0}, {1})", meaning.minimum, _NUMBERS),
+    "max": Operation("max({0}, {1})", meaning.maximum, _NUMBERS),
+    "clamp": Operation("clamp({0}, {1}, {2})", meaning.clamp, "number number number -> number"),
+    "limited": Operation("limited({0}, {1}, {2})", meaning.limited, "float float float -> float"),
+    "relu": Operation("relu({0})", lambda x: np.where(np.isnan(x) | (x > 0), x, 0), "float -> float"),
+    # ---- functions of real numbers
+    "floor": Operation("floor({0})", np.floor, _REAL),
+    "ceil": Operation("ceil({0})", np.ceil, _REAL),
+    "trunc": Operation("trunc({0})", np.trunc, _REAL),
+    "round": Operation("roundEven({0})", np.rint, _REAL),
+    "sqrt": Operation("sqrt({0})", np.sqrt, _REAL),
+    "inversesqrt": Operation("inversesqrt({0})", lambda x: 1 / np.sqrt(x), _REAL),
+    "exp": Operation("exp({0})", np.exp, _REAL),
+    "expm1": Operation(_EXPM1, np.expm1, _REAL),
+    "log": Operation("accurate_log({0})", np.log, _REAL),
+    "log1p": Operation(_LOG1P, np.log1p, _REAL),
+    "pow": Operation("accurate_pow({0}, {1})", np.power, _REALS),
+    "sin": Operation("accurate_sin({0})", np.sin, _REAL),
+    "cos": Operation("accurate_cos({0})", np.cos, _REAL),
+    "tan": Operation("accurate_tan({0})", np.tan, _REAL),
+    "asin": Operation("accurate_asin({0})", np.arcsin, _REAL),
+    "acos": Operation("accurate_acos({0})", np.arccos, _REAL),
+    "atan": Operation("accurate_atan({0})", np.arctan, _REAL),
+    "sinh": Operation("accurate_sinh({0})", np.sinh, _REAL),
+    "cosh": Operation("accurate_cosh({0})", np.cosh, _REAL),
+    "tanh": Operation(_TANH, np.tanh, _REAL),
+    "log_of_double": Operation("log_of_double({0})", lambda x: np.log(x) + np.log(x.dtype.type(2)), "float -> float"),
+    "sigmoid": Operation("(1.0 / (1.0 + exp(-{0})))", meaning.sigmoid, _REAL),
+    "erf": Operation("accurate_erf({0})", meaning.erf, _REAL),
+    "gelu": Operation("gelu({0})", meaning.gelu, "float -> float"),
+    "gelu_tanh": Operation("gelu_tanh({0})", meaning.gelu_tanh, "float -> float"),
+    # ---- logic
+    "isnan": Operation("isnan({0})", np.isnan, "real -> bool"),
+    "isinf": Operation("isinf({0})", np.isinf, "real -> bool"),
+    "not": Operation("(!{0})", np.logical_not, "bool -> bool"),
+    "and": Operation("({0} && {1})", np.logical_and, _BOOLS),
+    "or": Operation("({0} || {1})", np.logical_or, _BOOLS),
+    "eq": Operation("({0} == {1})", np.equal, "any any -> bool"),
+    "ne": Operation("({0} != {1})", np.not_equal, "any any -> bool"),
+    "lt": Operation("({0} < {1})", np.less, _COMPARED),
+    "le": Operation("({0} <= {1})", np.less_equal, _COMPARED),
+    "gt": Operation("({0} > {1})", np.greater, _COMPARED),
+    "ge": Operation("({0} >= {1})", np.greater_equal, _COMPARED),
+    "where": Operation("({0} ? {1} : {2})", np.where, "bool any any -> any"),
+    # ---- bits
+    "bit_not": Operation("(~{0})", np.invert, _INTEGER),
+    "bit_and": Operation("({0} & {1})", np.bitwise_and, _INTEGERS),
+    "bit_or": Operation("({0} | {1})", np.bitwise_or, _INTEGERS),
+    "bit_xor": Operation("({0} ^ {1})", np.bitwise_xor, _INTEGERS),
+    "shift_left": Operation("({0} << {1})", meaning.shift_left, "integer int -> integer"),
+    "shift_right": Operation("({0} >> {1})", meaning.shift_right, "integer int -> integer"),
+    "float_bits": Operation("floatBitsToUint({0})", meaning.bits_of("float32"), "float -> uint"),
+    "half_bits": Operation("(packHalf2x16(vec2({0}, 0.0)) & 0xffffu)", meaning.bits_of("float16"), "float -> uint"),
+    "bfloat16_bits": Operation("uint(bfloat16_bits({0}))", meaning.bits_of("bfloat16"), "float -> uint"),
+    "double_bits": Operation("doubleBitsToUint64({0})", meaning.bits_of("float64"), "double -> uint64_t"),
+    "from_float_bits": Operation("uintBitsToFloat({0})", meaning.from_bits("float32"), "uint -> float"),
+    "from_half_bits": Operation("unpackHalf2x16({0}).x", meaning.from_bits("float16"), "uint -> float"),
+    "from_bfloat16_bits": Operation("uintBitsToFloat({0} << 16)", meaning.from_bits("bfloat16"), "uint -> float"),
+    "from_double_bits": Operation("uint64BitsToDouble({0})", meaning.from_bits("float64"), "uint64_t -> double"),
+    # ---- rounds a value to the storage type, which is narrower than the type it is computed in
+    **{
+        f"as_{d.name}": Operation(code, meaning.stored_as(d), f"{d.glsl_compute} -> {d.glsl_compute}")
+        for d in DTYPES.values()
+        if (code := rounded(d, "{0}")) != "{0}"
+    },
 }
 
 
 def stored_as(dtype: DType) -> str:
     """The operation that rounds a value as storing it as ``dtype`` and reading it again would."""
     name = f"as_{dtype.name}"
-    return name if name in GLSL else "same"
+    return name if name in OPERATIONS else "same"
 
 
 def glsl(op: str) -> str:
     """The template of an expression's operation. Raises `ValueError` for a name that is not in the table."""
-    template = GLSL.get(op, op)
-    if template is op and "{" not in op:
-        raise ValueError(f"no pointwise operation is named {op!r}; there are {', '.join(GLSL)}")
-    return template
+    operation = OPERATIONS.get(op)
+    if operation is None and "{" not in op:
+        raise ValueError(f"no pointwise operation is named {op!r}; there are {', '.join(OPERATIONS)}")
+    return op if operation is None else operation.glsl
