@@ -132,6 +132,44 @@ def test_external_weights_are_read_from_their_file(session: OpenSession, tmp_pat
     np.testing.assert_allclose(session(str(path)).run(None, {"x": x})[0], x @ weight, rtol=1e-4, atol=1e-4)
 
 
+OUTER_WEIGHTS = {
+    "If": """g (float[2,2] x, bool c) => (float[2,2] y) { y = If(c) <
+        then_branch = a () => (float[2,2] p) { p = Add(x, w) }, else_branch = b () => (float[2,2] q) { q = MatMul(x, w) }> }""",
+    "If in If": """g (float[2,2] x, bool c) => (float[2,2] y) { y = If(c) <
+        then_branch = a () => (float[2,2] p) { p = If(c) <
+            then_branch = d () => (float[2,2] r) { r = Sub(x, w) }, else_branch = e () => (float[2,2] s) { s = Neg(w) }> },
+        else_branch = b () => (float[2,2] q) { q = Mul(x, w) }> }""",
+    "Loop": """g (float[2,2] x, bool c) => (float[2,2] y) { n = Constant<value = int64 {3}>() y = Loop(n, c, x) <
+        body = b (int64 i, bool go, float[2,2] s) => (bool on, float[2,2] t) { on = Identity(go) t = Add(s, w) }> }""",
+    "Scan": """g (float[2,2] x, bool c) => (float[2,2] y) { z = Scan<num_scan_inputs = 1,
+        body = b (float[2] s) => (float[2,2] t) { t = Mul(s, w) }>(x)
+        f = Constant<value = int64[1] {0}>() y = ReduceSum<keepdims = 0>(z, f) }""",
+    "read outside too": """g (float[2,2] x, bool c) => (float[2,2] y) { o = Mul(x, w) y = If(c) <
+        then_branch = a () => (float[2,2] p) { p = Add(o, w) }, else_branch = b () => (float[2,2] q) { q = Identity(w) }> }""",
+}
+
+
+@pytest.mark.parametrize("form", OUTER_WEIGHTS)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])
+def test_a_body_reads_an_outer_weight_in_a_file_that_is_gone(
+    session: OpenSession, tmp_path: Path, form: str, dtype: str
+) -> None:
+    """ONNX Runtime gives no value of such a weight."""
+    text = OUTER_WEIGHTS[form].replace("float[", f"{dtype.replace('float32', 'float')}[")
+    proto = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 18]> {text}')
+    weight = np.array([[1, 2], [3, 5]], dtype)
+    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    whole = proto.SerializeToString()
+    path = tmp_path / "model.onnx"
+    onnx.save_model(proto, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    opened = session(str(path), all_on_vulkan=False)
+    for file in tmp_path.iterdir():
+        file.unlink()
+    for flag in (True, False):
+        feeds = {"x": np.array([[1, -2], [3, 4]], dtype), "c": np.array(flag)}
+        np.testing.assert_array_equal(opened.run(None, feeds)[0], reference(whole, feeds)[0])
+
+
 def test_eight_threads_share_a_session(session: OpenSession) -> None:
     made = session(graph("g (float[16,16] x) => (float[16,16] y) { a = MatMul(x, x) y = Relu(a) }"))
     wrong: list[Any] = []

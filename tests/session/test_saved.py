@@ -18,7 +18,7 @@ from onnx import numpy_helper
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.session.models import ADD_RELU, model, reference
-from vkep import InferenceSession, InvalidModelError
+from vkep import InferenceSession
 from vkep.dtypes import DTYPES
 from vkep.graph import load_model
 from vkep.ir.infer import Known
@@ -150,9 +150,7 @@ def test_external_data_that_changes_under_a_session(open_session: Open, tmp_path
     proto = write(tmp_path / "whole.onnx", 0.5, batch="n")
     expected = reference(proto, feeds)[0]
     onnx.save(proto, tmp_path / "other.onnx", save_as_external_data=True, location="data.bin")
-    with pytest.raises(InvalidModelError, match="was changed after the model was opened"):
-        old.model.graph.weights["t"].array()
-    np.testing.assert_allclose(old.run(None, feeds)[0], expected_before, atol=1e-4)  # what is on the device already
+    np.testing.assert_allclose(old.run(None, feeds)[0], expected_before, atol=1e-4)  # of the file that it opened
     for _ in range(2):
         np.testing.assert_allclose(open_session(path).run(None, feeds)[0], expected, atol=1e-4)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from vkep.files import check_memory, open_file
 LastWrite = tuple[int, ...]
 #: bytes that `FileBytes` reads at once when single ones are requested
 _WINDOW = 1 << 16
+#: external data files that stay open in a process, whose limit of open files is often 1,024
+MOST_OPEN = 256
 
 
 def last_write(status: os.stat_result) -> LastWrite:
@@ -127,17 +130,33 @@ class FilePart:
 
 
 @dataclass(frozen=True)
-class ClosedFilePart:
-    """Part of a file that is opened for each read: a model may have thousands of weights in separate files."""
+class ExternalPart:
+    """Part of an external data file. The file stays open, so that a session needs it in its folder no longer; the ones
+    beyond `MOST_OPEN` are opened for each read."""
 
     path: Path
     known: LastWrite
     start: int
     nbytes: int
+    reader: FileReader | None
+
+    @classmethod
+    def of(cls, path: Path, status: os.stat_result, start: int, nbytes: int) -> ExternalPart:
+        """The part of a file whose status was read before. Raises `InvalidModelError` where it cannot be opened or was
+        written to since."""
+        known = last_write(status)
+        reader = _readers.get((path, known))
+        if reader is None and len(_readers) < MOST_OPEN:
+            reader = _readers[path, known] = FileReader(path, known)
+        return cls(path, known, start, nbytes, reader)
 
     def __call__(self) -> np.ndarray:
-        return FileReader(self.path, self.known).read(self.start, self.nbytes)
+        return (self.reader or FileReader(self.path, self.known)).read(self.start, self.nbytes)
 
     def read_into(self, out: np.ndarray, start: int = 0) -> None:
-        """Open the file, and read as `FilePart.read_into`. Raises `InvalidModelError` also where it is no file any more."""
-        FileReader(self.path, self.known).read_into(self.start + start, out)
+        """Read the part's bytes from ``start`` on into ``out`` (uint8). Raises `InvalidModelError` where the file changed."""
+        (self.reader or FileReader(self.path, self.known)).read_into(self.start + start, out)
+
+
+#: the open external data files of all models, by path and last write
+_readers: weakref.WeakValueDictionary[tuple[Path, LastWrite], FileReader] = weakref.WeakValueDictionary()

@@ -16,7 +16,7 @@ from onnx import numpy_helper
 from vkep import dtypes
 from vkep.errors import InvalidModelError
 from vkep.files import file_status
-from vkep.graph.files import ClosedFilePart, file_identity, last_write
+from vkep.graph.files import ExternalPart, file_identity
 
 #: numpy's arrays have at most this many axes (numpy 2: 64)
 MOST_AXES: int = getattr(np, "MAXDIMS", 64)
@@ -192,8 +192,8 @@ class PackedWeight(Weight):
 
 
 class ExternalWeight(Weight):
-    """A weight in an external data file, read on each use (ONNX IR, "External Data"). Raises `InvalidModelError`
-    for a location that is missing, outside the model's folder or too short."""
+    """A weight in an external data file, read on each use (ONNX IR, "External Data"). The file stays open.
+    Raises `InvalidModelError` for a location that is missing, outside the model's folder or too short."""
 
     in_file = True
 
@@ -233,7 +233,7 @@ class ExternalWeight(Weight):
                 f"but the model says length {length} and the file has {size} bytes"
             )
         self.path, self.identity = path, file_identity(path, status)
-        self._content = ClosedFilePart(path, last_write(status), self._offset, self._file_bytes)
+        self._content = ExternalPart.of(path, status, self._offset, self._file_bytes)
 
     @property
     def _file_bytes(self) -> int:

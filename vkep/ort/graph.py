@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,17 +12,18 @@ import numpy as np
 import onnx
 
 from vkep import dtypes
-from vkep.graph.files import ClosedFilePart, last_write
+from vkep.graph.files import ExternalPart
 from vkep.graph.load import read_graph
 from vkep.graph.model import Dim, Graph, Node, ValueInfo
 from vkep.graph.weights import ArrayWeight, Content, Weight
 from vkep.ort.boundary import NULL, OrtError, ffi, lib
-from vkep.ort.tensors import byte_count, describe, shape_of, tensor_array
+from vkep.ort.tensors import describe, shape_of, tensor_array
 
 if TYPE_CHECKING:
     from vkep.ort.api import Ort
     from vkep.ort.overrides import Overrides
 
+logger = logging.getLogger("vkep.ort")
 _INT, _INTS, _FLOAT, _FLOATS, _STRING, _STRINGS, _GRAPH, _TENSOR = 1, 2, 3, 4, 5, 6, 7, 8  # OrtOpAttrType
 
 
@@ -57,15 +59,13 @@ class OrtWeight(Weight):
 
 
 class FileWeight(Weight):
-    """A constant initializer in an external data file, read on each use."""
+    """A constant initializer in an external data file, which stays open and is read on each use."""
 
     in_file = True
 
-    def __init__(self, name: str, tensor: Any, path: Path, offset: int) -> None:
-        super().__init__(name, shape_of(tensor), tensor.type)
-        dtype = dtypes.from_onnx(tensor.type)
-        assert dtype is not None
-        self._content = ClosedFilePart(path, last_write(path.stat()), offset, self.nbytes)
+    def __init__(self, name: str, shape: tuple[int, ...], dtype: dtypes.DType, path: Path, offset: int) -> None:
+        super().__init__(name, shape, dtype.onnx)
+        self._content = ExternalPart.of(path, path.stat(), offset, self.nbytes)
         self._numpy = dtype.numpy
 
     def array(self) -> np.ndarray:
@@ -229,23 +229,39 @@ class OrtGraphView:
             if name in made or name in weights or name in inputs or name not in self._infos:
                 continue
             info = self._infos[name]
-            if self.ort.get(self.ort.api.ValueInfo_IsConstantInitializer, "_Bool", info):
-                weights[name] = self._weight(name, info)
+            constant = self.ort.get(self.ort.api.ValueInfo_IsConstantInitializer, "_Bool", info)
+            weight = self._weight(name, info) if constant else None
+            if weight is not None:
+                weights[name] = weight
             else:
                 inputs[name] = self.value_info(name)
         return weights, tuple(inputs.values())
 
-    def _weight(self, name: str, info: Any) -> Weight:
+    def _weight(self, name: str, info: Any) -> Weight | None:
+        """A constant; None where ONNX Runtime does not give its value: a run then reads it as an input."""
         ort, api = self.ort, self.ort.api
-        value = ort.get(api.ValueInfo_GetInitializerValue, "OrtValue const *", info)
+        in_file = None if name in self._overrides else self._weight_in_file(name, info)
+        if in_file is not None:
+            return in_file
+        try:
+            value = ort.get(api.ValueInfo_GetInitializerValue, "OrtValue const *", info)
+        except OrtError as error:  # an outer weight that a body reads from a file
+            logger.info("the constant %r is read as an input: %s", name, error)
+            return None
         if value == NULL:
-            raise OrtError(f"the constant {name!r} has no value")
+            return None
         tensor = describe(ort, value)
         if name in self._overrides:
             return ArrayWeight(name, self._overrides.value(name, tensor.type, shape_of(tensor)))
-        external = ort.get(api.ValueInfo_GetExternalInitializerInfo, "OrtExternalInitializerInfo *", info)
+        return OrtWeight(name, tensor)
+
+    def _weight_in_file(self, name: str, info: Any) -> FileWeight | None:
+        """A constant that lies in a file of its own, by what the graph declares of it: ONNX Runtime has no value of an
+        outer constant for the body of an If, Loop or Scan."""
+        api = self.ort.api
+        external = self.ort.get(api.ValueInfo_GetExternalInitializerInfo, "OrtExternalInitializerInfo *", info)
         if external == NULL:
-            return OrtWeight(name, tensor)
+            return None
         try:
             path = Path(ffi.string(api.ExternalInitializerInfo_GetFilePath(external)).decode())
             offset = api.ExternalInitializerInfo_GetFileOffset(external)
@@ -253,10 +269,12 @@ class OrtGraphView:
             api.ReleaseExternalInitializerInfo(external)
         if not path.is_absolute() and self.folder is not None:
             path = self.folder / path
-        dtype = dtypes.from_onnx(tensor.type)
-        if dtype is None or dtype.sub_byte_bits or not path.is_file() or not byte_count(tensor):
-            return OrtWeight(name, tensor)
-        return FileWeight(name, tensor, path, offset)
+        declared = self.value_info(name)
+        dtype = dtypes.from_onnx(declared.elem_type)
+        shape = declared.static_shape
+        if dtype is None or dtype.sub_byte_bits or shape is None or 0 in shape or not path.is_file():
+            return None
+        return FileWeight(name, shape, dtype, path, offset)
 
 
 _PROTO_TYPES = {
