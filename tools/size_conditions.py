@@ -21,7 +21,7 @@ import numpy as np
 from gpu_shared.capabilities import DeviceCapabilities
 from tools.backend_suite.cases import load_cases
 from tools.models.catalog import CATALOG, Options, build_model
-from tools.plan_digests import DEVICES
+from tools.plan_devices import DEVICES
 from vkep import dtypes
 from vkep.errors import VkepError
 from vkep.graph import load_model

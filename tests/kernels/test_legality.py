@@ -12,7 +12,7 @@ import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import NumpyWorkspace
-from tools.plan_digests import DEVICES
+from tools.plan_devices import DEVICES
 from vkep.dtypes import DTYPES
 from vkep.errors import Decline
 from vkep.ir.ops import BaseTarget

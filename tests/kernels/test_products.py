@@ -10,7 +10,7 @@ import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, Tensor, as_discrete
-from tools.plan_digests import DEVICES
+from tools.plan_devices import DEVICES
 from vkep.errors import Decline
 from vkep.kernels.cooperative_tiles import float16_shape, no_cooperative_tile
 from vkep.kernels.deform import DeformColumnsProblem

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.devices import GPU
-from tools.plan_digests import DEVICES
+from tools.plan_devices import DEVICES
 from vkep.dtypes import DTYPES
 from vkep.graph.attributes import ConvAttributes, PoolAttributes
 from vkep.ir import expr as ex

@@ -11,7 +11,7 @@ import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tools.models.language import ARCHITECTURES, language_model
-from tools.plan_digests import DEVICES
+from tools.plan_devices import DEVICES
 from vkep import dtypes
 from vkep.graph.load import load_model
 from vkep.ir.infer import Known

@@ -14,7 +14,7 @@ from tests.devices import as_a_gpu
 from tests.lowering.test_norms import GPU, dispatched
 from tools.models.builder import GraphBuilder
 from tools.models.language import BLOCK, MICROSOFT, packed
-from tools.plan_digests import DEVICES
+from tools.plan_devices import DEVICES
 from vkep import InferenceSession
 
 Open = Callable[..., InferenceSession]

@@ -17,7 +17,7 @@ import pytest
 from tests.lowering.replayed import Choices, compared
 from tests.session.test_decode import decoder
 from tools.models.catalog import Options, build_model
-from tools.plan_digests import DEVICES
+from tools.plan_devices import DEVICES
 from tools.size_conditions import Case, declared, node_cases
 from vkep.errors import VkepError
 from vkep.graph import load_model

@@ -19,11 +19,11 @@ from pathlib import Path
 import onnx
 
 from gpu_shared.capabilities import DeviceCapabilities
-from tools import plan_digests
 from tools.backend_suite.cases import load_cases
 from tools.device_records.records import RECORDS
 from tools.device_records.within import Checker
 from tools.models.catalog import build_model
+from tools.plan_cases import catalog
 from vkep import dtypes
 from vkep.errors import VkepError
 from vkep.graph import load_model
@@ -47,9 +47,9 @@ class Found:
 
 def models(every: int) -> Iterator[tuple[str, onnx.ModelProto]]:
     """The models of the catalog, and the node cases of which the session takes all inputs."""
-    catalog = [(name, lambda m=model, o=options: build_model(m, o)) for name, model, options in plan_digests.cases()]
+    whole = [(name, lambda m=model, o=options: build_model(m, o)) for name, model, options in catalog()]
     cases = [(name, case.model) for name, case in load_cases().items() if case.kind == "node"]
-    for name, make in [*catalog, *cases][::every]:
+    for name, make in [*whole, *cases][::every]:
         yield name, make()
 
 
