@@ -10,7 +10,7 @@ import numpy as np
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DTYPES, from_onnx
 from vkep.graph.weights import ArrayWeight
-from vkep.ir.expr import Expr, tensors
+from vkep.ir.expr import Expr, is_checked, tensors
 from vkep.ir.tensor import Storage, Tensor
 from vkep.kernels.problem import Problem, check
 from vkep.kernels.tuning import Choice, chosen
@@ -111,6 +111,13 @@ class KernelOp:
 
 
 Op = Pointwise | KernelOp
+
+
+def may_fail(op: Op) -> bool:
+    """Whether its kernels check data of a run, which then may have a fault."""
+    if isinstance(op, Pointwise):
+        return is_checked(op.expr)
+    return bool(op.problem.fault) or (op.epilogue is not None and is_checked(op.epilogue))
 
 
 def reads(op: Op) -> list[Tensor]:

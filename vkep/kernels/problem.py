@@ -116,6 +116,12 @@ class Problem:
         return 0
 
     @property
+    def fault(self) -> str:
+        """The error's message where a run's data break the operator's specification; "" where they cannot, or the
+        kernels do not check them."""
+        return ""
+
+    @property
     def key(self) -> tuple[int, ...]:
         """Sizes that distinguish problems where `vkep tune` measures whole candidates
         (`vkep.kernels.select.Candidate.worth`)."""

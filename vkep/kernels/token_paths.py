@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpu_shared.capabilities import DeviceCapabilities
+from vkep.kernels.indices import noting
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import floor_power_of_two
 from vkep.kernels.problem import Need, Problem
@@ -115,10 +116,15 @@ class BifurcationProblem(Problem):
     def makes(self) -> tuple[Need, ...]:
         return Need("tokens", "int64", (self.currents + self.predictions,)), Need("found", "int64", (2,))
 
+    @property
+    def fault(self) -> str:
+        """The error's message where the predictions do not match the source tokens."""
+        told = f"prev_suffix_match_idx leaves another number of source tokens than {self.predictions - 1}"
+        return told if self.predictions else ""
+
 
 def _bifurcation(problem: BifurcationProblem, e: Emission) -> KernelCall:
-    reason = f"prev_suffix_match_idx leaves another number of source tokens than {problem.predictions - 1}"
-    fault, code = e.target.fault(reason) if problem.predictions else (None, 0)
+    fault, code = noting(e, problem.fault)
     names = ("source", "current", "start", "predicted", "tokens", "found")
     return BIFURCATION.call(
         grid=(1,),

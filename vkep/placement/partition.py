@@ -15,6 +15,7 @@ from vkep.graph.model import Node
 from vkep.graph.weights import Weight
 from vkep.ir.builder import Builder, NeedsValue
 from vkep.ir.infer import Known, infer, may_be_sizes, shape_of
+from vkep.ir.ops import may_fail
 from vkep.ir.program import (
     Over,
     Placement,
@@ -271,6 +272,8 @@ class _Partitioner(Placed):
         raise Decline("; ".join(f"{k}: {r}" for k, r in reasons.items()) if len(order) > 1 else reasons[order[0]])
 
     def _lower_graph(self, node: Node, declined: Mapping[str, str]) -> None:
+        if self._checks_data(node):
+            raise Decline("Vulkan's kernels check its indices or divisors (check_data), a data graph cannot")
         stage = self._stage(node, VGF)
         for port in self.graphs.add(node, stage, self.known):
             self.known[port.name] = ValueSpec(port.dtype, port.shape)
@@ -284,12 +287,40 @@ class _Partitioner(Placed):
             self.made[name] = (KOMPUTE, stage)
         self.placements.append(Placement(node, KOMPUTE, island=stage, declined=dict(declined)))
 
+    def _checks_data(self, node: Node) -> bool:
+        """Whether Vulkan's kernels for a node check data that only a run has. Raises `InvalidNode` as they do, since
+        the lowering to TOSA does not compare a node with its operator's specification."""
+        island = self._new_island(0)
+        try:
+            self._add(island, node)
+        except InvalidNode:
+            raise
+        except Decline:
+            return False
+        return self.policy.check_data and any(map(may_fail, island.builder.ops))
+
+    def _new_island(self, stage: int) -> Island:
+        return Island(stage, Builder(self.caps, check_data=self.policy.check_data))
+
     def _lower(self, node: Node, declined: Mapping[str, str]) -> None:
-        check_known(node)
         stage = self._stage(node, "vulkan")
-        island = self.islands.get(stage)
-        if island is None:
-            island = Island(stage, Builder(self.caps, check_data=self.policy.check_data))
+        island = self.islands.get(stage) or self._new_island(stage)
+        results = self._add(island, node)
+        self.islands[stage] = island
+        island.nodes.append(node)
+        for name, tensor in zip(node.outputs, results, strict=False):
+            if name:
+                island.tensors[name] = tensor
+                self.known[name] = ValueSpec(tensor.dtype, tensor.shape)
+                self.made[name] = ("vulkan", stage)
+        missing = [n for n in node.outputs[len(results) :] if n]
+        if missing:
+            raise AssertionError(f"{node.title}: its operator function made no output {missing}")
+        self.placements.append(Placement(node, "vulkan", island=stage, declined=dict(declined)))
+
+    def _add(self, island: Island, node: Node) -> Sequence[Tensor]:
+        """Add a node's operations to an island; returns its results. Raises `Decline`; then the island is unchanged."""
+        check_known(node)
         builder = island.builder
         ops, ports, tensors = len(builder.ops), len(island.ports), len(island.tensors)
         builder.node = node
@@ -312,17 +343,7 @@ class _Partitioner(Placed):
             raise
         finally:
             builder.node = builder.place = None
-        self.islands[stage] = island
-        island.nodes.append(node)
-        for name, tensor in zip(node.outputs, results, strict=False):
-            if name:
-                island.tensors[name] = tensor
-                self.known[name] = ValueSpec(tensor.dtype, tensor.shape)
-                self.made[name] = ("vulkan", stage)
-        missing = [n for n in node.outputs[len(results) :] if n]
-        if missing:
-            raise AssertionError(f"{node.title}: its operator function made no output {missing}")
-        self.placements.append(Placement(node, "vulkan", island=stage, declined=dict(declined)))
+        return results
 
     def _to_cpu(self, node: Node, reason: str) -> None:
         stage = self._stage(node, "cpu")
