@@ -7,6 +7,7 @@
     uint total; uint inner; uint inner_mul; uint inner_shift; uint channels; uint channels_mul; uint channels_shift; \
     uint before; uint after; float alpha_over_size; float beta; float bias; }
 #include "args.glsl"
+#include "math.glsl"
 #include "elements.glsl"
 #include "fastdiv.glsl"
 #include "workgroup.glsl"
@@ -25,5 +26,5 @@ void main() {
         float v = load_element(x.v[from]);
         squares += v * v;
     }
-    y.v[at] = store_element(load_element(x.v[at]) * pow(args.bias + args.alpha_over_size * squares, -args.beta));
+    y.v[at] = store_element(load_element(x.v[at]) * accurate_pow(args.bias + args.alpha_over_size * squares, -args.beta));
 }

@@ -7,14 +7,24 @@
 float limited(float x, float low, float high) { return isnan(x) ? x : min(max(x, low), high); }
 float relu(float x) { return isnan(x) || x > 0.0 ? x : 0.0; }
 
+// The size of one number with the sign of another, which may be -0.
+float with_sign(float size, float from) {
+    return uintBitsToFloat((floatBitsToUint(size) & 0x7fffffffu) | (floatBitsToUint(from) & 0x80000000u));
+}
+double with_sign(double size, double from) {
+    uvec2 bits = unpackDouble2x32(size);
+    return packDouble2x32(uvec2(bits.x, (bits.y & 0x7fffffffu) | (unpackDouble2x32(from).y & 0x80000000u)));
+}
+
 // Some drivers' tanh overflows for large arguments, and some clamp NaN away.
 float limited_tanh(float x) { return isnan(x) ? x : tanh(clamp(x, -20.0, 20.0)); }
 
 // Some drivers compute the logarithm of a subnormal number as that of 0 or of the smallest normal number: here its bits are
-// converted as a multiple of 2**-149. Some return a finite number for log(0).
+// converted as a multiple of 2**-149. GLSL's log() is undefined from 0 down.
 float accurate_log(float x) {
     uint bits = floatBitsToUint(x);
     if ((bits << 1) == 0u) return uintBitsToFloat(0xff800000u);
+    if (bits > 0x7f800000u) return uintBitsToFloat(0x7fc00000u);
     return bits < 0x00800000u ? log(float(bits)) - 103.27892990343185 : log(x);
 }
 
@@ -51,18 +61,52 @@ float accurate_atan(float x) {
     else if (size > 0.4142135623730950) base = 0.7853981633974483, part = (size - 1.0) / (size + 1.0);
     float z = part * part;
     float y = base + (part + part * z * (-0.333329491539 + z * (0.199777106478 + z * (-0.138776856032 + z * 0.0805374449538))));
-    return uintBitsToFloat(floatBitsToUint(y) | (floatBitsToUint(x) & 0x80000000u));
+    return with_sign(y, x);
 }
 
-// abs(x) raised to y; 1 wherever C's pow() returns 1
-float power_of_size(float x, float y) { return y == 0.0 || abs(x) == 1.0 ? 1.0 : pow(abs(x), y); }
+// A square root, NaN of negative numbers and -0 of -0: GLSL's sqrt() is undefined below 0.
+float accurate_sqrt(float x) {
+    uint bits = floatBitsToUint(x);
+    if (bits << 1 == 0u || bits == 0x7f800000u) return x;
+    return bits > 0x7f800000u ? uintBitsToFloat(0x7fc00000u) : sqrt(x);
+}
+double accurate_sqrt(double x) { return x < 0.0 ? packDouble2x32(uvec2(0u, 0x7ff80000u)) : x == 0.0 ? x : sqrt(x); }
 
-// x raised to y, NaN where the power is not real: GLSL's pow() is undefined for x < 0.
+// x raised to y, as in C (annex F.10.4.4), NaN where the power is not real: GLSL's pow() is undefined for x < 0, and for x = 0
+// and y <= 0. Special values are compared by their bits: a compiler may ignore the sign of 0 and NaN, a device may take a
+// subnormal number for 0.
 float accurate_pow(float x, float y) {
-    float size = power_of_size(x, y);
-    if (!(x < 0.0)) return size;
-    if (floor(y) != y && !isinf(x)) return uintBitsToFloat(0x7fc00000u);
-    return mod(y, 2.0) == 1.0 ? -size : size;
+    const uint ONE = 0x3f800000u, MOST = 0x7f800000u, NONE = 0x7fc00000u;
+    uint size = floatBitsToUint(x) & 0x7fffffffu, power = floatBitsToUint(y) & 0x7fffffffu;
+    bool negative = floatBitsToUint(x) > 0x7fffffffu, falls = floatBitsToUint(y) > 0x7fffffffu;
+    if (power == 0u || floatBitsToUint(x) == ONE) return 1.0;
+    if (size > MOST || power > MOST) return uintBitsToFloat(NONE);
+    float exponent = uintBitsToFloat(power);
+    bool whole = power >= 0x4b800000u || floor(exponent) == exponent;  // all numbers from 2**24 on are even
+    bool odd = power < 0x4b800000u && whole && (uint(exponent) & 1u) != 0u;
+    float result;
+    if (size == 0u || size == MOST) result = uintBitsToFloat((size == 0u) == falls ? MOST : 0u);
+    else if (size == ONE && (whole || !negative)) result = 1.0;
+    else if (power == MOST) result = uintBitsToFloat((size < ONE) == falls ? MOST : 0u);
+    else if (negative && !whole) return uintBitsToFloat(NONE);
+    else {
+        // a subnormal base is a multiple of 2**-149
+        float base = size < 0x800000u ? float(size) : uintBitsToFloat(size);
+        result = exp2(y * (log2(base) - (size < 0x800000u ? 149.0 : 0.0)));
+        if (whole && exponent <= 64.0 && size >= 0x800000u) {  // by squaring, which is exact for small integers
+            float product = 1.0;
+            for (uint left = uint(exponent); left != 0u; left >>= 1u) {
+                if ((left & 1u) != 0u) product *= base;
+                base *= base;
+            }
+            if (!falls) result = product;
+            else if (product > 1e-37 && product < 1e37) result = exact_quotient(1.0, product);
+        } else if (power == 0x3f000000u && size >= 0x800000u) {
+            float root = sqrt(base);
+            result = falls ? exact_quotient(1.0, root) : root;
+        }
+    }
+    return odd && negative ? with_sign(result, x) : result;
 }
 
 // The remainder of abs(a) by abs(d), both finite and d not 0, exactly: mantissas as integers, eight bits of quotient at a time.
@@ -83,6 +127,18 @@ float exact_remainder(float a, float d) {
     return uintBitsToFloat(rest >= 0x800000u ? ((d_exponent - shift) << 23) | (rest & 0x7fffffu) : rest);
 }
 
+// of doubles by subtracting the divisor's multiples by powers of two, which is exact
+double exact_remainder(double a, double d) {
+    double rest = abs(a), divisor = abs(d), part = divisor;
+    for (uint n = 0u; n < 2200u && rest - part >= part; ++n) part += part;
+    for (uint n = 0u; n < 2200u; ++n) {
+        if (rest >= part) rest -= part;
+        if (part <= divisor) break;
+        part *= 0.5;
+    }
+    return rest;
+}
+
 // 1 - erf(a) for a >= 0. Its binary logarithm is close to a polynomial. This one (a minimax fit) has an error of 1e-7 in
 // float32 and decreases beyond the fitted range, as the logarithm does.
 float erfc_from_0(float a) {
@@ -95,7 +151,7 @@ float erfc_from_0(float a) {
 float accurate_erf(float x) {
     float z = x * x, y = 1.0 - erfc_from_0(abs(x));
     float series = x * (1.1283791670955126 - z * (0.37612638903183754 - z * (0.11283791670955126 - z * 0.026866170645131252)));
-    y = uintBitsToFloat(floatBitsToUint(y) | (floatBitsToUint(x) & 0x80000000u));
+    y = with_sign(y, x);
     return z < 0.04 ? series : y;
 }
 

@@ -14,6 +14,7 @@
     uint stride_d; uint stride_h; uint stride_w; uint dilation_d; uint dilation_h; uint dilation_w; \
     int pad_d; int pad_h; int pad_w; uint pad_end_d; uint pad_end_h; uint pad_end_w; float p; }
 #include "args.glsl"
+#include "math.glsl"
 #include "elements.glsl"
 #include "fastdiv.glsl"
 #include "pool.glsl"
@@ -71,7 +72,7 @@ void main() {
 #elif defined(AVERAGE_POOL)
                 total += v;
 #else
-                total += args.p == 2.0 ? v * v : args.p == 1.0 ? abs(v) : COMPUTE_T(pow(float(abs(v)), args.p));
+                total += args.p == 2.0 ? v * v : args.p == 1.0 ? abs(v) : COMPUTE_T(accurate_pow(float(abs(v)), args.p));
 #endif
             }
         }
@@ -84,7 +85,7 @@ void main() {
         * float(count_inside(w0, KERNEL_W, args.dilation_w, all ? w0 : 0, int(args.width + (all ? args.pad_end_w : 0u))));
     COMPUTE_T result = total / count;
 #elif defined(LP_POOL)
-    COMPUTE_T result = args.p == 2.0 ? sqrt(total) : args.p == 1.0 ? total : COMPUTE_T(pow(float(total), 1.0 / args.p));
+    COMPUTE_T result = args.p == 2.0 ? sqrt(total) : args.p == 1.0 ? total : COMPUTE_T(accurate_pow(float(total), 1.0 / args.p));
 #else
     COMPUTE_T result = best;
 #endif

@@ -21,17 +21,50 @@ uvec2 operand(uvec2 address, uint index) {
     return address;
 }
 
+// NaN and infinity by their bits: a compiler may assume that there are none (Vulkan spec, SignedZeroInfNanPreserve), so that GLSL's
+// isnan() and isinf() are false.
+bool is_not_a_number(float x) { return (floatBitsToUint(x) & 0x7fffffffu) > 0x7f800000u; }
+bool is_infinite(float x) { return (floatBitsToUint(x) & 0x7fffffffu) == 0x7f800000u; }
+bool is_not_a_number(double x) {
+    uvec2 bits = unpackDouble2x32(x);
+    return ((bits.y & 0x7fffffffu) | (bits.x != 0u ? 1u : 0u)) > 0x7ff00000u;
+}
+bool is_infinite(double x) { return (unpackDouble2x32(x) & uvec2(~0u, 0x7fffffffu)) == uvec2(0u, 0x7ff00000u); }
+#define isnan(x) is_not_a_number(x)
+#define isinf(x) is_infinite(x)
+
 // a / b, correctly rounded. A GPU's division may have an error of 2.5 ULP, which becomes visible where ties are rounded. The
 // product of quotient and divisor is computed from halves of 12 bits, whose products are exact; fma() may round twice (Vulkan
 // spec, "Precision and Operation of SPIR-V Instructions"). Without "precise" a compiler may simplify a - (a / b) * b to 0.
+// Division is undefined for divisors of a size above 2**126 or below 2**-126 (ibid.): these are scaled, and of 0 and infinity the
+// result is known.
 float exact_quotient(float a, float b) {
+    uint a_size = floatBitsToUint(a) & 0x7fffffffu, b_size = floatBitsToUint(b) & 0x7fffffffu;
+    uint sign = (floatBitsToUint(a) ^ floatBitsToUint(b)) & 0x80000000u;
+    if (a_size > 0x7f800000u || b_size > 0x7f800000u) return uintBitsToFloat(0x7fc00000u);
+    if (a_size == 0x7f800000u || b_size == 0u)
+        return uintBitsToFloat(b_size == 0x7f800000u || a_size == 0u ? 0x7fc00000u : sign | 0x7f800000u);
+    if (b_size == 0x7f800000u || a_size == 0u) return uintBitsToFloat(sign);
+    if (b_size < 0x00800000u) {  // its bits are a multiple of 2**-149
+        precise float part = a / float(b_size) * 1.8014398509481984e16 * 1.8014398509481984e16 * 2.199023255552e12;
+        return uintBitsToFloat(floatBitsToUint(part) & 0x7fffffffu | sign);
+    }
+    if (b_size > 0x7e800000u) return a * 5.9604644775390625e-08 / (b * 5.9604644775390625e-08);
     precise float q = a / b;
     float q_high = uintBitsToFloat(floatBitsToUint(q) & 0xfffff000u), b_high = uintBitsToFloat(floatBitsToUint(b) & 0xfffff000u);
     precise float q_low = q - q_high, b_low = b - b_high;
     precise float rest = ((a - q_high * b_high) - q_high * b_low) - q_low * b_high;
     rest = rest - q_low * b_low;
     precise float refined = q + rest / b;
-    return abs(q) < 1e30 && abs(b) < 1e30 ? refined : q;
+    bool plain = abs(q) < 1e30 && abs(q) > 1e-30 && abs(a) > 1e-30 && abs(b) < 1e30;  // no product overflows or loses digits
+    return plain ? refined : q;
+}
+
+double exact_quotient(double a, double b) {
+    uint sign = (unpackDouble2x32(a).y ^ unpackDouble2x32(b).y) & 0x80000000u;
+    if (isnan(a) || isnan(b)) return packDouble2x32(uvec2(0u, 0x7ff80000u));
+    if (isinf(a) || b == 0.0) return packDouble2x32(uvec2(0u, isinf(b) || a == 0.0 ? 0x7ff80000u : sign | 0x7ff00000u));
+    return isinf(b) || a == 0.0 ? packDouble2x32(uvec2(0u, sign)) : a / b;
 }
 
 // The operands that a generated epilogue or expression adds to a kernel's argument block.

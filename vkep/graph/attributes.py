@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from vkep.errors import InvalidNode
 from vkep.graph.windows import Window, resolve_transposed_window, resolve_window
 
@@ -203,10 +205,15 @@ class Signature:
         """Names of the attributes without a default."""
         return tuple(name for name, default in self.attributes.items() if default is REQUIRED)
 
+    @functools.cached_property
+    def _rounded_defaults(self) -> Mapping[str, float]:
+        """Default numbers as an attribute of a model has them: ONNX's floats are float32."""
+        return {name: float(np.float32(value)) for name, value in self.attributes.items() if type(value) is float}
+
     def keywords(self, attributes: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
         """Keyword arguments for the function: a node's attributes, the record with its attributes, and the facts that
         the function takes."""
-        given = dict(attributes)
+        given = {**self._rounded_defaults, **attributes}
         if self.record is None and not self.told:
             return given
         if self.record is not None:

@@ -65,7 +65,7 @@ def _divide(b: Builder, x: Tensor, y: Tensor) -> Tensor:
             b.invalid(f"shapes {x.shape} and {y.shape} do not broadcast")
         return b.store(b.divide(x, y), x.dtype, shape=shape)
     if x.dtype.kind == "float":
-        return b.pointwise("div", x, y)
+        return b.pointwise("exact_div", x, y)
     # a division by zero must not trap on a CPU driver
     quotient = b.expr("({1} == {2} ? {2} : {0} / {1})", x, _divisor(b, y), 0)
     return b.pointwise("same", quotient, dtype=x.dtype, shape=_broadcast(b, (x, y)))
@@ -98,16 +98,23 @@ def _power(b: Builder, x: Tensor, y: Tensor) -> Tensor:
     exponent = y.array if matches(y.size, 1) else None
     if exponent is not None and x.dtype.kind == "float":
         value = float(exponent.reshape(-1)[0])
-        simple = {1.0: "same", 2.0: "({0} * {0})", 3.0: "({0} * {0} * {0})", 0.5: "sqrt", -0.5: "inversesqrt({0})"}
+        simple = {1.0: "same", 2.0: "({0} * {0})", 3.0: "({0} * {0} * {0})"}
         if value in simple:
             return b.store(b.expr(simple[value], x), x.dtype, shape=broadcast_shapes(x.shape, y.shape))
     shape = _broadcast(b, (x, y))
+    power = b.expr("cast", y, ctype="double" if x.dtype.name == "float64" else "float")
     if x.dtype.name == "float64":
-        wide = b.expr("same" if y.dtype is x.dtype else "cast", y, ctype="double")
-        return b.store(doubles.power(b, b.expr("same", x), wide), x.dtype, shape=shape)
-    power = b.expr("cast", y, ctype="float")
-    real = b.expr("accurate_pow({0}, {1})", b.expr("cast", x, ctype="float"), power)
+        real = doubles.power(b, b.expr("same", x), power)
+    else:
+        real = b.expr("pow", b.expr("cast", x, ctype="float"), power)
     if x.dtype.kind == "float":
+        if y.dtype.itemsize > 2 and y.dtype.name not in (
+            "float32",
+            x.dtype.name,
+        ):  # odd ones may be rounded to even ones
+            whole = "(floor({0}) == {0} && 2.0lf * floor(0.5lf * {0}) != {0})"
+            odd = b.expr(whole if y.dtype.kind == "float" else "(({0} & {1}) != {2})", y, 1, 0, ctype="bool")
+            real = b.expr("({0} ? with_sign({1}, {2}) : {1})", odd, real, b.expr("same", x), ctype=real.ctype)
         return b.store(real, x.dtype, shape=shape)
     kind = x.dtype.glsl_compute
     exact = _integer_power(b, x, b.expr("cast", y, ctype=kind))
@@ -162,15 +169,8 @@ def _float_mod(b: Builder, x: Tensor, y: Tensor, fmod: bool) -> Tensor:
     # of float32 the bits: a device may take a subnormal divisor for 0
     zero = "(floatBitsToUint({1}) & 0x7fffffffu) == 0u" if kind == "float" else "{1} == 0.0"
     invalid = b.expr(f"(isnan({{0}}) || isnan({{1}}) || isinf({{0}}) || {zero})", a, d, ctype="bool")
-    if kind == "float":
-        rest = b.expr("({2} || isinf({1}) ? {0} : exact_remainder({0}, {1}))", a, d, invalid)
-    else:
-        rest = b.expr("({0} - {1} * trunc({0} / {1}))", a, d)
-        # the quotient's rounding may leave a remainder as large as the divisor, or of the wrong sign
-        rest = b.expr("(abs({0}) >= abs({1}) || {0} * {2} < {3} ? {3} : {0})", rest, d, a, 0)
-        rest = b.expr("(isinf({1}) ? {2} : {0})", rest, d, a)
-    # the dividend's sign, which 0 has too
-    rest = b.expr("({1} < {2} || ({1} == {2} && 1.0 / {1} < {2}) ? -abs({0}) : abs({0}))", rest, a, 0)
+    rest = b.expr("({2} || isinf({1}) ? {0} : exact_remainder({0}, {1}))", a, d, invalid)
+    rest = b.expr("with_sign", rest, a)  # 0 has it too
     if not fmod:
         moved = b.expr(
             "({0} != {2} && (({0} < {2}) != ({1} < {2})) ? (isinf({1}) ? {1} : {0} + {1}) : {0})", rest, d, 0
@@ -252,16 +252,19 @@ def _broadcast(b: Builder, inputs: tuple[Tensor, ...]) -> tuple[int, ...]:
 
 def _declare_variadic(op_type: str, op: str, among: tuple[str, ...]) -> None:
     def lower(b: Builder, *inputs: Tensor) -> Tensor:
+        chosen = op
+        if op in ("<", ">"):  # NaN wins, as in numpy: a comparison with NaN is false, so the first branch tests for it
+            nan = "isnan({0}) || " if inputs[0].dtype.kind == "float" else ""
+            chosen = f"({nan}{{0}} {op} {{1}} ? {{0}} : {{1}})"
         # constants enter the expression without a leaf, so the shape is given
-        return b.store(_fold_variadic(b, inputs, op), inputs[0].dtype, shape=_broadcast(b, inputs))
+        return b.store(_fold_variadic(b, inputs, chosen), inputs[0].dtype, shape=_broadcast(b, inputs))
 
     lower.__name__ = op_type.lower()
     operator(op_type, since=6, types={"T": every(op_type, among=among)})(lower)
 
 
-# NaN wins, as in numpy: a comparison with NaN is false, so the first branch tests for it
-_declare_variadic("Max", "({0} != {0} || {0} > {1} ? {0} : {1})", ARITHMETIC)
-_declare_variadic("Min", "({0} != {0} || {0} < {1} ? {0} : {1})", ARITHMETIC)
+_declare_variadic("Max", ">", ARITHMETIC)
+_declare_variadic("Min", "<", ARITHMETIC)
 _declare_variadic("Sum", "add", FLOATING)
 
 

@@ -74,7 +74,7 @@ def log1p(b: Builder, x: Expr) -> Expr:
 
 def _sign_of(b: Builder, x: Expr, size: Expr) -> Expr:
     """``size`` with the sign of ``x``; NaN where ``x`` is."""
-    return b.expr("(isnan({0}) ? {0} : {0} < 0.0lf ? -{1} : {1})", x, size)
+    return b.expr("(isnan({0}) ? {0} : with_sign({1}, {0}))", x, size)
 
 
 def tanh(b: Builder, x: Expr) -> Expr:
@@ -112,6 +112,8 @@ def _quarter(b: Builder, x: Expr) -> tuple[Expr, Expr, Expr]:
         x,
         count,
     )
+    # from 2**53 on no digit of the remainder is right: it is only kept in its range
+    rest = b.expr("({0} > 0.79lf ? 0.79lf : ({0} < -0.79lf ? -0.79lf : {0}))", rest)
     squared = b.expr("({0} * {0})", rest)
     odd = [(-1) ** k / math.factorial(2 * k + 1) for k in range(10)]
     even = [(-1) ** k / math.factorial(2 * k) for k in range(11)]
@@ -128,7 +130,7 @@ def _turned(b: Builder, quarter: tuple[Expr, Expr, Expr], shift: int) -> Expr:
 
 def sin(b: Builder, x: Expr) -> Expr:
     """Sine, after reduction of the angle to a quarter of a turn."""
-    return _turned(b, _quarter(b, x), 0)
+    return b.expr("({0} == 0.0lf ? {0} : {1})", x, _turned(b, _quarter(b, x), 0))
 
 
 def cos(b: Builder, x: Expr) -> Expr:
@@ -139,7 +141,7 @@ def cos(b: Builder, x: Expr) -> Expr:
 def tan(b: Builder, x: Expr) -> Expr:
     """The quotient of sine and cosine."""
     quarter = _quarter(b, x)
-    return b.expr("({0} / {1})", _turned(b, quarter, 0), _turned(b, quarter, 1))
+    return b.expr("({0} == 0.0lf ? {0} : {1} / {2})", x, _turned(b, quarter, 0), _turned(b, quarter, 1))
 
 
 def atan(b: Builder, x: Expr) -> Expr:
@@ -202,13 +204,13 @@ def erf(b: Builder, x: Expr) -> Expr:
 
 
 def power(b: Builder, x: Expr, y: Expr) -> Expr:
-    """``x ** y`` with C's rules for bases and exponents that are 0, negative, infinite or NaN; integer powers up to 63
+    """``x ** y`` with C's rules for bases and exponents that are 0, negative, infinite or NaN; integer powers up to 1023
     by squaring."""
     size = b.expr("abs({0})", x)
     grown = exp(b, b.expr("({0} * {1})", y, log(b, size)))
-    count = b.expr("int(min(abs({0}), 63.0lf))", y, ctype="int")
+    count = b.expr("int(min(abs({0}), 1023.0lf))", y, ctype="int")
     product, base = b.expr("(true ? 1.0lf : {0})", size), b.expr("same", size)
-    for bit in range(6):
+    for bit in range(10):
         product = b.expr(f"(({{0}} & {1 << bit}) != 0 ? {{1}} * {{2}} : {{1}})", count, product, base, ctype="double")
         base = b.expr("({0} * {0})", base)
     by_squaring = b.expr("({0} < 0.0lf ? 1.0lf / {1} : {1})", y, product)
@@ -216,8 +218,9 @@ def power(b: Builder, x: Expr, y: Expr) -> Expr:
         b.expr(code, y, ctype="bool") for code in ("(floor({0}) == {0})", "(2.0lf * floor(0.5lf * {0}) != {0})")
     )
     grown = b.expr(
-        "({1} && abs({0}) <= 63.0lf ? {2} : {0} == 0.5lf ? sqrt({3}) : {4})", y, whole, by_squaring, size, grown
-    )
+        "({1} && abs({0}) <= 1023.0lf ? {2} : {0} == 0.5lf ? sqrt({3}) : {0} == -0.5lf ? 1.0lf / sqrt({3}) : {4})",
+        y, whole, by_squaring, size, grown,
+    )  # fmt: skip
     grown = b.expr("({0} == 1.0lf && isinf({1}) ? 1.0lf : {2})", size, y, grown)
     negative = b.expr("({0} < 0.0lf || ({0} == 0.0lf && 1.0lf / {0} < 0.0lf))", x, ctype="bool")
     signed = b.expr("({0} && {1} && {2} && !isinf({3}) ? -{4} : {4})", negative, whole, odd, y, grown, ctype="double")

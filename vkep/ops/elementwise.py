@@ -33,7 +33,7 @@ _TANH = (
 _EXACT = {
     "Ceil": "ceil({0})",
     "Floor": "floor",
-    "Reciprocal": "(1.0 / {0})",
+    "Reciprocal": "exact_quotient(1.0, {0})",
     "Round": "round",
     "Softsign": "({0} / (1.0 + abs({0})))",
     "Sqrt": "sqrt",
@@ -115,7 +115,7 @@ def asinh(b: Builder, x: Tensor) -> Tensor:
     size = b.expr("abs", v)
     near = _log1p(b, b.expr("({0} + {0} * {0} / (1.0 + sqrt({0} * {0} + 1.0)))", size))
     result = b.expr("({0} > 1e9 ? log_of_double({0}) : {1})", size, near)
-    return b.store(b.expr("({0} < 0.0 ? -{1} : {1})", v, result), x.dtype)
+    return b.store(b.expr("with_sign", result, v), x.dtype)
 
 
 @operator("Acosh", types={"T": every("Acosh", among=FLOATING)})
@@ -135,7 +135,7 @@ def atanh(b: Builder, x: Tensor) -> Tensor:
     v = b.expr("same", x)
     size = b.expr("abs", v)
     half = b.expr("(0.5 * {0})", _log1p(b, b.expr("(2.0 * {0} / (1.0 - {0}))", size)))
-    return b.store(b.expr("({0} < 0.0 ? -{1} : {1})", v, half), x.dtype)
+    return b.store(b.expr("with_sign", half, v), x.dtype)
 
 
 @operator("Relu", since=6, types={"T": every("Relu", among=(*FLOATING, *SIGNED))})

@@ -95,9 +95,9 @@ def global_lp_pool(b: Builder, x: Tensor, *, p: float = 2) -> Tensor:
             b, "sum", b.store(doubles.power_of(b, b.expr("abs({0})", x), p), x.dtype), axes, keepdims=True
         )
         return b.store(doubles.power_of(b, b.expr("same", total), 1 / p), x.dtype)
-    powers = b.cast(b.pointwise("pow(abs({0}), {1})", x, float(p), dtype=DTYPES["float32"]), DTYPES["float32"])
+    powers = b.cast(b.pointwise("accurate_pow(abs({0}), {1})", x, float(p), dtype=DTYPES["float32"]), DTYPES["float32"])
     total = reduce_axes(b, "sum", powers, axes, keepdims=True)
-    return b.pointwise("pow({0}, {1})", total, 1.0 / p, dtype=x.dtype)
+    return b.pointwise("accurate_pow({0}, {1})", total, 1.0 / p, dtype=x.dtype)
 
 
 @operator("MaxUnpool", types={"T1": every("MaxUnpool", "T1", FLOATING), "T2": ("int64",)})
