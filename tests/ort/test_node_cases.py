@@ -54,7 +54,7 @@ TRICKY = {
     "node/test_castlike_FLOAT16_to_INT2": VULKAN,
     "node/test_nonmaxsuppression_two_classes": VULKAN,
     "node/test_center_crop_pad_crop_expanded": VULKAN,
-    "node/test_affine_grid_2d_expanded": CPU,
+    "node/test_affine_grid_2d_expanded": VULKAN,
     "node/test_if_opt": CPU,
     "node/test_ai_onnx_ml_label_encoder_tensor_mapping": CPU,
     "node/test_sequence_map_add_1_sequence_1_tensor": CPU,

@@ -184,7 +184,9 @@ struct OrtApi {
   const char *(*GetRunConfigEntry)(const OrtRunOptions *options, const char *key);  /* 373 */
   void *unused_374[5];
   OrtStatus *(*GetSessionOptionsConfigEntries)(const OrtSessionOptions *options, OrtKeyValuePairs **out);  /* 379 */
-  void *unused_380[34];
+  void *unused_380[10];
+  _Bool (*TensorTypeAndShape_HasShape)(const OrtTensorTypeAndShapeInfo *info);  /* 390 */
+  void *unused_391[23];
   OrtStatus *(*GetTensorElementTypeAndShapeDataReference)(const OrtValue *value, int *type, const int64_t **dims,
       size_t *rank);  /* 414 */
   void *unused_415[8];

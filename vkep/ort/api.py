@@ -138,6 +138,14 @@ class Ort:
             self.expect("tensor size", self.get(api.GetTensorSizeInBytes, "size_t", tensor), 24)
         finally:
             api.ReleaseValue(tensor)
+        unknown = self.get(api.CreateTensorTypeAndShapeInfo, "OrtTensorTypeAndShapeInfo *")
+        try:
+            ranks = [api.TensorTypeAndShape_HasShape(unknown)]
+            self.check(api.SetDimensions(unknown, ffi.new("int64_t[1]"), 0))
+            ranks.append(api.TensorTypeAndShape_HasShape(unknown))
+        finally:
+            api.ReleaseTensorTypeAndShapeInfo(unknown)
+        self.expect("unknown rank", ranks, [False, True])
 
     def expect(self, what: str, said: Any, expected: Any) -> None:
         """Raise `OrtError` where a call does not return the known answer."""

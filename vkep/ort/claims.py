@@ -1,15 +1,14 @@
 """Claims the nodes of an ONNX Runtime graph for Vulkan, in convex sets. The lowering itself decides.
 
-Where all shapes are known the graph is lowered as it is, and `Compile` uses the plans made here. Otherwise it is
-lowered for sample sizes: a node that lowers for one of them is claimed, and planned for the signatures of the runs.
-Where a node is declined because of its sizes (a window that does not fit, a head of another size), the conditions that
-the lowering depended on determine the sizes to try next.
+Where all shapes are known the graph is lowered as it is, and `Compile` uses the plans made here. Otherwise the dimensions
+that the model leaves open are sizes: a node is declined for what holds at every size, and a refusal that depends on sizes
+(a window that does not fit, another number of channels) is left to the runs.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_shared.capabilities import DeviceCapabilities
@@ -18,7 +17,7 @@ from vkep import dtypes
 from vkep.errors import UnsupportedModelError
 from vkep.graph.model import Dim, Node, ValueInfo
 from vkep.ir.infer import Known
-from vkep.ir.program import IslandStep, Program, VgfStep, declared_value
+from vkep.ir.program import IslandStep, Placement, Program, VgfStep, declared_value
 from vkep.ops import registry
 from vkep.ort.context_nodes import is_context
 from vkep.ort.graph import OPAQUE, OrtGraphView
@@ -32,11 +31,8 @@ from vkep.sizes import Size, Trace, clear_caches
 
 logger = logging.getLogger("vkep.ort")
 
-#: sizes tried for dimensions that the model leaves open. Symbols that a model relates (past + new = total) contradict
-#: each other at any one size but 1, which broadcasts.
-SAMPLE_SIZES = (4, 1)
-#: maximum number of further sizes to try
-_ROUNDS = 5
+#: the value of the sizes while claims are made: that of images and sequences, so that few refusals depend on it
+_HINT = 64
 
 
 @dataclass(frozen=True)
@@ -94,14 +90,13 @@ def claim(
     graph = view.graph
     static = all(v.is_static or not v.elem_type for v in graph.inputs)
     verdicts, program = _Verdicts(), None
-    for size in (1,) if static else SAMPLE_SIZES:
-        known = known_values(view, lambda dim, n=size: n)  # type: ignore[misc]
-        # ONNX Runtime reports models that no engine may run; besides, sample sizes may contradict each other
-        made = lower(graph.nodes, known, view.outputs, view.opsets, caps, policy, decline_invalid=True)
-        program = made if static else None
-        _judge(view, made, verdicts)
-    if not static and any(n.outputs not in verdicts.taken for n in graph.nodes):
-        _judge_by_conditions(view, caps, policy, verdicts)
+    if static:
+        # ONNX Runtime reports models that no engine may run
+        known = known_values(view, lambda dim: 0)
+        program = lower(graph.nodes, known, view.outputs, view.opsets, caps, policy, refusals="decline")
+        _judge(view, program.placements, verdicts)
+    else:
+        _judge(view, _placements_by_sizes(view, caps, policy), verdicts)
     _keep_packed_together(view, verdicts)
     _give_up_what_its_driver_reads(view, verdicts)
     drivers = tuple(n for n in graph.nodes if n.domain == OPAQUE and n.bodies and has_kernel(n))
@@ -116,46 +111,28 @@ def claim(
     return Claims((*islands, *((n,) for n in graph.nodes if is_context(n))), drivers, declined, program)
 
 
-class _Sizes:
-    """Sizes for the dimensions that a model leaves open, by name; for dimensions without a name by order."""
+def _placements_by_sizes(view: OrtGraphView, caps: DeviceCapabilities, policy: Policy | None) -> Sequence[Placement]:
+    """The placements of a graph with open dimensions. Where an operator needs concrete numbers, all nodes are deferred."""
+    trace = Trace()
+    sizes: dict[str, int | Size] = {}
 
-    def __init__(self, trace: Trace, values: Mapping[str, int]) -> None:
-        self.names: list[str] = []
-        self._trace, self._values = trace, values
-        self._made: dict[str, int | Size] = {}
+    def size(dim: Dim) -> int:
+        name = dim if isinstance(dim, str) and dim else f"#{len(sizes)}"
+        if name not in sizes:
+            sizes[name] = trace.symbol(_HINT)
+        return sizes[name]  # type: ignore[return-value]
 
-    def __call__(self, dim: Dim) -> int:
-        name = dim if isinstance(dim, str) and dim else f"#{len(self._made)}"
-        if name not in self._made:
-            self.names.append(name)
-            self._made[name] = self._trace.symbol(self._values.get(name, SAMPLE_SIZES[0]))
-        return self._made[name]  # type: ignore[return-value]
-
-
-def _judge_by_conditions(
-    view: OrtGraphView, caps: DeviceCapabilities, policy: Policy | None, verdicts: _Verdicts
-) -> None:
-    """Lower for other sizes, derived from the reasons why nodes were declined."""
-    values: dict[str, int] = {}
-    for _ in range(_ROUNDS):
-        trace = Trace()
-        sizes = _Sizes(trace, values)
-        known = known_values(view, sizes)
-        try:
-            made = lower(
-                view.graph.nodes, known, view.outputs, view.opsets, caps, policy, decline_invalid=True, trace=trace
-            )
-        except Exception as error:  # an operator that needs concrete numbers
-            pass_on_signals(error)
-            logger.debug("lowering with sizes failed; the sample sizes decide", exc_info=True)
-            return
-        finally:
-            clear_caches()
-        _judge(view, made, verdicts)
-        better = {sizes.names[symbol]: value for symbol, value in trace.better().items()}
-        if not better or better.items() <= values.items():
-            return
-        values |= better
+    known = known_values(view, size)
+    try:
+        return lower(
+            view.graph.nodes, known, view.outputs, view.opsets, caps, policy, refusals="defer", trace=trace
+        ).placements
+    except Exception as error:
+        pass_on_signals(error)
+        logger.debug("lowering with sizes failed; the nodes are placed in the runs", exc_info=True)
+        return [Placement(node, "deferred", str(error)) for node in view.graph.nodes]
+    finally:
+        clear_caches()
 
 
 def known_values(view: OrtGraphView, size: Callable[[Dim], int]) -> dict[str, Known]:
@@ -168,9 +145,9 @@ def known_values(view: OrtGraphView, size: Callable[[Dim], int]) -> dict[str, Kn
     return known
 
 
-def _judge(view: OrtGraphView, program: Program, verdicts: _Verdicts) -> None:
+def _judge(view: OrtGraphView, placements: Iterable[Placement], verdicts: _Verdicts) -> None:
     on_lists = {n.outputs for n in view.graph.nodes if n.op_type in ON_LISTS and not _on_tensors(view, n)}
-    for placement in program.placements:
+    for placement in placements:
         node = placement.node
         if not any(name in view.pointers for name in node.outputs):
             continue  # part of a function body: it belongs to a node of the graph

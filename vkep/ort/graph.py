@@ -156,6 +156,8 @@ class OrtGraphView:
         if tensor == NULL:
             return ValueInfo(name, 0, None)
         elem_type = lib.vkep_onnx_type(ort.get(api.GetTensorElementType, "int", tensor))
+        if not api.TensorTypeAndShape_HasShape(tensor):
+            return ValueInfo(name, elem_type, None)
         rank = ort.get(api.GetDimensionsCount, "size_t", tensor)
         sizes, symbols = ffi.new("int64_t[]", rank or 1), ffi.new("char const *[]", rank or 1)
         ort.check(api.GetDimensions(tensor, sizes, rank))

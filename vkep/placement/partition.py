@@ -7,12 +7,13 @@ import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from gpu_shared.capabilities import DeviceCapabilities
 from gpu_shared.errors import OutOfDeviceMemoryError
 from vkep.errors import Decline, InvalidNode
 from vkep.graph.model import Node
-from vkep.graph.weights import Weight
+from vkep.graph.weights import SizesWeight, Weight
 from vkep.ir.builder import Builder, NeedsValue
 from vkep.ir.infer import Known, infer, may_be_sizes, shape_of
 from vkep.ir.ops import may_fail
@@ -36,8 +37,11 @@ from vkep.placement.policy import VGF, VULKAN, Partition, Policy
 from vkep.placement.sequences import dissolve, dissolves, named_elements
 from vkep.placement.steps import Placed
 from vkep.placement.texts import gives_texts, numbered
-from vkep.sizes import Trace
+from vkep.sizes import Trace, is_size
 
+#: what happens to a node that breaks its operator's specification: an error, or a decline as others are. "defer": a refusal
+#: that depends on sizes of the trace is left to the runs, which have the sizes
+Refusals = Literal["raise", "decline", "defer"]
 #: the delegates to offer a node to where no data graphs are available
 _ALONE: tuple[str, ...] = (VULKAN,)
 
@@ -51,7 +55,7 @@ def lower(
     policy: Policy | None = None,
     *,
     may_postpone: bool = False,
-    decline_invalid: bool = False,
+    refusals: Refusals = "raise",
     trace: Trace | None = None,
     over: Over = (),
 ) -> Program:
@@ -63,15 +67,14 @@ def lower(
     ``over``: the outputs that a run writes to an input's memory, where the program can do that (`Program.in_place`).
     ``may_postpone``: where a plan needs the content of a value in ``known`` that may be sizes, the program is one deferred step.
 
-    Raises `InvalidNode` with the node's title for a node that breaks its operator's specification; with ``decline_invalid``
-    it is a decline as others are.
+    Raises `InvalidNode` with the node's title for a node that breaks its operator's specification; ``refusals`` has other
+    ways.
     """
     made = functools.partial(_Partitioner, nodes, known, outputs, opsets, caps, over)
-    mark = trace.mark if trace is not None else 0
     for every_size in (False, True):
         current: Policy | None = policy or Policy()
         while current is not None:
-            partitioner = made(current, decline_invalid, trace, every_size)
+            partitioner = made(current, refusals, trace, every_size)
             current = partitioner.place()
             if may_postpone and partitioner.asks_inputs:
                 return partitioner.postponed(partitioner.asks_inputs)
@@ -81,8 +84,6 @@ def lower(
         except OutOfDeviceMemoryError:  # fusion left a result in memory that exceeds one buffer: its node declines it
             if every_size:
                 raise
-            if trace is not None:
-                trace.doubt(mark)
     raise AssertionError("the second attempt returns or raises")
 
 
@@ -96,14 +97,14 @@ class _Partitioner(Placed):
         caps: DeviceCapabilities,
         over: Over,
         policy: Policy,
-        decline_invalid: bool,
+        refusals: Refusals,
         trace: Trace | None,
         every_size: bool,
     ) -> None:
         """``every_size``: check all results against the device's largest buffer, or only inputs: fusion may remove the
         others."""
         super().__init__(nodes, known, outputs, caps, over, policy.tuned, trace)
-        self.every_size, self.policy, self.decline_invalid, self.opsets = every_size, policy, decline_invalid, opsets
+        self.every_size, self.policy, self.refusals, self.opsets = every_size, policy, refusals, opsets
         self.asks_inputs = ""  #: why a node needs the content of an input of the program
         self.may_fold = total_limit(known.values())  #: bytes of further results
         self.may_unroll = MAX_TOTAL_UNROLLED  #: nodes of unrolled loops
@@ -138,7 +139,7 @@ class _Partitioner(Placed):
         if self._folded(node, inputs):
             return
         first, *rest = parts(node, self.known, self.opsets)
-        mark = self.trace.mark if self.trace is not None else 0
+        conditions = len(self.trace.conditions) if self.trace is not None else 0
         try:
             self._offer(first)
         except NeedsValue as need:
@@ -150,16 +151,26 @@ class _Partitioner(Placed):
             else:  # a value that the node computes itself never becomes known
                 self._to_cpu(node, need.reason)
         except Decline as decline:
-            if isinstance(decline, InvalidNode) and not self.decline_invalid:
-                raise decline.at(node.title) from None
-            if self.trace is not None:
-                self.trace.doubt(mark)
-            self._to_cpu(node, decline.reason)
+            self._refused(node, decline, conditions)
         else:
             if rest:  # the node's own line in the report; its parts' lines follow
                 self.placements[-1] = replace(self.placements[-1], node=node)
             for part in rest:
                 self._place(part)
+
+    def _refused(self, node: Node, decline: Decline, conditions: int) -> None:
+        """Place a node that no delegate lowers. ``conditions``: how many the trace had before."""
+        if isinstance(decline, InvalidNode) and self.refusals == "raise":
+            raise decline.at(node.title) from None
+        if self.refusals == "defer" and self.trace is not None:
+            if isinstance(decline, InvalidNode):
+                by_size = any(_has_sizes(self.known[n]) for n in node.reads)
+            else:
+                by_size = len(self.trace.conditions) > conditions
+            if by_size:
+                self._defer(node, decline.reason)
+                return
+        self._to_cpu(node, decline.reason)
 
     def _waits(self, node: Node, names: Iterable[str]) -> bool:
         """Whether the node is deferred, since one of the values is not known yet."""
@@ -188,7 +199,7 @@ class _Partitioner(Placed):
         try:
             expansion = self._expansion(node)
         except Decline as decline:
-            if isinstance(decline, InvalidNode) and not self.decline_invalid:
+            if isinstance(decline, InvalidNode) and self.refusals == "raise":
                 raise decline.at(node.title) from None
             if self._waits(node, self._leaves(node.reads)):
                 return
@@ -367,3 +378,8 @@ class _Partitioner(Placed):
         return (
             name not in self.made and isinstance(known, ValueSpec) and may_be_sizes(known.dtype, math.prod(known.shape))
         )
+
+
+def _has_sizes(value: Known) -> bool:
+    """Whether the shape or the content of a value depends on sizes."""
+    return isinstance(value, SizesWeight) or any(map(is_size, getattr(value, "shape", ())))

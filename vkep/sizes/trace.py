@@ -25,7 +25,6 @@ class Trace:
         self.conditions: dict[tuple[str, Terms, int], None] = {}
         self.symbols = 0
         self.shown: list[Size] = []  #: sizes that were written into text
-        self._doubtful: list[tuple[str, Terms, int]] = []
         self._hints: list[int | float] = []
         self._low: list[int] = []
         self._high: list[int] = []
@@ -241,32 +240,6 @@ class Trace:
             self._hints.append(value)
             self._low.append(low)
             self._high.append(high)
-        return found
-
-    # ---- other sizes
-
-    @property
-    def mark(self) -> int:
-        """A position in the record of conditions, for `doubt`."""
-        return len(self.conditions)
-
-    def doubt(self, mark: int) -> None:
-        """The decisions since the mark led to a refusal: sizes for which they differ may be accepted."""
-        self._doubtful += list(self.conditions)[mark:]
-
-    def better(self) -> dict[int, int]:
-        """For sizes that a refusal depended on, values to try instead: the value that one was compared with, or a
-        larger one."""
-        found: dict[int, int] = {}
-        for relation, terms, const in self._doubtful:
-            [((first, *others), count), *more] = terms
-            alone = not others and not more and self.nodes[first][0] == "symbol"
-            if relation == NONZERO and alone and -const // count > 1 and const % count == 0:
-                found[int(self.nodes[first][1][0])] = -const // count
-            elif relation == ZERO or (relation == AT_LEAST and count < 0 and const < 1 << 20):
-                # one whose value was needed, or is too small (but not beyond what kernels count)
-                for symbol in self._symbols_of(terms):
-                    found.setdefault(symbol, 16 * int(self._hints[self._ids["symbol", (symbol,)]]))
         return found
 
     def _symbols_of(self, terms: Terms) -> set[int]:
