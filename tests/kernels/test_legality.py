@@ -22,7 +22,7 @@ from vkep.kernels.matmul import MatMulProblem
 from vkep.kernels.matmul_generic import GenericProductProblem
 from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
 from vkep.kernels.problem import Need, Problem, extent
-from vkep.kernels.select import choose, emit
+from vkep.kernels.select import bind, choose, emit, supports
 
 CAPS = {
     **DEVICES,
@@ -127,16 +127,16 @@ def lying(need: Need, offset: int) -> Tensor:
     return Tensor(dtype, need.shape, storage, need.strides or contiguous_strides(need.shape), offset)
 
 
-def with_room(y: Tensor, row_axis: int, gap: int) -> Tensor:
-    """``y`` as a part of a larger tensor, as passes may place it: its axes from ``row_axis`` on stay dense."""
-    dense = y.strides[row_axis:]
-    step, strides = extent(y.shape[row_axis:], dense) + gap, []
-    for size in reversed(y.shape[:row_axis]):
-        strides.append(step)
-        step *= max(size, 1)
-    placed = (*reversed(strides), *dense)
-    storage = Storage((y.offset + extent(y.shape, placed)) * y.dtype.itemsize)
-    return Tensor(y.dtype, y.shape, storage, placed, y.offset)
+def part(need: Need, offset: int, rng: random.Random) -> Tensor:
+    """A view of a larger tensor for a result, as passes may choose it: a part of a concatenation along any axis, its axes in any
+    order. The storage ends with the view."""
+    dtype, order = DTYPES[need.dtype], rng.sample(range(len(need.shape)), len(need.shape))
+    order = order if rng.random() < 0.2 else sorted(order)
+    whole = [need.shape[axis] for axis in order]
+    whole[rng.randrange(len(whole))] += rng.choice([0, 1, 7, 8])
+    strides = dict(zip(order, contiguous_strides(tuple(whole)), strict=True))
+    steps = tuple(strides[axis] for axis in range(len(need.shape)))
+    return Tensor(dtype, need.shape, Storage((offset + extent(need.shape, steps)) * dtype.itemsize), steps, offset)
 
 
 @pytest.mark.parametrize("make", [product, convolution, generic, few_bits])
@@ -144,7 +144,7 @@ def with_room(y: Tensor, row_axis: int, gap: int) -> Tensor:
 def test_claimed_problems_are_emitted_at_every_alignment(device: str, make: Any) -> None:
     """No candidate that takes a problem refuses it later, its grid is one that the device runs, and its lanes stay inside."""
     caps, rng = CAPS[device], random.Random(f"{device} {make.__name__}")
-    taken = 0
+    taken = parts = 0
     for _ in range(150):
         problem: Problem = make(rng)
         if any(need.extent == 0 for need in problem.makes()):
@@ -157,24 +157,32 @@ def test_claimed_problems_are_emitted_at_every_alignment(device: str, make: Any)
             problem = dataclasses.replace(problem, layout=choice.candidate.layout)
         for alignment in (1, 2, 4, 8, 16):
             inputs = [
-                lying(need, 0 if problem.aligned and number == 0 else alignment // DTYPES[need.dtype].itemsize)
-                for number, need in enumerate(problem.needs())
+                lying(need, alignment // DTYPES[need.dtype].itemsize if problem.can_load(need.name, alignment) else 0)
+                for need in problem.needs()
             ]
-            outputs = [lying(need, alignment // DTYPES[need.dtype].itemsize) for need in problem.makes()]
-            if problem.strided_output and rng.random() < 0.5:
-                outputs = [with_room(y, problem.row_axis or 0, rng.choice([1, 7, 8])) for y in outputs]
-            names = [need.name for need in (*problem.needs(), *problem.makes())]
-            placed = problem.placed(dict(zip(names, (*inputs, *outputs), strict=True)))
-            calls = emit(placed, Target(caps), inputs, outputs)
+            [need] = problem.makes()
+            y = part(need, alignment // DTYPES[need.dtype].itemsize, rng)
+            stored = problem.stored_in(y)
+            if stored is None or not supports(stored, caps):
+                stored, y = problem, lying(need, alignment // DTYPES[need.dtype].itemsize)
+            parts += not y.is_contiguous
+            placed = stored.placed(bind(stored, inputs, [y]))
+            calls = emit(placed, Target(caps), inputs, [y])
             assert calls and calls[-1].candidate
+            written: set[int] = set()
             for call in calls:
                 assert all(g <= most for g, most in zip(call.grid, caps.max_workgroup_count, strict=True)), problem
                 for operand, tensor in call.operands:
-                    reach = call.reaches()[operand.name] if tensor is not None else 0
-                    assert tensor is None or tensor.offset * tensor.dtype.itemsize + reach <= tensor.storage.nbytes, (
+                    if tensor is None:
+                        continue
+                    start, reach = tensor.offset * tensor.dtype.itemsize, call.reaches()[operand.name]
+                    assert start + reach <= tensor.storage.nbytes, (
                         f"{call.kernel.source} touches {reach} bytes of {operand.name}: {placed}"
                     )
+                    written |= {start + reach} if tensor is y else set()
+            assert max(written) == y.storage.nbytes, f"{choice.candidate.name} stores another view than {y}: {placed}"
         taken += 1
+    assert parts or make in (generic, few_bits)
     assert taken >= 20 or (device == "a GPU with almost nothing" and make is product)  # which needs tiles
 
 

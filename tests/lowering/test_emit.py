@@ -57,7 +57,7 @@ def test_a_kernel_of_ones_own_is_tried_when_claimed_and_emitted_where_its_result
     b.kernel([x], [out], _custom(_own_kernel(), asked))
     b.copy(out, out=y)
     ports = [Port(name, "float32", (4, 8), 128, name == "x") for name in "xy"]
-    [dispatch] = emit(optimize(b.ops, [y]), ports, CAPS).plan.dispatches
+    [dispatch] = emit(optimize(b.ops, [y], CAPS), ports, CAPS).plan.dispatches
     assert [r.index for r in (*dispatch.reads, *dispatch.writes)] == [0, 1]
     assert [t.storage.port for t in asked] == [None, 1]
 
@@ -75,7 +75,7 @@ def test_a_kernel_that_may_leave_its_operand_is_planned_nowhere() -> None:
     reach = lambda call: {"x": 4 * call["n"] + 4, "y": 4 * call["n"]}  # noqa: E731
     b.kernel([x], [y], _custom(_own_kernel(reach), []))
     with pytest.raises(KernelBoundsError, match=r"own.comp: it may touch 132 bytes of 'x' from byte 0 on"):
-        emit(optimize(b.ops, [y]), [Port(name, "float32", (4, 8), 128, name == "x") for name in "xy"], CAPS)
+        emit(optimize(b.ops, [y], CAPS), [Port(name, "float32", (4, 8), 128, name == "x") for name in "xy"], CAPS)
 
 
 @pytest.mark.parametrize("device_type", ["cpu", "discrete"])

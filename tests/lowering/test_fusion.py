@@ -23,7 +23,7 @@ def unfused(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     def switch(off: bool) -> None:
         monkeypatch.undo()
         if off:
-            monkeypatch.setattr(island, "optimize", lambda ops, results: list(ops))
+            monkeypatch.setattr(island, "optimize", lambda ops, results, caps: list(ops))
 
     return switch
 

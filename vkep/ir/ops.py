@@ -97,11 +97,6 @@ class KernelOp:
         check(self.problem, self.inputs, self.outputs)
 
     @property
-    def row_axis(self) -> int | None:
-        """The axis of the output along which an epilogue may read a vector."""
-        return self.problem.row_axis
-
-    @property
     def all_inputs(self) -> list[Tensor]:
         """The inputs, and the tensors that the epilogue reads."""
         if self.epilogue is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.dims import last_coordinates, magic_dims
@@ -50,8 +49,6 @@ class Col2ImProblem(Problem):
     summed in float32. The epilogue sees ``row``, the channel, and ``col``, the pixel.
     """
 
-    row_axis: ClassVar[int | None] = 1
-
     lead: tuple[int, int]
     out: tuple[int, ...]
     counts: tuple[int, ...]
@@ -66,6 +63,10 @@ class Col2ImProblem(Problem):
 
     def makes(self) -> tuple[Need, ...]:
         return (Need("y", self.dtype, (*self.lead, *self.out)),)
+
+    @property
+    def matrices(self) -> tuple[int, int, int]:
+        return (*self.lead, math.prod(self.out))
 
     @property
     def flops(self) -> int:

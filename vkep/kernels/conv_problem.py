@@ -83,27 +83,25 @@ class ConvProblem(Problem):
         return (Need("y", self.dtype, y, (self.y_batch_stride, y[2], 1)),)
 
     def placed(self, operands: Mapping[str, Any]) -> ConvProblem:
-        x, w, y = (operands[name] for name in ("x", "w", "y"))
-        if self.layout == NHWC:
-            return _placed(self, alignment_of(x, y))
-        if self.layout == TO_NHWC:
-            return _placed(self, alignment_of(y))
-        return _placed(self, alignment_of(x, w, y), None if matches(self.n, 1) else y.strides[0])
+        names = {NHWC: ("x", "y"), TO_NHWC: ("y",)}.get(self.layout, ("x", "w", "y"))
+        return _placed(self, alignment_of(*(operands[name] for name in names)), self.y_batch_stride)
+
+    def restrided(self, name: str, strides: tuple[int, ...]) -> ConvProblem | None:
+        if name != "y" or self.lies_last:
+            return None
+        [_, channels, pixels], [batch, channel, pixel] = self.makes()[0].shape, strides
+        if not ((matches(channels, 1) or matches(channel, pixels)) and (matches(pixels, 1) or matches(pixel, 1))):
+            return None
+        return _placed(self, self.alignment, None if matches(self.n, 1) else batch)
+
+    def can_load(self, name: str, alignment: int) -> bool:
+        return self.layout != NHWC or name != "x" or alignment == 16
 
     @property
-    def row_axis(self) -> int | None:  # type: ignore[override]
-        """The axis of the output along which an epilogue may read a vector."""
-        return 0 if self.lies_last else 1
-
-    @property
-    def strided_output(self) -> bool:  # type: ignore[override]
-        """Whether the kernel may write an output with strides."""
-        return not self.lies_last
-
-    @property
-    def aligned(self) -> bool:  # type: ignore[override]
-        """Whether kernels load 16 bytes at a time."""
-        return self.layout == NHWC
+    def matrices(self) -> tuple[int, int, int]:
+        if self.lies_last:
+            return 1, self.n * self.pixels, self.oc
+        return self.n, self.oc, self.od * self.pixels
 
     @property
     def lies_last(self) -> bool:

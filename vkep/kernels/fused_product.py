@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import Decline
@@ -34,8 +34,6 @@ class FusedProductProblem(Problem):
     does not lie densely.
     """
 
-    aligned: ClassVar[bool] = True
-
     product: MatMulNBitsProblem | MatMulProblem
     form: Form
 
@@ -53,9 +51,8 @@ class FusedProductProblem(Problem):
             raise ValueError(f"fused product: {reason}")
 
     @property
-    def row_axis(self) -> int | None:  # type: ignore[override]
-        """As the product's."""
-        return self.product.row_axis
+    def matrices(self) -> tuple[int, int, int]:
+        return self.product.matrices
 
     def needs(self) -> tuple[Need, ...]:
         row, *weights = self.product.needs()

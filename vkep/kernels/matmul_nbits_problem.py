@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.launch import ceil_div
@@ -33,9 +33,6 @@ class MatMulNBitsProblem(Problem):
     element lies in the lowest bits. ``at_a``, ``at_b`` and ``at_y`` (bytes) divide the addresses of a, b and y.
     """
 
-    aligned: ClassVar[bool] = True
-    row_axis: ClassVar[int | None] = 0
-
     m: int
     n: int
     k: int
@@ -46,6 +43,13 @@ class MatMulNBitsProblem(Problem):
     at_a: int = 1
     at_b: int = 4
     at_y: int = 1
+
+    @property
+    def matrices(self) -> tuple[int, int, int]:
+        return 1, self.m, self.n
+
+    def can_load(self, name: str, alignment: int) -> bool:
+        return name != "a" or alignment == 16
 
     @property
     def blocks(self) -> int:

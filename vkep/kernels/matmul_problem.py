@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.fastdiv import LIMIT
@@ -37,9 +37,6 @@ class MatMulProblem(Problem):
     ``alignment`` (bytes) divides the addresses of a, b and y. An epilogue sees ``row``, ``col`` and ``o``, the flat index in a
     contiguous [batch, m, n]. Raises `ValueError` for sizes and strides below 0.
     """
-
-    row_axis: ClassVar[int | None] = 2
-    strided_output: ClassVar[bool] = True
 
     m: int
     n: int
@@ -74,16 +71,14 @@ class MatMulProblem(Problem):
         return Need(name, self.dtype, self.shape(name), self.strides(name))
 
     def placed(self, operands: Mapping[str, Any]) -> MatMulProblem:
-        """The problem for a y of shape (outer batch, inner batch, rows, columns)."""
-        a, b, y = (operands[name] for name in "aby")
-        # the stride of an axis with one element does not matter
-        strides = (
-            tuple(0 if matches(dim, 1) else s for dim, s in zip(y.shape[:2], y.strides, strict=False)) + y.strides[2:]
-        )
-        return _placed(self, strides if isinstance(self.batch, tuple) else strides[1:], alignment_of(a, b, y))
+        return _placed(self, alignment_of(*(operands[name] for name in "aby")))
 
     def restrided(self, name: str, strides: tuple[int, ...]) -> MatMulProblem:
         return replace(self, **{f"{name}_strides": strides if isinstance(self.batch, tuple) else strides[1:]})  # type: ignore[arg-type]
+
+    @property
+    def matrices(self) -> tuple[int, int, int]:
+        return self.products, self.m, self.n
 
     @property
     def batches(self) -> tuple[int, int]:
@@ -111,7 +106,9 @@ class MatMulProblem(Problem):
     def _strides_of(self, operand: str) -> tuple[int, int, int, int]:
         strides = {"a": self.a_strides, "b": self.b_strides, "y": self.y_strides}[operand]
         if strides is None:
-            return self.batches[1] * self.m * self.n, self.m * self.n, self.n, 1
+            outer, inner = self.batches
+            matrix = self.m * self.n
+            return (0 if matches(outer, 1) else inner * matrix, 0 if matches(inner, 1) else matrix, self.n, 1)
         if len(strides) != (4 if isinstance(self.batch, tuple) else 3):
             raise ValueError(
                 f"matmul: {operand}_strides is {strides}, expected batch strides, row stride, column stride"
@@ -149,8 +146,8 @@ class MatMulProblem(Problem):
 
 # Layers recur, and so do plans for other sizes: derived values are cached.
 @cached
-def _placed(problem: MatMulProblem, y_strides: tuple[int, ...], alignment: int) -> MatMulProblem:
-    return replace(problem, y_strides=y_strides, alignment=alignment)
+def _placed(problem: MatMulProblem, alignment: int) -> MatMulProblem:
+    return replace(problem, alignment=alignment)
 
 
 def unaddressable(problem: MatMulProblem, caps: DeviceCapabilities) -> str:

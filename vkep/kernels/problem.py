@@ -84,13 +84,6 @@ class Problem:
 
     #: equal problems recur, and decisions for one are cached
     recurs: ClassVar[bool] = True
-    #: the output axis that is an epilogue's ``row`` (the axes after it, flattened, are its ``col``), where every
-    #: candidate supports an epilogue
-    row_axis: ClassVar[int | None] = None
-    #: whether the output may be a view whose stride before ``row_axis`` is not dense
-    strided_output: ClassVar[bool] = False
-    #: whether inputs that are aligned to 16 bytes must stay aligned
-    aligned: ClassVar[bool] = False
 
     def needs(self) -> tuple[Need, ...]:
         """The inputs, in order, without absent ones."""
@@ -111,6 +104,12 @@ class Problem:
         return self.needs(), self.makes()
 
     @property
+    def matrices(self) -> tuple[int, int, int] | None:
+        """(matrices, rows, columns) of the first output's elements in row-major order, as an epilogue's ``row`` and ``col`` count
+        them; None where a candidate supports no epilogue."""
+        return None
+
+    @property
     def flops(self) -> int:
         """Arithmetic operations, for reports and for the expected cost of a candidate."""
         return 0
@@ -128,13 +127,27 @@ class Problem:
         return ()
 
     def placed(self: P, operands: Mapping[str, Any]) -> P:
-        """The problem with the properties that follow from its operands' memory: their alignment, the strides of its
-        output."""
+        """The problem with the alignment of its operands' memory."""
         return self
 
     def restrided(self: P, name: str, strides: tuple[int, ...]) -> P | None:
-        """The problem with other strides in the need of an input; None where the kernels require the present ones."""
+        """The problem with other strides (none negative) in the need of an operand, for the axes of its shape; None where the
+        kernels require the present ones."""
         return None
+
+    def stored_in(self: P, view: Any) -> P | None:
+        """The problem with its first output in a view of as many elements; None where the kernels cannot store it there. A pass
+        asks before it chooses a view, and emission takes the kernels' arguments from the answer."""
+        make = self.operands[1][0]
+        place = view.reshape(make.shape)
+        if place is None or any(stride < 0 for stride in place.strides):
+            return None
+        return self if make.strides is None and place.is_contiguous else self.restrided(make.name, place.strides)
+
+    def can_load(self, name: str, alignment: int) -> bool:
+        """Whether the kernels read an input from an address that is a multiple of ``alignment`` bytes, and as fast as from one of
+        16 bytes."""
+        return True
 
 
 def check(problem: Problem, inputs: Sequence[View], outputs: Sequence[View]) -> None:

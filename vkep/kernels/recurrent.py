@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
@@ -107,9 +106,9 @@ class RecurrentProblem(Problem):
     def flops(self) -> int:
         return 2 * self.steps * self.batches * CELLS[self.cell] * self.hidden * self.hidden
 
-    def placed(self, operands: Mapping[str, Any]) -> RecurrentProblem:
-        step, _, batch, unit = operands["y"].strides
-        return replace(self, y_strides=(step, batch, unit))
+    def restrided(self, name: str, strides: tuple[int, ...]) -> RecurrentProblem | None:
+        step, batch, unit = strides
+        return replace(self, y_strides=(step, batch, unit)) if name == "y" else None
 
 
 def _takes(problem: RecurrentProblem, caps: DeviceCapabilities) -> str:

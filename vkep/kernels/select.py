@@ -168,6 +168,15 @@ def choose(problem: P, caps: DeviceCapabilities, tuned: Tuned = estimated) -> Ch
     raise Decline("; ".join(reasons) or f"no kernel computes a {type(problem).__name__}")
 
 
+def supports(problem: Problem, caps: DeviceCapabilities) -> bool:
+    """Whether a candidate supports a problem on a device."""
+    try:
+        choose(problem, caps)
+    except Decline:
+        return False
+    return True
+
+
 @cached  # layers recur, and each is looked up when its node is claimed and when it is emitted
 def _asked(problem: Problem, caps: DeviceCapabilities) -> tuple[tuple[Candidate[Any], str], ...]:
     """The candidates up to the first one that supports the problem regardless of measurements, each with the reason

@@ -226,14 +226,17 @@ def _pointwise_operand(tensor: Tensor, shape: Sequence[int], strides: Sequence[i
 
 
 def _kernel_calls(op: KernelOp, emitter: Emitter) -> list[KernelCall]:
-    problem = op.problem
     epilogue = _epilogue(op) if op.epilogue is not None else None
+    problem = op.problem.stored_in(op.outputs[0])
+    if problem is None:
+        raise KernelBoundsError(f"{type(op.problem).__name__}: no kernel stores its result in {op.outputs[0]}")
     placed = problem.placed(bind(problem, op.inputs, op.outputs))
     return select.emit(placed, emitter, op.inputs, op.outputs, epilogue)
 
 
 def _epilogue(op: KernelOp) -> Epilogue:
-    assert op.epilogue is not None and op.row_axis is not None
+    matrices = op.problem.matrices
+    assert op.epilogue is not None and matrices is not None
     results = {t.storage: code for t, code in zip(op.epilogue_of, ("v", "w"), strict=False)}
     operands: list[Tensor] = []
     decls: dict[str, str] = {}
@@ -248,7 +251,7 @@ def _epilogue(op: KernelOp) -> Epilogue:
         key = (id(tensor.storage), tensor.strides, tensor.offset)
         if key not in names:
             k = len(operands)
-            found = epilogue_strides(tensor, op.row_axis or 0)
+            found = epilogue_strides(tensor, matrices)
             assert found is not None
             kind, row, col = found
             terms = [

@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
+from gpu_shared.capabilities import DeviceCapabilities
 from vkep.ir import expr as ex
 from vkep.ir.ops import KernelOp, Op, Pointwise, reads
-from vkep.ir.tensor import Storage, Tensor, alignment, collapse, same_shape
+from vkep.ir.tensor import Storage, Tensor, alignment, same_shape
+from vkep.kernels.select import supports
 from vkep.passes.split import MAX_OPERANDS, split_wide
 from vkep.sizes import matches
 
@@ -17,14 +19,14 @@ from vkep.sizes import matches
 MAX_FUSED, MAX_OPERATIONS = 64, 128
 
 
-def optimize(ops: list[Op], results: Iterable[Tensor]) -> list[Op]:
+def optimize(ops: list[Op], results: Iterable[Tensor], caps: DeviceCapabilities) -> list[Op]:
     """Remove dead operations, fuse, and drop copies. ``results`` are the tensors that must exist at the end."""
     kept = {t.storage for t in results}
     ops = split_wide(remove_dead(ops, kept))
     uses = Uses(ops)
     ops = _fuse_pointwise(ops, kept, uses)
-    ops = _fuse_epilogues(ops, kept, uses)
-    return _elide_copies(ops, kept, uses)
+    ops = _fuse_epilogues(ops, kept, uses, caps)
+    return _elide_copies(ops, kept, uses, caps)
 
 
 def remove_dead(ops: list[Op], kept: set[Storage]) -> list[Op]:
@@ -164,7 +166,7 @@ def _rounded_to(inner: ex.Expr, out: Tensor) -> ex.Expr:
     return inner if inner.ctype == kind else ex.Expr(kind, "cast", (inner,))
 
 
-def _fuse_epilogues(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
+def _fuse_epilogues(ops: list[Op], kept: set[Storage], uses: Uses, caps: DeviceCapabilities) -> list[Op]:
     """Move a pointwise operation into the epilogue of the kernel that computes its input."""
     position = {id(op): i for i, op in enumerate(ops)}
     depth = _depths(ops)
@@ -177,7 +179,7 @@ def _fuse_epilogues(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
             p
             for storage in dict.fromkeys([t.storage for t in op.inputs])
             if isinstance(p := sole_producer(storage, op, uses, kept), KernelOp)
-            and p.row_axis is not None
+            and p.problem.matrices is not None
             and p.epilogue is None
         ]
         for kernel in sorted(candidates, key=lambda k: (-depth[id(k)], -position[id(k)])):
@@ -185,7 +187,7 @@ def _fuse_epilogues(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
             if expr is None:
                 continue
             out = op.out.reshape(kernel.outputs[0].shape)
-            if out is None or not (out.is_contiguous or kernel.problem.strided_output):
+            if out is None or not _can_store(kernel, out, caps):
                 continue
             uses.remove(op)
             uses.remove(kernel)
@@ -213,8 +215,8 @@ def _depths(ops: list[Op]) -> dict[int, int]:
 
 def as_epilogue(op: Pointwise, kernel: KernelOp) -> ex.Expr | None:
     """An operation on a kernel's result as the kernel's epilogue; None where kernels have no such one."""
-    out = kernel.outputs[0]
-    assert kernel.row_axis is not None
+    out, matrices = kernel.outputs[0], kernel.problem.matrices
+    assert matrices is not None
     if len(kernel.outputs) != 1 or op.out.dtype is not out.dtype or not matches(op.out.size, out.size):
         return None
     if out.dtype.glsl_compute != "float":  # the compute types of epilogues
@@ -232,7 +234,7 @@ def as_epilogue(op: Pointwise, kernel: KernelOp) -> ex.Expr | None:
             failed |= not (node.tensor.is_whole and matches(node.tensor.size, out.size))
             return value
         view = node.tensor.reshape(out.shape)
-        if view is None or epilogue_strides(view, kernel.row_axis or 0) is None:
+        if view is None or epilogue_strides(view, matrices) is None:
             failed = True
             return None
         return ex.leaf(view)
@@ -241,32 +243,20 @@ def as_epilogue(op: Pointwise, kernel: KernelOp) -> ex.Expr | None:
     return None if failed else expr
 
 
-def epilogue_strides(view: Tensor, row_axis: int) -> tuple[str, int, int] | None:
-    """An epilogue's index into a view of its output's shape: ("o", 0, 0) is the flat index, ("rc", r, c) is ``row * r +
-    col * c``, None is neither.
+def epilogue_strides(view: Tensor, matrices: tuple[int, int, int]) -> tuple[str, int, int] | None:
+    """An epilogue's index into a view of as many elements as its kernel's ``matrices`` (`Problem.matrices`): ("o", 0, 0) is the
+    flat index, ("rc", r, c) is ``row * r + col * c``, None is neither.
     """
-    if view.is_contiguous and view.size == _prod(view.shape):
+    if view.is_contiguous:
         return ("o", 0, 0)
-    lead = zip(view.shape[:row_axis], view.strides[:row_axis], strict=True)
-    if any(not matches(dim, 1) and stride for dim, stride in lead):
+    lines = view.reshape(matrices)
+    if lines is None:
         return None
-    inner, [strides] = collapse(view.shape[row_axis + 1 :], [view.strides[row_axis + 1 :]])
-    if len(inner) > 1:
-        return None
-    row = 0 if matches(view.shape[row_axis], 1) else view.strides[row_axis]
-    if row < 0 or strides[0] < 0:
-        return None
-    return ("rc", row, strides[0])
+    matrix, row, column = lines.strides
+    return None if matrix or row < 0 or column < 0 else ("rc", row, column)
 
 
-def _prod(shape: tuple[int, ...]) -> int:
-    size = 1
-    for dim in shape:
-        size *= dim
-    return size
-
-
-def _elide_copies(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
+def _elide_copies(ops: list[Op], kept: set[Storage], uses: Uses, caps: DeviceCapabilities) -> list[Op]:
     """Make producers write to the destination of a plain copy of their result (parts of a Concat, a plan's outputs)."""
     gone: set[int] = set()
     for copy in ops:
@@ -288,7 +278,7 @@ def _elide_copies(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
         if place is None or not producer.outputs[0].is_whole:
             continue
         others = [op for op in uses.readers[storage] if op is not copy]
-        if not _can_write(producer, place) or (
+        if not _can_store(producer, place, caps) or (
             others and not (place.is_contiguous and _may_read(others, storage, place))
         ):
             continue
@@ -320,21 +310,23 @@ def _move_whole(storage: Storage, copy: Pointwise, uses: Uses) -> bool:
 
 
 def _may_read(readers: Iterable[Op], storage: Storage, place: Tensor) -> bool:
-    """Whether the readers of a storage accept its alignment at ``place``: some load 16 bytes at a time."""
-    asks = (op for op in readers if isinstance(op, KernelOp) and op.problem.aligned)
-    return alignment(place) == 16 or not any(t.storage is storage for op in asks for t in op.inputs)
+    """Whether the readers of a storage accept its alignment at ``place``."""
+    at = alignment(place)
+    return all(
+        op.problem.can_load(need.name, at)
+        for op in readers
+        if isinstance(op, KernelOp)
+        for need, t in zip(op.problem.operands[0], op.inputs, strict=True)
+        if t.storage is storage
+    )
 
 
-def _can_write(producer: Op, place: Tensor) -> bool:
+def _can_store(producer: Op, place: Tensor, caps: DeviceCapabilities) -> bool:
+    """Whether an operation can store its result in a view."""
     if isinstance(producer, Pointwise):
         return True
-    if place.is_contiguous:
-        return True
-    return (
-        producer.problem.strided_output
-        and producer.row_axis is not None
-        and place.view(place.shape[producer.row_axis :], place.strides[producer.row_axis :]).is_contiguous
-    )
+    problem = producer.problem.stored_in(place)
+    return problem is producer.problem or (problem is not None and supports(problem, caps))
 
 
 def retarget(op: Op, storage: Storage, place: Tensor) -> None:

@@ -94,7 +94,7 @@ class Island:
         if not results:
             return None
         ops = lower_attention(lay_out(self.builder.ops, caps), results, caps)
-        ops = pair_products(optimize(ops, results), results, caps)
+        ops = pair_products(optimize(ops, results, caps), results, caps)
         ops = fold_head_norms(fold_norms(add_to_norms(ops, results), results, caps), results, caps)
         if shared:
             ops = in_place(ops, {t.storage.port: t for t in results if t.storage.port is not None}, shared)

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.errors import Decline
 from vkep.ir import expr as ex
 from vkep.ir.ops import KernelOp, Op, Pointwise
 from vkep.ir.tensor import Storage, Tensor, alignment, collapse, same_shape
@@ -20,7 +19,7 @@ from vkep.kernels.conv_problem import NCHW, NHWC, ConvProblem, lying_as
 from vkep.kernels.pool import PoolProblem
 from vkep.kernels.problem import Problem
 from vkep.kernels.reduce import ReduceProblem
-from vkep.kernels.select import choose
+from vkep.kernels.select import choose, supports
 from vkep.sizes import matches
 
 #: permutation of [n, c, h, w] to channels last, and its inverse
@@ -108,7 +107,7 @@ class _Layout:
         else:  # [n, h, w, c]: h and w are in the middle
             changed = replace(problem, outer=x.shape[0], inner=x.shape[1])
             fits = problem.inner == 1 and problem.axis == x.shape[2] * x.shape[3]
-        if not (fits and self._takes(changed)):
+        if not (fits and supports(changed, self.caps)):
             return False
         if isinstance(problem, PoolProblem):
             out = self._moved_to_last(out)
@@ -125,7 +124,7 @@ class _Layout:
                 continue
             found = self._lying(Tensor(view.dtype, need.shape, view.storage, need.strides, view.offset))
             changed = problem.restrided(need.name, found.strides) if found else None
-            if found and changed and self._takes(changed):
+            if found and changed and supports(changed, self.caps):
                 problem, inputs[position] = changed, found
             else:
                 self._restore(view.storage)
@@ -136,13 +135,6 @@ class _Layout:
 
     def _replace(self, op: KernelOp, problem: Problem, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         self.ops.append(KernelOp(problem, inputs, outputs, op.labels, op.node))
-
-    def _takes(self, problem: Problem) -> bool:
-        try:
-            choose(problem, self.caps)
-        except Decline:
-            return False
-        return True
 
     # ---- where elements are
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.errors import Decline
 from vkep.ir import expr as ex
 from vkep.ir.ops import KernelOp, Op, Pointwise
 from vkep.ir.tensor import Tensor
@@ -19,7 +18,7 @@ from vkep.kernels.matmul_problem import MatMulProblem
 from vkep.kernels.norm import LayerNormProblem
 from vkep.kernels.problem import Problem
 from vkep.kernels.product_form import Form
-from vkep.kernels.select import bind, choose
+from vkep.kernels.select import bind, supports
 from vkep.passes.fuse import Uses, sole_producer
 from vkep.sizes import divides
 
@@ -149,9 +148,7 @@ def _folded(norm: KernelOp, reader: Op, caps: DeviceCapabilities) -> KernelOp | 
         return None
     problem = FusedProductProblem(product, replace(form, epsilon=of.epsilon))
     inputs = [*norm.inputs, *reader.inputs[1:]]
-    try:
-        choose(problem.placed(bind(problem, inputs, reader.outputs)), caps)
-    except Decline:
+    if not supports(problem.placed(bind(problem, inputs, reader.outputs)), caps):
         return None
     return KernelOp(
         problem,

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.errors import Decline
 from vkep.ir import expr as ex
 from vkep.ir.ops import KernelOp, Op, Pointwise
 from vkep.ir.tensor import Storage, Tensor
@@ -15,7 +14,7 @@ from vkep.kernels.fused_product import FusedProductProblem
 from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
 from vkep.kernels.matmul_problem import MatMulProblem
 from vkep.kernels.product_form import Form
-from vkep.kernels.select import bind, choose
+from vkep.kernels.select import bind, supports
 from vkep.passes.fuse import Uses, as_epilogue, sole_producer
 
 
@@ -73,8 +72,8 @@ def _halved(whole: KernelOp, op: Pointwise) -> tuple[KernelOp, KernelOp] | None:
     problem, y = whole.problem, whole.outputs[0]
     assert isinstance(problem, (MatMulNBitsProblem, MatMulProblem))
     half = problem.n // 2
-    strided = isinstance(problem, MatMulProblem) and (problem.products != 1 or problem.y_strides is not None)
-    if strided or problem.n % 2 or op.out.size != problem.m * half:
+    several = isinstance(problem, MatMulProblem) and problem.products != 1
+    if several or problem.n % 2 or op.out.size != problem.m * half:
         return None
     made = [Tensor.contiguous(y.dtype, (*y.shape[:-1], half)) for _ in range(2)]
     columns = {side * half: t.reshape(op.out.shape) for side, t in enumerate(made)}
@@ -127,9 +126,7 @@ def _pair(first: KernelOp, second: KernelOp, caps: DeviceCapabilities) -> Kernel
         return None
     problem = FusedProductProblem(first.problem, Form(paired=True))
     inputs = [*first.inputs, *second.inputs[1:]]
-    try:
-        choose(problem.placed(bind(problem, inputs, first.outputs)), caps)
-    except Decline:
+    if not supports(problem.placed(bind(problem, inputs, first.outputs)), caps):
         return None
     labels = list(dict.fromkeys([*second.labels, *first.labels]))
     results = (*first.epilogue_of, second.outputs[0])

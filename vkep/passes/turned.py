@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.errors import Decline
 from vkep.ir.ops import KernelOp, Op
 from vkep.ir.tensor import Tensor
 from vkep.kernels.attention_problem import AttentionProblem
@@ -19,7 +18,7 @@ from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
 from vkep.kernels.matmul_problem import MatMulProblem
 from vkep.kernels.problem import Problem
 from vkep.kernels.product_form import Form, not_turned
-from vkep.kernels.select import bind, choose
+from vkep.kernels.select import bind, supports
 from vkep.passes.fuse import Uses, sole_producer
 from vkep.passes.in_place import follows
 
@@ -88,9 +87,7 @@ def _joined(update: KernelOp, op: KernelOp, uses: Uses, caps: DeviceCapabilities
     both = UpdatingAttentionProblem(replace(attention, q_strides=problem.q_strides), problem)
     inputs = [*update.inputs, *(t for name, t in given.items() if name in ("bias", "sink"))]
     outputs = [*op.outputs, *caches]
-    try:
-        choose(both.placed(bind(both, inputs, outputs)), caps)
-    except Decline:
+    if not supports(both.placed(bind(both, inputs, outputs)), caps):
         return None
     labels = list(dict.fromkeys([*update.labels, *op.labels]))
     return KernelOp(both, inputs, outputs, labels, op.node)
@@ -121,9 +118,7 @@ def _turned(of: KernelOp, update: KernelOp, caps: DeviceCapabilities) -> KernelO
         return None
     both = FusedProductProblem(product, replace(form, update=problem))
     inputs = [*of.inputs, *update.inputs[3:]]
-    try:
-        choose(both.placed(bind(both, inputs, update.outputs)), caps)
-    except Decline:
+    if not supports(both.placed(bind(both, inputs, update.outputs)), caps):
         return None
     labels = list(dict.fromkeys([*of.labels, *update.labels]))
     return KernelOp(both, inputs, update.outputs, labels, update.node, of.epilogue, of.epilogue_of)
