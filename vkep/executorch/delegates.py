@@ -157,6 +157,9 @@ class VulkanRunner:
         values: Mapping[str, Any],
         targets: Mapping[str, DeviceTensor | None],
     ) -> list[Array | DeviceTensor]:
+        for output in self._kept:  # a failed run leaves the states as they were
+            if isinstance(values[output], DeviceTensor):
+                values[output].check()
         for output, name in self._kept.items():
             self._keep_state(output, name, values[output])
         given = {id(v) for v in (*inputs, *self._states.values())}

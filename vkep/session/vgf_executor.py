@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from gpu_shared.context import SharedGpuContext
 from gpu_shared.errors import DeviceLostError, GpuError, OutOfDeviceMemoryError, OutOfHostMemoryError
 from vkep.device.datagraph.context import graph_source, why_no_graphs
-from vkep.device.tensor import DeviceTensor, on_host, open_checks, refuse_failed
+from vkep.device.tensor import DeviceTensor, on_host
 from vkep.errors import VkepError
 from vkep.graph.model import Node
 from vkep.ir.program import VgfStep
@@ -96,9 +96,7 @@ class VgfExecutor:
     def run(self, values: dict[str, Any], targets: Mapping[str, Any]) -> None:
         """Submit the graph without waiting. ``targets`` has the program's shared tensors and the caller's bound
         ones."""
-        inputs, outputs = self._bind(values, targets)
-        self.runner.submit(inputs, outputs)
-        _hand_on(inputs, outputs)
+        self.runner.submit(*self._bind(values, targets))
 
     @property
     def title(self) -> str:
@@ -107,20 +105,13 @@ class VgfExecutor:
 
     def stage(self, values: dict[str, Any], targets: Mapping[str, Any], locks: ExitStack, held: ExitStack) -> Staged:
         """See `vkep.session.submit_batch.Region`."""
-        inputs, outputs = self._bind(values, targets)
-        recorded = locks.enter_context(self.runner.staged(inputs, outputs))
-
-        def submitted(value: int) -> None:
-            recorded.submitted(value)
-            _hand_on(inputs, outputs)
-
-        return Staged(self.runner.lease, [recorded.commands], submitted)
+        recorded = locks.enter_context(self.runner.staged(*self._bind(values, targets)))
+        return Staged(self.runner.lease, [recorded.commands], recorded.submitted)
 
     def _bind(self, values: dict[str, Any], targets: Mapping[str, Any]) -> tuple[list[GraphTensor], list[DeviceTensor]]:
         inputs: list[GraphTensor] = [self._input(port, values[port.name], targets) for port in self.graph.inputs]
         outputs = [targets.get(port.name) or self._new(port) for port in self.graph.outputs]
         values.update(zip(self.outputs, outputs, strict=True))
-        refuse_failed(inputs, outputs)
         return [*inputs, *self._weights.tensors], outputs
 
     def _input(self, port: TosaPort, value: Any, targets: Mapping[str, Any]) -> DeviceTensor:
@@ -137,10 +128,3 @@ class VgfExecutor:
         """Free the pipelines and the shared weights, once the GPU has finished."""
         self.runner.close()
         self._weights.close()
-
-
-def _hand_on(inputs: Sequence[object], outputs: Sequence[DeviceTensor]) -> None:
-    """Give the outputs the checks of the inputs: a result computed from a failed run is invalid too."""
-    checks = open_checks(inputs)
-    for tensor in outputs:
-        tensor.checks[:] = checks
