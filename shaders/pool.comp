@@ -43,7 +43,7 @@ void main() {
     uint base = plane * args.depth * args.height * args.width;
 
 #ifdef MAX_POOL
-    COMPUTE_T best = LOWEST;  // a window that lies in the padding
+    COMPUTE_T best = LOWEST;  // a window without elements
     uvec3 where = uvec3(0u);
     bool none = true;
 #else
@@ -83,7 +83,7 @@ void main() {
     float count = float(count_inside(d0, KERNEL_D, args.dilation_d, all ? d0 : 0, int(args.depth + (all ? args.pad_end_d : 0u))))
         * float(count_inside(h0, KERNEL_H, args.dilation_h, all ? h0 : 0, int(args.height + (all ? args.pad_end_h : 0u))))
         * float(count_inside(w0, KERNEL_W, args.dilation_w, all ? w0 : 0, int(args.width + (all ? args.pad_end_w : 0u))));
-    COMPUTE_T result = total / count;
+    COMPUTE_T result = total / max(count, 1.0);  // 0 for a window without elements
 #elif defined(LP_POOL)
     COMPUTE_T result = args.p == 2.0 ? sqrt(total) : args.p == 1.0 ? total : COMPUTE_T(accurate_pow(float(total), 1.0 / args.p));
 #else
@@ -93,6 +93,6 @@ void main() {
 #ifdef WITH_INDICES
     uint position = COLUMN_MAJOR != 0u ? where.x + args.depth * (where.y + args.height * where.z)
                                        : (where.x * args.height + where.y) * args.width + where.z;
-    Int64Tensor(operand(args.indices, 2)).v[id] = uvec2(base + position, 0u);
+    Int64Tensor(operand(args.indices, 2)).v[id] = none ? uvec2(~0u) : uvec2(base + position, 0u);
 #endif
 }

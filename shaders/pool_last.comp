@@ -63,7 +63,7 @@ void main() {
 
     float acc[8];
 #ifdef MAX_POOL
-    [[unroll]] for (uint c = 0u; c < 8u; ++c) acc[c] = LOWEST;  // a window that lies in the padding
+    [[unroll]] for (uint c = 0u; c < 8u; ++c) acc[c] = LOWEST;  // a window without elements
 #else
     [[unroll]] for (uint c = 0u; c < 8u; ++c) acc[c] = 0.0;
 #endif
@@ -93,7 +93,7 @@ void main() {
     bool all = COUNT_INCLUDE_PAD != 0u;
     float count = float(count_inside(h0, KERNEL_H, args.dilation_h, all ? h0 : 0, int(args.height + (all ? args.pad_end_h : 0u))))
         * float(count_inside(w0, KERNEL_W, args.dilation_w, all ? w0 : 0, int(args.width + (all ? args.pad_end_w : 0u))));
-    [[unroll]] for (uint c = 0u; c < 8u; ++c) acc[c] /= count;
+    [[unroll]] for (uint c = 0u; c < 8u; ++c) acc[c] /= max(count, 1.0);  // 0 for a window without elements
 #endif
     store_eight(operand(args.y, 1), id, acc);
 }

@@ -96,10 +96,10 @@ def test_quantize_to_four_bits_by_output_dtype() -> None:
 def test_dynamic_quantization() -> None:
     for x in (RNG.normal(3, 2, (5, 7)), np.abs(RNG.normal(3, 2, 9)), np.zeros(4)):
         model = model_of("DynamicQuantizeLinear", {"x": x.astype(np.float32)}, outputs=("y", "s", "z"))
-        from tests.ops.cases import assert_like, by_reference
+        from tests.ops.cases import assert_like, by_onnxruntime
 
         values = {"x": x.astype(np.float32)}
-        assert_like(on_vulkan(model, values), by_reference(model, values))
+        assert_like(on_vulkan(model, values), by_onnxruntime(model, values))
 
 
 @pytest.mark.parametrize(("left", "right"), [("int8", "int8"), ("uint8", "int8"), ("uint8", "uint8")])

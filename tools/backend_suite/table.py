@@ -39,6 +39,9 @@ or its reference evaluator.
 GridSample in cubic mode with border padding is as PyTorch and ONNX Runtime have it: each tap is clamped to the image. ONNX's
 reference evaluator clamps the place itself.
 
+AveragePool with ceil_mode and count_include_pad does not count places beyond the padding, as ONNX Runtime and ONNX's cases up to
+1.23. The case averagepool_3d_dilations_large_count_include_pad_is_1_ceil_mode_is_True of later versions counts them.
+
 {theirs}
 ## By operator
 Cases of the node suite whose model holds one operator; the last column says why a case is not wholly on Vulkan, with
@@ -58,19 +61,30 @@ _DIFFERENCES = (
     ("ReduceLogSumExp of integers saturates", "as a cast from float", "the function body of ONNX ends in that cast"),
     ("NonZero of a scalar has the shape (1, n)", "(0, n)", "ONNX's text says so, and that numpy differs"),
     (
-        "Resize with align_corners and scales takes the whole number of output elements for the resized length",
-        "the length before it is rounded",
-        "ONNX's reference, and its case resize_downsample_scales_linear_align_corners",
-    ),
-    (
-        "Slice backwards to 2**31 - 1 goes to the front of the axis",
+        "Slice backwards to 2**31 - 1, or 2**63 - 1, goes to the front of the axis",
         "such an end lies behind the axis: nothing is left",
         "ONNX clamps it to the axis, and takes the least number for the front",
     ),
     (
-        "MaxUnpool's indices are places in output_shape",
-        "in the shape that strides and kernel give",
-        "ONNX's case maxunpool_export_with_output_shape",
+        "MaxPool of a window of minus infinity alone is -3.4e38, without its second output",
+        "minus infinity",
+        "it is the maximum; -3.4e38 is that of a window without elements",
+    ),
+    (
+        "pools with auto_pad SAME_UPPER or SAME_LOWER have fewer elements with dilations, and other ones where strides are "
+        "longer than the kernel",
+        "input / stride elements, rounded up; nothing is cut off",
+        "ONNX's text, and its cases averagepool_1d_dilations_same_upper and _lower",
+    ),
+    (
+        "ConvTranspose with auto_pad SAME_UPPER or SAME_LOWER has fewer elements where strides are longer than the kernel",
+        "input * stride elements",
+        "ONNX's text",
+    ),
+    (
+        "ConvTranspose refuses an output_padding of a stride or more",
+        "of both a stride and a dilation or more",
+        "ONNX's text: less than the stride/dilation; PyTorch allows it",
     ),
     (
         "ScatterElements, ScatterND and MaxUnpool with an index twice keep the last update",
@@ -141,11 +155,6 @@ _DIFFERENCES = (
         "convolutions and products between QuantizeLinear and DequantizeLinear are done in integers, and scaled in float32",
         "in floats, as the nodes stand",
         "where a value lies within 1e-6 of the middle between two steps, the two may take different ones",
-    ),
-    (
-        "com.microsoft.GatherND takes indices of no coordinates, ONNX's own operator does so too",
-        "com.microsoft's does, ONNX's own is refused",
-        "ONNX wants 1 coordinate or more",
     ),
     (
         "GroupQueryAttention of the CPU provider refuses q_norm_weight and k_norm_weight",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +39,10 @@ class ConvAttributes:
         return resolve_window(x[2:], self.kernel(w), self.strides, self.pads, self.dilations, self.auto_pad)
 
     def kernel(self, w: Sequence[int]) -> Sequence[int]:
-        """The spatial shape of weights of shape ``w``. Raises `InvalidNode` where ``kernel_shape`` differs."""
+        """The spatial shape of weights of shape ``w``. Raises `InvalidNode` where ``kernel_shape`` differs, and where pads
+        are given twice."""
+        if self.pads and self.auto_pad not in ("", "NOTSET"):
+            raise InvalidNode(f"auto_pad {self.auto_pad!r} beside pads {list(self.pads)}; expected one of them")
         if self.kernel_shape is not None and tuple(self.kernel_shape) != tuple(w[2:]):
             raise InvalidNode(f"kernel_shape {list(self.kernel_shape)} for weights of shape {list(w)}")
         return w[2:]
@@ -69,9 +73,15 @@ class PoolAttributes:
     strides: Ints = None
 
     def window(self, x: Sequence[int]) -> Window:
-        """The window over an input of shape ``x`` [n, c, ...]. Raises `Decline`."""
-        sizes = self.kernel_shape, self.strides, self.pads, self.dilations
-        return resolve_window(x[2:], *sizes, self.auto_pad, bool(self.ceil_mode))
+        """The window over an input of shape ``x`` [n, c, ...]. Raises `Decline`, and `InvalidNode` for what ONNX Runtime
+        refuses too: pads as long as the kernel, and images without elements."""
+        kernel, pads = self.kernel_shape, self.pads or ()
+        if any(pad >= kernel[k % len(kernel)] for k, pad in enumerate(pads)):
+            raise InvalidNode(f"pads {list(pads)} of a kernel of {list(kernel)}; each must be smaller than the kernel")
+        if not math.prod(x) and x[0]:
+            raise InvalidNode(f"an input of shape {list(x)}; of a pool's input only the batch may be 0")
+        sizes = kernel, self.strides, self.pads, self.dilations
+        return resolve_window(x[2:], *sizes, self.auto_pad, bool(self.ceil_mode), pools=True)
 
 
 @dataclass(frozen=True, kw_only=True)

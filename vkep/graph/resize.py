@@ -41,6 +41,8 @@ def resolve_resize(
         raise InvalidNode(f"both sizes {list(sizes)} and scales {list(scales)} are given")
     if sizes is not None:
         _check_count("sizes", sizes, chosen)
+        if any(size < 1 for size in sizes):
+            raise InvalidNode(f"sizes {list(sizes)}; each must be at least 1")
         if not all(shape[a] for a in chosen):
             raise Decline(f"sizes {list(sizes)} for an empty input {tuple(shape)}")
         ratios = [(size, shape[a]) for size, a in zip(sizes, chosen, strict=True)]
@@ -56,6 +58,8 @@ def resolve_resize(
         for a, size, ratio in zip(chosen, sizes, ratios, strict=True):
             out[a], factors[a] = size, ratio
     elif scales is not None:
+        if policy != "stretch":
+            raise InvalidNode(f"keep_aspect_ratio_policy {policy!r} with scales, expected 'stretch'")
         _check_count("scales", scales, chosen)
         for a, scale in zip(chosen, scales, strict=True):
             if not (scale > 0 and math.isfinite(scale)):

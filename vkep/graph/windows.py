@@ -49,10 +49,13 @@ def resolve_window(
     dilations: Sequence[int] | None,
     auto_pad: str = "NOTSET",
     ceil_mode: bool = False,
+    pools: bool = False,
 ) -> Window:
     """Padding and output size from the attributes (ONNX Conv and the pools, "auto_pad" and "ceil_mode").
 
-    ``spatial`` are the input's sizes without batch and channels. Raises `Decline` for attributes that do not fit them.
+    ``spatial`` are the input's sizes without batch and channels. A pool's window (``pools``) may be larger than the padded
+    input: its quotient is then rounded towards 0, as ONNX's shape inference and ONNX Runtime do, and the result may be
+    empty. Raises `InvalidNode` for attributes that do not fit the input, `Decline` for sizes beyond a kernel's integers.
     """
     rank = len(spatial)
     return _resolved(
@@ -63,6 +66,7 @@ def resolve_window(
         tuple(dilations or (1,) * rank),
         auto_pad,
         ceil_mode,
+        pools,
     )
 
 
@@ -75,6 +79,7 @@ def _resolved(
     dilations: tuple[int, ...],
     auto_pad: str,
     ceil_mode: bool,
+    pools: bool,
 ) -> Window:
     rank = len(spatial)
     auto_pad = auto_pad or "NOTSET"  # ONNX Runtime treats an empty text as absent
@@ -93,11 +98,14 @@ def _resolved(
         elif auto_pad == "VALID":
             begins[axis] = ends[axis] = 0
         room = size + begins[axis] + ends[axis] - reach
-        steps = (-(-room // strides[axis]) if ceil_mode else room // strides[axis]) + 1
+        over = room < 0
+        steps = (-(-room // strides[axis]) if ceil_mode or over else room // strides[axis]) + 1
         if ceil_mode and (steps - 1) * strides[axis] >= size + begins[axis]:
             steps -= 1  # a window must begin inside the input or its leading padding
-        if steps < 1:
-            raise Decline(f"the window {kernel} does not fit the input {tuple(spatial)} with pads {pads}")
+        if over and (not pools or steps < 0):
+            raise InvalidNode(
+                f"the window {list(kernel)} does not fit the input {list(spatial)} with pads {list(pads)}"
+            )
         out.append(steps)
         padded = size + begins[axis] + ends[axis]
         if any(n >= _LIMIT for n in (reach, steps, padded)):
@@ -119,15 +127,15 @@ def resolve_transposed_window(
 ) -> Window:
     """The window that ConvTranspose moves over its *result* (``out`` is the result's size), from ONNX's attributes.
 
-    ``pads`` are cropped from the full result. Raises `InvalidNode` for output_padding that the strides and dilations do
-    not allow, `Decline` for a result without elements or too large to count.
+    ``pads`` are cropped from the full result. Raises `InvalidNode` for attributes that contradict one another or leave no
+    result, `Decline` for a result too large to count.
     """
     rank = len(spatial)
     step, spread = tuple(strides or (1,) * rank), tuple(dilations or (1,) * rank)
     extra = tuple(output_padding or (0,) * rank)
     amounts = list(pads or (0,) * 2 * rank)
     kernel = tuple(kernel)
-    wanted_shape = tuple(output_shape)[-rank:] if output_shape else (1,) * rank
+    wanted_shape = tuple(output_shape) if output_shape else (1,) * rank
     check_window(
         rank,
         amounts,
@@ -141,12 +149,19 @@ def resolve_transposed_window(
         raise InvalidNode(f"output_padding {list(extra)} with strides {list(step)} and dilations {list(spread)}")
     out = []
     for axis, size in enumerate(spatial):
-        full = step[axis] * (size - 1) + extra[axis] + (kernel[axis] - 1) * spread[axis] + 1
+        reach = (kernel[axis] - 1) * spread[axis] + 1
+        full = step[axis] * (size - 1) + extra[axis] + reach
         wanted = wanted_shape[axis] if output_shape else None
         if wanted is None and auto_pad in ("SAME_UPPER", "SAME_LOWER"):
             wanted = size * step[axis]
         if wanted is not None:  # the padding follows from the size (ONNX ConvTranspose)
             total = max(0, full - wanted)
+            if output_shape and (wanted + total - reach) // step[axis] + 1 != size:
+                raise InvalidNode(
+                    f"output_shape {list(output_shape)} does not follow from an input of {list(spatial)} with a kernel of "
+                    f"{list(kernel)}, strides {list(step)} and dilations {list(spread)}: axis {axis} has {full} elements, "
+                    f"and fewer than {step[axis] - extra[axis]} more are possible"
+                )
             large, small = total - total // 2, total // 2
             # the odd element is added at the end with SAME_UPPER, else at the beginning
             amounts[axis], amounts[rank + axis] = (small, large) if auto_pad == "SAME_UPPER" else (large, small)
@@ -157,8 +172,10 @@ def resolve_transposed_window(
             out.append(full - amounts[axis] - amounts[rank + axis])
         if full >= _LIMIT:
             raise Decline(f"{full} elements along an axis before padding is cut off; the kernel counts below 2**31")
-    if not all(1 <= size < _LIMIT for size in out):
-        raise Decline(f"the result would have shape {out}")
+    if any(size < 1 for size in out):
+        raise InvalidNode(f"the result would have shape {out}")
+    if any(size >= _LIMIT for size in out):
+        raise Decline(f"the result would have shape {out}; the kernel counts below 2**31")
     return Window(kernel, step, spread, tuple(amounts), tuple(out))
 
 

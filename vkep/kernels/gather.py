@@ -277,7 +277,7 @@ class GatherNDProblem(Problem):
             raise InvalidNode(f"{told}: batch_dims is {batch}, expected less than both ranks")
         if self.shape[:batch] != self.indices_shape[:batch]:
             raise InvalidNode(f"{told}: expected equal batch axes, the first {batch}")
-        if not 1 <= self.keys <= len(self.shape) - batch:
+        if not 0 <= self.keys <= len(self.shape) - batch:
             raise InvalidNode(f"{told}: {self.keys} coordinates for {len(self.shape) - batch} axes")
         if math.prod(self.out_shape) and 0 in self.indexed:
             raise InvalidNode(f"{told}: indices into an empty axis")

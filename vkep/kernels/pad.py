@@ -72,7 +72,8 @@ class PadProblem(Problem):
             raise InvalidNode(f"{told}; expected two for each axis")
         if any(size < 0 for size in self.out_shape):
             raise InvalidNode(f"{told} crop more than it holds")
-        if self.mode != "constant" and 0 in self.kept and 0 not in self.out_shape:
+        over = any(size < 0 for size in self.kept) or (0 in self.kept and 0 not in self.out_shape)
+        if self.mode != "constant" and over:
             raise InvalidNode(f"{told}: mode {self.mode!r} has no elements to repeat")
 
     @property

@@ -21,13 +21,16 @@ from vkep.kernels.select import Candidate, Emission, implement
 #: channels per lane of ``pool_last.comp``: 16 bytes
 UNIT = 8
 _LAST_OPS = ("max", "average")
+#: GLSL of the maximum of a window without elements, as ONNX Runtime defines it: the lowest finite float, which is infinite
+#: in float16
+_LOWEST = {"float32": "-3.402823466e38", "float64": "packDouble2x32(uvec2(0xffffffffu, 0xffefffffu))"}
 
 
 def pool_defines(op: str, dtype: str, with_indices: bool = False) -> dict[str, str]:
     """The variant for an operation and an element type."""
     defines = element_defines(dtype) | {f"{op.upper()}_POOL": "1"}
     if op == "max":
-        defines["LOWEST"] = limit(dtype, lowest=True)
+        defines["LOWEST"] = _LOWEST.get(dtype) or limit(dtype, lowest=True)
         if element_type(dtype).kind == "float":
             defines["PROPAGATE_NAN"] = "1"
         if with_indices:
@@ -87,7 +90,8 @@ class PoolProblem(Problem):
 
     ``op`` is "max", "average" or "lp" (of order ``p``). With ``indices`` (max only) there is a second output: int64
     positions in the flat input, with ``column_major`` as ONNX MaxPool's ``storage_order`` 1. A NaN in a window is its
-    maximum. With ``channels_last`` the layout of x and y is [images, *spatial, channels]; ``alignment`` (bytes) divides
+    maximum. A window without elements, in the padding alone, has the lowest number as its maximum at -1, and the average
+    0. With ``channels_last`` the layout of x and y is [images, *spatial, channels]; ``alignment`` (bytes) divides
     their addresses. Raises `Decline` for a window that is invalid for these axes.
     """
 

@@ -116,7 +116,7 @@ class Places:
 def _place(length: int, count: int, scale: Scale, coordinates: str, span: tuple[float, float]) -> tuple[int, int, int]:
     n, d = scale
     if coordinates == "align_corners":
-        return (length - 1) * d, 0, largest(n * length - d, 1)
+        return length - 1, 0, largest(count - 1, 1)
     if coordinates == "tf_crop_and_resize":
         (start, over), (end, other) = (x.as_integer_ratio() for x in span)
         common = max(over, other)  # both are powers of two

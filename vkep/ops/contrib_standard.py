@@ -40,8 +40,6 @@ operator("GridSample", domain=MICROSOFT, types={"x": SINGLE, "grid": SINGLE})(gr
 
 @operator("GatherND", domain=MICROSOFT, types={"data": every("GatherND"), "indices": INDICES})
 def gather_nd(b: Builder, data: Tensor, indices: Tensor) -> Tensor:
-    if indices.rank and indices.shape[-1] == 0:  # which ONNX's own operator does not allow: all of the data, as often
-        return data.expand((*indices.shape[:-1], *data.shape))
     return gather_nd_11(b, data, indices)
 
 

@@ -85,6 +85,9 @@ def gather_nd_11(b: Builder, data: Tensor, indices: Tensor) -> Tensor:
 def gather_nd_(b: Builder, data: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
     types = data.dtype.name, indices.dtype.name
     problem = GatherNDProblem(data.shape, indices.shape, batch_dims, *types)
+    if not problem.keys:  # no coordinates: all of the data, as often as there are indices
+        ones = [1] * (indices.rank - 1 - batch_dims)
+        return b.reshape(data, [*data.shape[:batch_dims], *ones, *data.shape[batch_dims:]]).expand(problem.out_shape)
     fault = fault_of(b, indices, problem.indexed, f"an index is outside of its axis of {list(problem.indexed)}")
     return b.result(replace(problem, fault=fault), data, indices)
 
@@ -119,6 +122,13 @@ def scatter_elements(
 @operator("ScatterND", since=11, types={"T": every("ScatterND")})
 def scatter_nd(b: Builder, data: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = "none") -> Tensor:
     types = data.dtype.name, indices.dtype.name
+    if indices.shape[-1:] == (0,):  # no coordinates: each update is of all of the data
+        b.expect("updates", updates, (*indices.shape[:-1], *data.shape))
+        whole, each = (1, *data.shape), b.reshape(updates, (math.prod(indices.shape[:-1]), *data.shape))
+        if reduction == "none":
+            return b.reshape(each.slice(0, each.shape[0] - 1, 1), data.shape) if each.shape[0] else data
+        first = b.constant(np.zeros((each.shape[0], 1), np.int64))
+        return b.reshape(scatter_nd(b, b.reshape(data, whole), first, each, reduction=reduction), data.shape)
     problem = ScatterNDProblem(data.shape, indices.shape, *types, reduction)
     extents = data.shape[: problem.keys]
     fault = fault_of(b, indices, extents, f"an index is outside of its axis of {list(extents)}")
@@ -136,6 +146,8 @@ def padded(
     """``x`` padded around its last axes, as many as there are ``begins``; negative amounts crop."""
     lead = (0,) * (x.rank - len(begins))
     problem = PadProblem(x.shape, (*lead, *begins), (*lead, *ends), x.dtype.name, mode, value)
+    if any(size < 0 for size in problem.kept):  # nothing of x is left
+        return b.full(problem.out_shape, value, x.dtype)
     return b.result(problem, x) if any((*begins, *ends)) else x
 
 
@@ -199,7 +211,9 @@ def tensor_scatter(
     steps = positions(b, update.shape[where], np.int64)
     at = b.expr("same", b.reshape(steps, [*update.shape[where : where + 1], *[1] * (update.rank - where - 1)]))
     if write_indices is not None:
-        first = b.reshape(write_indices, [write_indices.size, *[1] * (update.rank - 1)])
+        first = b.expr("same", b.reshape(write_indices, [write_indices.size, *[1] * (update.rank - 1)]))
+        if mode == "circular":  # of the remainder first: an index near 2**63 has no sum
+            first = b.expr("({0} < 0 ? {0} : {0} % {1})", first, past_cache.shape[where])
         at = b.expr("add", at, first)
     if mode == "circular":
         at = b.expr("({0} < 0 ? {0} : {0} % {1})", at, past_cache.shape[where])

@@ -141,23 +141,38 @@ def _even(b: Builder, total: int, parts: int, exact: bool = True) -> list[int]:
     if exact and total % parts:
         b.invalid(f"{total} elements do not split into {parts} parts of one size")
     size = -(-total // parts)
-    return [max(0, min(size, total - i * size)) for i in range(parts)]
+    last = total - (parts - 1) * size
+    if last < 0:
+        b.invalid(f"{total} elements do not split into {parts} parts of {size}, with the rest as the last one")
+    return [*[size] * (parts - 1), last]
 
 
 @operator("Split", since=2, until=11, types={"T": every("Split")})
 def split_2(b: Builder, data: Tensor, *, axis: int = 0, split: Sequence[int] | None = None) -> list[Tensor]:
     parts = len(b.node.outputs) if b.node else 1
-    return _split(b, data, axis, split or _even(b, data.shape[axis], parts))
+    return _split(b, data, axis, split or _even(b, data.shape[b.axis(axis, data.rank)], parts))
 
 
 @operator("Split", since=13, types={"T": every("Split")})
 def split(
-    b: Builder, data: Tensor, split: Tensor | None = None, *, axis: int = 0, num_outputs: int | None = None
+    b: Builder,
+    data: Tensor,
+    split: Tensor | None = None,
+    *,
+    opset: int,
+    axis: int = 0,
+    num_outputs: int | None = None,
 ) -> list[Tensor]:
+    if opset >= 18 and (split is None) == (num_outputs is None):
+        b.invalid(
+            f"num_outputs is {num_outputs} and split {'absent' if split is None else 'present'}; expected one of them"
+        )
     if num_outputs is not None and (num_outputs < 1 or (b.node is not None and num_outputs != len(b.node.outputs))):
         b.invalid(f"num_outputs is {num_outputs}, the node has {len(b.node.outputs) if b.node else 'others'}")
     parts = num_outputs or (len(b.node.outputs) if b.node else 1)
-    return _split(b, data, axis, b.ints(split, "split") or _even(b, data.shape[axis], parts, num_outputs is None))
+    even = num_outputs is None
+    sizes = b.ints(split, "split") or _even(b, data.shape[b.axis(axis, data.rank)], parts, even)
+    return _split(b, data, axis, sizes)
 
 
 def _slice(

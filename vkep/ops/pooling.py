@@ -13,7 +13,7 @@ from vkep.ir.tensor import Tensor
 from vkep.kernels.pool import PoolProblem
 from vkep.ops import doubles
 from vkep.ops.allowed import FLOATING, every
-from vkep.ops.gather import padded, scatter_elements_
+from vkep.ops.gather import scatter_elements_
 from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import operator
 
@@ -23,11 +23,13 @@ def _pool(
     column_major: bool = False, p: int = 2,
 ) -> list[Tensor]:  # fmt: skip
     images, channels, *spatial = x.shape
+    dtypes = [x.dtype, *([DTYPES["int64"]] if indices else [])]
+    outs = [b.empty(dtype, [images, channels, *window.out]) for dtype in dtypes]
+    if 0 in outs[0].shape:
+        return outs
     problem = PoolProblem(
         op, images, channels, tuple(spatial), window, x.dtype.name, count_include_pad, p, indices, column_major
     )
-    dtypes = [x.dtype, *([DTYPES["int64"]] if indices else [])]
-    outs = [b.empty(dtype, [images, channels, *window.out]) for dtype in dtypes]
     b.compute(problem, [b.contiguous(x)], outs)
     return outs
 
@@ -117,17 +119,16 @@ def max_unpool(
     if not 1 <= rank == len(kernel_shape) == len(steps) == len(edges) / 2:
         b.invalid(f"kernel_shape, strides {steps} and pads {edges} do not fit an input of shape {list(x.shape)}")
     pooled = [(x.shape[2 + k] - 1) * steps[k] - edges[k] - edges[rank + k] + kernel_shape[k] for k in range(rank)]
-    shape = [*x.shape[:2], *pooled]
-    if min(pooled) < 0:
-        b.invalid(f"unpooling {list(x.shape)} would make {shape}")
+    least = [*x.shape[:2], *pooled]
+    if min(pooled) < 1:
+        b.invalid(f"unpooling {list(x.shape)} would make {least}")
+    wanted = b.ints(output_shape, "output_shape")
+    shape = least if wanted is None else wanted
     total = math.prod(shape)
+    if len(shape) != len(least) or shape[:2] != least[:2] or min(shape) < 0 or total < math.prod(least):
+        b.invalid(f"output_shape {shape} has other images or channels than the pooled {least}, or fewer elements")
     if total >= LARGEST:
         b.decline(f"unpooling {x.shape} would make {shape}; expected fewer than 2**31 elements")
     zeros, at, values = b.full([total], 0, x.dtype), b.reshape(indices, [x.size]), b.reshape(x, [x.size])
-    made = b.reshape(scatter_elements_(b, zeros, at, values, 0, "none", from_end=False), shape)
-    wanted = b.ints(output_shape, "output_shape")
-    if wanted is None:
-        return made
-    if len(wanted) != len(shape) or wanted[:2] != shape[:2] or any(w < s for w, s in zip(wanted, shape, strict=True)):
-        b.invalid(f"output_shape {wanted} has other images or channels than the pooled {shape}, or is smaller")
-    return padded(b, made, [0] * x.rank, [w - s for w, s in zip(wanted, shape, strict=True)])
+    what = f"an index into an output of shape {list(shape)}"
+    return b.reshape(scatter_elements_(b, zeros, at, values, 0, "none", what=what, from_end=False), shape)

@@ -226,12 +226,13 @@ def _split(b: Builder, t: Tensor, shape: Sequence[int], each: int) -> Tensor:
 
 @operator("DynamicQuantizeLinear", types={"T1": ("float32",)})
 def dynamic_quantize_linear(b: Builder, x: Tensor) -> list[Tensor]:
-    if not x.size:
-        b.decline("an empty tensor has no range")
+    if not x.size:  # as for zeros alone
+        scale, zero_point = (b.constant(np.array(v)) for v in (np.float32(1), np.uint8(0)))
+        return [b.empty(zero_point.dtype, x.shape), scale, zero_point]
     axes = list(range(x.rank))
     highest, lowest = (reduce_axes(b, op, x, axes, False) for op in ("max", "min"))
     spread = b.expr("(max({0}, 0.0) - min({1}, 0.0))", highest, lowest)
-    scale = b.store(b.divide(b.expr("({0} == 0.0 ? 1.0 : {0})", spread), 255.0), x.dtype)
+    scale = b.store(b.expr("({0} == 0.0 ? 1.0 : {1})", spread, b.divide(spread, 255.0)), x.dtype)
     uint8 = DTYPES["uint8"]
     initial = b.expr("(0.0 - {0})", b.divide(b.expr("min({0}, 0.0)", lowest), scale))
     zero_point = b.store(b.expr("uint(roundEven(clamp({0}, 0.0, 255.0)))", initial, ctype="uint"), uint8, shape=())

@@ -99,13 +99,13 @@ def _declare(op_type: str, op: str, types: tuple[str, ...]) -> None:
         return reduce_axes(b, _OF_BOOL[op] if data.dtype.kind == "bool" else op, data, axes, bool(keepdims))
 
     def with_attribute(b: Builder, data: Tensor, *, axes: Sequence[int] | None = None, keepdims: int = 1) -> Tensor:
-        chosen = range(data.rank) if axes is None else [b.axis(a, data.rank) for a in axes]
+        chosen = range(data.rank) if axes is None else sorted({b.axis(a, data.rank) for a in axes})
         return reduced(b, data, list(chosen), keepdims)
 
     def with_input(
         b: Builder, data: Tensor, axes: Tensor | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
     ) -> Tensor:
-        chosen = [b.axis(a, data.rank) for a in b.ints(axes, "axes") or []]
+        chosen = sorted({b.axis(a, data.rank) for a in b.ints(axes, "axes") or []})
         if not chosen and not noop_with_empty_axes:
             chosen = list(range(data.rank))
         # with no axis left, each element is its own total, after the operation's map (a square, for example)

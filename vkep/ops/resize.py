@@ -67,6 +67,10 @@ def resize(
         a.mode, a.coordinate_transformation_mode, a.nearest_mode, a.cubic_coeff_a, bool(a.exclude_outside), bool(a.antialias),
         a.extrapolation_value,
     )  # fmt: skip
+    if a.antialias and a.mode == "nearest":
+        b.invalid("antialias with mode 'nearest'; expected 'linear' or 'cubic'")
+    if a.exclude_outside and not (a.mode == "cubic" or a.antialias):
+        b.invalid(f"exclude_outside with mode {a.mode!r}; expected 'cubic', or 'linear' with antialias")
     lengths = b.ints(sizes, "sizes") if sizes is not None and sizes.size else None
     factors = _floats(b, scales, "scales") if scales is not None and scales.size else None
     to = resolve_resize(x.shape, factors, lengths, a.axes, a.keep_aspect_ratio_policy)

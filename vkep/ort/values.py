@@ -20,7 +20,7 @@ def to_device(array: Any, device: int | str | None = None) -> Any:
     import onnxruntime
 
     number, vendor = _memory_of(onnxruntime, device)
-    made = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), "gpu", number, vendor)
+    made = onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), "gpu", number, vendor)
     if not made.data_ptr() and made.tensor_size_in_bytes():
         raise RuntimeError(
             f"{made.tensor_size_in_bytes()} bytes of device memory: not there; the log of vkep.ort says why"

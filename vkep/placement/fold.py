@@ -18,7 +18,7 @@ from vkep.errors import Decline, VkepError
 from vkep.graph.model import Node
 from vkep.graph.weights import ArrayWeight, Weight
 from vkep.graph.windows import slice_span
-from vkep.ir.infer import infer
+from vkep.ir.infer import infer, shape_of
 from vkep.placement.elements import ELEMENTS
 
 #: Operators whose result is not a function of their inputs.
@@ -35,6 +35,13 @@ _IMPURE = {
 _MADE = {"HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix"}
 #: Operators whose work, or temporary memory, far exceeds their operands and results.
 _COSTLY = {"Attention", "DeformConv", "LinearAttention", "MaxRoiPool", "NonMaxSuppression", "RoiAlign"}
+#: Operators whose reference differs between versions of onnx, or from what the kernels compute. No plan needs their values.
+_DIFFERENT = {
+    "AffineGrid", "AveragePool", "Conv", "ConvTranspose", "Det", "DynamicQuantizeLinear", "GlobalAveragePool", "GlobalLpPool",
+    "GlobalMaxPool", "GridSample", "LpNormalization", "LpPool", "LRN", "MaxPool", "MaxUnpool", "NegativeLogLikelihoodLoss",
+    "Resize", "SoftmaxCrossEntropyLoss", "Unique", "Upsample",
+}  # fmt: skip
+_NOT_FOLDED = _IMPURE | _MADE | _COSTLY | _DIFFERENT
 #: Larger results are not folded: a model's size must not explode by folding.
 MAX_FOLDED_BYTES = 1 << 30
 #: Beyond this many bytes of results in total, plus this many times the bytes of the model's weights, no further nodes
@@ -66,12 +73,7 @@ class FoldError(VkepError):
 
 def can_fold(node: Node) -> bool:
     """Whether a node of constant inputs may be computed when the model is planned."""
-    return (
-        node.schema is not None
-        and node.op_type not in _IMPURE | _MADE | _COSTLY
-        and not node.captures
-        and not _has_body(node)
-    )
+    return node.schema is not None and node.op_type not in _NOT_FOLDED and not node.captures and not _has_body(node)
 
 
 def fold_weights(
@@ -165,6 +167,8 @@ def _quick(node: Node, inputs: Sequence[np.ndarray | None]) -> np.ndarray | None
         return np.full([int(d) for d in first], fill.reshape(-1)[0], fill.dtype)
     if node.op_type == "Identity":
         return first
+    if node.op_type in ("Shape", "Size"):
+        return shape_of(node, "", first.shape).array()
     if node.op_type in ("Unsqueeze", "Squeeze"):
         axes = inputs[1] if len(inputs) > 1 and inputs[1] is not None else node.attributes.get("axes")
         if axes is None:

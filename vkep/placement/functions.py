@@ -123,7 +123,7 @@ def _known(name: str, tensor: Tensor) -> Weight | ValueSpec:
         return ValueSpec(tensor.dtype, tensor.shape)
     if array.dtype == object:
         return SizesWeight(name, array, tensor.dtype.onnx)
-    return ArrayWeight(name, np.ascontiguousarray(array))
+    return ArrayWeight(name, np.asarray(array, order="C"))  # `ascontiguousarray` gives a scalar an axis
 
 
 def _body(node: Node, arguments: Sequence[Tensor | None], opset: int) -> onnx.FunctionProto:

@@ -84,7 +84,7 @@ def bits_of(b: TosaBuilder, tensor: TosaTensor) -> TosaTensor:
     if array is None or array.dtype.kind not in "iu":
         return tensor
     if array.dtype.name in SIGNED:
-        return b.constant(np.ascontiguousarray(array).view(SIGNED[array.dtype.name]))
+        return b.constant(np.asarray(array, order="C").view(SIGNED[array.dtype.name]))
     return narrowed(b, array) if array.dtype.itemsize == 8 else tensor
 
 
