@@ -51,7 +51,7 @@ class DeviceLostError(GpuError):
     """The device stopped (VK_ERROR_DEVICE_LOST). Sticky: everything on the same timeline fails from then on."""
 
 
-class OutOfDeviceMemoryError(GpuError):
+class OutOfDeviceMemoryError(GpuError, MemoryError):
     """Device memory is exhausted. ``asked`` are the requested bytes, ``budget`` and ``used`` those of the heap (-1: not
     known)."""
 
@@ -70,7 +70,7 @@ class OutOfDeviceMemoryError(GpuError):
         super().__init__(call, result, label, hint)
 
 
-class OutOfHostMemoryError(GpuError):
+class OutOfHostMemoryError(GpuError, MemoryError):
     """The driver could not allocate host memory (VK_ERROR_OUT_OF_HOST_MEMORY)."""
 
 

@@ -217,12 +217,24 @@ def test_explain_limits_the_times_printed(run: Callable[..., Any], models: Path)
 
 
 def test_explain_a_dynamic_model(run: Callable[..., Any], models: Path) -> None:
-    unplanned = run("explain", models / "dynamic.onnx")
-    assert unplanned.exit_code == 0
-    assert "not planned yet" in unplanned.stdout
-    assert "--dim SYMBOL=N" in unplanned.stdout
+    unplanned = run("explain", models / "dynamic.onnx", "--nodes")
+    assert unplanned.exit_code == 2
+    assert "--dim batch=N" in unplanned.stderr and "plan()" not in unplanned.output
     planned = json_of(run("explain", models / "dynamic.onnx", "--dim", "batch=2", "--dim", "length=3", "--json"))
     assert planned["counts"] == {"vulkan": 2}
+
+
+def test_explain_says_whether_rows_are_independent(run: Callable[..., Any], tmp_path: Path) -> None:
+    texts = {
+        "square": "g (float[n,s] x) => (float[n,s] y) { y = Mul (x, x) }",
+        "tagger": "g (float[n,4] x) => (float[n,4] y) { t = Transpose (x) s = MatMul (x, t) y = MatMul (s, x) }",
+    }
+    for name, text in texts.items():
+        onnx.save(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 17]> {text}'), tmp_path / f"{name}.onnx")
+    assert run("explain", tmp_path / "square.onnx", "--rows").stdout.splitlines()[-1] == "rows: independent"
+    found = json_of(run("explain", tmp_path / "square.onnx", "--rows", "-s", "x=3x5", "--json"))
+    assert found["rows"] == {"independent": True, "reason": ""} and found["counts"] == {"vulkan": 1}
+    assert "MatMul" in run("explain", tmp_path / "tagger.onnx", "--rows").stdout
 
 
 def test_contexts_of_the_command_line(run: Callable[..., Any], models: Path) -> None:

@@ -31,12 +31,23 @@ class Opened:
         self.runs: list[tuple[int, int]] = []
         self.models: list[LoadedModel] = []
 
-    def __call__(self, proto: Any, rows: int = 8, version: str = "1") -> LoadedModel:
+    def __call__(self, proto: Any, rows: int = 8, version: str = "1", **more: Any) -> LoadedModel:
         def observe(name: str, version: str, rows: int, requests: int, seconds: float) -> None:
             self.runs.append((rows, requests))
 
         self.models.append(
-            LoadedModel("m", version, proto, {}, pool=self._pool, rows=rows, wait_s=0.02, runs=2, observe=observe)
+            LoadedModel(
+                "m",
+                version,
+                proto,
+                more.pop("session", {}),
+                pool=self._pool,
+                rows=rows,
+                wait_s=0.02,
+                runs=2,
+                observe=observe,
+                **more,
+            )
         )
         self.runs.clear()
         return self.models[-1]
@@ -73,10 +84,78 @@ def test_requests_of_one_shape_share_a_run(opened: Opened) -> None:
 
 
 def test_strings_share_a_run(opened: Opened) -> None:
-    one = opened(UPPER)
+    one = opened(UPPER, independent=True)
     words = [np.array(["a", "bc"], object), np.array(["d"], object)]
     found = ask(one, *({"s": word} for word in words))
     assert [result["u"].tolist() for result in found] == [["A", "BC"], ["D"]] and opened.runs == [(3, 2)]
+
+
+FILTER = model("g (float[n,4] x, bool[n] c) => (float[n,4] y) { y = Compress <axis = 0> (x, c) }")
+TAGGER = model(
+    "g (float[s,4] x) => (float[s,4] y) { t = Transpose (x) s = MatMul (x, t) p = Softmax (s) y = MatMul (p, x) }"
+)
+DIVIDED = model("g (int32[n] a, int32[n] b) => (int32[n] y) { y = Div (a, b) }")
+#: rows are mixed in long sequences alone
+BY_LENGTH = model(
+    "g (float[n,s] x) => (float[n,s] y) { h = Shape <start = 1> (x) l = Constant <value = int64[1] {20}> () b = Less (h, l) "
+    "y = If (b) <then_branch = t () => (float[n,s] u) { u = Neg (x) }, else_branch = e () => (float[n,s] u) "
+    "{ k = Constant <value = int64 {0}> () u = CumSum (x, k) }> }"
+)
+
+
+def test_models_that_mix_rows_run_one_request_at_a_time(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
+    one = opened(TAGGER)
+    assert "MatMul" in caplog.text and "one at a time" in caplog.text
+    found = ask(one, x_of(3, 4, 0.1), x_of(5, 4, -0.2))
+    np.testing.assert_allclose(found[0]["y"], np.full((3, 4), 0.1), 1e-5)
+    np.testing.assert_allclose(found[1]["y"], np.full((5, 4), -0.2), 1e-5)
+    assert sorted(opened.runs) == [(3, 1), (5, 1)]
+
+
+def test_sizes_decide_whether_requests_share_a_run(opened: Opened) -> None:
+    one = opened(BY_LENGTH)
+    ask(one, x_of(1, 3, 1), x_of(1, 3, 2))
+    assert opened.runs == [(2, 2)]
+    found = ask(one, x_of(2, 30, 1), x_of(2, 30, 2))
+    assert [answer["y"][:, 0].tolist() for answer in found] == [[1, 2], [2, 4]] and opened.runs[1:] == [(2, 1)] * 2
+
+
+def rows_to_keep(count: int, value: float, keep: bool) -> dict[str, Any]:
+    return {"x": np.full((count, 4), value, np.float32), "c": np.full(count, keep)}
+
+
+def test_a_number_of_rows_that_differs_ends_joining(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
+    example = {"x": np.ones((1, 4)), "c": [True]}
+    one = opened(FILTER, independent=True, example=example)
+    for _ in range(2):
+        found = ask(one, *(rows_to_keep(2, at, at % 2 == 0) for at in range(4)))
+        assert [sorted(set(answer["y"][:, 0].tolist())) for answer in found] == [[0.0], [], [2.0], []]
+    assert opened.runs == [(2, 1)] * 8
+    assert caplog.text.count("from now on") == 1 and "has shape [4, 4] for 8 rows" in caplog.text
+
+
+def test_rows_that_are_said_to_be_independent_are_compared(opened: Opened) -> None:
+    with pytest.raises(ValueError, match="depend on other rows"):
+        opened(TAGGER, independent=True, example={"x": np.arange(12).reshape(3, 4) / 10})
+
+
+def test_a_model_that_takes_no_zeros(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
+    one = opened(DIVIDED)
+    assert "a first run failed" in caplog.text and "divided by zero" in caplog.text and "examples" in caplog.text
+    feeds = {"a": np.array([6], np.int32), "b": np.array([4], np.int32)}
+    assert ask(one, feeds)[0]["y"].tolist() == [1]
+    caplog.clear()
+    opened(DIVIDED, example={"a": [6], "b": [4]})
+    assert not caplog.text
+    with pytest.raises(ValueError, match="expected the inputs"):
+        opened(DIVIDED, example={"a": [6]})
+
+
+def test_requests_that_fit_alone_and_not_together(opened: Opened) -> None:
+    text = "g (float[n,t] x) => (float[n,t] y) { k = Constant <value = int64 {1}> () e = Exp (x) y = CumSum (e, k) }"
+    one = opened(model(text), rows=32, session={"max_run_bytes": 100_000})
+    found = ask(one, *[x_of(4, 1024, 0)] * 4)
+    assert [answer["y"].shape for answer in found] == [(4, 1024)] * 4
 
 
 def test_a_request_of_many_rows_runs_alone(opened: Opened) -> None:

@@ -45,7 +45,7 @@ def service(serving: Ports) -> Iterator[Ports]:
     from ray import serve
 
     models = {"square": {"1": NEGATIVE, "2": SQUARE}, "pick": PICK, "upper": UPPER, "shipped": vkep.ray.ship(SQUARE)}
-    options = {"rows": 8, "max_body": 1 << 20, "body_s": 3, "retry_after_s": 2}
+    options = {"rows": 8, "independent": ["upper"], "max_body": 1 << 20, "body_s": 3, "retry_after_s": 2}
     serve.run(vkep.ray.deployment(models, options=options, ray_actor_options={"num_cpus": 0.5}), name="vkep")
     yield serving
     serve.delete("vkep")

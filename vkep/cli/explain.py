@@ -14,6 +14,7 @@ from vkep.cli.common import Fallback
 if TYPE_CHECKING:
     from vkep.cli.inputs import Sources
     from vkep.cli.plans import DispatchTime
+    from vkep.placement.rows import RowProof
     from vkep.session import InferenceSession, Report
 
 
@@ -26,6 +27,9 @@ def explain_command(
     nodes: Annotated[bool, typer.Option("--nodes", help="List every node.")] = False,
     plan: Annotated[
         bool, typer.Option("--plan", help="List every dispatch: kernel, grid, constants, addresses.")
+    ] = False,
+    rows: Annotated[
+        bool, typer.Option("--rows", help="Say whether rows are independent, so that requests may share a run.")
     ] = False,
     time: Annotated[
         bool,
@@ -50,7 +54,7 @@ def explain_command(
             from vkep.cli.inputs import make_inputs, read_sources
             from vkep.view.dispatches import describe_plan
 
-            sessions.refuse(model, {"--plan": plan, "--time": time, "--nodes": nodes})
+            sessions.refuse(model, {"--plan": plan, "--time": time, "--nodes": nodes, "--rows": rows})
             inputs = list(sessions.named_inputs(model, inputs) or ()) or None
             options = common.session_options(device, token, group, mode, sync, fallback, check_data)
             sources = read_sources(inputs, shape, dim, seed)
@@ -62,25 +66,41 @@ def explain_command(
                     times = plans.profile(session, make_inputs(session.get_inputs(), sources), runs)
                 elif not sessions.is_program(model):
                     common.say(progress, "planning")
-                    plan_for(session, sources)
+                    plan_for(session, sources, needed=not rows or plan or nodes)
                 report = session.report()
+                proof = row_proof(session, sources) if rows else None
                 described = [describe_plan(i.plan) for i in session.islands()] if plan else None
         if json_output:
-            common.print_json(to_json(report, described, times))
+            data = to_json(report, described, times)
+            if proof is not None:
+                data["rows"] = {"independent": not proof.reason, "reason": proof.reason}
+            common.print_json(data)
         else:
             print_explanation(report, nodes, described, times, top)
+            if proof is not None:
+                typer.echo("rows: " + (f"not proved independent: {proof.reason}" if proof.reason else "independent"))
 
 
-def plan_for(session: InferenceSession, sources: Sources) -> None:
-    """Plan a dynamic model for the shapes that the command line gives. Without any the model stays unplanned, and the
-    report says so. Raises `UsageError`."""
+def plan_for(session: InferenceSession, sources: Sources, needed: bool) -> None:
+    """Plan a dynamic model for the shapes that the command line gives. Raises `UsageError` where they are ``needed`` and it gives
+    none."""
     from vkep.cli.inputs import resolve_shapes
 
-    asked = bool(sources.arrays or sources.shapes or sources.dims or sources.generated)
-    if not asked and not session.islands():
-        return
-    shapes = resolve_shapes(session.get_inputs(), sources)
-    session.plan(shapes)
+    if needed or sources.arrays or sources.shapes or sources.dims or sources.generated:
+        session.plan(resolve_shapes(session.get_inputs(), sources))
+
+
+def row_proof(session: InferenceSession, sources: Sources) -> RowProof:
+    """Whether the model's rows are independent, for sizes like the given ones."""
+    from vkep.cli.inputs import resolve_shapes
+    from vkep.placement.rows import independent, prove
+
+    caps = session.context.capabilities
+    try:
+        shapes = resolve_shapes(session.get_inputs(), sources)
+    except common.UsageError:  # no sizes are given
+        return independent(session.model, caps)
+    return prove(session.model, caps, shapes)
 
 
 def to_json(
@@ -113,11 +133,8 @@ def print_explanation(
 ) -> None:
     """Print the report, and the plans and times where they are given."""
     from vkep.cli.plans import format_dispatch
-    from vkep.session import Report
 
     typer.echo(str(report))
-    if isinstance(report, Report) and not report.nodes:
-        typer.echo("  here: --shape NAME=AxB or --dim SYMBOL=N")
     if nodes:
         common.print_nodes(report, node_times(times or ()))
     for index, dispatches in enumerate(described or ()):

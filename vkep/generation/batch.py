@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from gpu_shared.collector import steady_close
-from gpu_shared.errors import OutOfDeviceMemoryError
 from gpu_shared.steady import check_wanted, on_end, settle, steady
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError
@@ -23,7 +22,6 @@ from vkep.generation.encoder_decoder import EncoderDecoder, SourceRows
 from vkep.generation.rows import BufferRows, GrownRows, Rows
 from vkep.generation.sampling import Chances, Sampling
 from vkep.generation.text import TextStream
-from vkep.memory import ArenaOutOfMemory
 
 logger = logging.getLogger("vkep.generation")
 #: largest number of prompt tokens in one step, so that other answers continue meanwhile
@@ -276,7 +274,7 @@ class Batch:
         assert made.tokens is not None
         try:
             return self._rows.ahead(rows, made.tokens)
-        except (ArenaOutOfMemory, OutOfDeviceMemoryError) as error:  # no room for a second run
+        except MemoryError as error:  # no room for a second run
             self.runs_ahead = False
             logger.warning(
                 "from now on each step waits for the tokens of the one before: no memory for two runs (%s)", str(error)
@@ -287,7 +285,7 @@ class Batch:
         """End an answer whose caches cannot grow."""
         try:
             self._rows.reserve(answer._row, len(self._rows.held[answer._row]) + 1)
-        except (ArenaOutOfMemory, OutOfDeviceMemoryError):
+        except MemoryError:
             return self._ended(answer, None, "", "memory")
         return None
 

@@ -87,6 +87,20 @@ def lower(
     raise AssertionError("the second attempt returns or raises")
 
 
+def place(
+    nodes: Sequence[Node],
+    known: Mapping[str, Known],
+    outputs: Sequence[str],
+    opsets: Mapping[str, int],
+    caps: DeviceCapabilities,
+    trace: Trace,
+) -> Placed:
+    """Every node with what is known of its values, placed as by `lower`; nothing is planned. Raises `InvalidNode`."""
+    partitioner = _Partitioner(nodes, known, outputs, opsets, caps, (), Policy(), "raise", trace, False)
+    partitioner.place()
+    return partitioner
+
+
 class _Partitioner(Placed):
     def __init__(
         self,
@@ -336,6 +350,8 @@ class _Partitioner(Placed):
         ops, ports, tensors = len(builder.ops), len(island.ports), len(island.tensors)
         builder.node = node
         arguments: list[Tensor | None] = []
+        if self.trace is not None:
+            self.trace.lowering = True
         try:
             arguments += [island.tensor(n, self.known) if n else None for n in node.inputs]
             check_sizes(self.caps, zip(node.inputs, arguments, strict=True), self.every_size)
@@ -354,6 +370,8 @@ class _Partitioner(Placed):
             raise
         finally:
             builder.node = builder.place = None
+            if self.trace is not None:
+                self.trace.lowering = False
         return results
 
     def _to_cpu(self, node: Node, reason: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from starlette.requests import Request
 
-from gpu_shared.errors import DeviceLostError, OutOfDeviceMemoryError
+from gpu_shared.errors import DeviceLostError
 from vkep.errors import InvalidInputError
 from vkep.ray import kserve
 from vkep.ray.kserve import ProtocolError
@@ -55,7 +55,7 @@ def answer_of(error: BaseException) -> tuple[int, str]:
         return error.status, str(error)
     if isinstance(error, InvalidInputError):
         return 400, str(error)
-    if isinstance(error, (DeviceLostError, OutOfDeviceMemoryError, MemoryError)):
+    if isinstance(error, (DeviceLostError, MemoryError)):
         return 503, str(error)
     logger.error("a request failed", exc_info=error)
     return 500, f"{type(error).__name__}: {error}"

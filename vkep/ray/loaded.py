@@ -14,13 +14,16 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from onnx import TensorProto
 
+from gpu_shared.errors import DeviceLostError
 from vkep.dtypes import from_onnx
 from vkep.errors import InvalidInputError
 from vkep.ray.batcher import Batcher
 from vkep.ray.batches import rows_axis
 from vkep.ray.bodies import Array, joined, shapes_of
+from vkep.ray.joining import Joining
 from vkep.ray.kserve import STRINGS, ModelSpec, ProtocolError, TensorSpec, datatype
 from vkep.ray.models import local, open_session, zeros
 from vkep.session.replicas import RenewedSession
@@ -28,6 +31,7 @@ from vkep.session.replicas import RenewedSession
 if TYPE_CHECKING:
     from vkep.graph.model import ValueInfo
     from vkep.ray.models import Source
+    from vkep.session import InferenceSession
 
 logger = logging.getLogger("vkep.ray")
 
@@ -38,8 +42,8 @@ Observe = Callable[[str, str, int, int, float], None]
 
 
 class LoadedModel:
-    """One version of a model. Requests whose inputs agree in all but the first axis share a run, where that is an axis
-    of rows."""
+    """One version of a model. Requests whose inputs agree in all but the first axis share a run, where rows are independent
+    (`Joining`)."""
 
     def __init__(
         self,
@@ -53,17 +57,20 @@ class LoadedModel:
         wait_s: float,
         runs: int,
         observe: Observe,
+        independent: bool = False,
+        example: Mapping[str, Any] | None = None,
     ) -> None:
         """``rows``: the maximum number of rows of one run; 1: requests do not share runs. ``wait_s``: how long the first
-        request of a run waits for others. ``runs``: those that ``pool`` takes at once. Where no axis but that of
-        rows is symbolic, runs of one row and of ``rows`` precede the first request. Raises as `vkep.InferenceSession`,
-        and ``ValueError`` for a model whose inputs or outputs have no datatype in the protocol."""
+        request of a run waits for others. ``runs``: those that ``pool`` takes at once. ``independent``: rows are independent,
+        proved or not. ``example``: the inputs of a request, for the runs before the first request; without it these take zeros,
+        where no axis but that of rows is symbolic. Raises as `vkep.InferenceSession`, and ``ValueError`` for a model whose
+        inputs or outputs have no datatype in the protocol, for an example that does not fit, and where rows that are said to be
+        independent are not."""
         self._pool, self._observe = pool, observe
         self.runs_done = self.rows_done = 0
         self.renewed = RenewedSession(partial(open_session, local(source), options))
         try:
             session = self.renewed.session
-            inputs, outputs = session.get_inputs(), session.get_outputs()
             graph = session.model.graph
             self.spec = ModelSpec(
                 name,
@@ -71,24 +78,65 @@ class LoadedModel:
                 {v.name: tensor_spec(v) for v in graph.inputs},
                 {v.name: tensor_spec(v) for v in graph.outputs},
             )
-            self._rows = rows if isinstance(rows_axis(inputs, outputs), str) else 1
+            is_batch = isinstance(rows_axis(session.get_inputs(), session.get_outputs()), str)
+            self._rows = rows if is_batch else 1
+            self.joining = Joining(
+                f"model {name!r}", session.model, session.context.capabilities, self._rows, independent
+            )
             self.batcher = Batcher(self._run_all, self._rows, wait_s, runs)
-            for count in sorted({1, self._rows}):
-                shapes = self._shapes(count)
-                if shapes is not None:
-                    self.run(zeros(session, shapes))
+            self._warm(session, example)
         except BaseException:
             self.renewed.close()
             raise
 
-    def _shapes(self, rows: int) -> dict[str, list[int]] | None:
-        """Shapes for a number of rows; None where other axes are symbolic, or an input has strings."""
+    def _warm(self, session: InferenceSession, example: Mapping[str, Any] | None) -> None:
+        """Runs of one request and of many, before the first request. Where rows are said to be independent they are compared."""
+        if example is not None:
+            one = as_inputs(session, example)
+        elif (shapes := self._shapes()) is not None:
+            one = zeros(session, shapes)
+        else:
+            return
+        count = self._rows // max(row_count(one), 1)
+        joins = count > 1 and (
+            self.joining.known(signature(one)) or self.joining.decide(signature(one), shapes_of(one))
+        )
+        try:
+            alone = self.run(one)
+            if joins:
+                self._joined([one] * count)
+        except (InvalidInputError, MemoryError) as error:
+            hint = (
+                ""
+                if example is not None
+                else "; give it inputs that it takes: options={'examples': {MODEL: {INPUT: VALUES}}}"
+            )
+            logger.warning("model %r: a first run failed: %s%s", self.spec.name, str(error), hint)
+            return
+        if joins and self.joining.asserted:
+            self._compare(one, alone)
+
+    def _compare(self, one: Feeds, alone: Results) -> None:
+        """Raise ``ValueError`` where rows differ when others precede them in a run."""
+        other = {name: np.flip(array) for name, array in one.items()}
+        try:
+            joined = self._joined([other, one])[1]
+        except InvalidInputError:  # data in another order may be invalid
+            joined = self._joined([one, one])[1]
+        for name, result in alone.items():
+            if not alike(result, joined[name]):
+                raise ValueError(
+                    f"model {self.spec.name!r}: rows of {name!r} depend on other rows, and independent is True"
+                )
+
+    def _shapes(self) -> dict[str, list[int]] | None:
+        """Shapes of one row; None where other axes are symbolic, or an input has strings."""
         specs = self.spec.inputs.values()
         if any(spec.datatype == STRINGS for spec in specs) or any(
             size is None for spec in specs for size in spec.shape[self._rows > 1 :]
         ):
             return None
-        return {spec.name: [rows if size is None else size for size in spec.shape] for spec in specs}
+        return {spec.name: [1 if size is None else size for size in spec.shape] for spec in specs}
 
     def run(self, feeds: Feeds) -> Results:
         """One run, in this thread. Raises as `vkep.InferenceSession.run`."""
@@ -104,23 +152,31 @@ class LoadedModel:
 
     async def infer(self, feeds: Feeds) -> Results:
         """The outputs for one request. Raises as `vkep.InferenceSession.run`."""
-        rows = row_count(feeds)
-        if self._rows > 1 and 0 < rows < self._rows:
-            counts = {shape[0] for shape in shapes_of(feeds).values()}
+        rows, loop = row_count(feeds), asyncio.get_running_loop()
+        if not self.joining.off and 0 < rows < self._rows:
+            shapes = shapes_of(feeds)
+            counts = {shape[0] for shape in shapes.values()}
             if len(counts) != 1:
                 raise InvalidInputError(f"inputs must have the same number of rows, got {sorted(counts)}")
-            return dict(await self.batcher(feeds, signature(feeds), rows))
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self.run, feeds)
+            key = signature(feeds)
+            may = self.joining.known(key)
+            if may is None:
+                may = await loop.run_in_executor(self._pool, self.joining.decide, key, shapes)
+            if may:
+                return dict(await self.batcher(feeds, key, rows))
+        return await loop.run_in_executor(self._pool, self.run, feeds)
 
     async def _run_all(self, items: list[Feeds]) -> list[Any]:
         """A result or an exception for each of the requests."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._run_together, items)
 
     def _run_together(self, items: list[Feeds]) -> list[Any]:
-        if len(items) > 1:
+        if len(items) > 1 and not self.joining.off:
             try:
                 return self._joined(items)
-            except (InvalidInputError, MemoryError) as error:
+            except DeviceLostError as error:  # for good: each further run would try to open the device again
+                return [error] * len(items)
+            except Exception as error:
                 # the data of one request, or all of them at once, are invalid or too large: run each separately
                 logger.info("a batch of %d requests is run one by one: %s", len(items), str(error))
         found: list[Any] = []
@@ -134,11 +190,15 @@ class LoadedModel:
     def _joined(self, items: list[Feeds]) -> list[Results]:
         started = time.perf_counter()
         counts = [row_count(feeds) for feeds in items]
-        results = self.renewed.run(None, joined(items))
+        results = dict(zip(self.spec.outputs, self.renewed.run(None, joined(items)), strict=True))
+        for name, result in results.items():
+            if not result.ndim or len(result) != sum(counts):
+                self.joining.stop(f"output {name!r} has shape {list(result.shape)} for {sum(counts)} rows")
+                raise ValueError("joined rows and rows of the result differ in number")
         self._ran(sum(counts), len(items), started)
         ends = itertools.accumulate(counts)
         return [
-            {name: result[end - count : end] for name, result in zip(self.spec.outputs, results, strict=True)}
+            {name: result[end - count : end] for name, result in results.items()}
             for count, end in zip(counts, ends, strict=True)
         ]
 
@@ -192,6 +252,24 @@ def row_count(feeds: Feeds) -> int:
     """The rows of the first input; 1 for a scalar."""
     first = next(iter(shapes_of(feeds).values()), ())
     return first[0] if first else 1
+
+
+def as_inputs(session: InferenceSession, example: Mapping[str, Any]) -> dict[str, Array]:
+    """An example's values as arrays of the inputs' types. Raises ``ValueError``."""
+    infos = {info.name: info for info in session.model.graph.inputs}
+    if example.keys() != infos.keys():
+        raise ValueError(f"the example has {sorted(example)}, expected the inputs {sorted(infos)}")
+    types = {name: from_onnx(info.elem_type) for name, info in infos.items()}
+    return {name: np.asarray(v, d.numpy if (d := types[name]) is not None else object) for name, v in example.items()}
+
+
+def alike(a: Array, b: Array) -> bool:
+    """Whether two results agree but for rounding: runs of other sizes may choose other kernels."""
+    if a.dtype.kind not in "fcV":
+        return bool(np.array_equal(a, b))
+    wide = a.astype(np.float64), b.astype(np.float64)
+    tolerance = 1e-2 if a.dtype.itemsize < 4 else 1e-3
+    return a.shape == b.shape and bool(np.allclose(*wide, tolerance, tolerance, equal_nan=True))
 
 
 def tensor_spec(info: ValueInfo) -> TensorSpec:

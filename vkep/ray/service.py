@@ -11,7 +11,7 @@ import inspect
 import re
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -54,14 +54,18 @@ _GRPC_STATUS = {
 class ServiceOptions:
     """Options of a replica.
 
-    rows: the most rows of one run. wait_ms: how long the first request of a run waits for others (the latency budget) while
-    a run could start: less where no request came for a millisecond and none is arriving, longer where all runs are in progress.
-    runs: runs in progress at once. max_body: bytes of a request, also once it is decompressed. body_s: seconds within which a
-    request's body must be there. retry_after_s: sent to clients while the service is overloaded.
+    rows: the most rows of one run. independent: models whose rows are independent, whatever is proved of them (True: all).
+    examples: the inputs of a request by model, for the runs before the first request. wait_ms: how long the first request of a
+    run waits for others (the latency budget) while a run could start: less where no request came for a millisecond and none is
+    arriving, longer where all runs are in progress. runs: runs in progress at once. max_body: bytes of a request, also once it
+    is decompressed. body_s: seconds within which a request's body must be there. retry_after_s: sent to clients while the
+    service is overloaded.
     session: as `vkep.SessionOptions`.
     """
 
     rows: int = 32
+    independent: bool | Sequence[str] = False
+    examples: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     wait_ms: float = 5.0
     runs: int = 2
     max_body: int = 64 << 20
@@ -80,6 +84,10 @@ class ServiceOptions:
         ):
             if not getattr(self, name) >= least:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected at least {least}")
+
+    def says_independent(self, model: str) -> bool:
+        """Whether rows of a model are independent, as the deployment says."""
+        return self.independent if isinstance(self.independent, bool) else model in self.independent
 
 
 def deployment(
@@ -192,6 +200,8 @@ class Service:
                         wait_s=self.options.wait_ms / 1000,
                         runs=self.options.runs,
                         observe=self._observe,
+                        independent=self.options.says_independent(name),
+                        example=self.options.examples.get(name),
                     )
                     loaded.setdefault(name, {})[version] = one
         except BaseException:

@@ -15,7 +15,7 @@ def report_of(state: SessionState) -> Report:
     base = Report(model=state.model.source, device=delegate.capabilities.name, context=delegate.context.label)
     if latest is None:
         waiting = [v.name for v in state.inputs.values() if not v.is_static]
-        note = f"not planned yet: the shapes of {waiting} are dynamic; run once, or call plan()"
+        note = f"not planned yet: the sizes of {waiting} are open until a run gives them"
         return replace(base, note=note)
     flat, policy = flatten(latest), state.planner.policy
     return replace(

@@ -24,6 +24,7 @@ class Trace:
         self.nodes: list[tuple[str, tuple[Operand, ...]]] = []
         self.conditions: dict[tuple[str, Terms, int], None] = {}
         self.symbols = 0
+        self.lowering = False  #: whether an operator is being lowered: a comparison may only choose a kernel
         self.shown: list[Size] = []  #: sizes that were written into text
         self._hints: list[int | float] = []
         self._low: list[int] = []
@@ -241,6 +242,10 @@ class Trace:
             self._low.append(low)
             self._high.append(high)
         return found
+
+    def symbols_of(self, value: Any) -> set[int]:
+        """The numbers of the symbols that an integer depends on."""
+        return self._symbols_of(value.terms) if value.__class__ is Size else set()
 
     def _symbols_of(self, terms: Terms) -> set[int]:
         waiting, seen, symbols = [n for product, _ in terms for n in product], set[int](), set[int]()
