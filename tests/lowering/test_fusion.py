@@ -11,7 +11,8 @@ import pytest
 from tests.lowering.graphs import RandomGraph
 from tests.session.models import model, reference
 from vkep import InferenceSession
-from vkep.passes import island
+from vkep.passes import pipeline
+from vkep.passes.fuse import FUSION
 
 Open = Callable[..., InferenceSession]
 
@@ -23,7 +24,8 @@ def unfused(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     def switch(off: bool) -> None:
         monkeypatch.undo()
         if off:
-            monkeypatch.setattr(island, "optimize", lambda ops, results, caps: list(ops))
+            steps = {name for name, _ in FUSION}
+            monkeypatch.setattr(pipeline, "PASSES", tuple(p for p in pipeline.PASSES if p.name not in steps))
 
     return switch
 

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from vkep.ir.tensor import Tensor
 from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.kernel import KernelCall
-from vkep.kernels.problem import Need, Problem
+from vkep.kernels.problem import Need, NoReference, Problem
 from vkep.kernels.select import Candidate, Emission, Target, implement
 
 #: (target, inputs, outputs, epilogue) to dispatches; the epilogue is always None
@@ -37,6 +39,9 @@ class CustomProblem(Problem):
 
     def makes(self) -> tuple[Need, ...]:
         return self.outputs
+
+    def reference(self, **operands: np.ndarray) -> np.ndarray:
+        raise NoReference("a kernel that a package declares")
 
 
 def _as_they_are(kind: str, tensors: Sequence[Tensor]) -> tuple[Need, ...]:

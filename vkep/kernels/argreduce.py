@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.columns import COLUMN_PARAMS, ColumnProblem, column_blocks
 from vkep.kernels.fastdiv import magic_params
@@ -68,6 +70,12 @@ class ArgReduceProblem(ColumnProblem):
 
     def makes(self) -> tuple[Need, ...]:
         return (Need("y", "int64", (self.outer, self.inner), flat=True),)
+
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        find = np.argmax if self.greatest else np.argmin
+        if not self.last:
+            return find(x, axis=1)
+        return self.axis - 1 - find(x[:, ::-1], axis=1)
 
 
 def _takes(problem: ArgReduceProblem, caps: DeviceCapabilities) -> str:

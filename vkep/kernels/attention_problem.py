@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from vkep.kernels.kernel import KernelCall
-from vkep.kernels.kv_codes import CODES
+from vkep.kernels.kv_codes import CODES, decoded
 from vkep.kernels.launch import ceil_div, element_type
 from vkep.kernels.problem import Need, Problem, alignment_of, extent
+from vkep.kernels.reference import placed_as
 from vkep.sizes import divides
 
 #: so that sums of positions fit signed 32-bit integers
@@ -150,6 +153,39 @@ class AttentionProblem(Problem):
             blocks += max(0, ceil_div(min(self.keys, last + end) - max(0, start + first), keys))
         seen = min(blocks * keys * queries, self.queries * self.keys)
         return 2 * self.batch * self.heads * seen * (self.size + self.value_size)
+
+    def reference(
+        self,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        bias: np.ndarray | None = None,
+        origin: np.ndarray | None = None,
+        sink: np.ndarray | None = None,
+        k_scale: np.ndarray | None = None,
+        v_scale: np.ndarray | None = None,
+    ) -> np.ndarray:
+        k, v = decoded(k, self.coding, self.size, k_scale), decoded(v, self.coding, self.value_size, v_scale)
+        k, v = (np.repeat(t, self.heads // self.kv_heads, axis=1) for t in (k, v))
+        scores = self.scale * (q @ k.swapaxes(2, 3))
+        if self.softcap:
+            scores = self.softcap * np.tanh(scores / self.softcap)
+        if bias is not None:
+            scores = scores + bias
+        distance = np.arange(self.keys) - np.arange(self.queries)[:, None]
+        if origin is not None:
+            distance = distance - origin.astype(np.int64)[:, None, None, None]
+        first, end = self.bounds
+        scores = np.where((distance >= first) & (distance < end), scores, -np.inf)
+        most = scores.max(axis=3, keepdims=True)
+        if sink is not None:
+            most = np.maximum(most, sink[:, None, None])
+        powers = np.exp(scores - np.where(np.isneginf(most), 0.0, most))
+        total = powers.sum(axis=3, keepdims=True)
+        if sink is not None:
+            total = total + np.exp(sink[:, None, None] - most)
+        y = powers @ v / np.where(total == 0.0, 1.0, total)  # a row without a visible key is zero
+        return placed_as(y, (self.heads * self.queries * self.value_size, *self.y_strides, 1))
 
 
 def attention_params(problem: AttentionProblem) -> dict[str, int | float]:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.attention_parts import (
     parts_call,
@@ -152,6 +154,16 @@ class UpdatingAttentionProblem(Problem):
     @property
     def flops(self) -> int:
         return self.attention.flops
+
+    @property
+    def updates(self) -> tuple[str, ...]:
+        return self.update.updates
+
+    def reference(self, **operands: np.ndarray) -> tuple[np.ndarray, ...]:
+        others = {name: operands.pop(name) for name in ("bias", "sink") if name in operands}
+        turned, keys, values = self.update.reference(**operands)
+        k, v = keys[:, :, : self.attention.keys], values[:, :, : self.attention.keys]
+        return self.attention.reference(turned, k, v, origin=operands["first"], **others), keys, values
 
 
 def not_updating(attention: AttentionProblem, update: CacheUpdateProblem) -> str:

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.indices import noting
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
-from vkep.kernels.kv_codes import CODES, NUMBERS, scales_of
+from vkep.kernels.kv_codes import CODES, NUMBERS, encoded, is_number, scales_of
 from vkep.kernels.launch import ceil_div, element_type, lanes
 from vkep.kernels.problem import Need, Problem, alignment_of, extent
+from vkep.kernels.reference import rotated
 from vkep.kernels.select import Candidate, Emission, implement
 from vkep.kernels.tiles import STORAGE
 from vkep.sizes import hint, largest
@@ -221,6 +224,45 @@ class CacheUpdateProblem(Problem):
             operands[name] for name in ("past_key", "past_value", "present_key", "present_value") if name in operands
         ]
         return replace(self, alignment=alignment_of(*caches))
+
+    @property
+    def updates(self) -> tuple[str, ...]:
+        return ("present_key", "present_value") if self.over else ()
+
+    def reference(
+        self, k: np.ndarray, v: np.ndarray, first: np.ndarray, **others: np.ndarray
+    ) -> tuple[np.ndarray, ...]:
+        rows = first.astype(np.int64)[:, None] + np.arange(self.length)  # of the new tokens
+        if self.over:
+            rows = np.clip(first.astype(np.int64), 0, self.room - self.length)[:, None] + np.arange(self.length)
+        turned = []
+        if self.half:
+            at = others["ids"] if self.ids else rows
+            q, cos, sin = others["q"], others["cos"], others["sin"]
+            if self.epsilon is not None:
+                q, k = (
+                    t / np.sqrt(np.mean(t * t, axis=3, keepdims=True) + self.epsilon) * others[gain]
+                    for t, gain in ((q, "q_gain"), (k, "k_gain"))
+                )
+            at = np.where((at >= 0) & (at < self.table_rows), at, 0)
+            q, k = (rotated(t, cos[at][:, None], sin[at][:, None], self.interleaved) for t in (q, k))
+            turned = [q]
+        made = []
+        for name, new in (("key", k), ("value", v)):
+            stored = encoded(new, self.cache, others.get(f"{name[0]}_scale"))
+            cache = np.zeros((self.batch, self.kv_heads, self.room, stored.shape[3]), stored.dtype)
+            if self.over:
+                cache[:] = others[f"present_{name}"]
+            elif self.has_past:
+                kept = min(self.old, self.room)
+                cache[:, :, :kept] = others[f"past_{name}"][:, :, :kept]
+            for past, new_rows, at in zip(cache, stored, rows, strict=True):
+                after = past[:, at[0] : self.used]
+                after[~is_number(after, self.cache)] = 0
+                inside = (at >= 0) & (at < self.room)
+                past[:, at[inside]] = new_rows[:, inside]
+            made.append(cache)
+        return (*turned, *made)
 
 
 def _no_update(problem: CacheUpdateProblem, caps: DeviceCapabilities) -> str:

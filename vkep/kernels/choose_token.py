@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import ceil_div, floor_power_of_two, grid, is_cpu
@@ -85,6 +87,33 @@ class ChooseTokenProblem(Problem):
 
     def makes(self) -> tuple[Need, ...]:
         return (Need("tokens", "int64", (self.rows,), flat=True), Need("chosen", "int32", (self.rows,), flat=True))
+
+    def reference(
+        self, x: np.ndarray, settings: np.ndarray, seen: np.ndarray | None = None, never: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        tokens = np.empty(self.rows, np.int64)
+        for row, (heat, top_k, top_p, min_p, penalty, chance) in enumerate(settings):
+            logits = x[row].copy()
+            if seen is not None:
+                ids = np.unique(seen[row][(seen[row] >= 0) & (seen[row] < self.vocabulary)])
+                logits[ids] = np.where(logits[ids] < 0, logits[ids] * penalty, logits[ids] / penalty)
+            if never is not None:
+                logits[never[(never >= 0) & (never < self.vocabulary)]] = -np.inf
+            tokens[row] = np.argmax(logits)
+            if heat <= 0 or np.isinf(logits.max()):
+                continue
+            z = (logits - logits.max()) / heat
+            shares = np.where(z >= -32.0, np.exp(z), 0.0)  # tokens that are less probable are not chosen
+            if top_k >= 1 and int(top_k) < self.vocabulary:
+                shares[z < np.sort(z)[-int(top_k)]] = 0.0
+            if top_p < 1:
+                falling = np.sort(shares)[::-1]
+                last = np.searchsorted(np.cumsum(falling), top_p * falling.sum())
+                shares[shares < falling[min(int(last), self.vocabulary - 1)]] = 0.0
+            shares[(z < np.log(min_p)) & (z < 0) if min_p > 0 else z != z] = 0.0
+            passed = np.flatnonzero(np.cumsum(shares) > chance * shares.sum())
+            tokens[row] = passed[0] if passed.size else np.flatnonzero(shares)[-1]
+        return tokens, tokens
 
 
 def _when(problem: ChooseTokenProblem, caps: DeviceCapabilities) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.dims import last_coordinates, magic_dims
@@ -12,6 +15,7 @@ from vkep.kernels.epilogue import call_arguments
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import element_defines, fields8, flat_lanes
 from vkep.kernels.problem import Need, Problem
+from vkep.kernels.reference import wide
 from vkep.kernels.select import Candidate, Emission, implement
 
 _SPATIAL = 3
@@ -71,6 +75,22 @@ class Col2ImProblem(Problem):
     @property
     def flops(self) -> int:
         return self.needs()[0].extent
+
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        spans = [
+            max(n + b, (count - 1) * s + (k - 1) * d + 1)
+            for n, b, count, s, k, d in zip(
+                self.out, self.begins, self.counts, self.strides, self.kernel, self.dilations, strict=True
+            )
+        ]
+        total: Any = np.zeros((*self.lead, *spans), wide(x).dtype)
+        for tap in np.ndindex(*self.kernel):
+            places = tuple(
+                slice(t * d, t * d + (count - 1) * s + 1, s)
+                for t, d, count, s in zip(tap, self.dilations, self.counts, self.strides, strict=True)
+            )
+            total[(..., *places)] += x[(slice(None), slice(None), *tap)]
+        return np.asarray(total[(..., *(slice(b, b + n) for b, n in zip(self.begins, self.out, strict=True)))])
 
 
 def _col2im(problem: Col2ImProblem, e: Emission) -> KernelCall:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.fastdiv import LIMIT
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.problem import Need, Problem, alignment_of
+from vkep.kernels.reference import windows
 from vkep.kernels.select import When
 from vkep.kernels.tiles import EXACT_DIVISION_LIMIT, STORAGE
 from vkep.sizes import cached, matches
@@ -163,6 +167,26 @@ class ConvProblem(Problem):
     @functools.cached_property
     def flops(self) -> int:
         return 2 * self.n * self.oc * self.od * self.pixels * (self.c // self.groups) * self.kd * self.taps
+
+    def reference(self, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+        if self.layout == NHWC:
+            x = x.transpose(0, 3, 1, 2)[:, :, None]
+        out, kernel = (self.od, self.oh, self.ow), (self.kd, self.kh, self.kw)
+        parts = windows(
+            x.reshape(self.n, self.groups, self.c // self.groups, self.d, self.h, self.w),
+            kernel,
+            (self.stride_d, *self.stride),
+            (self.dilation_d, *self.dilation),
+            (self.pads_d[0], *self.pads[:2]),
+            out,
+        )
+        weights = w.reshape(self.groups, self.oc // self.groups, self.c // self.groups, *kernel)
+        y = np.zeros((self.n, self.groups, self.oc // self.groups, math.prod(out)))
+        for tap in np.ndindex(*kernel):
+            pixels = parts[(..., *tap)].reshape(self.n, self.groups, self.c // self.groups, -1)
+            y += weights[(..., *tap)] @ pixels
+        images = y.reshape(self.n, self.oc, -1)
+        return images.transpose(0, 2, 1).reshape(-1, self.oc) if self.lies_last else images
 
 
 # Layers recur, and so do plans for other sizes: derived values are cached.

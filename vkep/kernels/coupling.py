@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import flat_lanes
 from vkep.kernels.problem import Need, Problem
@@ -35,6 +37,29 @@ class CoupledProblem(Problem):
 
     def makes(self) -> tuple[Need, ...]:
         return (Need("y", "float32", (self.rows, self.classes)),)
+
+    def reference(self, pairs: np.ndarray) -> np.ndarray:
+        n = self.classes
+        i, j = np.triu_indices(n, 1)
+        q = np.zeros((self.rows, n, n))
+        q[:, i, j] = q[:, j, i] = -pairs * (1 - pairs)
+        for first, second, p in zip(i, j, pairs.T, strict=True):
+            q[:, first, first] += (1 - p) ** 2
+            q[:, second, second] += p**2
+        y = np.full((self.rows, n), 1.0 / n)
+        for row, of in zip(y, q, strict=True):
+            for _ in range(100):
+                qp = of @ row
+                total = row @ qp
+                if np.abs(qp - total).max() < 0.005 / n:
+                    break
+                for at in range(n):
+                    step = (total - qp[at]) / of[at, at]
+                    row[at] += step
+                    total = (total + step * (step * of[at, at] + 2 * qp[at])) / (1 + step) ** 2
+                    qp[:] = (qp + step * of[at]) / (1 + step)
+                    row /= 1 + step
+        return y
 
 
 def _coupled(problem: CoupledProblem, e: Emission) -> KernelCall:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from vkep.kernels.columns import COLUMN_PARAMS, ColumnProblem, column_blocks
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import ceil_div, element_defines, share_columns
+from vkep.kernels.reference import wide
 from vkep.kernels.select import Candidate, Emission, implement
 
 CUMSUM = Kernel(
@@ -26,6 +29,13 @@ class ScanProblem(ColumnProblem):
     exclusive: bool = False
     reverse: bool = False
     product: bool = False
+
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        step = -1 if self.reverse else 1
+        y = (np.cumprod if self.product else np.cumsum)(wide(x)[:, ::step], axis=1)
+        if self.exclusive:
+            y = np.concatenate([np.full_like(y[:, :1], 1 if self.product else 0), y[:, :-1]], axis=1)
+        return y[:, ::step]
 
 
 def _scan(problem: ScanProblem, e: Emission) -> KernelCall:

@@ -6,11 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from vkep.errors import InvalidNode
 from vkep.kernels.dims import last_coordinates, magic_dims
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import element_defines, fields8, flat_lanes, real_defines
 from vkep.kernels.problem import Need, Problem
+from vkep.kernels.reference import bilinear
 from vkep.kernels.select import Candidate, Emission, implement
 
 
@@ -79,6 +82,30 @@ class DeformColumnsProblem(Problem):
     @property
     def flops(self) -> int:
         return 12 * self.makes()[0].extent
+
+    def reference(self, x: np.ndarray, offset: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
+        n, channels = self.shape[:2]
+        shifts = offset.reshape(n, self.offset_groups, *self.kernel, 2, *self.out)
+        at = []
+        for axis in range(2):
+            places = (
+                np.arange(self.out[axis]) * self.strides[axis]
+                + np.arange(self.kernel[axis])[:, None] * self.dilations[axis]
+                - self.begins[axis]
+            )  # [kernel, out] of the axis
+            lead = [1, 1, 1, 1]
+            lead[axis], lead[axis + 2] = places.shape
+            at.append(places.reshape(lead) + shifts[:, :, :, :, axis])
+        of = x.reshape(n, self.offset_groups, channels // self.offset_groups, *self.shape[2:])
+        y = np.stack(
+            [
+                np.stack([bilinear(of[i, g], at[0][i, g], at[1][i, g]) for g in range(self.offset_groups)])
+                for i in range(n)
+            ]
+        )
+        if mask is not None:
+            y = y * mask.reshape(n, self.offset_groups, 1, *self.kernel, *self.out)
+        return y.reshape(n, channels, *self.kernel, *self.out)
 
 
 def _columns(problem: DeformColumnsProblem, e: Emission) -> KernelCall:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import InvalidNode
 from vkep.kernels.fastdiv import LIMIT
@@ -63,6 +65,9 @@ class DeterminantProblem(_Matrices):
     def makes(self) -> tuple[Need, ...]:
         return (Need("y", self.dtype, self.shape[:-2]),)
 
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        return np.linalg.det(x)
+
 
 @dataclass(frozen=True)
 class InverseProblem(_Matrices):
@@ -70,6 +75,12 @@ class InverseProblem(_Matrices):
 
     def makes(self) -> tuple[Need, ...]:
         return (Need("y", self.dtype, self.shape),)
+
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        made = np.full(x.shape, np.nan)
+        regular = np.linalg.det(x) != 0
+        made[regular] = np.linalg.inv(x[regular])
+        return made
 
 
 def _takes(problem: _Matrices, caps: DeviceCapabilities) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import Decline
 from vkep.kernels.kernel import KernelCall
@@ -80,6 +82,28 @@ class FusedProductProblem(Problem):
     @property
     def flops(self) -> int:
         return self.product.flops * (2 if self.form.paired else 1)
+
+    @property
+    def updates(self) -> tuple[str, ...]:
+        return () if self.form.update is None else self.form.update.updates
+
+    def reference(self, a: np.ndarray, **operands: np.ndarray) -> tuple[np.ndarray, ...]:
+        if self.form.epsilon is not None:
+            a = a * operands["gain"] / np.sqrt(np.mean(a * a) + self.form.epsilon)
+        row, *weights = self.product.needs()
+        return tuple(
+            self.product.reference(a.reshape(row.shape), **{need.name: operands[need.name + side] for need in weights})
+            for side in (("", "2") if self.form.paired else ("",))
+        )
+
+    def finished(self, results: tuple[np.ndarray, ...], operands: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+        update = self.form.update
+        if update is None:
+            return results[:1]
+        heads = results[0].reshape(1, -1, 1, update.size)
+        q, k, v = np.split(heads, [update.heads, update.heads + update.kv_heads], axis=1)
+        names = {need.name for need in update.needs()[3:]} | set(update.updates)
+        return update.reference(q=q, k=k, v=v, **{name: operands[name] for name in names})
 
 
 def not_one_row(product: MatMulNBitsProblem | MatMulProblem) -> str:

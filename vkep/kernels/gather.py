@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import InvalidNode
 from vkep.kernels.dims import beyond_rank, last_coordinates, last_offset, magic_dims
 from vkep.kernels.fastdiv import magic_fields, magic_params
-from vkep.kernels.indices import FAULT, FAULT_CODE, FAULT_REACH, index_defines, noting
+from vkep.kernels.indices import FAULT, FAULT_CODE, FAULT_REACH, index_defines, noting, within
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import (
     MAX_RANK,
@@ -171,6 +173,9 @@ class GatherProblem(Problem):
     def placed(self, operands: Mapping[str, Any]) -> GatherProblem:
         return replace(self, alignment=alignment_of(operands["x"], operands["y"]))
 
+    def reference(self, x: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        return x[:, within(indices, self.axis, self.from_end)]
+
 
 def _gather(problem: GatherProblem, e: Emission) -> KernelCall:
     itemsize = element_type(problem.dtype).itemsize
@@ -220,6 +225,11 @@ class GatherElementsProblem(Problem):
 
     def makes(self) -> tuple[Need, ...]:
         return (Need("y", self.dtype, self.indices_shape),)
+
+    def reference(self, x: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        at = list(np.indices(self.indices_shape, sparse=True))
+        at[self.axis] = within(indices, self.shape[self.axis])
+        return x[tuple(at)]
 
 
 def check_along(shape: tuple[int, ...], indices_shape: tuple[int, ...], axis: int) -> None:
@@ -305,6 +315,12 @@ class GatherNDProblem(Problem):
 
     def placed(self, operands: Mapping[str, Any]) -> GatherNDProblem:
         return replace(self, alignment=alignment_of(operands["x"], operands["y"]))
+
+    def reference(self, x: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        batch = np.indices(self.indices_shape[: self.batch_dims], sparse=True)
+        lead = len(self.indices_shape) - 1 - self.batch_dims
+        at = [within(indices[..., key], size) for key, size in enumerate(self.indexed)]
+        return x[(*(b.reshape(b.shape + (1,) * lead) for b in batch), *at)].reshape(self.out_shape)
 
 
 def _gather_nd(problem: GatherNDProblem, e: Emission) -> KernelCall:

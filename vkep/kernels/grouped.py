@@ -16,6 +16,7 @@ from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import ceil_div, is_cpu, lanes
 from vkep.kernels.matmul import pack_panels
 from vkep.kernels.problem import Need, Problem, alignment_of
+from vkep.kernels.reference import unpacked
 from vkep.kernels.select import Candidate, Emission, implement
 from vkep.kernels.tiles import (
     STORAGE,
@@ -74,6 +75,20 @@ class GroupRowsProblem(Problem):
             Need("sources", "int32", (self.blocks, self.block)),
             Need("owners", "int32", (self.blocks,)),
         )
+
+    def reference(self, x: np.ndarray) -> tuple[np.ndarray, ...]:
+        groups = np.clip(x, 0, self.groups - 1)
+        counts = np.bincount(groups, minlength=self.groups)
+        blocks = -(-counts // self.block)
+        first = np.concatenate([[0], np.cumsum(blocks)])
+        owners = np.full(self.blocks, self.groups)
+        owners[: first[-1]] = np.repeat(np.arange(self.groups), blocks)
+        places, sources = np.empty(self.rows, np.int64), np.zeros(self.blocks * self.block, np.int64)
+        for group in range(self.groups):
+            rows = np.flatnonzero(groups == group)
+            places[rows] = first[group] * self.block + np.arange(len(rows))
+        sources[places] = np.arange(self.rows)
+        return places, sources.reshape(self.blocks, self.block), owners
 
 
 def _too_many_groups(problem: GroupRowsProblem, caps: DeviceCapabilities) -> str:
@@ -194,6 +209,11 @@ class GroupedProductProblem(Problem):
     def placed(self, operands: Mapping[str, Any]) -> GroupedProductProblem:
         return replace(self, alignment=alignment_of(operands["a"], operands["b"]))
 
+    def reference(self, a: np.ndarray, b: np.ndarray, owners: np.ndarray) -> np.ndarray:
+        owned = owners < self.groups
+        y = a @ b[np.where(owned, owners, 0)].swapaxes(1, 2)
+        return np.ma.array(y, mask=np.broadcast_to(~owned[:, None, None], y.shape))
+
 
 def _no_type(problem: GroupedProductProblem) -> str:
     return "" if problem.dtype in STORAGE else f"element type is {problem.dtype!r}, expected one of {sorted(STORAGE)}"
@@ -300,6 +320,20 @@ class GroupedCodesProblem(Problem):
 
     def placed(self, operands: Mapping[str, Any]) -> GroupedCodesProblem:
         return replace(self, alignment=alignment_of(operands["a"]))
+
+    def reference(
+        self, a: np.ndarray, b: np.ndarray, owners: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None = None
+    ) -> np.ndarray:
+        codes = unpacked(b, self.bits, self.k)
+        if zeros is None:
+            zero = np.full((self.groups, self.n, 1), 1 << (self.bits - 1))
+        elif self.zeros == "rows":
+            zero = unpacked(zeros, self.bits, self.n)[..., None]
+        else:
+            zero = np.repeat(unpacked(zeros, self.bits, self.k // self.block), self.block, axis=2)
+        weights = (codes - zero) * np.repeat(scales, self.block, axis=2)
+        whole = GroupedProductProblem(self.blocks, self.m, self.n, self.k, self.groups, self.dtype)
+        return whole.reference(a, weights, owners)
 
 
 def no_codes(problem: GroupedCodesProblem) -> str:

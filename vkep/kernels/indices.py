@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from vkep.kernels.kernel import Operand
 from vkep.kernels.select import Emission
 
@@ -25,3 +27,9 @@ def index_defines(dtype: str) -> dict[str, str]:
 def noting(e: Emission, fault: str) -> tuple[Any, int]:
     """The operand and the argument of `FAULT` and `FAULT_CODE`."""
     return e.target.fault(fault) if fault else (None, 0)
+
+
+def within(indices: np.ndarray, extent: int, from_end: bool = True) -> np.ndarray:
+    """Indices as the kernels read them: those below 0 count from the end, those out of range are clamped."""
+    wide = indices.astype(np.int64)
+    return np.clip(np.where(wide < 0, wide + extent, wide) if from_end else wide, 0, extent - 1)

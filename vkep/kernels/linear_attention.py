@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from vkep.errors import InvalidNode
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import element_defines, flat_lanes
@@ -103,6 +105,32 @@ class LinearAttentionProblem(Problem):
     @property
     def _state(self) -> tuple[int, ...]:
         return (self.batch, self.heads, self.key_size, self.value_size)
+
+    def reference(
+        self,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        first: np.ndarray,
+        decay: np.ndarray | None = None,
+        beta: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        tokens, heads = (self.batch, self.steps), max(self.q_heads, self.heads)
+        q = np.repeat(q.reshape(*tokens, self.q_heads, self.key_size), heads // self.q_heads, axis=2)
+        k = np.repeat(k.reshape(*tokens, self.k_heads, self.key_size), self.heads // self.k_heads, axis=2)
+        v, state = v.reshape(*tokens, self.heads, self.value_size), first.copy()
+        y = np.empty((*tokens, heads, self.value_size))
+        for t in range(self.steps):
+            if decay is not None:
+                state *= np.exp(decay[:, t].reshape(self.batch, self.heads, -1, 1))
+            taken = v[:, t]
+            if beta is not None:
+                known = np.einsum("bhk,bhkv->bhv", k[:, t], state)
+                taken = beta[:, t].reshape(self.batch, -1, 1) * (taken - known)
+            state += k[:, t, :, :, None] * taken[:, :, None]
+            read = np.repeat(state, heads // self.heads, axis=1)
+            y[:, t] = self.scale * np.einsum("bhk,bhkv->bhv", q[:, t], read)
+        return y.reshape(*tokens, -1), state
 
 
 def _lane_a_column(problem: LinearAttentionProblem, e: Emission) -> KernelCall:

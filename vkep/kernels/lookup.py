@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import element_defines, element_type, flat_lanes
 from vkep.kernels.problem import Need, Problem
@@ -41,6 +43,11 @@ class LookupProblem(Problem):
 
     def makes(self) -> tuple[Need, ...]:
         return (Need("y", "int32", (self.total,), flat=True),)
+
+    def reference(self, x: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        at = np.searchsorted(keys, x)  # NaN counts as the greatest
+        found = keys[np.minimum(at, self.count - 1)]
+        return np.where((at < self.count) & ((found == x) | ((found != found) & (x != x))), at, self.count)
 
 
 def _lookup(problem: LookupProblem, e: Emission) -> KernelCall:

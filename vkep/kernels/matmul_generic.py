@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.fastdiv import LIMIT, magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
@@ -97,6 +99,10 @@ class GenericProductProblem(Problem):
     @property
     def flops(self) -> int:
         return 2 * self.batch[0] * self.batch[1] * self.m * self.n * self.k
+
+    def reference(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        kind = np.float64 if self.dtypes[2] == "float64" else np.uint64  # sums of integers wrap
+        return a.astype(kind) @ b.astype(kind)
 
 
 def _no_product(problem: GenericProductProblem, caps: DeviceCapabilities) -> str:

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.launch import ceil_div
 from vkep.kernels.problem import Need, Problem, alignment_of
+from vkep.kernels.reference import unpacked
 
 #: weights that a lane loads at once, in the kernels of few rows
 UNIT = 32
@@ -103,3 +106,14 @@ class MatMulNBitsProblem(Problem):
     def zeros_kind(self) -> int:
         """The code of ``zeros`` in kernels: 0 absent, 1 packed, 2 values."""
         return ("", "packed", self.dtype).index(self.zeros)
+
+    def reference(
+        self, a: np.ndarray, b: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None = None
+    ) -> np.ndarray:
+        codes = unpacked(b, self.bits, self.block)  # [n, blocks, block]
+        if zeros is None:
+            zero = np.full((self.n, self.blocks), 1 << (self.bits - 1))
+        else:
+            zero = unpacked(zeros, self.bits, self.blocks) if self.zeros == "packed" else zeros
+        weights = (codes - zero[..., None]) * scales[..., None]
+        return a @ weights.reshape(self.n, -1)[:, : self.k].T

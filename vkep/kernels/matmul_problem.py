@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.fastdiv import LIMIT
 from vkep.kernels.kernel import KernelCall, uints
@@ -142,6 +144,9 @@ class MatMulProblem(Problem):
         strides = [stride for name in "aby" for stride in self.strides(name)]
         sizes = dict(zip(PRODUCT_SIZES, (self.m, self.n, self.k, self.batches[1]), strict=True))
         return {**sizes, **dict(zip(PRODUCT_STRIDES, strides, strict=True)), "alpha": self.alpha}
+
+    def reference(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return self.alpha * (a @ b)
 
 
 # Layers recur, and so do plans for other sizes: derived values are cached.

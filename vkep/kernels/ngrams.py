@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import ceil_div, element_type, flat_lanes
@@ -48,6 +50,18 @@ class NgramProblem(Problem):
 
     def makes(self) -> tuple[Need, ...]:
         return (Need("y", "float32", (self.rows, self.count)),)
+
+    def reference(self, x: np.ndarray, pool: np.ndarray, grams: np.ndarray) -> np.ndarray:
+        y = np.zeros((self.rows, self.count))
+        for gram, (start, length) in enumerate(grams.astype(np.int64)):
+            items = pool[start : start + length]
+            for apart in range(1, (1 if len(items) == 1 else self.apart) + 1 if len(items) else 0):
+                starts = self.steps - (len(items) - 1) * apart
+                same = (
+                    [x[:, k * apart : k * apart + starts] == item for k, item in enumerate(items)] if starts > 0 else []
+                )
+                y[:, gram] += np.logical_and.reduce(same).sum(axis=1) if same else 0
+        return y
 
 
 def _count(problem: NgramProblem, e: Emission) -> KernelCall:

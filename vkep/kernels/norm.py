@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import InvalidNode
 from vkep.kernels.columns import COLUMN_PARAMS, ColumnProblem, column_blocks
@@ -142,6 +144,15 @@ class LayerNormProblem(Problem):
         moved = [operand for name, operand in operands.items() if name not in ("mean", "inv_std")]
         return replace(self, alignment=alignment_of(*moved))
 
+    def reference(
+        self, x: np.ndarray, scale: np.ndarray | None = None, bias: np.ndarray | None = None
+    ) -> tuple[np.ndarray, ...]:
+        mean = np.zeros((self.rows, 1)) if self.rms else x.mean(axis=1, keepdims=True)
+        inv_std = 1 / np.sqrt(np.mean((x - mean) ** 2, axis=1, keepdims=True) + self.epsilon)
+        y = (x - mean) * inv_std * (1.0 if scale is None else scale) + (0.0 if bias is None else bias)
+        statistics = {"mean": mean, "inv_std": inv_std}
+        return (y, *(value[:, 0] for name, value in statistics.items() if getattr(self, name)))
+
 
 @dataclass(frozen=True)
 class GroupNormProblem(ColumnProblem):
@@ -164,6 +175,12 @@ class GroupNormProblem(ColumnProblem):
 
     def placed(self, operands: Mapping[str, Any]) -> GroupNormProblem:
         return replace(self, alignment=alignment_of(operands["x"], operands["y"]))
+
+    def reference(self, x: np.ndarray, scale: np.ndarray, bias: np.ndarray) -> np.ndarray:
+        grouped = x.reshape(self.outer, self.groups, -1)
+        centred = grouped - grouped.mean(axis=2, keepdims=True)
+        y = centred / np.sqrt(np.mean(centred**2, axis=2, keepdims=True) + self.epsilon)
+        return y.reshape(x.shape) * scale[:, None] + bias[:, None]
 
 
 def _layer_norm(problem: LayerNormProblem, e: Emission) -> KernelCall:
@@ -227,6 +244,10 @@ class LpNormProblem(ColumnProblem):
         if self.p not in (1, 2):
             raise InvalidNode(f"p is {self.p}, expected 1 or 2")
 
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        norm = np.linalg.norm(x, self.p, axis=1, keepdims=True)
+        return np.where(norm == 0.0, 0.0, x / np.where(norm == 0.0, 1.0, norm))
+
 
 def _lp_norm(problem: LpNormProblem, e: Emission) -> KernelCall:
     share = share_columns(problem.columns, problem.axis, problem.inner, e.caps)
@@ -253,6 +274,13 @@ class LocalResponseNormProblem(ColumnProblem):
     def __post_init__(self) -> None:
         if self.size < 1:
             raise InvalidNode(f"size is {self.size}, expected at least 1")
+
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        before, after = (self.size - 1) // 2, self.size // 2
+        sums = np.stack(
+            [np.sum(x[:, max(c - before, 0) : c + after + 1] ** 2, axis=1) for c in range(self.axis)], axis=1
+        )
+        return x * (self.bias + self.alpha / self.size * sums) ** -self.beta
 
 
 def _local_response_norm(problem: LocalResponseNormProblem, e: Emission) -> KernelCall:
@@ -314,6 +342,12 @@ class SoftmaxProblem(ColumnProblem):
 
     def placed(self, operands: Mapping[str, Any]) -> SoftmaxProblem:
         return replace(self, alignment=alignment_of(operands["x"], operands["y"]))
+
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        scaled = self.alpha * x
+        scaled = scaled - scaled.max(axis=1, keepdims=True)
+        total = np.exp(scaled).sum(axis=1, keepdims=True)
+        return scaled - np.log(total) if self.log else np.exp(scaled) / total
 
 
 def _softmax(problem: SoftmaxProblem, e: Emission) -> KernelCall:

@@ -107,6 +107,14 @@ class PadProblem(Problem):
     def makes(self) -> tuple[Need, ...]:
         return (Need("y", self.dtype, self.out_shape),)
 
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        sides = list(zip(self.begins, self.ends, strict=True))
+        kept = tuple(slice(-min(b, 0), n + min(e, 0)) for n, (b, e) in zip(self.shape, sides, strict=True))
+        pads = [(max(b, 0), max(e, 0)) for b, e in sides]
+        if self.mode == "constant":
+            return np.pad(x[kept], pads, constant_values=self.value)
+        return np.pad(x[kept], pads, self.mode)  # type: ignore[call-overload]
+
 
 def _pad(problem: PadProblem, e: Emission) -> KernelCall:
     dims, extents, strides, begins = zip(*problem.axes, strict=True)

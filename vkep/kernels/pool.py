@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import InvalidNode
 from vkep.graph.windows import Window, check_window
@@ -16,6 +18,7 @@ from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import ceil_div, element_defines, element_type, flat_lanes, limit
 from vkep.kernels.problem import Need, Problem, alignment_of
+from vkep.kernels.reference import windows
 from vkep.kernels.select import Candidate, Emission, implement
 
 #: channels per lane of ``pool_last.comp``: 16 bytes
@@ -144,6 +147,50 @@ class PoolProblem(Problem):
 
     def placed(self, operands: Mapping[str, Any]) -> PoolProblem:
         return replace(self, alignment=alignment_of(operands["x"], operands["y"]))
+
+    def reference(self, x: np.ndarray) -> tuple[np.ndarray, ...]:
+        window, rank = self.window, len(self.spatial)
+        x = np.moveaxis(x, -1, 1) if self.channels_last else x
+        begins, axes = window.pads[:rank], tuple(range(-rank, 0))
+
+        def seen(of: np.ndarray, fill: float) -> np.ndarray:
+            return windows(of, window.kernel, window.strides, window.dilations, begins, window.out, fill)
+
+        made: tuple[np.ndarray, ...]
+        if self.op == "max":
+            of = seen(x, -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min)
+            made = (of.max(axis=axes),)
+            if self.indices:
+                made = (*made, self._positions(of))
+        elif self.op == "average":
+            ends = window.pads[rank:] if self.count_include_pad else (0,) * rank
+            inside = np.ones((1, 1, *self.spatial))
+            if self.count_include_pad:  # a window of ceil_mode may go beyond the end's padding
+                inside = np.ones((1, 1, *(b + n + e for b, n, e in zip(begins, self.spatial, ends, strict=True))))
+                nothing = (0,) * rank
+                counts = windows(inside, window.kernel, window.strides, window.dilations, nothing, window.out)
+            else:
+                counts = seen(inside, 0)
+            made = (seen(x, 0).sum(axis=axes) / counts.sum(axis=axes),)
+        else:
+            made = (np.sum(np.abs(seen(x, 0)) ** self.p, axis=axes) ** (1 / self.p),)
+        return tuple(np.moveaxis(y, 1, -1) for y in made) if self.channels_last else made
+
+    def _positions(self, of: np.ndarray) -> np.ndarray:
+        """The positions of the maxima of windows in the flat input."""
+        window, rank = self.window, len(self.spatial)
+        best = np.unravel_index(of.reshape(*of.shape[:-rank], -1).argmax(axis=-1), window.kernel)
+        out = np.indices(window.out, sparse=True)
+        at = [
+            o * s + tap * d - b
+            for o, s, tap, d, b in zip(out, window.strides, best, window.dilations, window.pads, strict=False)
+        ]
+        axes = range(rank) if self.column_major else reversed(range(rank))
+        position, step = 0, 1
+        for axis in axes:
+            position, step = position + at[axis] * step, step * self.spatial[axis]
+        planes = np.arange(self.images * self.channels).reshape(self.images, self.channels)
+        return position + step * planes.reshape(*planes.shape, *(1,) * rank)
 
 
 def takes_channels_last(problem: PoolProblem, caps: DeviceCapabilities) -> str:

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import functools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
+
+import numpy as np
 
 from vkep.dtypes import DType
 from vkep.errors import InvalidNode
@@ -79,24 +82,47 @@ def _extent(sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
 P = TypeVar("P", bound="Problem")
 
 
-class Problem:
-    """Base of all problems: frozen dataclasses that implement `needs` and `makes`."""
+class NoReference(ValueError):
+    """A computation has no numpy reference. The text names it."""
+
+
+class Problem(ABC):
+    """Base of all problems: frozen dataclasses that implement `needs`, `makes` and `reference`."""
 
     #: equal problems recur, and decisions for one are cached
     recurs: ClassVar[bool] = True
 
+    @abstractmethod
     def needs(self) -> tuple[Need, ...]:
         """The inputs, in order, without absent ones."""
-        raise NotImplementedError
 
     def in_place(self, pairs: Mapping[str, str]) -> Problem | None:
         """The problem whose outputs overwrite inputs (``pairs``: names of outputs and of their inputs, which are then
         not operands); None where kernels cannot compute it in place."""
         return None
 
+    @abstractmethod
     def makes(self) -> tuple[Need, ...]:
         """The outputs, in order."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def reference(self, *args: Any, **operands: Any) -> np.ndarray | tuple[np.ndarray, ...]:
+        """The problem computed by numpy, for `vkep.ir.interpreter`: what the kernels are checked against, not what runs.
+
+        Operands are passed by the names of `needs`, in these shapes, and with those of `updates`: floats as float64, integers
+        and bools as they are (those of 2 and 4 bits as 8-bit ones), 8-bit floats as their codes. Results have the order of
+        `makes`, as many elements in the order of memory, and any type: they are converted. Elements that a numpy masked array
+        masks are not written. Raises `NoReference` where numpy has no equivalent.
+        """
+
+    @property
+    def updates(self) -> tuple[str, ...]:
+        """The outputs whose content before counts: the problem changes a part of it."""
+        return ()
+
+    def finished(self, results: tuple[np.ndarray, ...], operands: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+        """The outputs, from the `reference` results after an epilogue has changed the first one."""
+        return results
 
     @functools.cached_property
     def operands(self) -> tuple[tuple[Need, ...], tuple[Need, ...]]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import ceil_power_of_two, element_type, floor_power_of_two, grid, is_cpu
-from vkep.kernels.problem import Need, Problem
+from vkep.kernels.problem import Need, NoReference, Problem
 from vkep.kernels.select import Candidate, Emission, implement
 
 #: number of gates of each kind of cell
@@ -109,6 +111,9 @@ class RecurrentProblem(Problem):
     def restrided(self, name: str, strides: tuple[int, ...]) -> RecurrentProblem | None:
         step, batch, unit = strides
         return replace(self, y_strides=(step, batch, unit)) if name == "y" else None
+
+    def reference(self, gates: np.ndarray, weights: np.ndarray, **operands: np.ndarray) -> tuple[np.ndarray, ...]:
+        raise NoReference(f"activations of a recurrent layer: {self.activations}")
 
 
 def _takes(problem: RecurrentProblem, caps: DeviceCapabilities) -> str:

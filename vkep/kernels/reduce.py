@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.columns import COLUMN_PARAMS, ColumnProblem, column_blocks
 from vkep.kernels.fastdiv import magic_params
@@ -27,7 +29,8 @@ from vkep.kernels.launch import (
     share_columns,
     with_shuffles,
 )
-from vkep.kernels.problem import Need, alignment_of
+from vkep.kernels.problem import Need, NoReference, alignment_of
+from vkep.kernels.reference import wide
 from vkep.kernels.select import Candidate, Emission, implement
 from vkep.sizes import divides, matches
 
@@ -164,6 +167,40 @@ class ReduceProblem(ColumnProblem):
     def placed(self, operands: Mapping[str, Any]) -> ReduceProblem:
         return replace(self, alignment=alignment_of(operands["x"], operands["y"]))
 
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        x = wide(x)
+        real = x.dtype.kind == "f"
+        match self.op:
+            case "sum":
+                return x.sum(axis=1)
+            case "mean":
+                total = x.sum(axis=1)
+                return total / np.float64(self.axis) if real else np.sign(total) * (np.abs(total) // max(self.axis, 1))
+            case "max":
+                least = -np.inf if real else _range(self.dtype)[0]
+                return x.max(axis=1, initial=least)
+            case "min":
+                return x.min(axis=1, initial=np.inf if real else _range(self.dtype)[1])
+            case "prod":
+                return x.prod(axis=1)
+            case "sumsq":
+                return (x * x).sum(axis=1)
+            case "l1":
+                return np.abs(x).sum(axis=1)
+            case "l2":
+                return np.trunc(np.sqrt((x * x).sum(axis=1))) if not real else np.sqrt((x * x).sum(axis=1))
+            case "logsum":
+                made = np.log(x.sum(axis=1).astype(np.float64))
+                return made if real else np.trunc(made)
+            case "logsumexp":
+                made = np.logaddexp.reduce(x.astype(np.float64), axis=1)
+                return made if real else np.trunc(made)
+            case "all":
+                return (x != 0).all(axis=1)
+            case "any":
+                return (x != 0).any(axis=1)
+        raise NoReference(f"reduction {self.op!r}")
+
 
 def _takes(problem: ReduceProblem, caps: DeviceCapabilities) -> str:
     if problem.dtype == "float64" and problem.op in ("logsum", "logsumexp"):
@@ -256,3 +293,10 @@ implement(
     Candidate("two passes", _two_passes, when=_takes_two),
     Candidate("one pass", _one_pass, when=_takes),
 )
+
+
+def _range(dtype: str) -> tuple[int, int]:
+    if dtype == "bool":
+        return 0, 1
+    info = np.iinfo(element_type(dtype).numpy)
+    return int(info.min), int(info.max)

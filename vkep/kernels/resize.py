@@ -31,6 +31,7 @@ from vkep.kernels.launch import (
 )
 from vkep.kernels.pad import unit_defines, value_words
 from vkep.kernels.problem import Need, Problem
+from vkep.kernels.reference import wide
 from vkep.kernels.resize_tables import Places, Sampling, offsets, weights
 from vkep.kernels.select import Candidate, Emission, implement
 from vkep.sizes import at_hand, largest
@@ -212,6 +213,24 @@ class ResizeProblem(Problem):
             exclude_outside=mode.exclude_outside,
             crops=self.crops,
         )
+
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        y, mode = wide(x), self.mode
+        for axis in self.changed:
+            places = self.places(axis).plain
+            if mode.mode == "nearest":
+                y = np.take(y, places.nearest(mode.nearest, self.scales[axis][0] < self.scales[axis][1]), axis)
+            else:
+                positions, weights = self.sampling(axis).plain.table(places)
+                taken = np.take(y, np.maximum(positions, 0), axis)  # [.., outputs, taps, ..]
+                y = np.sum(taken * weights.reshape(*weights.shape, *(1,) * (y.ndim - axis - 1)), axis=axis + 1)
+            if self.crops:
+                outside = places.outside.reshape(-1, *(1,) * (y.ndim - axis - 1))
+                y = np.where(outside, mode.extrapolation, y)
+        if x.dtype.kind == "f":
+            return y
+        limits = np.iinfo(x.dtype) if x.dtype.kind != "b" else np.iinfo(np.uint8)
+        return np.trunc(np.clip(y, limits.min, limits.max))
 
 
 def _takes_copy(problem: ResizeProblem, caps: DeviceCapabilities) -> str:

@@ -6,13 +6,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import InvalidNode
 from vkep.kernels.fastdiv import magic_fields, magic_params
-from vkep.kernels.indices import FAULT, FAULT_CODE, FAULT_REACH, index_defines, noting
+from vkep.kernels.indices import FAULT, FAULT_CODE, FAULT_REACH, index_defines, noting, within
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import ceil_div, element_defines, element_type, flat_lanes, real_defines
 from vkep.kernels.problem import Need, Problem
+from vkep.kernels.reference import bilinear, corners
 from vkep.kernels.select import Candidate, Emission, implement
 
 METHODS = ("nearest", "linear", "cubic")
@@ -134,6 +137,38 @@ class GridSampleProblem(Problem):
     def makes(self) -> tuple[Need, ...]:
         return (Need("y", self.dtype, (*self.shape[:2], *self.points)),)
 
+    def reference(self, x: np.ndarray, grid: np.ndarray) -> np.ndarray:
+        n, channels = self.shape[:2]
+        places, weights = [], []
+        for axis, size in enumerate(self.shape[2:]):
+            at = grid[..., self.rank - 1 - axis].reshape(n, -1)
+            low, high = (0.0, size - 1.0) if self.align_corners else (-0.5, size - 0.5)
+            at = (at + 1) / 2 * (size - 1) if self.align_corners else ((at + 1) * size - 1) / 2
+            at = np.where(np.abs(at) <= 2.0**62, at, low)
+            at = np.rint(at) if self.method == "nearest" else at
+            at = _reflected(at, low, high) if self.padding == "reflection" else at
+            at = np.clip(at, -1e6, 1e6 + size)
+            first, taps = np.floor(at), {"nearest": [0], "linear": [0, 1], "cubic": [-1, 0, 1, 2]}[self.method]
+            distance = np.abs(np.array(taps)[:, None, None] - (at - first))
+            weight = np.ones_like(distance) if self.method == "nearest" else 1 - distance
+            if self.method == "cubic":
+                near = (1.25 * distance - 2.25) * distance**2 + 1
+                far = ((-0.75 * distance + 3.75) * distance - 6) * distance + 3
+                weight = np.where(distance <= 1, near, far)
+            taken = np.array(taps)[:, None, None] + first
+            if self.padding == "reflection":
+                taken = np.trunc(_reflected(taken, low, high))
+            weight = np.where((taken >= 0) & (taken < size), weight, 0.0) if self.padding == "zeros" else weight
+            places.append(np.clip(taken, 0, size - 1).astype(np.int64))
+            weights.append(weight)
+        y = np.zeros((n, channels, math.prod(self.points)))
+        image = np.arange(n)[:, None]
+        for tap in np.ndindex(*map(len, places)):
+            pixel = tuple(p[t] for p, t in zip(places, tap, strict=True))
+            weight = math.prod(w[t] for w, t in zip(weights, tap, strict=True))
+            y += np.moveaxis(np.moveaxis(x, 1, -1)[(image, *pixel)] * weight[..., None], -1, 1)
+        return y.reshape(n, channels, *self.points)
+
 
 def _takes_grid(problem: GridSampleProblem, caps: DeviceCapabilities) -> str:
     if problem.rank > 3:
@@ -226,6 +261,26 @@ class RoiAlignProblem(_Regions):
             Need("indices", self.index_dtype, (self.regions,)),
         )
 
+    def reference(self, x: np.ndarray, rois: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        y = np.zeros((self.regions, self.shape[1], *self.out_size))
+        for region, (box, image) in enumerate(zip(rois, within(indices, self.shape[0], False), strict=True)):
+            left, top, right, bottom = box * self.spatial_scale - (0.5 if self.half_pixel else 0.0)
+            axes = []
+            for low, high, count in ((top, bottom, self.out_size[0]), (left, right, self.out_size[1])):
+                extent = high - low if self.half_pixel else max(high - low, 1.0)
+                samples = self.sampling_ratio if self.sampling_ratio > 0 else max(math.ceil(extent / count), 0)
+                axes.append(
+                    low + (np.arange(count)[:, None] + (np.arange(samples) + 0.5) / max(samples, 1)) * extent / count
+                )
+            v, u = axes[0][:, :, None, None], axes[1]  # [rows, samples, columns, samples]
+            weighted = corners(x[image], v, u)
+            if self.maximum:
+                y[region] = weighted.max(axis=0).max(axis=(2, 4), initial=-np.inf)
+                y[region][np.isneginf(y[region])] = 0.0
+            else:
+                y[region] = weighted.sum(axis=(0, 3, 5)) / max(axes[0].shape[1] * axes[1].shape[1], 1)
+        return y
+
 
 def _takes_roi_align(problem: RoiAlignProblem, caps: DeviceCapabilities) -> str:
     if problem.sampling_ratio > LARGEST_SAMPLING_RATIO:
@@ -262,6 +317,18 @@ class MaxRoiPoolProblem(_Regions):
     def needs(self) -> tuple[Need, ...]:
         return Need("x", self.dtype, self.shape), Need("rois", self.dtype, (self.regions, 5))
 
+    def reference(self, x: np.ndarray, rois: np.ndarray) -> np.ndarray:
+        y = np.zeros((self.regions, self.shape[1], *self.out_size))
+        for region, (image, *box) in enumerate(rois):
+            corners = [float(np.float32(corner) * np.float32(self.spatial_scale)) for corner in box]
+            left, top, right, bottom = (int(np.copysign(np.floor(abs(c) + 0.5), c)) for c in corners)
+            of = x[min(max(int(image + 0.5), 0), self.shape[0] - 1)]
+            for row, column in np.ndindex(*self.out_size):
+                rows = _bin(top, bottom, row, self.out_size[0], self.shape[2])
+                part = of[:, rows, _bin(left, right, column, self.out_size[1], self.shape[3])]
+                y[region, :, row, column] = part.max(axis=(1, 2)) if part.size else 0.0
+        return y
+
 
 def _max_roi_pool(problem: MaxRoiPoolProblem, e: Emission) -> KernelCall:
     fault, code = noting(e, problem.fault)
@@ -293,6 +360,22 @@ class CropProblem(_Regions):
             Need("indices", "int32", (self.regions,)),
         )
 
+    def reference(self, x: np.ndarray, rois: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        y = np.empty((self.regions, self.shape[1], *self.out_size))
+        for region, (box, image) in enumerate(zip(rois, within(indices, self.shape[0], False), strict=True)):
+            axes = []
+            for axis, count in enumerate(self.out_size):
+                last = self.shape[2 + axis] - 1
+                parts = np.linspace(0.0, 1.0, count) if count > 1 else np.array([0.5])
+                axes.append((box[axis] + parts * (box[2 + axis] - box[axis])) * last)
+            v, u = axes[0][:, None], axes[1][None, :]
+            inside = (v >= 0) & (v <= self.shape[2] - 1) & (u >= 0) & (u <= self.shape[3] - 1)
+            v, u = np.broadcast_arrays(np.where(inside, v, 0.0), np.where(inside, u, 0.0))
+            if self.nearest:
+                v, u = np.floor(v + 0.5), np.floor(u + 0.5)
+            y[region] = np.where(inside, bilinear(x[image], v, u), self.outside)
+        return y
+
 
 def _crop(problem: CropProblem, e: Emission) -> KernelCall:
     fault, code = noting(e, problem.fault)
@@ -310,3 +393,19 @@ def _takes_crop(problem: CropProblem, caps: DeviceCapabilities) -> str:
 
 
 implement(CropProblem, Candidate("crop", _crop, when=_takes_crop))
+
+
+def _reflected(at: np.ndarray, low: float, high: float) -> np.ndarray:
+    """Positions outside [low, high] reflected into it."""
+    span = high - low
+    if span <= 0:
+        return np.where((at >= low) & (at <= high), at, low)
+    phase = np.mod(at - low, 2 * span)
+    return np.where((at >= low) & (at <= high), at, low + np.where(phase > span, 2 * span - phase, phase))
+
+
+def _bin(low: int, high: int, at: int, bins: int, size: int) -> slice:
+    """The pixels of one of a region's bins on an axis of ``size``."""
+    extent = max(high - low + 1, 1)
+    first, end = low + at * extent // bins, low - (-(at + 1) * extent // bins)
+    return slice(min(max(first, 0), size), min(max(end, 0), size))

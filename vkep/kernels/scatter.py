@@ -10,12 +10,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import InvalidNode
 from vkep.kernels.dims import beyond_rank, last_coordinates, last_offset, magic_dims
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.gather import check_along, copy
-from vkep.kernels.indices import FAULT, FAULT_CODE, FAULT_REACH, index_defines, noting
+from vkep.kernels.indices import FAULT, FAULT_CODE, FAULT_REACH, index_defines, noting, within
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import (
     MAX_RANK,
@@ -128,6 +130,17 @@ class ScatterElementsProblem(Problem):
     def in_place(self, pairs: Mapping[str, str]) -> Problem | None:
         return replace(self, over=True) if pairs == {"y": "data"} else None
 
+    @property
+    def updates(self) -> tuple[str, ...]:
+        return ("y",) if self.over else ()
+
+    def reference(
+        self, indices: np.ndarray, updates: np.ndarray, data: np.ndarray | None = None, y: np.ndarray | None = None
+    ) -> np.ndarray:
+        at = list(np.indices(self.indices_shape, sparse=True))
+        at[self.axis] = within(indices, self.shape[self.axis], self.from_end)
+        return scattered(data if data is not None else y, tuple(at), updates, self.reduction)
+
 
 @dataclass(frozen=True)
 class ScatterNDProblem(Problem):
@@ -173,6 +186,16 @@ class ScatterNDProblem(Problem):
 
     def in_place(self, pairs: Mapping[str, str]) -> Problem | None:
         return replace(self, over=True) if pairs == {"y": "data"} else None
+
+    @property
+    def updates(self) -> tuple[str, ...]:
+        return ("y",) if self.over else ()
+
+    def reference(
+        self, indices: np.ndarray, updates: np.ndarray, data: np.ndarray | None = None, y: np.ndarray | None = None
+    ) -> np.ndarray:
+        at = tuple(within(indices[..., key], self.shape[key]) for key in range(self.keys))
+        return scattered(data if data is not None else y, at, updates, self.reduction)
 
 
 def _check_reduction(reduction: str) -> None:
@@ -243,3 +266,15 @@ implement(
     Candidate("scatter elements", _scatter_elements, when=lambda problem, caps: beyond_rank(len(problem.shape))),
 )
 implement(ScatterNDProblem, Candidate("scatter nd", _scatter_nd, when=_takes_nd))
+
+
+def scattered(data: np.ndarray | None, at: tuple[np.ndarray, ...], updates: np.ndarray, reduction: str) -> np.ndarray:
+    """A copy of the data with updates put, or reduced, at the places ``at``."""
+    assert data is not None
+    y = data.copy()
+    if reduction == "none":
+        y[at] = updates
+    else:
+        ufunc = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}[reduction]
+        ufunc.at(y, at, updates)
+    return y

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import ceil_div, flat_lanes, floor_power_of_two, grid
 from vkep.kernels.problem import Need, Problem
+from vkep.kernels.reference import undefined
 from vkep.kernels.select import Candidate, Emission, implement
 
 
@@ -62,6 +65,12 @@ class CompactProblem(Problem):
     def makes(self) -> tuple[Need, ...]:
         return Need("positions", "int64", (self.total,)), Need("count", "int64", (1,))
 
+    def reference(self, place: np.ndarray) -> tuple[np.ndarray, ...]:
+        chosen = np.flatnonzero(np.diff(place, prepend=0))
+        positions = undefined(self.total)
+        positions[: len(chosen)] = chosen
+        return positions, place[-1:]
+
 
 def _compact(problem: CompactProblem, e: Emission) -> KernelCall:
     return COMPACT.call(**flat_lanes(e.caps, problem.total), operands=e.operands, params={"total": problem.total})
@@ -103,6 +112,30 @@ class NonMaxSuppressionProblem(Problem):
     @property
     def flops(self) -> int:
         return 12 * self.pairs * self.most * self.box_count
+
+    def reference(self, boxes: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, ...]:
+        picks, counts = undefined((self.pairs, self.most, 3)), np.zeros(self.pairs, np.int64)
+        low, high = boxes[..., :2], boxes[..., 2:]
+        if self.centered:
+            low, high = low - high / 2, low + high / 2
+        else:
+            low, high = np.minimum(low, high), np.maximum(low, high)
+        areas = np.prod(high - low, axis=2)
+        for pair, (batch, kind) in enumerate(np.ndindex(self.batches, self.classes)):
+            live = scores[batch, kind].copy()
+            if self.score_threshold is not None:
+                live[~(live > self.score_threshold)] = -np.inf
+            while counts[pair] < self.most and live.max(initial=-np.inf) > -np.inf:
+                best = int(live.argmax())
+                picks[pair, counts[pair]] = batch, kind, best
+                counts[pair] += 1
+                sides = np.minimum(high[batch], high[batch, best]) - np.maximum(low[batch], low[batch, best])
+                both = np.prod(np.maximum(sides, 0.0), axis=1)
+                some = (areas[batch] > 0) & (areas[batch, best] > 0) & (both > 0)
+                union = np.where(some, areas[batch] + areas[batch, best] - both, 1.0)
+                live[np.where(some, both, 0.0) / union > self.iou_threshold] = -np.inf
+                live[best] = -np.inf
+        return picks, counts
 
 
 def _non_max_suppression(problem: NonMaxSuppressionProblem, e: Emission) -> KernelCall:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
+
+import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.indices import noting
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import floor_power_of_two
 from vkep.kernels.problem import Need, Problem
+from vkep.kernels.reference import undefined
 from vkep.kernels.select import Candidate, Emission, implement
 
 WARP_TRACE = Kernel(
@@ -61,6 +65,24 @@ class WarpProblem(Problem):
 
     def makes(self) -> tuple[Need, ...]:
         return Need("path", "int32", (2, self.rows + self.columns)), Need("count", "int64", (1,))
+
+    def reference(self, x: np.ndarray) -> tuple[np.ndarray, ...]:
+        cost = np.full((self.rows + 1, self.columns + 1), np.inf)
+        cost[0, 0] = 0.0
+        steps = np.zeros((self.rows, self.columns), np.int64)
+        for i, j in np.ndindex(self.rows, self.columns):
+            both, up, left = cost[i, j], cost[i, j + 1], cost[i + 1, j]
+            steps[i, j] = 0 if both < up and both < left else 1 if up < both and up < left else 2
+            cost[i + 1, j + 1] = (both, up, left)[steps[i, j]] + x[i, j]
+        cells, (i, j) = [], (self.rows, self.columns)
+        while i > 0 and j > 0:
+            cells.append((i - 1, j - 1))
+            step = steps[i - 1, j - 1]
+            i, j = i - (step != 2), j - (step != 1)
+        path = undefined((2, self.rows + self.columns))
+        if cells:
+            path[:, -len(cells) :] = np.array(cells[::-1]).T
+        return path, np.array([len(cells)])
 
 
 def _too_high(problem: WarpProblem, caps: DeviceCapabilities) -> str:
@@ -121,6 +143,32 @@ class BifurcationProblem(Problem):
         """The error's message where the predictions do not match the source tokens."""
         told = f"prev_suffix_match_idx leaves another number of source tokens than {self.predictions - 1}"
         return told if self.predictions else ""
+
+    def reference(
+        self, source: np.ndarray, current: np.ndarray, start: np.ndarray, predicted: np.ndarray | None = None
+    ) -> tuple[np.ndarray, ...]:
+        known = current.tolist()
+        if predicted is not None:
+            first = min(max(int(start[0]), 0), self.sources)
+            pairs = zip(predicted[:-1].tolist(), source[first:].tolist(), strict=False)
+            agreed = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+            known += predicted[: agreed + 1].tolist()
+        texts, suffix = source.tolist(), -1
+        for size in range(self.shortest, min(self.longest, len(known)) + 1):
+            ends = [
+                at + size
+                for at in range(self.sources - size + 1)
+                if texts[at : at + size] == known[len(known) - size :]
+            ]
+            if not ends:
+                break
+            suffix = ends[0]
+            if suffix >= self.sources:
+                break
+            suffix = -1 if len(ends) > 1 else suffix
+        tokens = undefined(self.currents + self.predictions)
+        tokens[: len(known)] = known
+        return tokens, np.array([len(known), suffix])
 
 
 def _bifurcation(problem: BifurcationProblem, e: Emission) -> KernelCall:

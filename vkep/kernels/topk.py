@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DTYPES, DType
 from vkep.errors import InvalidNode
@@ -100,6 +102,14 @@ class TopKProblem(ColumnProblem):
     def makes(self) -> tuple[Need, ...]:
         shape = (self.outer, self.k, self.inner)
         return (Need("values", self.dtype, shape, flat=True), Need("indices", "int64", shape, flat=True))
+
+    def reference(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if self.largest:  # the stable sort of the reversed axis, so that the lower of equal indices comes first
+            order = self.axis - 1 - np.argsort(x[:, ::-1], axis=1, kind="stable")[:, ::-1]
+        else:
+            order = np.argsort(x, axis=1, kind="stable")
+        order = order[:, : self.k]
+        return np.take_along_axis(x, order, axis=1), order
 
 
 def _takes_sort(problem: TopKProblem, caps: DeviceCapabilities) -> str:

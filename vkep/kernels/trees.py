@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
 from vkep.kernels.launch import ceil_div, element_type, flat_lanes
@@ -69,6 +71,21 @@ class TreeLeafProblem(Problem):
     def makes(self) -> tuple[Need, ...]:
         return (Need("leaf", "uint32", (self.rows, self.trees)),)
 
+    def reference(self, x: np.ndarray, roots: np.ndarray, nodes: np.ndarray, splits: np.ndarray) -> np.ndarray:
+        at = np.broadcast_to(roots.astype(np.int64), (self.rows, self.trees)).copy()
+        compare = (np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal)
+        for _ in range(self.depth):
+            row, tree = np.nonzero(at < self.count)
+            node = at[row, tree]
+            word, mode = nodes[node, 0].astype(np.int64), nodes[node, 0] & 7
+            value = x[row, np.minimum(word >> FEATURE_SHIFT, self.features - 1)]
+            holds = np.select(
+                [mode == k for k in range(5)], [f(value, splits[node]) for f in compare[:5]], value != splits[node]
+            )
+            first = np.where(np.isnan(value), ((word & MISSING) != 0) | (mode == 5), holds)
+            at[row, tree] = np.where(first, nodes[node, 1], nodes[node, 2])
+        return at & ~LEAF
+
 
 @dataclass(frozen=True)
 class TreeSumProblem(Problem):
@@ -90,6 +107,12 @@ class TreeSumProblem(Problem):
 
     def makes(self) -> tuple[Need, ...]:
         return (Need("y", self.dtype, (self.rows, self.targets)),)
+
+    def reference(self, leaf: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        taken = weights[np.minimum(leaf, self.leaves - 1)]  # [rows, trees, targets]
+        some = ~np.isnan(taken)
+        ufunc, none = {"SUM": (np.add, 0.0), "MIN": (np.minimum, np.inf), "MAX": (np.maximum, -np.inf)}[self.total]
+        return np.where(some.any(axis=1), ufunc.reduce(np.where(some, taken, none), axis=1), np.nan)
 
 
 def _leaf(problem: TreeLeafProblem, e: Emission) -> KernelCall:

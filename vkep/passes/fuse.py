@@ -22,11 +22,9 @@ MAX_FUSED, MAX_OPERATIONS = 64, 128
 def optimize(ops: list[Op], results: Iterable[Tensor], caps: DeviceCapabilities) -> list[Op]:
     """Remove dead operations, fuse, and drop copies. ``results`` are the tensors that must exist at the end."""
     kept = {t.storage for t in results}
-    ops = split_wide(remove_dead(ops, kept))
-    uses = Uses(ops)
-    ops = _fuse_pointwise(ops, kept, uses)
-    ops = _fuse_epilogues(ops, kept, uses, caps)
-    return _elide_copies(ops, kept, uses, caps)
+    for _, step in FUSION:
+        ops = step(ops, kept, caps)
+    return ops
 
 
 def remove_dead(ops: list[Op], kept: set[Storage]) -> list[Op]:
@@ -91,8 +89,9 @@ def _read(op: Op) -> set[Storage]:
     return {t.storage for t in reads(op) if t.storage.weight is None}
 
 
-def _fuse_pointwise(ops: list[Op], kept: set[Storage], uses: Uses) -> list[Op]:
+def _fuse_pointwise(ops: list[Op], kept: set[Storage]) -> list[Op]:
     """Merge a pointwise producer into its consumer when that is its only reader."""
+    uses = Uses(ops)
     gone: set[int] = set()
     for consumer in reversed(ops):
         if not isinstance(consumer, Pointwise) or id(consumer) in gone:
@@ -166,8 +165,9 @@ def _rounded_to(inner: ex.Expr, out: Tensor) -> ex.Expr:
     return inner if inner.ctype == kind else ex.Expr(kind, "cast", (inner,))
 
 
-def _fuse_epilogues(ops: list[Op], kept: set[Storage], uses: Uses, caps: DeviceCapabilities) -> list[Op]:
+def _fuse_epilogues(ops: list[Op], kept: set[Storage], caps: DeviceCapabilities) -> list[Op]:
     """Move a pointwise operation into the epilogue of the kernel that computes its input."""
+    uses = Uses(ops)
     position = {id(op): i for i, op in enumerate(ops)}
     depth = _depths(ops)
     result: list[Op | None] = list(ops)
@@ -256,8 +256,9 @@ def epilogue_strides(view: Tensor, matrices: tuple[int, int, int]) -> tuple[str,
     return None if matrix or row < 0 or column < 0 else ("rc", row, column)
 
 
-def _elide_copies(ops: list[Op], kept: set[Storage], uses: Uses, caps: DeviceCapabilities) -> list[Op]:
+def _elide_copies(ops: list[Op], kept: set[Storage], caps: DeviceCapabilities) -> list[Op]:
     """Make producers write to the destination of a plain copy of their result (parts of a Concat, a plan's outputs)."""
+    uses = Uses(ops)
     gone: set[int] = set()
     for copy in ops:
         if not (isinstance(copy, Pointwise) and isinstance(copy.expr, ex.Leaf)):
@@ -347,3 +348,13 @@ def retarget(op: Op, storage: Storage, place: Tensor) -> None:
         op.inputs, op.outputs = [moved(t) for t in op.inputs], [moved(t) for t in op.outputs]
         if op.epilogue is not None:
             op.epilogue = ex.substitute(op.epilogue, replace)
+
+
+#: the steps of `optimize`, by name: from operations, the storages that must exist at the end, and the device
+FUSION: tuple[tuple[str, Callable[[list[Op], set[Storage], DeviceCapabilities], list[Op]]], ...] = (
+    ("dead operations", lambda ops, kept, caps: remove_dead(ops, kept)),
+    ("wide expressions", lambda ops, kept, caps: split_wide(ops)),
+    ("pointwise fusion", lambda ops, kept, caps: _fuse_pointwise(ops, kept)),
+    ("epilogues", _fuse_epilogues),
+    ("copies", _elide_copies),
+)

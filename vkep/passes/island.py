@@ -16,14 +16,8 @@ from vkep.ir.place import Place, is_at
 from vkep.ir.program import IslandStep, ValueSpec
 from vkep.ir.tensor import Storage, Tensor, contiguous_strides
 from vkep.kernels.tuning import Choice
-from vkep.passes.attention import lower_attention
 from vkep.passes.emit import emit
-from vkep.passes.fuse import optimize
-from vkep.passes.in_place import in_place
-from vkep.passes.layout import lay_out
-from vkep.passes.norms import add_to_norms, fold_head_norms, fold_norms
-from vkep.passes.pairs import pair_products
-from vkep.passes.turned import join_updates, turn_products
+from vkep.passes.pipeline import Goal, run_passes
 from vkep.plan.records import Port
 from vkep.sizes import Trace
 
@@ -93,12 +87,7 @@ class Island:
             results.append(self.builder.copy(tensor, out=out))
         if not results:
             return None
-        ops = lower_attention(lay_out(self.builder.ops, caps), results, caps)
-        ops = pair_products(optimize(ops, results, caps), results, caps)
-        ops = fold_head_norms(fold_norms(add_to_norms(ops, results), results, caps), results, caps)
-        if shared:
-            ops = in_place(ops, {t.storage.port: t for t in results if t.storage.port is not None}, shared)
-            ops = join_updates(turn_products(ops, results, caps, shared), results, caps, shared)
+        ops = run_passes(self.builder.ops, Goal(results, caps, shared))
         planned = emit(ops, ports, caps, check_data=self.builder.check_data, tuned=tuned, trace=trace, shared=shared)
         return IslandStep(planned.plan, planned.weights, tuple(self.nodes), planned.sizes, tuple(written))
 

@@ -1,0 +1,177 @@
+"""Passes keep the results of operations, by the interpreter's opinion; passes that are broken on purpose are named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import onnx.parser
+import pytest
+from onnx import numpy_helper
+
+from tests.lowering.graphs import RandomGraph
+from tools.passes.check import Report, watched
+from tools.passes.models import case_values, check_case, check_model, check_planned, node_cases, planned
+from tools.plan_cases import PlanCase
+from tools.plan_devices import DEVICES
+from vkep.dtypes import DTYPES
+from vkep.ir import expr as ex
+from vkep.ir.ops import Pointwise
+from vkep.ir.tensor import Storage, Tensor
+from vkep.passes import attention, fuse, in_place, layout, pipeline
+
+#: of the catalog, the models that take longest
+_LARGE = ("bert", "gpt2step", "mobilenetv2", "resnet", "elem16m", "op_add_4m", "matmul1024", "op_conv7x7")
+
+
+def _model(text: str, **weights: np.ndarray) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 18]> g {text}')
+    model.graph.initializer.extend(numpy_helper.from_array(a, name) for name, a in weights.items())
+    return model
+
+
+def _random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+def _holds(report: Report) -> None:
+    assert not report.differences, "\n".join(map(str, report.differences))
+
+
+def _is_large(name: str) -> bool:
+    return name.startswith(_LARGE) or "in place" in name
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, id=c.name, marks=[pytest.mark.slow] if _is_large(c.name) else []) for c in planned()]
+)
+def test_models(case: PlanCase, device: str) -> None:
+    report = check_planned(case, DEVICES[device])
+    _holds(report)
+    assert report.islands
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+def test_node_cases(device: str) -> None:
+    total = Report()
+    for name, case in node_cases():
+        report = check_case(case, DEVICES[device])
+        assert not report.differences, f"{name}: {report.differences[0]}"
+        total.islands, total.compared = total.islands + report.islands, total.compared + report.compared
+        total.not_interpreted += report.not_interpreted
+    assert total.islands > 1500 and total.compared > 1200
+
+
+@pytest.mark.parametrize("text", ["conv", "attention_4d_gqa", "maxpool", "resize", "scatter", "layer_norm"])
+def test_some_node_cases(text: str) -> None:
+    compared = 0
+    for name, case in node_cases(text):
+        report = check_case(case, DEVICES["gpu with cooperative matrices"])
+        assert not report.differences, f"{name}: {report.differences[0]}"
+        compared += report.compared
+    assert compared
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("seed", range(8))
+def test_random_graphs(seed: int, device: str) -> None:
+    report = check_model(RandomGraph(np.random.default_rng(seed)).model(24), DEVICES[device], {}, seed)
+    _holds(report)
+    assert report.islands == 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("axis", [1, 2, 3])
+@pytest.mark.parametrize("images", [1, 2])
+def test_a_convolution_into_a_concat(axis: int, images: int, device: str) -> None:
+    """Its kernels write images whose channels are dense: of the axes that a Concat joins, only the channels' leaves them so."""
+    shape = [images, 4, 6, 6]
+    shape[axis] *= 2
+    text = f"(float[{images},3,6,6] x) => (float{shape} y) {{ a = Conv(x, w) b = Conv(x, w) y = Concat<axis={axis}>(a, b) }}"
+    _holds(check_model(_model(text, w=_random(4, 3, 1, 1)), DEVICES[device], {}))
+
+
+def test_expected_results_are_compared() -> None:
+    [(_, case)] = [(name, case) for name, case in node_cases("test_gemm_all_attributes")]
+    inputs, expected = case_values(case)
+    caps = DEVICES["cpu"]
+    assert check_model(case.model(), caps, inputs, expected=expected).compared == 1
+    wrong = {name: value + np.float32(0.5) for name, value in expected.items()}
+    [difference] = check_model(case.model(), caps, inputs, expected=wrong).differences
+    assert difference.name == "lowering" and "MatMulProblem" in difference.touched[0]
+
+
+def _broken(name: str, model: onnx.ModelProto, module: Any, attribute: str, to: Any) -> tuple[str, tuple[str, ...]]:
+    """The pass that is named for a model whose passes are sound, and the operations that it made."""
+    caps = DEVICES["gpu with cooperative matrices"]
+    _holds(check_model(model, caps, {}))
+    with mock.patch.object(module, attribute, to):
+        [difference] = check_model(model, caps, {}).differences
+    assert difference.name == name
+    assert difference.touched
+    return difference.what, difference.touched
+
+
+CONV = "(float16[1,8,6,6] x) => (float16[1,8,6,6] y) { a = Conv<pads=[1,1,1,1]>(x, w) b = Add(a, x) y = Conv(b, v) }"
+
+
+def test_a_layout_with_height_and_width_exchanged_is_named() -> None:
+    model = _model(CONV, w=_random(8, 8, 3, 3).astype(np.float16), v=_random(8, 8, 1, 1).astype(np.float16))
+    what, _ = _broken("layout", model, layout, "_SECOND", (0, 3, 2, 1))
+    assert "'y'" in what
+
+
+def test_fusion_that_loses_an_operand_is_named() -> None:
+    def inner(producer: Pointwise, *args: Any) -> ex.Expr | None:
+        made = whole(producer, *args)
+        return made.args[0] if made is not None and made.op == "sub" else made
+
+    whole = fuse._inner
+    model = _model("(float[4,4] x, float[4,4] z) => (float[4,4] y) { a = Sub(x, z) y = Mul(a, x) }")
+    what, touched = _broken("pointwise fusion", model, fuse, "_inner", inner)
+    assert "16 of 16 elements differ" in what
+    assert len(touched) == 1 and "mul(port x" in touched[0]
+
+
+def test_attention_that_loses_its_mask_is_named() -> None:
+    text = """(float[1,4,1,64] q, float[1,4,64,2048] k, float[1,4,2048,64] v, float[1,1,1,2048] m) => (float[1,4,1,64] y)
+    { s = MatMul(q, k) t = Add(s, m) p = Softmax<axis=-1>(t) y = MatMul(p, v) }"""
+    lowered = attention._lowered
+
+    def unmasked(spelled: Any, caps: Any) -> Any:
+        return lowered(replace(spelled, masks=[]), caps)
+
+    _, touched = _broken("attention", _model(text), attention, "_lowered", unmasked)
+    assert any("AttentionProblem" in op for op in touched)
+
+
+def test_an_epilogue_on_a_view_that_the_kernel_cannot_write_is_named() -> None:
+    text = "(float[1,3,6,6] x) => (float[1,4,12,6] y) { a = Conv(x, w) b = Conv(x, w) y = Concat<axis=2>(a, b) }"
+    model = _model(text, w=_random(4, 3, 1, 1))
+    what, _ = _broken("epilogues", model, fuse, "_can_store", lambda producer, place, caps: True)
+    assert "no kernel of a ConvProblem stores its result" in what
+
+
+def test_a_result_that_overwrites_an_input_too_early_is_named() -> None:
+    """The past is read after the present, which is in its memory, was written."""
+    kind = DTYPES["float32"]
+    past = Tensor.contiguous(kind, (4,), Storage(16, port=0, label="past"))
+    present = Tensor.contiguous(kind, (4,), Storage(16, port=1, label="present"))
+    y = Tensor.contiguous(kind, (4,), Storage(16, port=2, label="y"))
+    turned = past.slice(0, 3, 4, -1)
+
+    def ops() -> list[Pointwise]:
+        double = ex.Expr("float", "add", (ex.leaf(past), ex.leaf(past)))
+        return [Pointwise(present, double, ["Add"]), Pointwise(y, ex.leaf(turned), ["Flip"])]
+
+    goal = pipeline.Goal([present, y], DEVICES["cpu"], {1: 0})
+    with watched() as report:
+        pipeline.run_passes(ops(), goal)
+    _holds(report)
+    with mock.patch.object(in_place, "follows", return_value=True), watched() as report:
+        pipeline.run_passes(ops(), goal)
+    assert [difference.name for difference in report.differences] == ["in place"]
