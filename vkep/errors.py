@@ -52,6 +52,10 @@ class InvalidNode(Decline):
         return InvalidNode(f"{title}: {self.reason}")
 
 
+class ExpressionError(VkepError, TypeError):
+    """An operator function combines values whose types an operation does not take: a fault of the function, not of a model."""
+
+
 class InvalidModelError(VkepError, ValueError):
     """The bytes are not an ONNX model, or the model breaks the ONNX specification."""
 

@@ -51,8 +51,8 @@ def _every_typing() -> list[tuple[str, tuple[str, ...]]]:
 @pytest.mark.parametrize(("name", "types"), _every_typing())
 def test_each_operation_has_a_meaning_for_the_types_that_it_takes(name: str, types: tuple[str, ...]) -> None:
     arrays = [np.array([0, 1, 2, 3]).astype(NUMPY[t]) for t in types]
-    result = OPERATIONS[name].result(types)
-    for ctype in KINDS["any"] if result is None else (result,):
+    stated = OPERATIONS[name].signature.endswith("*")
+    for ctype in KINDS["any"] if stated else (OPERATIONS[name].resolved(types)[1],):
         found = _evaluated(ctype, name, *arrays)
         assert found.dtype == NUMPY[ctype] and found.shape == (4,)
 
@@ -60,8 +60,11 @@ def test_each_operation_has_a_meaning_for_the_types_that_it_takes(name: str, typ
 def test_types_that_an_operation_does_not_take() -> None:
     for types in (("float", "int"), ("float",), ("bool", "bool")):
         with pytest.raises(TypeError, match=r"takes \(number, number\), not"):
-            OPERATIONS["add"].result(types)
-    assert OPERATIONS["where"].result(("bool", "uint", "uint")) == "uint"
+            OPERATIONS["add"].resolved(types)
+    assert OPERATIONS["where"].resolved(("bool", None, "uint")) == (["bool", "uint", "uint"], "uint")
+    assert OPERATIONS["cast"].resolved(("float",), "int") == (["float"], "int")
+    with pytest.raises(TypeError, match=r"of \(float\) has type bool, not float"):
+        OPERATIONS["isnan"].resolved(("float",), "float")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +96,7 @@ def test_values(op: str, arguments: list[NDArray[Any]], expected: list[float]) -
     ]
     leaves = [_leaf(a, _TYPES[kind]) for a, kind in zip(arguments, kinds, strict=True)]
     values = dict(zip(leaves, arguments, strict=True))
-    found = evaluate(ex.Expr(str(operation.result(kinds)), op, tuple(leaves)), values.__getitem__)
+    found = evaluate(ex.Expr(operation.resolved(kinds)[1], op, tuple(leaves)), values.__getitem__)
     np.testing.assert_array_equal(found, np.array(expected, found.dtype))
 
 

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Callable
 
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DTYPES
+from vkep.errors import ExpressionError
+from vkep.ir import algebra
 from vkep.ir import expr as ex
+from vkep.ir.algebra import equal, where
 from vkep.ir.builder import Builder
+from vkep.ir.code import Code, generate, literal, load_code, store_code
+from vkep.ir.ops import Pointwise
 from vkep.ir.tensor import Tensor
+from vkep.sizes import Trace
 
 FLOAT, HALF, INT64, BOOL = (DTYPES[n] for n in ("float32", "float16", "int64", "bool"))
 
@@ -21,15 +28,15 @@ def b() -> Builder:
     return Builder(DeviceCapabilities.for_tests())
 
 
-def _generate(expr: ex.Expr) -> ex.Code:
+def _generate(expr: ex.Expr) -> Code:
     names: dict[int, str] = {}
-    return ex.generate(expr, lambda leaf: names.setdefault(id(leaf.tensor), f"x{len(names)}"))
+    return generate(expr, lambda leaf: names.setdefault(id(leaf.tensor), f"x{len(names)}"))
 
 
 def test_statements_in_order_of_need(b: Builder) -> None:
     x, y = Tensor.contiguous(FLOAT, (3,)), Tensor.contiguous(FLOAT, (3,))
     code = _generate(b.expr("exp({0})", b.expr("({0} + {1})", x, y)))
-    assert code == ex.Code("float t0 = (x0 + x1); float t1 = exp(t0);", "t1", ())
+    assert code == Code("float t0 = (x0 + x1); float t1 = exp(t0);", "t1", ())
 
 
 def test_a_shared_part_is_computed_once(b: Builder) -> None:
@@ -61,31 +68,150 @@ def test_nan_is_a_number_of_its_own(b: Builder) -> None:
 
 def test_types_without_argument_form_are_literals(b: Builder) -> None:
     code = _generate(b.expr("({0} + {1})", Tensor.contiguous(INT64, (3,)), 2**40))
-    assert not code.scalars and ex.literal(2**40, "int64_t") in code.statements
+    assert not code.scalars and literal(2**40, "int64_t") in code.statements
     flag = _generate(b.expr("({0} && {1})", Tensor.contiguous(BOOL, (3,)), True))
     assert not flag.scalars and "true" in flag.statements
 
 
 @pytest.mark.parametrize(
-    ("value", "ctype", "code"),
+    ("value", "ctype", "form"),
     [
-        (5, "int64_t", "q"),
+        (2**40, "int64_t", "q"),
         (-(2**63), "int64_t", "q"),
-        (-1, "int64_t", "q"),
         (2**64 - 1, "uint64_t", "Q"),
-        (0.1, "double", "d"),
         (float("-inf"), "double", "d"),
         (float("nan"), "double", "d"),
+        (float("inf"), "float", "f"),
+        (-(2**31), "int", "i"),
     ],
 )
-def test_literals_hold_every_bit(value: float, ctype: str, code: str) -> None:
-    low, high = (int(word) for word in re.findall(r"(\d+)u\b", ex.literal(value, ctype)))
-    assert struct.pack("<II", low, high) == struct.pack(f"<{code}", value)
+def test_literals_hold_every_bit(value: float, ctype: str, form: str) -> None:
+    words = [int(word) for word in re.findall(r"(\d+)u\b", literal(value, ctype))]
+    assert struct.pack(f"<{len(words)}I", *words) == struct.pack(f"<{form}", value)
+
+
+@pytest.mark.parametrize(
+    ("value", "ctype", "code"),
+    [
+        (0.5, "float", "0.5"),
+        (-0.0, "float", "(-0.0)"),
+        (0.1, "double", "0.1lf"),
+        (-5, "int", "(-5)"),
+        (2**32 - 1, "uint", "4294967295u"),
+        (5, "int64_t", "int64_t(5)"),
+        (2**31, "uint64_t", "uint64_t(2147483648u)"),
+    ],
+)
+def test_literals_are_read_by_people_and_folded_by_compilers(value: float, ctype: str, code: str) -> None:
+    assert literal(value, ctype) == code
 
 
 def test_no_literal_form() -> None:
-    with pytest.raises(ValueError, match="no literal form for 1 in float"):
-        ex.literal(1, "float")
+    with pytest.raises(ValueError, match="no literal form for 1 in uvec2"):
+        literal(1, "uvec2")
+
+
+def _leaf(dtype: str) -> ex.Leaf:
+    return ex.leaf(Tensor.contiguous(DTYPES[dtype], (3,)))
+
+
+def test_operators_of_python() -> None:
+    x, n, flag = _leaf("float32"), _leaf("uint32"), _leaf("bool")
+    for expr, op, ctype in (
+        (x + 1, "add", "float"),
+        (2 - x, "sub", "float"),
+        (x * 0.5, "mul", "float"),
+        (1 / x, "div", "float"),
+        (7 % n, "mod", "uint"),
+        (-x, "neg", "float"),
+        (abs(x), "abs", "float"),
+        (x < 0, "lt", "bool"),
+        (x <= 0, "le", "bool"),
+        (x >= 0, "ge", "bool"),
+        (n & 15, "bit_and", "uint"),
+        (1 | n, "bit_or", "uint"),
+        (n ^ n, "bit_xor", "uint"),
+        (~n, "bit_not", "uint"),
+        (n << 2, "shift_left", "uint"),
+        (n >> _leaf("int32"), "shift_right", "uint"),
+        (flag & True, "and", "bool"),
+        (flag | (x > 0), "or", "bool"),
+        (flag ^ flag, "ne", "bool"),
+        (~flag, "not", "bool"),
+        (equal(x, 0), "eq", "bool"),
+        (where(flag, x, 0), "where", "float"),
+        (where(flag, 0, n), "where", "uint"),
+        (algebra.cast(x, "int"), "cast", "int"),
+        (algebra.float_bits(x), "float_bits", "uint"),
+    ):
+        assert (expr.op, expr.ctype) == (op, ctype)
+    assert x == x and x != _leaf("float32")  # by identity: expressions are keys of dictionaries
+    assert algebra.cast(x, "float") is x
+
+
+def test_numbers_of_an_operator_are_literals_and_have_the_type_beside_them() -> None:
+    x, n = _leaf("float32"), _leaf("int64")
+    code = _generate(where(x < 0, x * 0.5, 2))
+    assert code.statements == "bool t0 = (x0 < 0.0); float t1 = (x0 * 0.5); float t2 = (t0 ? t1 : 2.0);"
+    assert not code.scalars
+    assert _generate((n << 3) + 2**40).statements.startswith(
+        "int64_t t0 = (x0 << 3); int64_t t1 = (t0 + int64_t(pack64("
+    )
+
+
+def test_a_size_in_an_expression_stays_an_argument() -> None:
+    size = Trace().symbol(5)
+    code = _generate(_leaf("int32") + size)
+    [(name, kind, value)] = code.scalars
+    assert (name, kind) == ("c0", "int") and value is size
+
+
+@pytest.mark.parametrize(
+    ("write", "says"),
+    [
+        (lambda x, n: x + n, r"'add' takes \(number, number\), not \(float, int\)"),
+        (lambda x, n: n * 0.5, r"0.5 is no number of the type int"),
+        (lambda x, n: n + 2**31, r"2147483648 is no number of the type int"),
+        (lambda x, n: x & 1, r"'bit_and' takes \(integer, integer\), not \(float, a number\)"),
+        (lambda x, n: algebra.exp(n), r"'exp' takes \(real\), not \(int\)"),
+        (lambda x, n: where(x, x, 0), r"'where' takes \(bool, any, any\), not \(float, float, a number\)"),
+        (lambda x, n: where(x > 0, 1, 0), r"'where' has no typed argument in \(bool, a number, a number\)"),
+        (lambda x, n: where(x > 0, x, True), r"not \(bool, float, bool\)"),
+        (lambda x, n: x + x if x > n else x, r"'gt' takes"),
+        (lambda x, n: x + x if x > 0 else x, r"where\(\) selects"),
+        (lambda x, n: x * Tensor.contiguous(FLOAT, (3,)), r"takes expressions and numbers, not Tensor; Builder.reads"),
+    ],
+)
+def test_types_that_do_not_fit_are_an_error_at_the_line(write: Callable[..., ex.Expr], says: str) -> None:
+    with pytest.raises(ExpressionError, match=says) as raised:
+        write(_leaf("float32"), _leaf("int32"))
+    assert any(entry.frame.code.name == "<lambda>" for entry in raised.traceback)
+
+
+def test_numbers_take_the_type_that_an_operation_says(b: Builder) -> None:
+    x, flag = Tensor.contiguous(FLOAT, (3,)), Tensor.contiguous(BOOL, (3,))
+    chosen = b.expr("where", flag, x, 0)
+    assert chosen.ctype == "float" and _generate(chosen).scalars == (("c0", "float", 0),)
+    assert b.expr("gt", x, 0).ctype == "bool"
+    assert b.expr("shift_left", Tensor.contiguous(INT64, (3,)), 2).args[1].ctype == "int"
+    with pytest.raises(ExpressionError, match=r"'mul' takes \(number, number\), not \(float, int64_t\)"):
+        b.expr("mul", x, Tensor.contiguous(INT64, (3,)))
+    with pytest.raises(ExpressionError, match=r"'add' of \(float, a number\) has type float, not int"):
+        b.expr("add", x, 1, ctype="int")
+
+
+def test_a_function_of_expressions_in_place_of_text(b: Builder) -> None:
+    x = Tensor.contiguous(FLOAT, (3,))
+    made = b.pointwise(lambda v, slope: where(v < 0, v * slope, v), x, 0.01)
+    op = b.ops[-1]
+    assert isinstance(op, Pointwise) and op.out is made
+    assert _generate(op.expr).scalars == (("c0", "float", 0.01),)  # an attribute selects no shader
+    checked = b.require(x, lambda v: v >= 1, "too low")
+    assert isinstance(checked, ex.Checked) and checked.args[1].op == "ge"
+    with pytest.raises(ExpressionError, match="an expression of type bool, where float is expected"):
+        b.pointwise(lambda v: v > 0, x)
+    with pytest.raises(ExpressionError, match=r"the numbers \(1, 2\) are read without a tensor"):
+        b.reads(1, 2)
 
 
 def test_substitution_keeps_sharing(b: Builder) -> None:
@@ -105,7 +231,7 @@ def test_inlining_goes_on_in_what_was_inlined(b: Builder) -> None:
     last = b.expr("({0} * {0})", y)
     whole = ex.inline(outer, {of_x: middle, of_z: last})
     assert ex.leaves(whole) == (*ex.leaves(last), of_y)
-    assert _generate(whole) == ex.Code("float t0 = (x0 * x0); float t1 = exp(t0); float t2 = (t1 + x0 * t1);", "t2", ())
+    assert _generate(whole) == Code("float t0 = (x0 * x0); float t1 = exp(t0); float t2 = (t1 + x0 * t1);", "t2", ())
     assert ex.inline(outer, {of_z: last}) is outer
 
 
@@ -131,7 +257,7 @@ def test_an_expression_without_a_typed_argument(b: Builder) -> None:
 )
 def test_storage_types(dtype: str, load: str, store: str, rounded: str) -> None:
     d = DTYPES[dtype]
-    assert (ex.load_code(d, "v"), ex.store_code(d, "v"), ex.rounded(d, "v")) == (load, store, rounded)
+    assert (load_code(d, "v"), store_code(d, "v"), ex.rounded(d, "v")) == (load, store, rounded)
 
 
 def test_one_known_number_needs_no_load(b: Builder) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DTYPES, DType, from_onnx
-from vkep.errors import Decline, InvalidNode
+from vkep.errors import Decline, ExpressionError, InvalidNode
 from vkep.graph.model import Node
 from vkep.graph.weights import ArrayWeight, Weight
 from vkep.ir import expr as ex
@@ -18,6 +18,7 @@ from vkep.ir import float8
 from vkep.ir.custom import CustomProblem, Emit
 from vkep.ir.ops import BaseTarget, KernelOp, Op, Pointwise
 from vkep.ir.place import Place
+from vkep.ir.pointwise_ops import OPERATIONS
 from vkep.ir.tensor import Storage, Tensor, broadcast_shapes, contiguous_strides
 from vkep.kernels.problem import Problem
 from vkep.kernels.select import choose
@@ -148,54 +149,80 @@ class Builder:
 
     # ---- pointwise
 
+    def reads(self, *operands: Operand) -> list[ex.Expr]:
+        """Expressions of the elements of tensors. A number, or the only element of a constant, is passed as an argument, so
+        that its value selects no shader; a number has the type of the first tensor or expression. Raises `ExpressionError`
+        where there is none."""
+        known = _type_of_first(operands)
+        if known is None:
+            raise ExpressionError(f"the numbers {operands} are read without a tensor or an expression beside them")
+        return [self._expr(operand, known) for operand in operands]
+
     def expr(self, op: str, *args: Operand, ctype: str | None = None) -> ex.Expr:
-        """A pointwise operation (`Expr.op`) of type ``ctype`` (GLSL; default: that of the first tensor or expression,
-        which is also the type of Python numbers among the arguments). Raises ``ValueError`` where no argument has a
-        type."""
-        known = None
-        for arg in args:
-            if isinstance(arg, (Tensor, ex.Expr)):
-                known = arg.dtype.glsl_compute if isinstance(arg, Tensor) else arg.ctype
-                break
-        kind = ctype or known
-        if kind is None:
+        """A pointwise operation by its name in `vkep.ir.pointwise_ops`, or by a user's GLSL (`Expr.op`). A number among the
+        arguments is passed as an argument of the kernel.
+
+        Of a name, a number has the type of the operands beside it; ``ctype`` (GLSL) is the type of the result, where the
+        operands do not determine it. Of GLSL, a number has the type of the first tensor or expression, which is also the
+        default of ``ctype``. Raises `ExpressionError` for types that the operation does not take, ``ValueError`` where no
+        argument has a type.
+        """
+        known = _type_of_first(args)
+        operation = OPERATIONS.get(op)
+        if operation is not None:
+            types = [_type_of_first([arg]) for arg in args]
+            try:
+                takes, kind = operation.resolved(types, ctype)
+            except TypeError as error:
+                raise ExpressionError(f"the operation {op!r} {error}") from None
+            return ex.Expr(kind, op, tuple([self._expr(a, t) for a, t in zip(args, takes, strict=True)]))
+        stated = ctype or known
+        if stated is None:
             raise ValueError(f"expression {op!r} has no typed argument; pass ctype")
-        return ex.Expr(kind, op, tuple([self._expr(a, known or kind) for a in args]))
+        return ex.Expr(stated, op, tuple([self._expr(a, known or stated) for a in args]))
 
     def divide(self, x: Operand, y: Operand) -> ex.Expr:
         """A correctly rounded float quotient: GPUs may err by 2.5 ULP (Vulkan spec, "Precision and Operation of SPIR-V
         Instructions"), so one step of refinement follows. Operators that round a quotient need it, for ties."""
-        return self.expr("exact_div", x, y, ctype="float")
+        return self.expr("exact_div", x, y)
 
-    def require(self, value: Operand, condition: str, reason: str, *args: Operand) -> Operand:
-        """Return ``value`` with a check: a run raises `InvalidInputError` where ``condition`` does not hold (a GLSL
-        bool with ``{0}`` for the value and ``{1}``... for ``args``). The check runs only where something is computed
-        from the result."""
+    def require(self, value: Operand, condition: str | Callable[..., ex.Expr], reason: str, *args: Operand) -> Operand:
+        """Return ``value`` with a check: a run raises `InvalidInputError` where ``condition`` does not hold: the name of an
+        operation on the value and ``args``, or a function that returns a bool expression for theirs. The check runs only
+        where something is computed from the result."""
         if not self.check_data:
             return value
         found = self.expr("same", value)
-        holds = self.expr(condition, found, *args, ctype="bool")
+        holds = self._applied(condition, (found, *args), "bool")
         return ex.Checked(found.ctype, "", (found, holds), reason, self.node.title if self.node else "")
 
     def pointwise(
         self,
-        op: str,
+        op: str | Callable[..., ex.Expr],
         *args: Operand,
         dtype: DType | None = None,
         shape: Sequence[int] | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """An elementwise result over broadcast arguments. Its element type is ``dtype``, by default that of the first
-        tensor."""
+        """An elementwise result over broadcast arguments: of a function of their expressions (`reads`), or of an operation
+        as for `expr`. Its element type is ``dtype``, by default that of the first tensor."""
         if dtype is None:
             tensors = [out] if out is not None else [t for a in args for t in _tensors(a)]
             dtype = tensors[0].dtype
         if shape is None and out is None:  # also for scalar constants, which are not tensors of the expression
             shape = _broadcast([t for a in args for t in _tensors(a)])
-        result = self.expr(op, *args, ctype=dtype.glsl_compute)
+        result = self._applied(op, args, dtype.glsl_compute)
         if dtype.kind in ("int", "uint") and dtype.itemsize < 4:  # wrap as the stored type does
             result = ex.Expr(dtype.glsl_compute, ex.stored_as(dtype), (result,))
         return self.store(result, dtype, shape=shape, out=out)
+
+    def _applied(self, op: str | Callable[..., ex.Expr], args: Sequence[Operand], ctype: str) -> ex.Expr:
+        if isinstance(op, str):
+            return self.expr(op, *args, ctype=ctype)
+        result = op(*self.reads(*args))
+        if result.ctype != ctype:
+            raise ExpressionError(f"an expression of type {result.ctype}, where {ctype} is expected")
+        return result
 
     def store(
         self, result: ex.Expr, dtype: DType, *, shape: Sequence[int] | None = None, out: Tensor | None = None
@@ -337,6 +364,16 @@ class Builder:
         if ctype in ("int", "uint") and not low <= operand < high:
             raise Decline(f"{operand} is beyond the 32 bits that its place has")
         return ex.Const(ctype, value=operand)
+
+
+def _type_of_first(operands: Sequence[Operand]) -> str | None:
+    """The GLSL type of the first tensor or expression."""
+    for operand in operands:
+        if isinstance(operand, Tensor):
+            return operand.dtype.glsl_compute
+        if isinstance(operand, ex.Expr):
+            return operand.ctype
+    return None
 
 
 def _tensors(operand: Operand) -> Sequence[Tensor]:

@@ -1,22 +1,24 @@
-"""Pointwise expressions: the operations that a fused kernel computes for one element, as a graph, and its GLSL."""
+"""Pointwise expressions: the operations that a fused kernel computes for one element, as a graph."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Union
 
-from vkep.dtypes import DType
-from vkep.dtypes import load_code as load_code  # the inverse of store_code
+import numpy as np
+
 from vkep.dtypes import sign_extended as sign_extended
-from vkep.ir.pointwise_ops import glsl
+from vkep.errors import ExpressionError
+from vkep.ir.meaning import NUMPY
+from vkep.ir.pointwise_ops import OPERATIONS
 from vkep.ir.pointwise_ops import rounded as rounded
 from vkep.ir.pointwise_ops import stored_as as stored_as
 from vkep.ir.tensor import Tensor
 from vkep.sizes import serves_others
 
-#: 32-bit argument type that passes a scalar of a compute type
-_SCALAR_KINDS = {"float": "float", "int": "int", "uint": "uint"}
+#: what the operators of an expression take: a number has the type of the expression beside it
+Operand = Union["Expr", float, int, bool]
 
 
 @dataclass(eq=False, slots=True)  # immutable by convention; not frozen, because that makes construction slower
@@ -31,6 +33,85 @@ class Expr:
     args: tuple[Expr, ...] = ()
     _leaves: tuple[Leaf, ...] | None = field(default=None, init=False, repr=False)  #: cached by `leaves`
 
+    def __bool__(self) -> bool:
+        raise ExpressionError("an expression has a value only in a kernel: where() selects one of two values by it")
+
+    # `==` is identity: expressions are keys of dictionaries. `vkep.ir.algebra.equal` compares values.
+
+    def __add__(self, other: Operand) -> Expr:
+        return apply("add", self, other)
+
+    def __radd__(self, other: Operand) -> Expr:
+        return apply("add", other, self)
+
+    def __sub__(self, other: Operand) -> Expr:
+        return apply("sub", self, other)
+
+    def __rsub__(self, other: Operand) -> Expr:
+        return apply("sub", other, self)
+
+    def __mul__(self, other: Operand) -> Expr:
+        return apply("mul", self, other)
+
+    def __rmul__(self, other: Operand) -> Expr:
+        return apply("mul", other, self)
+
+    def __truediv__(self, other: Operand) -> Expr:
+        return apply("div", self, other)
+
+    def __rtruediv__(self, other: Operand) -> Expr:
+        return apply("div", other, self)
+
+    def __mod__(self, other: Operand) -> Expr:
+        return apply("mod", self, other)
+
+    def __rmod__(self, other: Operand) -> Expr:
+        return apply("mod", other, self)
+
+    def __and__(self, other: Operand) -> Expr:
+        return apply("and" if self.ctype == "bool" else "bit_and", self, other)
+
+    __rand__ = __and__
+
+    def __or__(self, other: Operand) -> Expr:
+        return apply("or" if self.ctype == "bool" else "bit_or", self, other)
+
+    __ror__ = __or__
+
+    def __xor__(self, other: Operand) -> Expr:
+        return apply("ne" if self.ctype == "bool" else "bit_xor", self, other)
+
+    __rxor__ = __xor__
+
+    def __lshift__(self, other: Operand) -> Expr:
+        return apply("shift_left", self, other)
+
+    def __rshift__(self, other: Operand) -> Expr:
+        return apply("shift_right", self, other)
+
+    # where the right operand is a leaf or a constant, a subclass, Python calls its reflected comparison
+
+    def __lt__(self, other: Operand) -> Expr:
+        return apply("lt", self, other)
+
+    def __le__(self, other: Operand) -> Expr:
+        return apply("le", self, other)
+
+    def __gt__(self, other: Operand) -> Expr:
+        return apply("gt", self, other)
+
+    def __ge__(self, other: Operand) -> Expr:
+        return apply("ge", self, other)
+
+    def __neg__(self) -> Expr:
+        return apply("neg", self)
+
+    def __abs__(self) -> Expr:
+        return apply("abs", self)
+
+    def __invert__(self) -> Expr:
+        return apply("not" if self.ctype == "bool" else "bit_not", self)
+
 
 @dataclass(eq=False, slots=True)
 class Leaf(Expr):
@@ -41,9 +122,11 @@ class Leaf(Expr):
 
 @dataclass(eq=False, slots=True)
 class Const(Expr):
-    """A scalar known while planning. It is passed as an argument, so that its value selects no shader."""
+    """A scalar known while planning. It is passed as an argument, so that its value selects no shader, unless it is a
+    ``literal`` of the operator's code."""
 
     value: float | int = 0
+    literal: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -52,6 +135,51 @@ class Checked(Expr):
 
     reason: str = ""
     node: str = ""  #: the node whose specification requires it
+
+
+def apply(op: str, *operands: Operand, ctype: str | None = None) -> Expr:
+    """An operation of the table on expressions and numbers. A number is a literal of the type of the operands beside it.
+
+    ``ctype``: the type of the result, where the operands do not determine it. Raises `ExpressionError` for operands that
+    the operation does not take.
+    """
+    types = [_type_of(op, operand) for operand in operands]
+    try:
+        takes, result = OPERATIONS[op].resolved(types, ctype)
+    except TypeError as error:
+        raise ExpressionError(f"the operation {op!r} {error}") from None
+    pairs = zip(operands, takes, strict=True)
+    return Expr(result, op, tuple([o if isinstance(o, Expr) else literal(o, kind) for o, kind in pairs]))
+
+
+def _type_of(op: str, operand: Any) -> str | None:
+    """The GLSL type of an operand; None for a number, which has that of the others."""
+    if isinstance(operand, Expr):
+        return operand.ctype
+    if isinstance(operand, (bool, np.bool_)):
+        return "bool"
+    if isinstance(operand, (int, float, np.number)) or serves_others(operand):
+        return None
+    raise ExpressionError(
+        f"the operation {op!r} takes expressions and numbers, not {type(operand).__name__}; Builder.reads makes "
+        "expressions of tensors"
+    )
+
+
+def literal(value: Any, ctype: str) -> Const:
+    """A number as a part of the code; a size, which differs between runs, as an argument. Raises `ExpressionError` for a
+    number that the type does not have."""
+    if serves_others(value):
+        return Const(ctype, value=value)
+    kind = NUMPY[ctype].kind
+    if kind in "iu":
+        limits = np.iinfo(NUMPY[ctype])
+        fits = value == value and int(value) == value and limits.min <= value <= limits.max
+    else:
+        fits = kind == "f" or isinstance(value, (bool, np.bool_))
+    if not fits:
+        raise ExpressionError(f"{value!r} is no number of the type {ctype}, which the operand beside it has")
+    return Const(ctype, value=bool(value) if kind == "b" else float(value) if kind == "f" else int(value), literal=True)
 
 
 def leaf(tensor: Tensor) -> Leaf:
@@ -170,107 +298,3 @@ def count(expr: Expr) -> int:
             seen.add(id(node))
             stack += node.args
     return len(seen)
-
-
-def store_code(dtype: DType, value: str) -> str:
-    """GLSL that converts a computed value to its stored form."""
-    if dtype.name == "bfloat16":
-        return f"bfloat16_bits({value})"
-    if dtype.kind == "bool":
-        return f"uint8_t({value} ? 1 : 0)"
-    return value if dtype.glsl == dtype.glsl_compute else f"{dtype.glsl}({value})"
-
-
-@dataclass(frozen=True)
-class Code:
-    """GLSL of an expression: statements, the name of the result, and the scalars it reads as ``args.cN``.
-
-    ``fault`` is the fault word that the statements write to as ``FAULT_WORD`` (None: they write none).
-    """
-
-    statements: str
-    result: str
-    scalars: tuple[tuple[str, str, float | int], ...]
-    fault: Tensor | None = None
-
-
-#: returns a fault word and a code, as `vkep.kernels.select.Target.fault`
-NameFault = Callable[[Checked], tuple[Tensor | None, int]]
-
-
-def generate(expr: Expr, name_leaf: Callable[[Leaf], str], name_fault: NameFault = lambda _: (None, 0)) -> Code:
-    """Generate the GLSL of an expression; ``name_leaf`` returns the code that reads a leaf."""
-    writer = _Writer(name_leaf, name_fault)
-    result = writer.write(expr)
-    return Code(" ".join(writer.lines), result, tuple(writer.scalars), writer.fault)
-
-
-class _Writer:
-    """Collects the statements and scalars of an expression."""
-
-    def __init__(self, name_leaf: Callable[[Leaf], str], name_fault: NameFault) -> None:
-        self._name_leaf, self._name_fault = name_leaf, name_fault
-        self.fault: Tensor | None = None
-        self._names: dict[int, str] = {}
-        self._constants: dict[tuple[str, float | int | Const], str] = {}
-        self.lines: list[str] = []
-        self.scalars: list[tuple[str, str, float | int]] = []
-
-    def write(self, expr: Expr) -> str:
-        """Write the statements of an expression; returns the code for its value."""
-        for node in remaining(expr, self._names):
-            self._names[id(node)] = self._written(node, [self._names[id(a)] for a in node.args])
-        return self._names[id(expr)]
-
-    def _written(self, node: Expr, args: list[str]) -> str:
-        if isinstance(node, Leaf):
-            return self._name_leaf(node)
-        if isinstance(node, Const):
-            return self._constant(node)
-        if isinstance(node, Checked):
-            name, holds = args
-            word, number = self._name_fault(node)
-            if word is not None:
-                self.fault, scalar = word, f"f{len(self.scalars)}"
-                self.scalars.append((scalar, "uint", number))
-                self.lines.append(f"if (!{holds}) note_fault(FAULT_WORD, args.{scalar});")
-            return name
-        code, name = glsl(node.op).format(*args, type=node.ctype), f"t{len(self.lines)}"
-        # Reductions of angles in double precision lose digits where a compiler reassociates their differences.
-        qualified = f"precise {node.ctype}" if node.ctype == "double" else node.ctype
-        self.lines.append(f"{qualified} {name} = {code};")
-        return name
-
-    def _constant(self, node: Const) -> str:
-        if node.ctype == "bool":
-            return "true" if node.value else "false"
-        sized = serves_others(node.value)
-        key = (node.ctype, node if sized else node.value)  # a size equals other numbers in some runs only
-        if key not in self._constants or node.value != node.value:  # NaN is not equal to itself: keep separate
-            kind = _SCALAR_KINDS.get(node.ctype)
-            if kind is None and sized and -(1 << 31) <= node.value < 1 << 31:
-                name = f"c{len(self.scalars)}"
-                self.scalars.append((name, "int", node.value))
-                self._constants[key] = f"{node.ctype}(args.{name})"
-            elif kind is None:
-                self._constants[key] = literal(node.value, node.ctype)
-            else:
-                name = f"c{len(self.scalars)}"
-                self.scalars.append((name, kind, node.value))
-                self._constants[key] = f"args.{name}"
-        return self._constants[key]
-
-
-def literal(value: float | int, ctype: str) -> str:
-    """GLSL for a value of a 64-bit compute type, which has no 32-bit argument form.
-
-    It is composed of 32-bit halves: expressions are passed as preprocessor definitions, which cannot contain 64-bit
-    literals. Raises ``ValueError`` for a type that is not of 64 bits.
-    """
-    if ctype not in ("double", "int64_t", "uint64_t"):
-        raise ValueError(f"no literal form for {value!r} in {ctype}")
-    code = "d" if ctype == "double" else "q" if ctype == "int64_t" else "Q"
-    low, high = struct.unpack("<II", struct.pack("<" + code, float(value) if code == "d" else int(value)))
-    if ctype == "double":
-        return f"packDouble2x32(uvec2({low}u, {high}u))"
-    return f"{ctype}(pack64(u32vec2({low}u, {high}u)))"

@@ -41,17 +41,27 @@ class Operation:
         """The GLSL type or the kind of each argument."""
         return self.signature.split(" -> ")[0].split()
 
-    def result(self, types: Sequence[str]) -> str | None:
-        """The type of the result for these types of arguments; None where the expression states it. Raises ``TypeError``,
-        which says what is expected, for other numbers and types of arguments."""
+    def resolved(self, types: Sequence[str | None], stated: str | None = None) -> tuple[list[str], str]:
+        """The types of the arguments and of the result. ``types`` has None for a number, whose type is that of the others;
+        ``stated``: the type of the result where the expression states it. Raises ``TypeError``, which says what is expected,
+        for types that the operation does not take."""
         takes, [_, result] = self.takes, self.signature.split(" -> ")
+        shown = ", ".join("a number" if found is None else found for found in types)
+        if len(types) != len(takes):
+            raise TypeError(f"takes ({', '.join(takes)}), not ({shown})")
         bound: dict[str, str] = {}
-        fits = len(types) == len(takes)
-        for kind, found in zip(takes, types, strict=False):
-            fits &= found in KINDS.get(kind, (kind,)) and bound.setdefault(kind, found) == found
-        if not fits:
-            raise TypeError(f"takes ({', '.join(takes)}), not ({', '.join(types)})")
-        return None if result == "*" else bound.get(result, result)
+        for kind, found in zip(takes, types, strict=True):
+            if found is not None and (found not in KINDS.get(kind, (kind,)) or bound.setdefault(kind, found) != found):
+                raise TypeError(f"takes ({', '.join(takes)}), not ({shown})")
+        if stated is not None and result in KINDS:
+            bound.setdefault(result, stated)
+        made = stated if result == "*" else bound.get(result, result)
+        unknown = [kind for kind in takes if kind in KINDS and kind not in bound]
+        if made is None or made in KINDS or unknown:
+            raise TypeError(f"has no typed argument in ({shown}); state the type of the result")
+        if stated is not None and stated != made:
+            raise TypeError(f"of ({shown}) has type {made}, not {stated}")
+        return [bound.get(kind, kind) for kind in takes], made
 
 
 def rounded(dtype: DType, code: str) -> str:

@@ -16,6 +16,7 @@ from vkep.dtypes import DTYPES, from_onnx, load_code
 from vkep.errors import KernelBoundsError
 from vkep.graph.weights import PackedWeight, Weight
 from vkep.ir import expr as ex
+from vkep.ir.code import generate, store_code
 from vkep.ir.ops import BaseTarget, KernelOp, Op, Pointwise
 from vkep.ir.tensor import Storage, Tensor, collapse
 from vkep.kernels import select
@@ -205,12 +206,11 @@ def _pointwise_calls(op: Pointwise, emitter: Emitter) -> list[KernelCall]:
             inputs.append(tensor)
         return names[key]
 
-    code = ex.generate(op.expr, name, lambda checked: emitter.fault(checked.reason, checked.node))
+    code = generate(op.expr, name, lambda checked: emitter.fault(checked.reason, checked.node))
     shape, strides = collapse(op.out.shape, [op.out.strides, *(t.strides for t in inputs)])
     params = ", ".join(f"{t.dtype.glsl_compute} x{k}" for k, t in enumerate(inputs))
     function = (
-        f"{op.out.dtype.glsl} compute({params}) {{ {code.statements} "
-        f"return {ex.store_code(op.out.dtype, code.result)}; }}"
+        f"{op.out.dtype.glsl} compute({params}) {{ {code.statements} return {store_code(op.out.dtype, code.result)}; }}"
     )
     operands = [_pointwise_operand(t, shape, s) for t, s in zip([op.out, *inputs], strides, strict=True)]
     cost = ex.count(op.expr)
@@ -264,7 +264,7 @@ def _epilogue(op: KernelOp) -> Epilogue:
             operands.append(tensor)
         return names[key]
 
-    code = ex.generate(op.epilogue, name)
+    code = generate(op.epilogue, name)
     return Epilogue(
         body=f"{code.statements} v = {code.result};",
         decls=" ".join(decls.values()),

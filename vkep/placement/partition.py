@@ -11,7 +11,7 @@ from typing import Literal
 
 from gpu_shared.capabilities import DeviceCapabilities
 from gpu_shared.errors import OutOfDeviceMemoryError
-from vkep.errors import Decline, InvalidNode
+from vkep.errors import Decline, ExpressionError, InvalidNode
 from vkep.graph.model import Node
 from vkep.graph.weights import SizesWeight, Weight
 from vkep.ir.builder import Builder, NeedsValue
@@ -367,6 +367,9 @@ class _Partitioner(Placed):
             del island.ports[ports:]
             for name in list(island.tensors)[tensors:]:  # those that were added for this node
                 del island.tensors[name]
+            raise
+        except ExpressionError as error:
+            error.args = (f"{node.title}: {error}",)  # with the traceback of the line that wrote the expression
             raise
         finally:
             builder.node = builder.place = None
