@@ -86,7 +86,7 @@ def test_declarations_that_do_not_match_the_schema_are_refused(
 @pytest.mark.usefixtures("nothing_declared")
 def test_a_version_is_declared_once() -> None:
     operator("Relu", since=6, until=12, types={"T": FLOATS})(_unary)
-    with pytest.raises(OperatorDeclarationError, match="Relu: versions 12 to 12 are declared twice"):
+    with pytest.raises(OperatorDeclarationError, match="Relu: version 12 is declared twice"):
         operator("Relu", since=12, until=13, types={"T": FLOATS})(_unary)
     operator("Relu", since=13, types={"T": FLOATS})(_unary)
     with pytest.raises(OperatorDeclarationError, match="declared twice"):

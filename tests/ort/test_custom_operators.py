@@ -85,3 +85,23 @@ def test_options_serve_several_sessions(registered: Any) -> None:
     options = onnxruntime.SessionOptions()
     for _ in range(2):
         onnxruntime.InferenceSession(_model(), options, providers=[registered.get_ep_name()])
+
+
+@pytest.mark.parametrize(("version", "added"), [(1, 1.0), (2, 100.0), (3, 100.0)])
+def test_the_models_import_selects_the_version(session: OpenSession, version: int, added: float) -> None:
+    operator("Shifted", domain="com.example", until=1, types={"x": ("float32",)})(
+        lambda b, x: b.pointwise("add", x, 1.0)
+    )
+    operator("Shifted", domain="com.example", since=2, types={"x": ("float32",)})(
+        lambda b, x: b.pointwise("add", x, 100.0)
+    )
+    try:
+        infos = [helper.make_tensor_value_info(name, F, [2]) for name in "xy"]
+        graph = helper.make_graph(
+            [helper.make_node("Shifted", ["x"], ["y"], domain="com.example")], "g", infos[:1], infos[1:]
+        )
+        opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.example", version)]
+        proto = helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString()
+        assert session(proto).run(None, {"x": np.zeros(2, np.float32)})[0].tolist() == [added] * 2
+    finally:
+        del registry._OPERATORS["com.example", "Shifted"]

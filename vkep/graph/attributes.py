@@ -231,3 +231,12 @@ class Signature:
             given[name] = kind(**{field: given.pop(field) for field in fields & given.keys()})
         given.update({name: facts[name] for name in self.told})
         return given
+
+
+def overlap(one: tuple[int, int | None], other: tuple[int, int | None]) -> str:
+    """The versions of both ranges (None: no end) in words, with their verb; "" where there are none."""
+    low, ends = max(one[0], other[0]), [end for end in (one[1], other[1]) if end is not None]
+    high = min(ends, default=None)
+    if high is None:
+        return f"versions from {low} on are"
+    return "" if low > high else f"version {low} is" if low == high else f"versions {low} to {high} are"

@@ -70,6 +70,7 @@ def load_model(
     if proto.functions:
         from onnx import inliner
 
+        opsets |= _imports_of_functions(proto, opsets, name)
         try:
             proto = inliner.inline_local_functions(proto)
         except (onnx.checker.ValidationError, RuntimeError) as error:
@@ -114,6 +115,18 @@ def _refuse_compiled(graph: Graph, name: str) -> None:
             f"{name} is compiled for ONNX Runtime (EPContext of {provider}): open it with onnxruntime and {which}, "
             "or open the model that it was compiled from"
         )
+
+
+def _imports_of_functions(proto: onnx.ModelProto, opsets: Mapping[str, int], name: str) -> dict[str, int]:
+    """The versions of domains that only functions import."""
+    found: dict[str, int] = {}
+    for function in proto.functions:
+        for domain, version in ((_domain(o.domain), o.version) for o in function.opset_import):
+            if domain not in opsets and found.setdefault(domain, version) != version:
+                raise InvalidModelError(
+                    f"{name}: its functions import versions {found[domain]} and {version} of {domain!r}, expected one version"
+                )
+    return found
 
 
 _TERM = rb"[A-Za-z]*(?:\.\.\.[A-Za-z]*)?"
@@ -330,6 +343,7 @@ def _read_node(
         attributes=_attributes(proto),
         proto=proto,
         schema=schema,
+        opset=opsets.get(domain, 0),
         captures=captures,
         bodies={
             a.name: read_graph(a.g, opsets, folder, ir_version, "")

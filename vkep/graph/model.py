@@ -62,6 +62,7 @@ class Node:
     attributes: Mapping[str, Any]
     proto: onnx.NodeProto = field(repr=False, compare=False)
     schema: onnx.defs.OpSchema | None = field(default=None, repr=False, compare=False)  #: None: not a known operator
+    opset: int = 0  #: the version of its domain that the model imports (0: none)
 
     captures: tuple[str, ...] = ()  #: values of the outer graph that its bodies (If, Loop, Scan) read
     bodies: Mapping[str, Graph] = field(default_factory=dict, repr=False, compare=False)  #: by attribute name
@@ -80,8 +81,8 @@ class Node:
 
     @functools.cached_property
     def since_version(self) -> int:
-        """The version of the operator's definition that the model's opset selects (0: unknown operator)."""
-        return self.schema.since_version if self.schema else 0
+        """The version of the operator's definition that the model's opset selects; the opset, where there is no schema."""
+        return self.schema.since_version if self.schema else self.opset
 
     @property
     def title(self) -> str:

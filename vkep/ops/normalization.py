@@ -205,7 +205,7 @@ def row_norm_of_two_types(
     return b.cast(out, scale.dtype), mean, inv_std
 
 
-@operator("LayerNormalization", since=17, types={"T": every("LayerNormalization", among=SINGLE)})
+@operator("LayerNormalization", types={"T": every("LayerNormalization", among=SINGLE)})
 def layer_normalization(
     b: Builder,
     x: Tensor,
@@ -217,7 +217,7 @@ def layer_normalization(
     if a.stash_type != 1:
         b.decline(f"stash_type {a.stash_type}: statistics are kept in float32")
     count = len(b.node.outputs) if b.node is not None else 1
-    old = b.node is not None and not b.node.since_version  # ONNX Runtime's operator, before opset 17
+    old = b.node is not None and b.node.schema is None  # ONNX Runtime's operator, before opset 17
     norm = row_norm_of_two_types if old else row_norm
     made = norm(b, x, scale, bias, axis=a.axis, epsilon=a.epsilon, mean=count > 1, inv_std=count > 2)
     return [t for t in made if t is not None]

@@ -23,7 +23,7 @@ import onnx
 
 from vkep.dtypes import DTYPES
 from vkep.errors import VkepError
-from vkep.graph.attributes import Signature
+from vkep.graph.attributes import Signature, overlap
 from vkep.graph.model import Node
 
 FLOATS = ("float32", "float16")
@@ -111,11 +111,9 @@ def operator(
         definition = _define(function, op_type, domain, since, until, types, checked, fixed or {})
         entries = _OPERATORS.setdefault((domain, op_type), [])
         for other in entries:
-            low, high = max(since, other.since), min(until or 10**9, other.until or 10**9)
-            if low <= high:
+            if both := overlap((since, until), (other.since, other.until)):
                 raise OperatorDeclarationError(
-                    f"{op_type}: versions {low} to {high} are declared twice ({other.function.__qualname__} and "
-                    f"{function.__qualname__})"
+                    f"{op_type}: {both} declared twice ({other.function.__qualname__} and {function.__qualname__})"
                 )
         entries.append(definition)
         return function
@@ -123,13 +121,21 @@ def operator(
     return declare
 
 
+def versions(domain: str, op_type: str) -> str:
+    """The declared versions of an operator in words; "" where none are."""
+    entries = sorted(_OPERATORS.get((domain, op_type), ()), key=lambda d: d.since)
+    return ", ".join(
+        f"{d.since} and later" if d.until is None else f"{d.since} to {d.until}" if d.until > d.since else f"{d.since}"
+        for d in entries
+    )
+
+
 def find(node: Node) -> OperatorDef | None:
-    """The declaration for a node, or None."""
+    """The declaration for a node, or None. A model that does not import the node's domain gets the newest one."""
     version = node.since_version
-    for definition in _OPERATORS.get((node.domain, node.op_type), ()):
-        if not version or definition.accepts_version(version):
-            return definition
-    return None
+    entries = _OPERATORS.get((node.domain, node.op_type), ())
+    accepting = (d for d in entries if not version or d.accepts_version(version))
+    return max(accepting, key=lambda d: d.since, default=None)
 
 
 def is_declared(domain: str, op_type: str) -> bool:

@@ -171,6 +171,8 @@ def _at_default(name: str, value: object, definition: registry.OperatorDef, node
 
 def _why_undeclared(node: Node) -> str:
     if node.schema is None:
+        if known := registry.versions(node.domain, node.op_type):
+            return f"{node.domain or 'ai.onnx'}.{node.op_type} is declared for versions {known}; the model imports {node.opset}"
         return f"{node.domain or 'ai.onnx'}.{node.op_type} is no operator that the onnx package or vkep knows"
     return f"no Vulkan kernel for {node.op_type} (version {node.since_version})"
 

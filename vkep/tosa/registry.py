@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from vkep.errors import Decline
-from vkep.graph.attributes import Signature
+from vkep.graph.attributes import Signature, overlap
 from vkep.graph.model import Node
 from vkep.tosa.graph import Quantized, TosaBuilder, TosaTensor
 from vkep.tosa.tables import with_table
@@ -85,8 +85,8 @@ def tosa_operator(
         )
         others = _OPERATORS.setdefault((domain, op_type), [])
         for other in others:
-            if max(since, other.since) <= min(until or 10**9, other.until or 10**9):
-                raise ValueError(f"{op_type}: versions from {max(since, other.since)} are declared twice")
+            if both := overlap((since, until), (other.since, other.until)):
+                raise ValueError(f"{op_type}: {both} declared twice")
         others.append(made)
         return function
 
