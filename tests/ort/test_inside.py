@@ -70,6 +70,7 @@ def test_dynamic_options(session: OpenSession) -> None:
     made.set_ep_dynamic_options({"fallback": "error"})
     with pytest.raises(Exception, match="option 'token' cannot change while a session lives; these can: fallback"):
         made.set_ep_dynamic_options({"token": "x"})
+    made.set_ep_dynamic_options({"ep.dynamic.workload_type": "Efficient"})  # ONNX Runtime's own: a hint
     with pytest.raises(Exception, match="option 'fallback' is 'never'"):
         made.set_ep_dynamic_options({"fallback": "never"})
 

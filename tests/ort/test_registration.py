@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -63,6 +65,16 @@ def test_names_and_path_follow_the_ecosystems_convention(registered: Any) -> Non
     assert registered.get_ep_name() == "VulkanExecutionProvider"
     assert registered.get_ep_names() == ["VulkanExecutionProvider"]
     assert device_of(registered).ep_metadata["library_path"] == registered.get_library_path()
+
+
+def test_the_library_exports_its_entry_points_alone(registered: Any) -> None:
+    from vkep.ort.compile_library import sources
+
+    library = ctypes.CDLL(registered.get_library_path())
+    defined = set(re.findall(r"^(?:EXPORTED )?[\w *]*?(\w+)\([^;]*\{", sources()[1], re.MULTILINE))
+    assert {"vkep_gather", "vkep_alloc"} <= defined
+    exported = {name for name in defined if hasattr(library, name)}
+    assert exported == {"CreateEpFactories", "ReleaseEpFactory", "RegisterCustomOps"}
 
 
 def test_by_name(session: OpenSession) -> None:

@@ -99,7 +99,8 @@ def sources(head: str = "") -> tuple[str, str]:
     prototypes = "".join(f"static {line}\n" for line in _ENTRY_POINTS.strip().splitlines())
     headers = ("sched", "stdint", "stdlib", "string")
     includes = f"#define VKEP_API_LEVEL {API_LEVEL}\n" + "".join(f"#include <{name}.h>\n" for name in headers)
-    source = f"{includes}{shared}\n{prototypes}\n{head}\n{_text('shim.c')}"
+    hidden = "#pragma GCC visibility push(hidden)"  # all but the entry points
+    source = f"{includes}{shared}\n{prototypes}\n{head}\n{hidden}\n{_text('shim.c')}\n#pragma GCC visibility pop\n"
     return declarations, source
 
 

@@ -92,7 +92,9 @@ class EpOptions:
         return cls(**values, arena=arena)
 
     def changed(self, values: Mapping[str, str]) -> EpOptions:
-        """A copy with options that may change while a session runs. Raises `ValueError` for others."""
+        """A copy with options that may change while a session runs. ONNX Runtime's own (``ep.dynamic.workload_type``) are hints,
+        and ignored. Raises `ValueError` for others."""
+        values = {key: text for key, text in values.items() if not key.startswith("ep.dynamic.")}
         wrong = [key for key in values if key not in DYNAMIC]
         if wrong:
             raise ValueError(
