@@ -137,6 +137,25 @@ def test_a_forked_child_gets_an_error_not_a_crash() -> None:
     )
 
 
+def test_a_forked_child_that_exits_says_nothing() -> None:
+    """Its exit releases the parent's sessions."""
+    assert "child ended: 0" in run(
+        """
+        vkep.ort.register()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1  # it has no threads that a fork would lose
+        session = onnxruntime.InferenceSession(ADD, options, providers=[EP])
+        check(session)
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            sys.exit(0)
+        _, status = os.waitpid(child, 0)
+        print("child ended:", status)
+        """
+    )
+
+
 def test_without_a_driver_registering_says_why_and_once_is_enough(tmp_path: Path) -> None:
     assert (
         run(

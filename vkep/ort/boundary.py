@@ -21,7 +21,7 @@ from types import CodeType, FrameType
 from typing import Any, ClassVar, TypeVar
 
 from gpu_shared.collector import released
-from gpu_shared.errors import GpuError
+from gpu_shared.errors import ForkedProcessError, GpuError
 from gpu_shared.signals import pass_on_signals, signal_of
 from gpu_shared.steady import settle
 from vkep.errors import InvalidModelError, UnsupportedModelError
@@ -193,8 +193,9 @@ def _bind(callback: str, member: str, kind: str, default: Any) -> None:
     else:
 
         def answer(error: BaseException) -> Any:
-            logger.error("%s failed", callback, exc_info=error)
-            _hand_on(error)
+            if not isinstance(error, ForkedProcessError):  # a forked child has nothing to release
+                logger.error("%s failed", callback, exc_info=error)
+                _hand_on(error)
             return default
 
         def after_end() -> Any:
