@@ -357,27 +357,34 @@ class SharedGpuContext:
 
         Different keys are created in parallel. When ``factory`` fails nothing is stored, and all waiting threads get
         its error. When the last reference is released the object's ``close()``, where it has one, is called. The object
-        must not refer to the context itself (to its device it may), or only the cycle collector could end both.
+        must not refer to the context itself (to its device it may), or only the cycle collector could end both. Raises
+        `ClosedError` after `close`; `DelegateLease.shared_resource` does not.
         """
-        self._check_open()
+        return self._shared_resource(key, factory, 0)
+
+    def _shared_resource(self, key: Hashable, factory: Callable[[], T], user: int) -> SharedResource[T]:
+        """``user`` as for `_add_user`."""
+        self._check_open(user)
         entry = self._resources.acquire(key, factory)
         try:
-            return SharedResource(self, entry)
+            return SharedResource(self, entry, user)
         except BaseException:
             self._resources.drop(entry)
             raise
 
     # ---- users and closing ----
 
-    def _check_open(self) -> None:
+    def _check_open(self, user: int = 0) -> None:
+        """Raise `ClosedError` after `close`, except for a present user: it is no new one by what it takes."""
         self.check_usable()
-        if self._closing:
+        if self._closing and user not in self._users:
             raise ClosedError(f"context {self.label}")
 
-    def _add_user(self, what: str) -> int:
+    def _add_user(self, what: str, user: int = 0) -> int:
+        """``user``: the present user for whom it is, if there is one."""
         token = next(_tokens)
         with self._lock:
-            self._check_open()
+            self._check_open(user)
             self._users[token] = what
         return token
 

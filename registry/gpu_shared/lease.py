@@ -3,40 +3,47 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_shared import vk
 from gpu_shared.collector import steady_close
 from gpu_shared.commands import CommandBuffer, CommandPool
 from gpu_shared.compile_spec import SyncMode
 from gpu_shared.errors import ClosedError, ForkedProcessError
-from gpu_shared.steady import check_wanted, on_end
-from gpu_shared.timeline import PreparedSubmit
+from gpu_shared.resources import SharedResource
+from gpu_shared.steady import check_wanted, on_end, steady
+from gpu_shared.timeline import PreparedSubmit, Timeline
 
 if TYPE_CHECKING:
     from gpu_shared.context import SharedGpuContext
     from gpu_shared.device import Device
 
 logger = logging.getLogger("gpu_shared.delegate")
+T = TypeVar("T")
 
 
 class DelegateLease:
     """One delegate on one context: holds the context alive and owns a command pool (used by one thread at a time).
 
-    Made by `SharedGpuContext.lease`. `submit` applies the sync mode at the boundary to another delegate's region (see
-    `gpu_shared.compile_spec`). With ``copies_only`` its submits are not regions: copies that begin and end with
-    barriers against shaders and copies, so that no other delegate waits for them. Logs init, execute and destroy at
-    debug level to the logger ``gpu_shared.delegate``.
+    Made by `SharedGpuContext.lease`. Its holder is a user of the context until `close`, and takes further leases and
+    shared resources by `lease` and `shared_resource`, also after `SharedGpuContext.close`.
+
+    `submit` applies the sync mode at the boundary to another delegate's region (see `gpu_shared.compile_spec`). With
+    ``copies_only`` its submits are not regions: copies that begin and end with barriers against shaders and copies, so
+    that no other delegate waits for them. Logs init, execute and destroy at debug level to the logger
+    ``gpu_shared.delegate``.
     """
 
-    def __init__(self, context: SharedGpuContext, name: str, sync_mode: SyncMode, *, copies_only: bool = False) -> None:
+    def __init__(
+        self, context: SharedGpuContext, name: str, sync_mode: SyncMode, *, copies_only: bool = False, user: int = 0
+    ) -> None:
         self.name = name
         self._copies_only = copies_only
         self.sync_mode = sync_mode
         self._context: SharedGpuContext | None = context
         self._generation = vk.generation
-        self._token = context._add_user(f"lease {name!r}")
+        self._token = context._add_user(f"lease {name!r}", user)
         try:
             self._pool: CommandPool | None = context.create_command_pool(label=f"{name} command pool")
         except BaseException:
@@ -62,6 +69,22 @@ class DelegateLease:
     def device(self) -> Device:
         """The context's device. Raises as `context`."""
         return self.context.device
+
+    @property
+    def timeline(self) -> Timeline:
+        """The context's timeline. Raises as `context`."""
+        return self.context.timeline
+
+    @steady
+    def lease(self, name: str, sync_mode: SyncMode | str | None = None, *, copies_only: bool = False) -> DelegateLease:
+        """A further lease for the same user. ``sync_mode`` defaults to this lease's. Raises as `context`."""
+        mode = self.sync_mode if sync_mode is None else SyncMode(sync_mode)
+        return DelegateLease(self.context, name, mode, copies_only=copies_only, user=self._token)
+
+    @steady
+    def shared_resource(self, key: Hashable, factory: Callable[[], T]) -> SharedResource[T]:
+        """As `SharedGpuContext.shared_resource`, for the lease's holder. Raises as `context`."""
+        return self.context._shared_resource(key, factory, self._token)
 
     @property
     def command_pool(self) -> CommandPool:

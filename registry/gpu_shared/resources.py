@@ -73,15 +73,15 @@ class ResourceStore:
 
 
 class SharedResource(Generic[T]):
-    """One user's reference to a shared object (made by `SharedGpuContext.shared_resource`).
+    """One user's reference to a shared object (made by `shared_resource` of a context or a lease).
 
     ``value`` is valid until `release` (idempotent; also at garbage collection, and by ``with``); the last release
     closes the object. It keeps the context alive.
     """
 
-    def __init__(self, context: SharedGpuContext, entry: Entry[T]) -> None:
+    def __init__(self, context: SharedGpuContext, entry: Entry[T], user: int = 0) -> None:
         self._entry: Entry[T] | None = entry
-        token = context._add_user(f"resource {entry.key!r}")
+        token = context._add_user(f"resource {entry.key!r}", user)
         # at exit users end first, in their own order; the rest ends with the process
         self._finalizer = on_end(self, _release, context, entry, token, vk.generation, at_exit=False)
 

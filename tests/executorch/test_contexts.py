@@ -18,7 +18,7 @@ import pytest
 
 from gpu_shared import SharedGpuContextRegistry, live_counts
 from gpu_shared.errors import ClosedError, ContextExistsError, ContextIncompatibleError, ContextNotFoundError
-from tests.executorch.cases import GIVEN, SPECIAL, calls, given
+from tests.executorch.cases import DATA, GIVEN, SPECIAL, calls, given
 from tests.session.models import ADD_RELU, model
 from tests.vgf.harness import need_vgf
 from vkep import InferenceSession
@@ -274,3 +274,22 @@ def test_sync_modes(graph_context: Any, sync_mode: str) -> None:
         for scale in (1.0, 0.5, 1.0):
             (got,) = program.execute([call.inputs[0] * np.float32(scale)])
         np.testing.assert_allclose(got, call.outputs[0], atol=1e-4)
+
+
+@pytest.mark.usefixtures("graphs")
+def test_a_program_goes_on_once_its_context_is_closed(load: Load) -> None:
+    """It is a user from its first method on: also with the plans and data graphs of a later one."""
+    program = load(DATA / "two_methods" / "vgf_first.pte", token="closing program", context_mode="lookup_or_create")
+    arrays = np.load(DATA / "two_methods" / "cases.npz")
+    method = program.load_method("forward")
+    (resources,) = method.parts.resources
+    context = resources.vulkan.context
+    context.close()
+    for case, name in enumerate(("forward", "decode")):
+        inputs = [arrays[n] for n in arrays.files if n.startswith(f"case{case}_input")]
+        (output,) = program.load_method(name).execute(inputs)
+        np.testing.assert_allclose(output, arrays[f"case{case}_expected0"], rtol=1e-4, atol=1e-4)
+    with pytest.raises(ClosedError):
+        load("vk", context=context).load_method("forward")
+    program.close()
+    assert context.closed

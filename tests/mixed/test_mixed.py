@@ -258,3 +258,15 @@ def test_bad_options() -> None:
         InferenceSession(example.build_model(), prefer="vgf")
     with pytest.raises(ValueError, match="min_partition_size is 0"):
         InferenceSession(example.build_model(), min_partition_size=0)
+
+
+def test_further_plans_once_the_context_is_closed(vulkan: object) -> None:
+    """A new size is a new data graph, whose pipelines the context's users share."""
+    proto = model("g (float[n,6] x) => (float[n,6] y) { s = Sin(x) a = Acosh(s) c = Abs(a) y = Exp(c) }")
+    with InferenceSession(proto, prefer="vgf_first", token="closing graphs") as session:
+        context = session.context
+        context.close()
+        for rows in (1, 4):
+            session.run(None, {"x": np.full((rows, 6), np.pi / 2, np.float32)})
+            assert {"vgf", "vulkan"} <= set(places(session))
+    assert context.closed

@@ -16,7 +16,7 @@ from vkep.plan.memory import align
 from vkep.plan.records import ConstantRef
 
 if TYPE_CHECKING:
-    from gpu_shared.context import SharedGpuContext
+    from gpu_shared.lease import DelegateLease
     from gpu_shared.memory import Buffer
     from gpu_shared.resources import SharedResource
 
@@ -156,9 +156,9 @@ class ConstantSet:
             store._release(self._keys)
 
 
-def shared_constants(context: SharedGpuContext) -> SharedResource[ConstantStore]:
+def shared_constants(user: DelegateLease) -> SharedResource[ConstantStore]:
     """Take one user's reference to the constants of a context."""
-    return context.shared_resource("vkep.constants", ConstantStore)
+    return user.shared_resource("vkep.constants", ConstantStore)
 
 
 def _groups(refs: Sequence[ConstantRef]) -> list[list[ConstantRef]]:

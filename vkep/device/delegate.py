@@ -22,6 +22,7 @@ from vkep.shaders.library import ShaderLibrary
 if TYPE_CHECKING:
     from gpu_shared.capabilities import DeviceCapabilities
     from gpu_shared.context import SharedGpuContext
+    from gpu_shared.lease import DelegateLease
 
 
 class VulkanDelegate:
@@ -32,7 +33,7 @@ class VulkanDelegate:
 
     def __init__(
         self,
-        context: SharedGpuContext,
+        context: SharedGpuContext | DelegateLease,
         library: ShaderLibrary,
         arena: ArenaConfig | None = None,
         *,
@@ -40,17 +41,18 @@ class VulkanDelegate:
         name: str = "vulkan",
         tuned: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
-        """``tuned`` are measured tilings to prefer; None: those of the device's database."""
+        """``context``: or the lease of a present user, for whom the delegate is. ``tuned`` are measured
+        tilings to prefer; None: those of the device's database."""
         self.lock = threading.Lock()
         self.results = ResultMemory()
         self.lease = context.lease(name, sync_mode)
         try:
-            caps = _usable(context.capabilities, library)
+            caps = _usable(self.lease.device.capabilities, library)
             self.capabilities = caps
             self.tuned = load_choices(caps) if tuned is None else tuned
-            self._arena = shared_device_arena(context, arena)
-            self._pipelines = shared_pipelines(context, library)
-            self._constants = shared_constants(context)
+            self._arena = shared_device_arena(self.lease, arena)
+            self._pipelines = shared_pipelines(self.lease, library)
+            self._constants = shared_constants(self.lease)
             self.uploader = Uploader(self.lease)
         except BaseException:
             self.close()

@@ -44,9 +44,9 @@ class ExternalMemory:
         `gpu_shared.external.ImportedBuffer`."""
         self._delegate = delegate
         self._key: tuple[Any, ...] = ("vkep.external", id(self), source)
-        context = delegate.context
-        self._shared: SharedResource[_Import] = context.shared_resource(
-            self._key, lambda: _Import(ImportedBuffer(context.device, source), keep)
+        lease = delegate.lease
+        self._shared: SharedResource[_Import] = lease.shared_resource(
+            self._key, lambda: _Import(ImportedBuffer(lease.device, source), keep)
         )
         self.size = self._shared.value.buffer.size
 
@@ -79,8 +79,8 @@ class ExportedMemory(ExternalMemory):
         # Deliberately does not call ExternalMemory's: this memory is allocated here.
         self._delegate = delegate
         self._key = ("vkep.exported", id(self))
-        context = delegate.context
-        self._shared = context.shared_resource(self._key, lambda: _Import(exported_buffer(context.device, size), None))
+        lease = delegate.lease
+        self._shared = lease.shared_resource(self._key, lambda: _Import(exported_buffer(lease.device, size), None))
         self.size = self._shared.value.buffer.size
 
     @property
@@ -104,15 +104,14 @@ class ExternalTensor(DeviceTensor):
         self.dtype, self.shape = dtype, checked_shape(shape)
         self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * dtype.itemsize
         self._delegate = delegate
-        context = delegate.context
-        shared: SharedResource[_Import] = context.shared_resource(key, _gone)
+        shared: SharedResource[_Import] = delegate.lease.shared_resource(key, _gone)
         try:
             self._block = checked_block(shared.value.buffer, offset, self.nbytes, f"a tensor of {dtype} {self.shape}")
         except BaseException:
             shared.release()
             raise
         self._finalizer = on_end(self, shared.release, at_exit=False)
-        self._context: SharedGpuContext | None = context
+        self._context: SharedGpuContext | None = delegate.context
         self.address = shared.value.buffer.address + offset
         self.in_host_memory = shared.value.buffer.mapped is not None and not delegate.unified
         self.uses = shared.value.uses

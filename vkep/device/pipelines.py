@@ -22,6 +22,7 @@ from vkep.shaders.library import CompiledShader, ShaderLibrary
 if TYPE_CHECKING:
     from gpu_shared.context import SharedGpuContext
     from gpu_shared.device import Device
+    from gpu_shared.lease import DelegateLease
     from gpu_shared.resources import SharedResource
 
 logger = logging.getLogger("vkep.device")
@@ -138,11 +139,11 @@ class PipelineStore:
         self._cache.close()
 
 
-def shared_pipelines(context: SharedGpuContext, library: ShaderLibrary) -> SharedResource[PipelineStore]:
+def shared_pipelines(user: SharedGpuContext | DelegateLease, library: ShaderLibrary) -> SharedResource[PipelineStore]:
     """Take one user's reference to the pipelines of a context and library."""
     key = ("vkep.pipelines", tuple(str(d) for d in library.shader_dirs), str(library.cache.folder))
-    device = context.device
-    return context.shared_resource(key, lambda: PipelineStore(device, library))
+    device = user.device
+    return user.shared_resource(key, lambda: PipelineStore(device, library))
 
 
 def _spec_ids(key: PipelineKey, shader: CompiledShader) -> dict[int, int]:

@@ -70,8 +70,8 @@ class RecordedPlan:
         delegate, plan = self._delegate, self.plan
         staging: tuple[StagingArena | None, StagingArena | None] = (None, None)
         if not delegate.unified:
-            upload = shared_staging_arena(delegate.context, "upload")
-            download = shared_staging_arena(delegate.context, "download")
+            upload = shared_staging_arena(delegate.lease, "upload")
+            download = shared_staging_arena(delegate.lease, "download")
             self._held += [upload, download]
             staging = (upload.value, download.value)
         if plan.faults:

@@ -20,6 +20,7 @@ from vkep.plan.memory import align
 
 if TYPE_CHECKING:
     from gpu_shared.context import SharedGpuContext
+    from gpu_shared.lease import DelegateLease
     from gpu_shared.memory import Buffer
     from gpu_shared.resources import SharedResource
     from gpu_shared.timeline import Timeline
@@ -71,20 +72,20 @@ class DeviceTensor:
         self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * dtype.itemsize
         self._delegate = delegate
         self.in_host_memory = host_visible and not delegate.unified
-        self._take_memory(delegate.context)
+        self._take_memory(delegate.lease)
 
     @steady
-    def _take_memory(self, context: SharedGpuContext) -> None:
+    def _take_memory(self, lease: DelegateLease) -> None:
         settle()  # tensors that were deleted may free memory
         arena: SharedResource[DeviceArena] | SharedResource[StagingArena]
-        arena = shared_staging_arena(context, "download") if self.in_host_memory else shared_device_arena(context)
+        arena = shared_staging_arena(lease, "download") if self.in_host_memory else shared_device_arena(lease)
         try:
             block = arena.value.alloc(align(max(self.nbytes, 1)))
         except BaseException:
             arena.release()
             raise
-        self._finalizer = on_end(self, _give_back, context.timeline, block, arena, at_exit=False)
-        self._context: SharedGpuContext | None = context
+        self._finalizer = on_end(self, _give_back, lease.timeline, block, arena, at_exit=False)
+        self._context: SharedGpuContext | None = lease.context
         self._block: DeviceBlock | ExternalBlock | None = block
         self.address = block.address
         self.uses = Uses()  #: shared with its views

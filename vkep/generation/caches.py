@@ -105,7 +105,7 @@ class _Moves:
     @functools.cached_property
     def _sessions(self) -> tuple[InferenceSession, InferenceSession]:
         return tuple(
-            InferenceSession(_copy_model(self._dtype, longer), context=self._owner.context) for longer in (False, True)
+            InferenceSession(_copy_model(self._dtype, longer), context=self._owner.lease) for longer in (False, True)
         )  # type: ignore[return-value]
 
     def copy(self, source: DeviceTensor, target: DeviceTensor) -> None:

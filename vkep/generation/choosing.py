@@ -51,8 +51,8 @@ class Chooser:
         session = self._sessions.get(choice)
         if session is None:
             model = chooser(self._decoder.element, choice)
-            context = self._decoder.session.context
-            session = self._sessions[choice] = InferenceSession(model, context=context, run_ahead=True)
+            lease = self._decoder.session.lease
+            session = self._sessions[choice] = InferenceSession(model, context=lease, run_ahead=True)
         if rows not in self._tokens:
             chosen = session.empty_device_tensor((rows,), "int32", host_visible=True)
             self._tokens[rows] = session.empty_device_tensor((rows, 1), "int64"), chosen

@@ -33,6 +33,7 @@ from vkep.arena.records import (
 if TYPE_CHECKING:
     from gpu_shared.context import SharedGpuContext
     from gpu_shared.device import Device
+    from gpu_shared.lease import DelegateLease
     from gpu_shared.resources import SharedResource
 
 logger = logging.getLogger("vkep.memory")
@@ -293,11 +294,11 @@ class DeviceArena(BufferArena):
 
 
 def shared_arena(
-    context: SharedGpuContext, key: Hashable, make: Callable[[], Arena], config: ArenaConfig | None
+    user: SharedGpuContext | DelegateLease, key: Hashable, make: Callable[[], Arena], config: ArenaConfig | None
 ) -> SharedResource[Arena]:
-    """The context's arena under ``key``, created by ``make`` for the first user; a different ``config`` logs a
+    """The arena of a user's context under ``key``, created by ``make`` for the first user; a different ``config`` logs a
     warning."""
-    shared = context.shared_resource(("vkep.memory", key), make)
+    shared = user.shared_resource(("vkep.memory", key), make)
     there = shared.value.config
     if config is not None and config != there:
         logger.warning(
@@ -308,12 +309,12 @@ def shared_arena(
     return shared
 
 
-def shared_device_arena(context: SharedGpuContext, config: ArenaConfig | None = None) -> SharedResource[DeviceArena]:
-    """One user's reference to the device arena of ``context``; the last ``release`` frees the memory.
+def shared_device_arena(
+    user: SharedGpuContext | DelegateLease, config: ArenaConfig | None = None
+) -> SharedResource[DeviceArena]:
+    """One user's reference to the device arena of a context; the last ``release`` frees the memory.
 
     The first user's configuration applies. A later one that differs is logged as a warning and not applied, because
     others rely on the first (design, section 3.5); None accepts any.
     """
-    return shared_arena(
-        context, "device arena", lambda: DeviceArena(context.device, config, timeline=context.timeline), config
-    )
+    return shared_arena(user, "device arena", lambda: DeviceArena(user.device, config, timeline=user.timeline), config)

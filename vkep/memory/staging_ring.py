@@ -93,7 +93,7 @@ class StagingRing:
         if slot.block is None or slot.block.size < nbytes:
             slot.free()
             if self._arena is None:
-                shared = shared_staging_arena(self._lease.context, self._direction)
+                shared = shared_staging_arena(self._lease, self._direction)
                 self._arena = self._shared.enter_context(shared)
             slot.block = self._arena.alloc(nbytes)
         return slot
@@ -169,7 +169,7 @@ class StagingArena(BufferArena):
         super().__init__(device, memory_kind, label=f"{memory_kind} staging arena of {device.label}")
 
 
-def shared_staging_arena(context: SharedGpuContext, memory_kind: str) -> SharedResource[StagingArena]:
-    """One user's reference to the staging arena of ``context`` for one direction; see `shared_device_arena`."""
+def shared_staging_arena(user: SharedGpuContext | DelegateLease, memory_kind: str) -> SharedResource[StagingArena]:
+    """A reference to the staging arena of a context for one direction; see `shared_device_arena`."""
     key = ("staging arena", memory_kind)
-    return shared_arena(context, key, lambda: StagingArena(context.device, memory_kind), None)
+    return shared_arena(user, key, lambda: StagingArena(user.device, memory_kind), None)

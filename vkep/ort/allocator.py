@@ -145,7 +145,7 @@ class PinnedAllocator(ReadOnlyAllocator, struct="OrtAllocator"):
     def _opened(self, domain: MemoryDomain) -> None:
         device = domain.context.device
         make = functools.partial(BufferArena, device, "download", label="pinned memory of ONNX Runtime")
-        self._arena = shared_arena(domain.context, "pinned arena", make, None)
+        self._arena = shared_arena(domain.lease, "pinned arena", make, None)
 
     @value(NULL)
     def Alloc(self, nbytes: int) -> Any:

@@ -64,7 +64,7 @@ class MemoryDomain:
         self._gave_back = False  #: whether a block was returned to the arena since `run_ended`
         self.lease = context.lease("onnxruntime memory", copies_only=True)
         try:
-            self._shared = shared_device_arena(context, config)
+            self._shared = shared_device_arena(self.lease, config)
             self.arena: DeviceArena = self._shared.value
             self._uploader = Uploader(self.lease)
         except BaseException:

@@ -155,7 +155,7 @@ class Transfers:
     ) -> None:
         lease = self._domain.lease
         if self._arena is None:
-            self._arena = self._shared.enter_context(shared_staging_arena(lease.context, self.direction))
+            self._arena = self._shared.enter_context(shared_staging_arena(lease, self.direction))
         try:
             staging = route.staging = self._arena.alloc(nbytes)
         except ArenaOutOfMemory:

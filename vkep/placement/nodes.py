@@ -41,7 +41,7 @@ def lower_node(
     definition = registry.find(node)
     if definition is None:
         check_known(node)
-    declined: Decline | None = None
+    declined = ""
     if definition is not None:
         operations = len(b.ops)
         try:
@@ -52,7 +52,7 @@ def lower_node(
             if not has_body(node):
                 raise
             b.rollback(operations)
-            declined = decline
+            declined = decline.reason
 
     outer = b.node
 
@@ -68,8 +68,8 @@ def lower_node(
     except (NeedsValue, InvalidNode):
         raise
     except Decline:
-        if declined is not None:
-            raise declined from None
+        if declined:
+            raise Decline(declined) from None
         raise
 
 

@@ -285,8 +285,11 @@ class _Partitioner(Placed):
                 raise
             except Decline as decline:
                 reasons[kind] = decline.reason
-        if waits is not None:
-            raise waits
+        try:
+            if waits is not None:
+                raise waits
+        finally:
+            del waits  # its traceback has this frame: a cycle would keep the run's tensors until it is collected
         if find_kp(node) is not None:
             try:
                 self._lower_kompute(node, reasons)

@@ -12,6 +12,7 @@ from gpu_shared.context import SharedGpuContext
 from gpu_shared.context_registry import SharedGpuContextRegistry
 from gpu_shared.errors import ContextIncompatibleError, GpuError
 from gpu_shared.instance import list_devices, select_device
+from gpu_shared.lease import DelegateLease
 from gpu_shared.steady import Started, settle_within
 from vkep.session.options import SessionOptions
 
@@ -52,7 +53,9 @@ class ContextAhead:
     time is the driver's. A context manager: when it exits the thread has ended, and after an error no context is
     left."""
 
-    def __init__(self, options: SessionOptions, context: SharedGpuContext | None = None, *, start: bool = True) -> None:
+    def __init__(
+        self, options: SessionOptions, context: SharedGpuContext | DelegateLease | None = None, *, start: bool = True
+    ) -> None:
         """``context`` is an existing one to use; without ``start`` none is opened before `result`."""
         self._options, self._context, self._start = options, context, start
         self._opening: Started[SharedGpuContext] | None = None
@@ -79,7 +82,7 @@ class ContextAhead:
         # this thread waits for a context that is being created: it may be the creating thread itself, which is an error
         return found is not None or spec.mode is ContextMode.LOOKUP_ONLY or registry.is_making(spec)
 
-    def result(self) -> SharedGpuContext:
+    def result(self) -> SharedGpuContext | DelegateLease:
         """The context. Raises as `resolve_context`."""
         if self._context is not None:
             return self._context

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gpu_shared.context import SharedGpuContext
+    from gpu_shared.lease import DelegateLease
     from vkep.device.delegate import VulkanDelegate
     from vkep.device.external import ExportedMemory, ExternalMemory
     from vkep.device.tensor import DeviceTensor
@@ -62,7 +63,8 @@ class InferenceSession:
             provider other than this one and the CPU's leads to a warning.
         provider_options: the options of each provider, in the same order.
         sess_options: another name of ``options``, as in ONNX Runtime.
-        context: a `SharedGpuContext` to use instead of the one that the options name.
+        context: a `SharedGpuContext` to use instead of the one that the options name; or the `lease` of another session, for
+            a session that belongs to it.
 
     Static shapes are planned, compiled and uploaded at once; dynamic ones at the first run of each signature. Safe to
     use from several threads. Close it (or use ``with``) to free its memory. A thread opens the context while the model
@@ -80,7 +82,7 @@ class InferenceSession:
         provider_options: Sequence[Mapping[str, Any]] | None = None,
         *,
         sess_options: SessionOptions | None = None,
-        context: SharedGpuContext | None = None,
+        context: SharedGpuContext | DelegateLease | None = None,
         **overrides: Any,
     ) -> None:
         started = time.perf_counter_ns()
@@ -88,7 +90,7 @@ class InferenceSession:
         self._open(model, context, started)
 
     @steady
-    def _open(self, model: ModelSource, context: SharedGpuContext | None, started: int) -> None:
+    def _open(self, model: ModelSource, context: SharedGpuContext | DelegateLease | None, started: int) -> None:
         there = not isinstance(model, (str, os.PathLike)) or os.path.isfile(model)  # else the driver is not opened
         with ContextAhead(self.options, context, start=there) as ahead:
             from vkep.session.session_state import SessionState
@@ -150,6 +152,11 @@ class InferenceSession:
     def context(self) -> SharedGpuContext:
         """The shared context that the session runs on."""
         return self._delegate.context
+
+    @property
+    def lease(self) -> DelegateLease:
+        """The session's lease on its context: sessions with ``context=session.lease`` open also after the context's `close`."""
+        return self._delegate.lease
 
     # ---- running
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from gpu_shared.context import SharedGpuContext
 from gpu_shared.errors import ClosedError
+from gpu_shared.lease import DelegateLease
 from gpu_shared.steady import park_at_exit, run_steady
 from vkep import dtypes
 from vkep.device.delegate import VulkanDelegate
@@ -55,7 +56,9 @@ _later_of: contextvars.ContextVar[SessionState | None] = contextvars.ContextVar(
 class SessionState:
     """The model, device objects and plans of a session, in an object that its finalizer can hold."""
 
-    def __init__(self, source: ModelSource, options: SessionOptions, context: Callable[[], SharedGpuContext]) -> None:
+    def __init__(
+        self, source: ModelSource, options: SessionOptions, context: Callable[[], SharedGpuContext | DelegateLease]
+    ) -> None:
         """``context`` is called after the work that needs no device. Raises as `InferenceSession`; then nothing is left
         open."""
         model = load_model(

@@ -100,7 +100,7 @@ def add_context(document: dict[str, Any], delegate: VulkanDelegate, contexts: Se
     memory = document["memory"]
     memory["arenas"].append(arena_document(delegate.arena.snapshot(), "device"))
     for kind in STAGING_KINDS:
-        with shared_staging_arena(context, kind) as staging:
+        with shared_staging_arena(delegate.lease, kind) as staging:
             memory["arenas"].append(arena_document(staging.snapshot(), f"staging, {kind}"))
     users = delegate.constants.users
     for weight in memory["weights"]:

@@ -30,7 +30,7 @@ class VgfDelegate:
         check_data_graphs(memory.context.device)
         self.memory = memory
         self.lock = threading.Lock()
-        self.lease = memory.context.lease(name, sync_mode)
+        self.lease = memory.lease.lease(name, sync_mode)
 
     @property
     def context(self) -> SharedGpuContext:

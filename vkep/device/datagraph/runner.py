@@ -64,7 +64,7 @@ class VgfRunner:
         passed_through(vgf)
         device, store = delegate.context.device, delegate.memory.pipelines
         key = ("vkep.vgf", _digest(vgf, code))
-        self._pipelines: SharedResource[VgfPipelines] = delegate.context.shared_resource(
+        self._pipelines: SharedResource[VgfPipelines] = delegate.lease.shared_resource(
             key, lambda: VgfPipelines(device, vgf, code, store.driver_cache)
         )
         store.save()
