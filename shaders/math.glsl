@@ -16,6 +16,19 @@ double with_sign(double size, double from) {
     return packDouble2x32(uvec2(bits.x, (bits.y & 0x7fffffffu) | (unpackDouble2x32(from).y & 0x80000000u)));
 }
 
+// Conversions to integers: truncated, NaN is 0, and numbers beyond the type are its nearest end, which GLSL leaves undefined.
+// Negative numbers become unsigned ones as integers do.
+#define TO_INTEGER(SIGNED, UNSIGNED, REAL, HALF, LOWEST) \
+    SIGNED to_##SIGNED(REAL x) { return isnan(x) ? SIGNED(0) : x >= HALF ? ~LOWEST : x < -HALF ? LOWEST : SIGNED(x); } \
+    UNSIGNED to_##UNSIGNED(REAL x) { \
+        if (isnan(x) || x < REAL(0.0)) return UNSIGNED(to_##SIGNED(x)); \
+        return x >= HALF + HALF ? ~UNSIGNED(0) : UNSIGNED(x); \
+    }
+TO_INTEGER(int, uint, float, 2147483648.0, int(0x80000000u))
+TO_INTEGER(int, uint, double, 2147483648.0lf, int(0x80000000u))
+TO_INTEGER(int64_t, uint64_t, float, 9223372036854775808.0, int64_t(0x8000000000000000UL))
+TO_INTEGER(int64_t, uint64_t, double, 9223372036854775808.0lf, int64_t(0x8000000000000000UL))
+
 // Some drivers' tanh overflows for large arguments, and some clamp NaN away.
 float limited_tanh(float x) { return isnan(x) ? x : tanh(clamp(x, -20.0, 20.0)); }
 

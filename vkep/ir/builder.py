@@ -335,10 +335,8 @@ class Builder:
             return ex.Expr("bool", f"({{0}} != {zero})", (source,))
         if source.ctype == to.glsl_compute:
             return ex.Expr(source.ctype, ex.stored_as(to), (source,))
-        code = f"{to.glsl_compute}({{0}})"
-        if from_dtype.kind == "float" and to.kind == "uint":  # through a signed type: GLSL leaves negatives undefined
-            code = f"{to.glsl_compute}(int64_t({{0}}))"
-        return ex.Expr(to.glsl_compute, ex.rounded(to, code), (source,))
+        value, stored = ex.Expr(to.glsl_compute, "cast", (source,)), ex.stored_as(to)
+        return value if stored == "same" else ex.Expr(to.glsl_compute, stored, (value,))
 
     # ---- inside
 

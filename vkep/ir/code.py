@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from vkep.dtypes import DType
 from vkep.dtypes import load_code as load_code  # the inverse of store_code
 from vkep.ir.expr import Checked, Const, Expr, Leaf, remaining
-from vkep.ir.pointwise_ops import glsl
+from vkep.ir.pointwise_ops import KINDS, glsl
 from vkep.ir.tensor import Tensor
 from vkep.sizes import serves_others
 
@@ -81,7 +81,10 @@ class _Writer:
                 self.scalars.append((scalar, "uint", number))
                 self.lines.append(f"if (!{holds}) note_fault(FAULT_WORD, args.{scalar});")
             return name
-        code, name = glsl(node.op).format(*args, type=node.ctype), f"t{len(self.lines)}"
+        template = glsl(node.op)
+        if node.op == "cast" and node.args[0].ctype in KINDS["real"] and node.ctype in KINDS["integer"]:
+            template = "to_{type}({0})"  # shaders/math.glsl
+        code, name = template.format(*args, type=node.ctype), f"t{len(self.lines)}"
         # Reductions of angles in double precision lose digits where a compiler reassociates their differences.
         qualified = f"precise {node.ctype}" if node.ctype == "double" else node.ctype
         self.lines.append(f"{qualified} {name} = {code};")

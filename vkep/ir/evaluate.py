@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkep.ir.expr import Checked, Const, Expr, Leaf, leaves, remaining
-from vkep.ir.meaning import NUMPY
+from vkep.ir.meaning import NUMPY, converted
 from vkep.ir.pointwise_ops import OPERATIONS
 from vkep.kernels.problem import NoReference
 
@@ -59,13 +59,6 @@ def _value(
     if operation.signature.endswith("*"):
         return converted(result, types[node.ctype])
     return result.astype(types[node.ctype], copy=False)
-
-
-def converted(values: Array, to: np.dtype) -> Array:
-    """Elements of another type: floats are truncated towards 0, and integers wrap."""
-    if values.dtype.kind == "f" and to.kind == "u":  # numpy leaves negative floats undefined
-        return values.astype(np.int64).astype(to)
-    return values.astype(to, copy=False)
 
 
 def _elements(leaf: Leaf, values: Array) -> Array:

@@ -41,6 +41,25 @@ def same(x: Array) -> Array:
     return x
 
 
+def converted(x: Array, to: np.dtype[Any]) -> Array:
+    """Elements of another type. Integers wrap. Floats are truncated towards 0; NaN is 0, and numbers beyond an integer type are
+    its nearest end. Integers narrower than 32 bits wrap after that. Negative floats become unsigned as integers do."""
+    if to.kind not in "iu" or x.dtype.kind in "iub":
+        return x.astype(to, copy=False)
+    bits = 64 if to.itemsize == 8 else 32
+    signed, unsigned = np.dtype(f"int{bits}"), np.dtype(f"uint{bits}")
+    wide = np.where(np.isnan(x), 0, x.astype(np.float64))
+
+    def nearest(kind: np.dtype[Any], low: float, high: float) -> Array:
+        inside = np.where((wide >= low) & (wide < high), wide, 0).astype(kind)
+        return np.where(wide < low, np.iinfo(kind).min, np.where(wide >= high, np.iinfo(kind).max, inside)).astype(kind)
+
+    whole = nearest(signed, -(2.0 ** (bits - 1)), 2.0 ** (bits - 1))
+    if to.kind == "u":
+        whole = np.where(wide < 0, whole.astype(unsigned), nearest(unsigned, 0.0, 2.0**bits))
+    return whole.astype(to, copy=False)
+
+
 def quotient(x: Array, y: Array) -> Array:
     """Of integers truncated towards 0, and 0 where ``y`` is."""
     if x.dtype.kind == "f":

@@ -33,6 +33,8 @@ def _declare_binary(
     """An operator of two tensors, by an expression or a function, with its form before opset 7 where it had one."""
 
     def lower(b: Builder, x: Tensor, y: Tensor) -> Tensor:
+        if op_type != "Pow":  # ONNX's function bodies have float32 constants beside other types
+            y = b.cast(y, x.dtype)
         return op(b, x, y) if callable(op) else b.pointwise(op, x, y, dtype=_BOOL if boolean else None)
 
     def lower_1(b: Builder, x: Tensor, y: Tensor, *, axis: int | None = None, broadcast: int = 0) -> Tensor:

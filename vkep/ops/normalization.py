@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vkep.dtypes import DTYPES
+from vkep.dtypes import DTYPES, DType
 from vkep.graph.attributes import BatchNormAttributes, LayerNormAttributes
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
@@ -73,6 +73,11 @@ def _expect_channels(b: Builder, x: Tensor, **values: Tensor) -> None:
         b.expect(name, tensor, x.shape[1:2] or (1,))
 
 
+def _computed_in(x: Tensor) -> DType:
+    """The type of parameters and statistics, which may be of other types than ``x``."""
+    return DTYPES["float64" if x.dtype.name == "float64" else "float32"]
+
+
 def _batch_norm(
     b: Builder, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, epsilon: float
 ) -> Tensor:
@@ -85,7 +90,7 @@ def _batch_norm(
         weight = b.constant((factor).astype(kind), "scale")
         shift = b.constant((o - m * factor).astype(kind), "shift")
         return b.pointwise("mul_add", x, _per_channel(b, weight, x.rank), _per_channel(b, shift, x.rank))
-    s_, o_, m_, v_ = (_per_channel(b, t, x.rank) for t in (scale, bias, mean, var))
+    s_, o_, m_, v_ = (_per_channel(b, b.cast(t, _computed_in(x)), x.rank) for t in (scale, bias, mean, var))
     return b.pointwise("(({0} - {3}) * ({1} / sqrt({4} + {5})) + {2})", x, s_, o_, m_, v_, epsilon)
 
 
@@ -134,13 +139,14 @@ def batch_normalization(
         return [_batch_norm(b, x, scale, bias, mean, var, a.epsilon)]
     _expect_channels(b, x, input_mean=mean, input_var=var)
     axes = [0, *range(2, x.rank)]
-    wide = x if x.dtype.name == "float64" else b.cast(x, DTYPES["float32"])
+    wide = b.cast(x, _computed_in(x))
     centre = reduce_axes(b, "mean", wide, axes, keepdims=True)
     spread = reduce_axes(b, "mean", b.pointwise("(({0} - {1}) * ({0} - {1}))", wide, centre), axes, keepdims=True)
     out = _batch_norm(b, x, scale, bias, b.reshape(centre, mean.shape), b.reshape(spread, var.shape), a.epsilon)
     blend = "({0} * {2} + {1} * (1.0 - {2}))"
     running = [
-        b.pointwise(blend, old, b.reshape(new, old.shape), a.momentum) for old, new in ((mean, centre), (var, spread))
+        b.cast(b.pointwise(blend, b.cast(old, wide.dtype), b.reshape(new, old.shape), a.momentum), old.dtype)
+        for old, new in ((mean, centre), (var, spread))
     ]
     return [out, *running]
 

@@ -1,4 +1,5 @@
-"""Constant folding: nodes whose inputs are all known are evaluated once, with ONNX's reference implementation."""
+"""Constant folding: nodes whose inputs are all known are evaluated once, by ONNX's reference evaluator or by numpy, and not in a
+narrower type than kernels compute in."""
 
 from __future__ import annotations
 
@@ -17,31 +18,10 @@ from vkep import dtypes
 from vkep.errors import Decline, VkepError
 from vkep.graph.model import Node
 from vkep.graph.weights import ArrayWeight, Weight
-from vkep.graph.windows import slice_span
-from vkep.ir.infer import infer, shape_of
+from vkep.ir.infer import infer
 from vkep.placement.elements import ELEMENTS
+from vkep.placement.fold_own import evaluate
 
-#: Operators whose result is not a function of their inputs.
-_IMPURE = {
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
-    "Bernoulli",
-    "Multinomial",
-    "Dropout",
-}
-#: Operators that are constants by their own functions, which cover more than the reference does.
-_MADE = {"HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix"}
-#: Operators whose work, or temporary memory, far exceeds their operands and results.
-_COSTLY = {"Attention", "DeformConv", "LinearAttention", "MaxRoiPool", "NonMaxSuppression", "RoiAlign"}
-#: Operators whose reference differs between versions of onnx, or from what the kernels compute. No plan needs their values.
-_DIFFERENT = {
-    "AffineGrid", "AveragePool", "Conv", "ConvTranspose", "Det", "DynamicQuantizeLinear", "GlobalAveragePool", "GlobalLpPool",
-    "GlobalMaxPool", "GridSample", "LpNormalization", "LpPool", "LRN", "MaxPool", "MaxUnpool", "NegativeLogLikelihoodLoss",
-    "Resize", "SoftmaxCrossEntropyLoss", "Unique", "Upsample",
-}  # fmt: skip
-_NOT_FOLDED = _IMPURE | _MADE | _COSTLY | _DIFFERENT
 #: Larger results are not folded: a model's size must not explode by folding.
 MAX_FOLDED_BYTES = 1 << 30
 #: Beyond this many bytes of results in total, plus this many times the bytes of the model's weights, no further nodes
@@ -50,20 +30,39 @@ MAX_TOTAL_BYTES, MAX_TOTAL_OF_WEIGHTS = 4 << 30, 8
 #: Nodes of more work (about two seconds) are not folded: elements for numpy's loops and for Python loops of the reference
 #: implementation, multiplications for matrix products.
 _MOST_WORK = {"plain": 1 << 31, "product": 1 << 36, "slow": 1 << 22}
-#: operators whose results are no larger than their broadcast operands, computed by numpy's loops
-_NAMES = """
-    Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh BatchNormalization BitShift BitwiseAnd BitwiseNot
-    BitwiseOr BitwiseXor Cast CastLike Ceil Clip Compress Cos Cosh CumSum DepthToSpace DequantizeLinear Div Elu
-    Equal Erf Exp Flatten Floor Gelu Greater GreaterOrEqual Hardmax HardSigmoid Identity IsInf IsNaN
-    LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax Max Mean Min Mod Mul Neg NonZero Not Or Pow PRelu
-    QuantizeLinear Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin
-    ReduceProd ReduceSum ReduceSumSquare RegexFullMatch Relu Reshape Round Selu Shape Sigmoid Sign Sin Sinh Size
-    Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze StringConcat StringNormalizer Sub Sum Tan Tanh
-    TopK Transpose Trilu Unique Unsqueeze Where Xor
+#: Operators that are folded: those whose results in onnx's reference evaluator have been compared with the kernels' for every
+#: type. Elementwise ones, of numpy's loops, are as large as their broadcast operands.
+_ELEMENTWISE = """
+    Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor
+    Ceil Celu Clip Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN
+    LeakyRelu Less LessOrEqual Log Max Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round Selu Shrink Sigmoid
+    Sign Sin Sinh Softplus Softsign Sqrt Sub Swish Tan Tanh ThresholdedRelu Xor
 """
-_PLAIN = frozenset(_NAMES.split())
-#: others that numpy's loops compute; ONNX's shape inference gives the size of their results
-_TOLD = frozenset({"Gather", "GatherND", "MatMul", "Gemm", "Einsum"})
+#: sums of many elements, and operators of parameters of other types than the data's, which are computed in float64
+_SUMS = """
+    BatchNormalization CumProd CumSum LogSoftmax Mean ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean ReduceProd
+    ReduceSum ReduceSumSquare Softmax Sum
+"""
+_PRODUCTS = "Einsum Gemm MatMul"
+#: operators that copy or choose elements, or change their type, whose own types are kept
+_COPIES = """
+    ArgMax ArgMin BitCast Cast CastLike Compress DepthToSpace Flatten Hardmax Identity NonZero RegexFullMatch Reshape Shape Size
+    Slice SpaceToDepth Split Squeeze StringConcat StringNormalizer TopK Transpose Trilu Unsqueeze Where
+"""
+#: others; ONNX's shape inference gives the size of their results
+_GATHERS = "Gather GatherND"
+_SLOW_COPIES = """
+    CenterCropPad Concat ConstantOfShape Expand EyeLike GatherElements OneHot Pad Range ReverseSequence ScatterElements ScatterND
+    StringSplit Tile
+"""
+_PLAIN = frozenset(f"{_ELEMENTWISE} {_SUMS} {_COPIES} DequantizeLinear QuantizeLinear ReduceMax ReduceMin".split())
+_INFERRED = frozenset(f"{_GATHERS} {_PRODUCTS}".split())
+FOLDED = _PLAIN | _INFERRED | frozenset(_SLOW_COPIES.split())
+_WIDEST = frozenset(f"{_SUMS} {_PRODUCTS}".split())
+_UNCHANGED = frozenset(f"{_COPIES} {_GATHERS} {_SLOW_COPIES}".split())
+#: operators whose results of integers differ between the evaluator and the kernels where they overflow or are rounded
+_NO_INTEGERS = frozenset({"Gemm", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean"})
+_FLOATS = {dtypes.DTYPES[name].numpy for name in ("float16", "bfloat16", "float32")}
 _GPU_DTYPES = {d.numpy for d in dtypes.DTYPES.values()}
 
 
@@ -73,7 +72,9 @@ class FoldError(VkepError):
 
 def can_fold(node: Node) -> bool:
     """Whether a node of constant inputs may be computed when the model is planned."""
-    return node.schema is not None and node.op_type not in _NOT_FOLDED and not node.captures and not _has_body(node)
+    if node.schema is None or node.captures or _has_body(node):
+        return False
+    return node.op_type in FOLDED if not node.domain else node.op_type == "LabelEncoder"
 
 
 def fold_weights(
@@ -105,30 +106,62 @@ def total_limit(known: Iterable[object]) -> int:
 
 def fold(node: Node, inputs: Sequence[np.ndarray | None], opsets: Mapping[str, int]) -> list[np.ndarray | None]:
     """The node's outputs; None for an absent one. Raises `FoldError`."""
+    if node.op_type in _NO_INTEGERS and inputs[0] is not None and inputs[0].dtype.kind in "iu":
+        raise FoldError(f"{node.title}: of integers it is computed by kernels")
     try:
         _check_cost(node, inputs, opsets)
-        quick = _quick(node, inputs)
-    except (TypeError, ValueError, LookupError, ArithmeticError, Decline) as error:
-        raise FoldError(f"{node.title}: {error}") from error
-    if quick is not None:
-        return [quick]
-    named = {name: array for name, array in zip(node.inputs, inputs, strict=True) if name and array is not None}
-    wanted = [name for name in node.outputs if name]
-    evaluate = node.memo.get("evaluator")
-    try:
-        if evaluate is None or evaluate.given != _types(named):
-            evaluate = node.memo["evaluator"] = _Evaluator(node, named, wanted, opsets)
+        wide = [None if array is None else _widened(node, array) for array in inputs]
+        named = {name: array for name, array in zip(node.inputs, wide, strict=True) if name and array is not None}
         # an integer divided by zero is undefined, and is left for the run to report
         integers = all(array.dtype.kind in "iu" for array in named.values())
-        with np.errstate(divide="raise" if integers else "ignore"):
-            results = evaluate(named)
-    except Exception as error:  # the reference raises exceptions of any type
-        pass_on_signals(error)
+        with np.errstate(all="ignore", divide="raise" if integers else "ignore"):
+            own = evaluate(node, wide)
+            results = [own] if own is not None else _by_reference(node, named, opsets)
+    except (TypeError, ValueError, LookupError, ArithmeticError, Decline) as error:
         raise FoldError(f"{node.title}: {error}") from error
     if not all(isinstance(r, (np.ndarray, np.generic)) for r in results):
         raise FoldError(f"{node.title}: result is no tensor")
+    wanted = [name for name in node.outputs if name]
     found = dict(zip(wanted, (np.asarray(r) for r in results), strict=True))
-    return [found.get(name) for name in node.outputs]
+    types = _result_types(node, inputs)
+    with np.errstate(all="ignore"):
+        return [
+            found[name].astype(types.get(k, found[name].dtype), copy=False) if name else None
+            for k, name in enumerate(node.outputs)
+        ]
+
+
+def _by_reference(node: Node, named: Mapping[str, np.ndarray], opsets: Mapping[str, int]) -> Sequence[Any]:
+    evaluator = node.memo.get("evaluator")
+    try:
+        if evaluator is None or evaluator.given != _types(named):
+            wanted = [name for name in node.outputs if name]
+            evaluator = node.memo["evaluator"] = _Evaluator(node, named, wanted, opsets)
+        results: Sequence[Any] = evaluator(named)
+    except Exception as error:  # the reference raises exceptions of any type
+        pass_on_signals(error)
+        raise FoldError(f"{node.title}: {error}") from error
+    return results
+
+
+def _widened(node: Node, array: np.ndarray) -> np.ndarray:
+    """An input in the type that kernels compute in, or a wider one: evaluated in float16, sums overflow."""
+    if node.op_type in _UNCHANGED or array.dtype not in _FLOATS:
+        return array
+    return array.astype(np.float64 if node.op_type in _WIDEST else np.promote_types(array.dtype, np.float32))
+
+
+def _result_types(node: Node, inputs: Sequence[np.ndarray | None]) -> dict[int, np.dtype]:
+    """The element types of outputs that must have the type of an input."""
+    assert node.schema is not None
+    takes, makes = node.schema.inputs, node.schema.outputs
+    given = {
+        takes[min(k, len(takes) - 1)].type_str: array.dtype
+        for k, array in reversed(list(enumerate(inputs)))
+        if array is not None
+    }
+    names = [makes[min(k, len(makes) - 1)].type_str for k in range(len(node.outputs))]
+    return {k: given[name] for k, name in enumerate(names) if name in given}
 
 
 class _Evaluator:
@@ -156,30 +189,6 @@ class _Evaluator:
             return self._evaluator.run(self._wanted, dict(named))
 
 
-def _quick(node: Node, inputs: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    """The most frequent shape arithmetic, without the cost of an evaluator for each node."""
-    first = inputs[0] if inputs else None
-    if first is None or node.domain:
-        return None
-    if node.op_type == "ConstantOfShape":
-        value = node.attributes.get("value")
-        fill = onnx.numpy_helper.to_array(value) if value is not None else np.zeros(1, np.float32)
-        return np.full([int(d) for d in first], fill.reshape(-1)[0], fill.dtype)
-    if node.op_type == "Identity":
-        return first
-    if node.op_type in ("Shape", "Size"):
-        return shape_of(node, "", first.shape).array()
-    if node.op_type in ("Unsqueeze", "Squeeze"):
-        axes = inputs[1] if len(inputs) > 1 and inputs[1] is not None else node.attributes.get("axes")
-        if axes is None:
-            return np.squeeze(first)
-        axes = tuple(int(a) for a in axes)
-        return np.expand_dims(first, axes) if node.op_type == "Unsqueeze" else np.squeeze(first, axes)
-    if node.op_type == "Slice" and len(inputs) > 2:
-        return _sliced(first, [None if given is None else given.reshape(-1).tolist() for given in inputs[1:]])
-    return None
-
-
 def _check_cost(node: Node, inputs: Sequence[np.ndarray | None], opsets: Mapping[str, int]) -> None:
     """Raise `FoldError` before more than `MAX_FOLDED_BYTES` of memory are allocated, or more than `_MOST_WORK` is
     computed."""
@@ -201,7 +210,7 @@ def _check_cost(node: Node, inputs: Sequence[np.ndarray | None], opsets: Mapping
         if None in specs:
             raise FoldError(f"{node.title}: how large its results are cannot be told")
         count = sum(math.prod(spec.shape) for spec in specs if spec is not None)
-        kind = "plain" if node.op_type in _TOLD else "slow"
+        kind = "plain" if node.op_type in _INFERRED else "slow"
         if node.op_type in ("MatMul", "Gemm"):  # along one of A's two last dimensions
             kind, work = "product", count * max(arrays[0].shape[-2:], default=1)
         elif node.op_type == "Einsum":  # numpy iterates over all combinations of its labels
@@ -210,19 +219,6 @@ def _check_cost(node: Node, inputs: Sequence[np.ndarray | None], opsets: Mapping
         raise FoldError(f"{node.title}: would be {count} elements")
     if max(work, count + given) > _MOST_WORK[kind]:
         raise FoldError(f"{node.title}: would take {max(work, count + given)} steps")
-
-
-def _sliced(array: np.ndarray, given: Sequence[list[int] | None]) -> np.ndarray | None:
-    """ONNX's Slice; the reference evaluator uses Python's semantics."""
-    starts, ends, axes, steps = [*given, None, None][:4]
-    if starts is None or ends is None:
-        return None
-    for start, end, axis, step in zip(
-        starts, ends, axes or range(len(starts)), steps or [1] * len(starts), strict=True
-    ):
-        begin, count = slice_span(array.shape[axis], start, end, step)
-        array = array.take(range(begin, begin + count * step, step), axis)
-    return array
 
 
 def _types(named: Mapping[str, np.ndarray]) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
