@@ -56,10 +56,10 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["MESA_SHADER_CACHE_DISABLE"] = "true"
     steady.CLOSE_PATIENCE = LONG_S  # on a busy machine a device is not destroyed within a second
     if discrete:
-        from tests.devices import take_for_discrete
+        from tools.discrete import take_for_discrete
 
         patch = pytest.MonkeyPatch()
-        take_for_discrete(patch)
+        take_for_discrete(patch.setattr)
         config.add_cleanup(patch.undo)
     if not hasattr(config, "workerinput"):  # not in the workers of pytest-xdist
         config.pluginmanager.register(_FailuresAtOnce(config))

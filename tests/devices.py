@@ -1,11 +1,9 @@
-"""Made-up devices that selection and planning are tested for, without a driver, and a GPU's kernels and memory on any driver."""
+"""Made-up devices that selection and planning are tested for, without a driver, and a GPU's kernels on any driver."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -40,20 +38,3 @@ def as_a_gpu() -> Iterator[None]:
             yield
         finally:
             select._asked.cache_clear()
-
-
-def take_for_discrete(patch: pytest.MonkeyPatch) -> None:
-    """The driver's devices are taken for discrete GPUs: the host does not see their memory, and kernels are a GPU's."""
-    from gpu_shared import memory, query  # load Vulkan
-
-    asked, chosen = query.capabilities, memory.choose_type
-
-    def capabilities(*given: Any) -> DeviceCapabilities:
-        return replace(asked(*given), device_type="discrete", host_visible_device_local=False, compute_units=132)
-
-    def choose_type(device: Any, kind: str, type_bits: int) -> tuple[int, int, int]:
-        index, flags, heap = chosen(device, kind, type_bits)
-        return index, flags & ~memory.HOST_VISIBLE if kind == "device" else flags, heap
-
-    patch.setattr(query, "capabilities", capabilities)
-    patch.setattr(memory, "choose_type", choose_type)

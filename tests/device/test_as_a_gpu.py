@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.devices import take_for_discrete
 from tests.session.models import ADD_RELU
+from tools.discrete import take_for_discrete
 from vkep import DeviceInfo, InferenceSession, SharedGpuContext
 
 TESTS = Path(__file__).parents[1]
@@ -28,7 +28,7 @@ WIDE = sorted(str(file) for file in TESTS.rglob("test_*.py") if "mark.wide" in f
 
 
 def test_a_device_is_taken_for_a_discrete_gpu(vulkan: DeviceInfo, monkeypatch: pytest.MonkeyPatch) -> None:
-    take_for_discrete(monkeypatch)
+    take_for_discrete(monkeypatch.setattr)
     x, b = np.arange(-3, 3, dtype=np.float32).reshape(2, 3), np.ones(3, np.float32)
     with (
         SharedGpuContext.create({"gpu_shared_context_token": "discrete"}, device=vulkan) as context,

@@ -33,7 +33,7 @@ ALIKE: dict[str, Any] = {
 def test_a_short_campaign_finds_nothing(kind: str, symbolic: bool, shared_context: SharedGpuContext) -> None:
     """A short form of ``python -m tools.fuzz.networks``."""
 
-    @settings(max_examples=4, **ALIKE)
+    @settings(max_examples=6, **ALIKE)
     @given(networks(kind, symbolic))
     def check(network: Network) -> None:
         assume(network.size > 4)

@@ -24,6 +24,7 @@ from typing import Any
 
 import onnx
 
+from tools.discrete import take_for_discrete
 from tools.fuzz.operators import outcomes
 from tools.fuzz.worker import Outcome
 
@@ -91,6 +92,7 @@ def run_batch(task: Task, number: int, context: Any, say: Callable[[str], None])
         if not failures:
             counts.update([verdict.kind, "graphs"])
             counts["nodes"] += network.size
+            counts["in place"] += bool(network.over)
             if verdict.declined:
                 counts["with nodes on the CPU"] += 1
                 counts[f"declined: {verdict.declined[:160]}"] += 1
@@ -138,19 +140,29 @@ def _again(path: Path) -> int:
 
 def report(counts: Counter[str]) -> str:
     """A line of counts, and the reasons of nodes on the CPU."""
-    kinds = ("right", "refused", "wrong", "refused alone", "exception", "crash", "hang", "with nodes on the CPU")
+    kinds = (
+        "right",
+        "refused",
+        "wrong",
+        "refused alone",
+        "exception",
+        "crash",
+        "hang",
+        "in place",
+        "with nodes on the CPU",
+    )
     texts = [f"{counts[kind]} {kind}" + (" by both" if kind == "refused" else "") for kind in kinds]
     lines = [f"{counts['graphs']} graphs, {counts['nodes']} nodes: {', '.join(texts)}"]
     return "\n".join([*lines, *(f"    {n} {text}" for text, n in counts.most_common() if text.startswith("declined:"))])
 
 
-def _environment(jobs: int) -> None:
+def _environment(jobs: int, discrete: bool) -> None:
     """One driver's thread for each of many workers; and code of lavapipe's that is not optimized, since compiling takes most of
-    the time. Its cache does not tell the widths apart."""
+    the time. A GPU's kernels need its wider subgroups; its cache does not tell the widths apart."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("LP_NUM_THREADS", "1" if jobs > 1 else "2")
     os.environ.setdefault("GALLIVM_PERF", "nopt")
-    os.environ.setdefault("LP_NATIVE_VECTOR_WIDTH", "128")
+    os.environ.setdefault("LP_NATIVE_VECTOR_WIDTH", "256" if discrete else "128")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -164,9 +176,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--shrink", type=float, default=60, help="seconds to shrink a failure")
     parser.add_argument("--save", type=Path, help="a folder for models that fail, with their inputs")
     parser.add_argument("--batch", type=int, help="only this batch")
+    parser.add_argument("--discrete", action="store_true", help="take the driver's device for a discrete GPU")
     parser.add_argument("--model", type=Path, help="judge a saved network")
     args = parser.parse_args(arguments)
-    _environment(args.jobs)
+    _environment(args.jobs, args.discrete)
+    if args.discrete:
+        take_for_discrete(setattr)
     if args.model is not None:
         return _again(args.model)
     end, counts, failed = time.time() + args.seconds, Counter[str](), 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -35,7 +35,10 @@ _FORMS: dict[str, tuple[str, ...]] = {
     "signal": ("batch", "", "length"),
     "volume": ("batch", "", "depth", "height", "width"),
     "vector": ("batch", ""),
+    "tokens": ("batch", "length"),
 }
+#: numbers that tokens are below
+VOCABULARY = 9
 
 
 class Unfit(Exception):
@@ -77,11 +80,13 @@ class Value:
 
 @dataclass(frozen=True)
 class Network:
-    """A model, the inputs of its runs, and the element types of all its values."""
+    """A model, the inputs of its runs, the element types of all its values, and outputs that more runs write to the memory of an
+    input."""
 
     model: onnx.ModelProto
     feeds: tuple[dict[str, Array], ...]
     types: dict[str, str]
+    over: dict[str, str] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -112,6 +117,7 @@ class Graph:
         self._constants: dict[str, onnx.TensorProto] = {}
         self._inputs: list[tuple[Value, list[int | str]]] = []
         self._types: dict[str, str] = {}
+        self._forms: dict[str, tuple[Any, ...]] = {}  #: element type, and the shape in each run
         self._names = itertools.count()
         self._sizes = {name: self._size(name) for name in ("batch", "height", "width", "depth", "length")}
         names = [["batch"], ["height", "width", "length"], ["batch", "height", "width", "length"]]
@@ -151,23 +157,31 @@ class Graph:
     def input(self, form: str) -> Value:
         """A new input."""
         dtype = self.one_of("float32", "float16") if self.kind == "mixed" else self.kind
+        if form == "tokens":
+            dtype = "int64"
         dims: list[int | str] = []
         shapes: list[list[int]] = [[] for _ in range(RUNS)]
-        channels = self.one_of(*CHANNELS)
+        sizes = [self._sizes[name] for name in _FORMS[form] if name]
+        most = min(_MOST // math.prod(size[k] for size in sizes) for k in range(RUNS))
+        channels = min(self.one_of(*CHANNELS), most)
         for name in _FORMS[form]:
-            sizes = self._sizes[name] if name else (channels, channels)
+            both = self._sizes[name] if name else (channels, channels)
             is_symbol = name in self._symbols
-            dims.append(name if is_symbol else sizes[0])
+            dims.append(name if is_symbol else both[0])
             for k, shape in enumerate(shapes):
-                shape.append(sizes[k if is_symbol else 0])
-        runs = tuple(self._stored(self.rng.standard_normal(shape), dtype) for shape in shapes)
-        value = self._value(f"x{len(self._inputs)}", dtype, runs)
+                shape.append(both[k if is_symbol else 0])
+        made = (
+            self.rng.standard_normal(s) if dtype != "int64" else self.rng.integers(0, VOCABULARY, s) for s in shapes
+        )
+        value = self._value(f"x{len(self._inputs)}", dtype, [self._stored(array, dtype) for array in made])
         self._inputs.append((value, dims))
-        self.pool.append(value)
+        if value.is_float:
+            self.pool.append(value)
         return value
 
     def _value(self, name: str, dtype: str, runs: Sequence[Array]) -> Value:
         self._types[name] = dtype
+        self._forms[name] = dtype, *(run.shape for run in runs)
         return Value(name, dtype, tuple(runs))
 
     def _stored(self, array: Array, dtype: str) -> Array:
@@ -314,6 +328,13 @@ class Graph:
         if inner:
             outputs += {inner[k % len(inner)]: 0 for k in self.draw(st.lists(st.integers(0, 60), max_size=3))}
         inputs = [(v, dims) for v, dims in self._inputs if v.name in read]
+        over: dict[str, str] = {}
+        for name in outputs:
+            fits = [
+                v.name for v, _ in inputs if self._forms[v.name] == self._forms[name] and v.name not in over.values()
+            ]
+            if fits and self.flag():
+                over[name] = fits[0]
         graph = helper.make_graph(
             nodes,
             "network",
@@ -323,7 +344,7 @@ class Graph:
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=10)
         feeds = tuple({v.name: v.runs[k].astype(v.dtype) for v, _ in inputs} for k in range(RUNS))
-        return Network(model, feeds, dict(self._types))
+        return Network(model, feeds, dict(self._types), over)
 
 
 def _element(dtype: str) -> int:

@@ -377,6 +377,7 @@ _MEANINGS: dict[str, Callable[..., Any]] = {
     "LpNormalization": _lp_norm,
     "LpPool": _lp_pool,
     "MaxPool": _max_pool,
+    "Mean": lambda *x: sum(x) / len(x),
     "MeanVarianceNormalization": lambda x, *, axes=(0, 2, 3): _standard(x, tuple(axes), 1e-9),
     "Mish": lambda x: x * np.tanh(np.logaddexp(x, 0)),
     "Pad": _pad,

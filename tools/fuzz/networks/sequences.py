@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from onnx import helper
 
 from tools.fuzz.networks.blocks import convolution, dense, gelu, layer_norm
-from tools.fuzz.networks.graph import Graph, Unfit, Value
+from tools.fuzz.networks.graph import VOCABULARY, Graph, Unfit, Value
 from tools.fuzz.networks.steps import Step
 
 
@@ -277,6 +278,76 @@ def recurrence(g: Graph) -> Value:
     return state
 
 
+def embedding(g: Graph) -> Value:
+    """Rows of a table by tokens, with positions that the model computes."""
+    tokens = g.input("tokens")
+    dtype, n = "float16" if g.kind == "float16" else "float32", g.one_of(8, 4, 16)
+    x = g.add("Gather", g.weights(dtype, VOCABULARY, n), tokens, dtype=dtype, axis=0)
+    if g.flag():
+        length = g.add(
+            "Gather", g.add("Shape", tokens, dtype="int64"), g.constant(np.array(1), "int64"), dtype="int64", axis=0
+        )
+        zero, one = (g.constant(np.array(k), "int64") for k in (0, 1))
+        places = g.add("Range", zero, length, one, dtype="int64")
+        rows = g.add("Gather", g.weights(dtype, 16, n), places, dtype=dtype, axis=0)
+        x = g.add("Add", x, g.add("Unsqueeze", rows, g.ints(0)) if g.flag() else rows)
+    if g.flag():  # a padding mask
+        seen = g.add(
+            "Cast",
+            g.add("Equal", tokens, g.constant(np.array(0), "int64"), dtype="bool"),
+            dtype=dtype,
+            to=_number(dtype),
+        )
+        x = g.add("Mul", x, g.add("Sub", g.constant(1.0, dtype), g.add("Unsqueeze", seen, g.ints(2))))
+    return x
+
+
+def _number(dtype: str) -> int:
+    return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+
+
+def token(g: Graph) -> Value:
+    """A decoder's layer for one token: norms of one row, products of it in pairs, sums."""
+    x = g.pick(lambda v: v.rank >= 2 and v.is_fixed(), "vector")
+    n, d, inner = x.shape[-1], x.dtype, g.one_of(8, 16, 32)
+    row = g.reshape(x, -1, n)
+    row = g.add("Slice", row, g.ints(0), g.ints(1), g.ints(0))
+    x = g.reshape(row, 1, 1, n) if g.flag() else row
+
+    def norm(t: Value) -> Value:
+        if g.opset >= 23:
+            return g.add("RMSNormalization", t, g.near_one(d, n), axis=-1, epsilon=1e-3)
+        return layer_norm(g, t)
+
+    for _ in range(g.number(1, 2)):
+        y = norm(x)
+        if g.flag():
+            first, second = g.split(dense(g, y, 2 * inner, False), [inner, inner], -1)
+        else:
+            first, second = dense(g, y, inner, False), dense(g, y, inner, False)
+        gate = g.add("Mul", first, g.add("Sigmoid", first)) if g.flag() else gelu(g, first)
+        y = dense(g, g.add("Mul", gate, second), n, False)
+        x = g.add("Add", x, norm(y) if g.flag() else y)
+    return x
+
+
+def cache(g: Graph) -> Value:
+    """Rows that are added to a cache, or replace some of it, and read with it."""
+    past = g.pick(lambda v: v.rank == 3 and v.is_fixed(2), "sequence")
+    if g.flag() or not past.is_fixed():
+        new = dense(g, past, past.shape[2])
+        return g.add("Concat", past, new, axis=1)
+    rows = g.number(1, past.shape[1])
+    places = g.constant(
+        g.rng.permutation(past.shape[1])[:rows].reshape(1, rows, 1).repeat(past.shape[0], 0).repeat(past.shape[2], 2),
+        "int64",
+    )
+    present = g.add("ScatterElements", past, places, g.weights(past.dtype, past.shape[0], rows, past.shape[2]), axis=1)
+    g.publish(g.add("Mul", present, past))
+    return present
+
+
 SEQUENCES: tuple[Step, ...] = (
-    attention, feed_forward, norm, patches, windows, grouped, spatial_attention, signal, recurrence,
+    attention, feed_forward, norm, patches, windows, grouped, spatial_attention, signal, recurrence, embedding,
+    token, cache,
 )  # fmt: skip

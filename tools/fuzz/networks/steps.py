@@ -387,7 +387,63 @@ def top(g: Graph) -> Value:
     return g.top(x, count, axis)
 
 
+def wide(g: Graph) -> Value:
+    """A sum, or a greatest value, of more operands than one kernel reads."""
+    x = g.pick(lambda v: v.is_fixed() and v.rank >= 1, "vector")
+    count = g.one_of(14, 33, 40)
+    others = [g.weights(x.dtype, x.shape[-1]) for _ in range(count - 3)]
+    operands = [*others, x, *(g.add("Mul", x, g.constant(1 / (k + 2), x.dtype)) for k in range(2))]
+    return g.add(g.one_of("Max", "Mean", "Min"), *operands)
+
+
+def computed(g: Graph) -> Value:
+    """An operand that the model computes of constants."""
+    x = g.pick(lambda v: v.rank >= 1 and v.is_fixed(-1), "sequence")
+    n, d = x.shape[-1], x.dtype
+    kind = g.one_of("scaled", "turned", "joined", "range", "filled", "cast", "gathered")
+    if kind == "turned":
+        return g.add("MatMul", x, g.add("Transpose", g.weights(d, 3, n, terms=n), perm=[1, 0])) if x.rank > 1 else x
+    if kind == "joined":
+        y = g.add("Concat", g.weights(d, 1), g.weights(d, n), axis=0)
+        y = g.add("Slice", y, g.ints(1), g.ints(1 << 31), g.ints(0))
+    elif kind == "range":
+        y = g.cast(g.add("Range", *(g.constant(np.array(k), "int64") for k in (0, n, 1)), dtype="int64"), d)
+    elif kind == "filled":
+        y = g.add("Mul", g.add("ConstantOfShape", g.ints(n), dtype="float32"), g.constant(2.0, "float32"))
+        y = g.add("Add", g.cast(y, d), g.weights(d, n))
+    elif kind == "cast":
+        y = g.cast(g.weights("float16" if d == "float32" else "float32", n), d)
+    elif kind == "gathered":
+        y = g.add("Gather", g.weights(d, 4, n), g.constant(np.array(2), "int64"), axis=0)
+    else:
+        y = g.add("Sqrt", g.add("Add", g.add("Abs", g.weights(d, n)), g.constant(0.5, d)))
+    return g.add(g.one_of("Mul", "Add"), x, y)
+
+
+def sized(g: Graph) -> Value:
+    """A value whose shape the model computes of others, by arithmetic on sizes."""
+    x = g.pick(lambda v: v.rank >= 2 and v.is_fixed(1), "image")
+    axis, kind = x.rank - 1, g.one_of("half", "expand", "filled", "tail", "floats")
+    size = g.size_of(x, axis)
+    if kind == "half" and x.least(axis) > 1:
+        half = g.add("Div", size, g.ints(2), dtype="int64")
+        return g.add("Slice", x, g.ints(0), half, g.ints(axis))
+    if kind == "tail" and x.least(axis) > 1:
+        return g.add("Slice", x, g.add("Sub", size, g.ints(1), dtype="int64"), size, g.ints(axis))
+    if kind == "floats" and x.rank == 4 and x.least(axis) > 1:
+        double = g.add("Floor", g.add("Mul", g.cast(size, "float32"), g.constant(np.array([2.0]), "float32")))
+        own = g.add("Shape", x, dtype="int64")
+        front = g.add("Slice", own, g.ints(0), g.ints(3), g.ints(0), dtype="int64")
+        sizes = g.add("Concat", front, g.cast(double, "int64"), dtype="int64", axis=0)
+        return g.add("Resize", x, None, None, sizes, mode="linear", coordinate_transformation_mode="half_pixel")
+    if kind == "filled":
+        zeros = g.add("ConstantOfShape", g.add("Shape", x, dtype="int64"), dtype="float32")
+        return g.add("Concat", x, g.cast(zeros, x.dtype), axis=1)
+    line = g.reduced("ReduceMean", x, [axis])
+    return g.add("Mul", g.add("Expand", line, g.add("Shape", x, dtype="int64")), x)
+
+
 OPERATORS: tuple[Step, ...] = (
     conv, unary, binary, pool, matmul, resize, conv_transpose, channel_norm, last_norm, softmax, reduction, global_pool, where,
-    clip, cast, einsum, scan, jump, top,
+    clip, cast, einsum, scan, jump, top, wide, computed, sized,
 )  # fmt: skip
