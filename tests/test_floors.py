@@ -99,7 +99,7 @@ VULKAN_MODULE = "gpu_shared.vk"
 # Heavy extras that one package alone imports, and only once it is asked for.
 HEAVY = {
     "vkep.executorch.export": {"torch", "executorch"},
-    "vkep.ray": {"ray", "starlette", "grpc", "google"},
+    "vkep.ray": {"ray", "starlette", "grpc", "google", "pydantic", "pydantic_core"},
 }
 
 

@@ -12,7 +12,8 @@ import pytest
 from tools.models.language import tokenizer, write_language
 from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelError
 from vkep.generation import Generator
-from vkep.generation.text import Text, TextStream, render
+from vkep.generation.templates import render
+from vkep.generation.text import Text, TextStream
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
@@ -46,7 +47,7 @@ def _config(**changes: Any) -> Callable[[Path], None]:
         (_without("model.onnx"), FileNotFoundError, "genai_config.json beside it asks for it"),
         (lambda f: (f / "genai_config.json").write_text("{"), InvalidModelError, "no JSON"),
         (lambda f: (f / "genai_config.json").write_text("[]"), InvalidModelError, "expected an object, found list"),
-        (lambda f: (f / "genai_config.json").write_text("{}"), InvalidModelError, "KeyError: 'model'"),
+        (lambda f: (f / "genai_config.json").write_text("{}"), InvalidModelError, "has no 'model'"),
         (_config(num_hidden_layers=2), InvalidModelError, "no cache of keys and values named"),
         (_config(inputs={"more": "attention_mask"}), UnsupportedModelError, r"has inputs \['attention_mask'\]"),
     ],

@@ -44,17 +44,28 @@ def test_a_completion() -> None:
 @pytest.mark.parametrize(
     ("request_", "says"),
     [
-        ({}, "messages is expected"),
-        ({"messages": [{"role": "user"}]}, "a message is"),
-        ({"messages": ["hello"]}, "a message is"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "a message is"),
+        ({}, "messages is {}: Field required"),
+        ({"messages": []}, r"messages is \[\]"),
+        ({"messages": [{"role": "user"}]}, r"messages.0.content is"),
+        ({"messages": ["hello"]}, "messages.0 is 'hello'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "JSON cannot be read"),
+        ({"messages": HELLO * 5000}, "at most 4096 items"),
         ({"messages": HELLO, "temperature": "hot"}, "temperature is 'hot'"),
         ({"messages": HELLO, "max_tokens": True}, "max_tokens is True"),
         ({"messages": HELLO, "n": 2}, "only 1 can be had"),
         ({"messages": HELLO, "logprobs": True}, "only False can be had"),
-        ({"messages": HELLO, "frobnicate": 1}, r"\['frobnicate'\]"),
-        ({"messages": HELLO, "stop": [1]}, "stop is"),
-        ({"messages": HELLO, "stream": 1}, "stream is expected"),
+        ({"messages": HELLO, "n": True}, "n is True"),
+        ({"messages": HELLO, "frobnicate": 1}, "frobnicate is 1"),
+        ({"messages": HELLO, "stop": [1]}, "stop"),
+        ({"messages": HELLO, "stop": ["~"] * 1_000_000}, "stop"),
+        ({"messages": HELLO, "stop": "x" * 100_000}, "stop"),
+        ({"messages": HELLO, "stream": 1}, "stream is 1"),
+        ({"messages": HELLO, "temperature": 10**400}, "JSON|temperature"),
+        ({"messages": HELLO, "temperature": float("nan")}, "JSON"),
+        ({"messages": HELLO, "top_k": 10**30}, "top_k"),
+        ({"messages": HELLO, "seed": 1.5}, "seed is 1.5"),
+        ({"messages": HELLO, "max_tokens": 0}, "max_tokens is 0"),
         ({"messages": HELLO, "model": 1}, "model is 1"),
     ],
 )
@@ -62,8 +73,27 @@ def test_what_is_refused(request_: Any, says: str) -> None:
     with pytest.raises(ProtocolError, match=says) as raised:
         parsed(**request_)
     assert raised.value.status == 400
-    with pytest.raises(ProtocolError, match="prompt is expected"):
+    assert len(str(raised.value)) < 1000
+    with pytest.raises(ProtocolError, match="prompt"):
         parsed(False, prompt=[True])
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"parallel_tool_calls": True},
+        {"logit_bias": None},
+        {"n": 1},
+        {"service_tier": "auto"},
+        {"new": None},
+        {"presence_penalty": 0.0},
+        {"modalities": ["text"]},
+        {"tools": []},
+        {"function_call": "none"},
+    ],
+)
+def test_fields_that_ask_for_nothing(field: dict[str, Any]) -> None:
+    assert parsed(messages=HELLO, **field).settings == {}
 
 
 @given(st.binary(max_size=50), st.booleans())

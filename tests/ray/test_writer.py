@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,10 @@ import vkep
 from tests.session.test_replicas import lose
 from tools.models.language import write_language
 from tools.waiting import LONG_S, comes_true
+from vkep.errors import InvalidInputError, InvalidModelError
 from vkep.generation import Generator, Sampling
+from vkep.ray.kserve import ProtocolError
+from vkep.ray.openai import parse_request
 from vkep.ray.writer import Writer
 
 pytest.importorskip("tokenizers")
@@ -143,3 +147,103 @@ def test_closing_ends_answers_in_progress(folder: Path) -> None:
                 pass
 
     asyncio.run(main())
+
+
+FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "seed",
+    "max_tokens",
+    "stop",
+    "ignore_eos",
+    "prompt",
+)
+VALUES: tuple[Any, ...] = (
+    True,
+    0,
+    1,
+    -1,
+    2.5,
+    1e-320,
+    1e38,
+    3e38,
+    10**9,
+    10**18,
+    10**30,
+    "1",
+    "",
+    "a",
+    "a" * 1024,
+    "\ud800",
+    ["a"],
+    ["a"] * 16,
+    ["a"] * 17,
+    [10**9],
+    [-1],
+    [1.5],
+    [[1]],
+    {},
+    None,
+)
+
+
+def test_no_value_of_a_request_changes_another_answer(folder: Path, alone: list[list[int]]) -> None:
+    steps = Steps(folder)
+    bodies = [
+        json.dumps({"prompt": [65], "max_tokens": 3, "ignore_eos": True} | {field: value}).encode()
+        for field in FIELDS
+        for value in VALUES
+    ]
+
+    async def attacks(part: list[bytes]) -> int:
+        refused = 0
+        for body in part:
+            try:
+                given = parse_request(body, chat=False)
+                text, prompt = steps.writer.generator.text, given.prompt
+                prompt = text.encode(prompt) if isinstance(prompt, str) else prompt
+                await steps.tokens(prompt, steps.writer.generator.sampling(**{**given.settings, "max_tokens": 3}))
+            except (ProtocolError, InvalidInputError):
+                refused += 1
+        return refused
+
+    async def innocent() -> None:
+        for _ in range(10):
+            for prompt, expected in zip(PROMPTS, alone, strict=True):
+                assert await steps.tokens(prompt) == expected
+
+    async def main() -> int:
+        *_, one, two = await asyncio.gather(innocent(), innocent(), attacks(bodies[::2]), attacks(bodies[1::2]))
+        return one + two
+
+    refused = asyncio.run(main())
+    steps.writer.close()
+    assert 50 < refused < len(bodies) - 30
+
+
+class FailsAt:
+    """A tokenizer's text that fails for a token."""
+
+    def __init__(self, text: Any, token: int) -> None:
+        self._text, self._token = text, token
+
+    def decode(self, tokens: Any) -> str:
+        if self._token in tokens:
+            raise InvalidModelError("the tokenizer fails")
+        return str(self._text.decode(tokens))
+
+
+def test_an_answer_whose_text_cannot_be_read_ends_alone(folder: Path, alone: list[list[int]]) -> None:
+    with Generator(folder) as generator:
+        generator.text  # noqa: B018
+        batch = generator.batch(4)
+        answers = [batch.add(prompt, SETTINGS) for prompt in PROMPTS[:3]]
+        answers[1]._stream._text = FailsAt(generator.text, alone[1][2])  # type: ignore[union-attr]
+        while batch.under_way:
+            batch.step()
+        assert [a.tokens for a in (answers[0], answers[2])] == [alone[0], alone[2]]
+        assert answers[1].reason == "error" and "the tokenizer fails" in str(answers[1].error)
+        batch.close()

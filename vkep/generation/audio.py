@@ -7,22 +7,32 @@ from typing import Any
 
 import numpy as np
 
-from vkep.errors import InvalidInputError
-from vkep.generation.folder import read_json
+from vkep.errors import InvalidInputError, InvalidModelError
+from vkep.generation.folder import Record
 
 Array = np.ndarray[Any, Any]
 SETTINGS = "preprocessor_config.json"
+_MOST = {
+    "sampling_rate": 1 << 18,
+    "n_fft": 1 << 14,
+    "hop_length": 1 << 14,
+    "feature_size": 1 << 10,
+    "chunk_length": 600,
+}
 
 
 def log_mel(samples: Array, folder: Path) -> Array:
     """Features float32 [mels, frames] of samples at 16 kHz float32 [count], padded to the model's 30 seconds.
 
     Sizes are those of the folder's ``preprocessor_config.json``, else Whisper's: 80 bands, windows of 400 samples, one every 160.
-    Raises `InvalidInputError` for longer audio.
+    Raises `InvalidInputError` for longer audio, `InvalidModelError` for sizes that no model has.
     """
-    given = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
-    rate, size, hop = (int(given.get(n, d)) for n, d in (("sampling_rate", 16000), ("n_fft", 400), ("hop_length", 160)))
-    bands, most = int(given.get("feature_size", 80)), int(given.get("chunk_length", 30)) * rate
+    given = Record.read(folder, SETTINGS, needed=False)
+    sizes = (("sampling_rate", 16000), ("n_fft", 400), ("hop_length", 160), ("feature_size", 80), ("chunk_length", 30))
+    rate, size, hop, bands, seconds = (given.number(name, usual, _MOST[name]) for name, usual in sizes)
+    if not rate or not size or not hop or not bands:
+        raise InvalidModelError(f"{given.where}: a size is 0")
+    most = seconds * rate
     if samples.size > most:
         raise InvalidInputError(
             f"{samples.size / rate:.1f} s of audio; the model hears {most / rate:g} s at once: cut it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -14,13 +15,13 @@ import numpy as np
 from gpu_shared.collector import steady_close
 from gpu_shared.steady import check_wanted, on_end, settle, steady
 from vkep.device.tensor import DeviceTensor
-from vkep.errors import InvalidInputError
+from vkep.errors import InvalidInputError, VkepError
 from vkep.generation.choices import Choice
 from vkep.generation.choosing import Chooser
 from vkep.generation.decoder import Decoder, Made
 from vkep.generation.encoder_decoder import EncoderDecoder, SourceRows
 from vkep.generation.rows import BufferRows, GrownRows, Rows
-from vkep.generation.sampling import Chances, Sampling
+from vkep.generation.sampling import Chances, Sampling, shown
 from vkep.generation.text import TextStream
 
 logger = logging.getLogger("vkep.generation")
@@ -35,8 +36,8 @@ class Answer:
     """One answer, up to the latest step.
 
     ``reason`` says why it ended: "stop" (an end token or a stop text), "length" (``max_tokens``), "context" (the
-    model's longest sequence is reached), "memory" (no memory for longer caches), "cancelled"; it is "" while the answer
-    continues.
+    model's longest sequence is reached), "memory" (no memory for longer caches), "cancelled", "error" (the tokenizer failed for
+    its tokens: ``error`` says why); it is "" while the answer continues.
     """
 
     prompt: list[int]
@@ -44,6 +45,7 @@ class Answer:
     tokens: list[int] = field(default_factory=list)  #: without the end token
     text: str = ""
     reason: str = ""
+    error: VkepError | None = field(default=None, repr=False)
     _row: int = field(default=-1, repr=False)
     _chances: Chances = field(default_factory=Chances, repr=False)
     _stream: TextStream | None = field(default=None, repr=False)
@@ -162,16 +164,19 @@ class Batch:
         return answer
 
     def _checked(self, prompt: Sequence[int] | Array) -> list[int]:
-        tokens = [int(token) for token in prompt]
+        try:
+            tokens = [operator.index(token) for token in prompt]
+        except TypeError as error:
+            raise InvalidInputError(f"the prompt has something that is no token id: {error}") from None
         if not tokens:
             raise InvalidInputError("the prompt is empty: expected one token or more")
         context, vocabulary = self._decoder.folder.context, self._decoder.vocabulary
         if context and len(tokens) >= context:
             raise InvalidInputError(f"the prompt has {len(tokens)} tokens; the model takes {context} with the answer")
-        wrong = [t for t in tokens if t < 0 or (vocabulary and t >= vocabulary)]
+        wrong = [t for t in tokens if not 0 <= t < (vocabulary or 1 << 31)]
         if wrong:
             raise InvalidInputError(
-                f"token {wrong[0]} of the prompt is not among the model's {vocabulary}; is the tokenizer another model's?"
+                f"token {shown(wrong[0])} of the prompt is not among the model's {vocabulary}; is the tokenizer another model's?"
             )
         return tokens
 
@@ -324,7 +329,11 @@ class Batch:
         if token in ends:
             return self._ended(answer, token, "", "stop")
         answer.tokens.append(token)
-        text = stream.add(token) if stream is not None else ""
+        try:
+            text = stream.add(token) if stream is not None else ""
+        except VkepError as error:  # of this answer alone: the others continue
+            answer.error, answer._stream = error, None
+            return self._ended(answer, token, "", "error")
         if stream is not None and stream.stopped:
             return self._ended(answer, token, text, "stop")
         if settings.max_tokens is not None and len(answer.tokens) >= settings.max_tokens:
@@ -335,7 +344,10 @@ class Batch:
         return Event(answer, token, text, "")
 
     def _ended(self, answer: Answer, token: int | None, text: str, reason: str) -> Event:
-        text += answer._stream.end() if answer._stream is not None else ""
+        try:
+            text += answer._stream.end() if answer._stream is not None else ""
+        except VkepError as error:
+            answer.error, reason = error, "error"
         answer.text += text
         self._end(answer, reason)
         return Event(answer, token, text, reason)

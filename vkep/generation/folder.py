@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vkep.errors import InvalidModelError
-from vkep.generation.sampling import Sampling
+from vkep.errors import InvalidInputError, InvalidModelError
+from vkep.files import file_inside, file_status, read_file
+from vkep.generation.sampling import Sampling, shown
 
-GENAI, CONFIG = "genai_config.json", "config.json"
+GENAI, CONFIG, GENERATION = "genai_config.json", "config.json", "generation_config.json"
+#: limits of what a folder may say: its files come from strangers
+_MOST_BYTES, _MOST_LAYERS, _MOST_TOKENS = 1 << 28, 1024, 1 << 20
+#: settings of an answer that a folder may have
+_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 #: files of a decoder that optimum and transformers.js write; first those that serve both prompts and single tokens
 DECODERS = ("model.onnx", "decoder_model_merged.onnx", "decoder_with_past_model.onnx")
 #: names of a sequence's maximum length in configurations of various models
@@ -65,138 +71,218 @@ def read_folder(path: str | Path) -> ModelFolder:
             f"{folder} is no folder; expected one with {GENAI} or {CONFIG} beside the model's files"
         )
     if (folder / GENAI).is_file():
-        return _genai(folder, read_json(folder / GENAI))
+        return _genai(folder, Record.read(folder, GENAI))
     if (folder / CONFIG).is_file():
-        return _optimum(folder, read_json(folder / CONFIG))
+        return _optimum(folder, Record.read(folder, CONFIG))
     raise FileNotFoundError(f"{folder} has neither {GENAI} (onnxruntime-genai) nor {CONFIG} (optimum)")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file. Raises `InvalidModelError` where it holds none, ``FileNotFoundError``."""
+def read_text(folder: Path, name: str) -> str:
+    """The text of a file of a folder. Raises `InvalidModelError` where it is no regular file inside the folder, is too large, or
+    is not UTF-8."""
+    path = file_inside(folder, name, InvalidModelError)
+    if file_status(path, error=InvalidModelError).st_size > _MOST_BYTES:
+        raise InvalidModelError(f"{path}: has more than {_MOST_BYTES} bytes")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        return read_file(path, error=InvalidModelError).decode()
     except ValueError as error:
-        raise InvalidModelError(f"{path}: no JSON ({error})") from None
-    if not isinstance(found, dict):
-        raise InvalidModelError(f"{path}: expected an object, found {type(found).__name__}")
-    return found
+        raise InvalidModelError(f"{path}: is not UTF-8 ({error})") from None
 
 
-def _genai(folder: Path, config: Mapping[str, Any]) -> ModelFolder:
-    try:
-        model, search = config["model"], config.get("search", {})
-        decoder = model["decoder"]
-        inputs, outputs = decoder.get("inputs", {}), decoder.get("outputs", {})
-        file = folder / decoder["filename"]
-        layers = int(decoder["num_hidden_layers"])
-        sizes = int(decoder.get("num_key_value_heads", 0)), int(decoder.get("head_size", 0))
-        end, context, kind = model.get("eos_token_id"), int(model.get("context_length", 0)), str(model.get("type", ""))
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise InvalidModelError(f"{folder / GENAI}: {type(error).__name__}: {error}") from None
-    pairs = [
-        (inputs[past], outputs[present]) for past, present in _PAST.items() if past in inputs and present in outputs
-    ]
-    caches = {past % k: present % k for k in range(layers) for past, present in pairs}
-    names = {name: what for what, name in inputs.items() if isinstance(name, str) and "%" not in name}
-    sampling = _defaults(search, folder / GENAI)
-    made = ModelFolder(folder, _file(file, GENAI), kind, context, _ids(end), sampling, caches, names, *sizes)
-    return _genai_encoder(made, model) if "encoder" in model else made
+class Record:
+    """An object of a JSON file, whose values are checked when they are read. Raises `InvalidModelError` with the file's name."""
+
+    def __init__(self, values: Any, where: str) -> None:
+        if not isinstance(values, dict):
+            raise InvalidModelError(f"{where}: expected an object, found {type(values).__name__}")
+        self.values, self.where = values, where
+
+    @classmethod
+    def read(cls, folder: Path, name: str, needed: bool = True) -> Record:
+        """The object in a file; without ``needed`` an empty one where there is no file. Raises `InvalidModelError`."""
+        if not needed and not os.path.lexists(folder / name):
+            return cls({}, str(folder / name))
+        try:
+            return cls(json.loads(read_text(folder, name)), str(folder / name))
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, InvalidModelError):
+                raise
+            raise InvalidModelError(f"{folder / name}: no JSON ({error})") from None
+
+    def record(self, name: str, needed: bool = True) -> Record:
+        """An object in it; without ``needed`` an empty one where it is absent or null."""
+        value = self._value(name, needed)
+        return Record({} if value is None else value, f"{self.where}: {name}")
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A text."""
+        value = self._value(name, default is None)
+        if value is not None and not isinstance(value, str):
+            raise self._wrong(name, value, "a text")
+        return value if value is not None else default or ""
+
+    def number(self, name: str, default: int | None = None, most: int = 2**31 - 1) -> int:
+        """A whole number of 0 to ``most``."""
+        value = self._value(name, default is None)
+        if value is None:
+            return default or 0
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+            raise self._wrong(name, value, f"a whole number of 0 to {most}")
+        return value
+
+    def first(self, *names: str) -> int:
+        """The first of some numbers that is there and not 0; 0 without any."""
+        return next((found for name in names if (found := self.number(name, 0))), 0)
+
+    def tokens(self, name: str) -> tuple[int, ...]:
+        """Token ids: one, or a list of them."""
+        value = self._value(name, False)
+        ids = value if isinstance(value, list) else [value] if value is not None else []
+        if len(ids) > _MOST_TOKENS or not all(type(i) is int and -1 <= i < 1 << 31 for i in ids):
+            raise self._wrong(name, value, "a token id, or a list of them")
+        return tuple(i for i in ids if i >= 0)
+
+    def names(self, name: str, count: int) -> list[str]:
+        """The names of ``count`` layers, from a text with %d for the layer's number."""
+        pattern = self.text(name)
+        if pattern.count("%") != 1 or "%d" not in pattern:
+            raise self._wrong(name, pattern, "a text with one %d")
+        return [pattern.replace("%d", str(k)) for k in range(count)]
+
+    def _value(self, name: str, needed: bool) -> Any:
+        value = self.values.get(name)
+        if value is None and needed:
+            raise InvalidModelError(f"{self.where}: has no {name!r}")
+        return value
+
+    def _wrong(self, name: str, value: Any, expected: str) -> InvalidModelError:
+        return InvalidModelError(f"{self.where}: {name} is {shown(value)}, expected {expected}")
 
 
-def _genai_encoder(made: ModelFolder, model: Mapping[str, Any]) -> ModelFolder:
+def _genai(folder: Path, config: Record) -> ModelFolder:
+    model = config.record("model")
+    decoder = model.record("decoder")
+    inputs, outputs = decoder.record("inputs", needed=False), decoder.record("outputs", needed=False)
+    layers = decoder.number("num_hidden_layers", most=_MOST_LAYERS)
+    caches = {
+        past: present
+        for part, other in _PAST.items()
+        if part in inputs.values and other in outputs.values
+        for past, present in zip(inputs.names(part, layers), outputs.names(other, layers), strict=True)
+    }
+    names = {name: what for what, name in inputs.values.items() if isinstance(name, str) and "%" not in name}
+    found = ModelFolder(
+        folder,
+        _file(folder, decoder.text("filename"), GENAI),
+        model.text("type", ""),
+        model.number("context_length", 0),
+        frozenset(model.tokens("eos_token_id")),
+        _defaults(config.record("search", needed=False)),
+        caches,
+        names,
+        decoder.number("num_key_value_heads", 0),
+        decoder.number("head_size", 0),
+    )
+    return _genai_encoder(found, model) if "encoder" in model.values else found
+
+
+def _genai_encoder(found: ModelFolder, model: Record) -> ModelFolder:
     """Add the encoder, whose outputs are the keys and values that the decoder's cross-attention reads."""
-    try:
-        encoder, inputs = model["encoder"], model["decoder"]["inputs"]
-        file, written = made.path / encoder["filename"], encoder["outputs"]
-        pairs = [
-            (written[f"cross_present_{part}_names"], inputs[f"cross_past_{part}_names"]) for part in ("key", "value")
-        ]
-        layers, audio = int(encoder.get("num_hidden_layers", 0)), encoder["inputs"]["audio_features"]
-        layers = int(model["decoder"].get("num_hidden_layers", layers))
-        cross = {present % k: past % k for k in range(layers) for present, past in pairs}
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise InvalidModelError(f"{made.path / GENAI}: {type(error).__name__}: {error}") from None
-    settings = made.path / "generation_config.json"
-    generation = read_json(settings) if settings.is_file() else {}
+    encoder, decoder = model.record("encoder"), model.record("decoder")
+    inputs, written = decoder.record("inputs"), encoder.record("outputs")
+    layers = decoder.number("num_hidden_layers", encoder.number("num_hidden_layers", 0, _MOST_LAYERS), _MOST_LAYERS)
+    cross = {
+        present: past
+        for part in ("key", "value")
+        for present, past in zip(
+            written.names(f"cross_present_{part}_names", layers),
+            inputs.names(f"cross_past_{part}_names", layers),
+            strict=True,
+        )
+    }
+    generation = Record.read(found.path, GENERATION, needed=False)
     return replace(
-        made,
-        encoder=_file(file, GENAI),
-        audio=str(audio),
+        found,
+        encoder=_file(found.path, encoder.text("filename"), GENAI),
+        audio=encoder.record("inputs").text("audio_features"),
         cross=cross,
-        start_tokens=_named_tokens(made.path, model),
-        never=tuple(generation.get("suppress_tokens") or ()),
-        never_first=tuple(generation.get("begin_suppress_tokens") or ()),
+        start_tokens=_named_tokens(found.path, model),
+        never=generation.tokens("suppress_tokens"),
+        never_first=generation.tokens("begin_suppress_tokens"),
     )
 
 
-def _named_tokens(folder: Path, model: Mapping[str, Any]) -> tuple[int, ...]:
+def _named_tokens(folder: Path, model: Record) -> tuple[int, ...]:
     """The ids of `_START` in the folder's tokenizer, else the configuration's start token; none where no file has them."""
-    file = folder / "tokenizer.json"
-    added = read_json(file).get("added_tokens", []) if file.is_file() else []
-    ids: dict[Any, Any] = {token.get("content"): token.get("id") for token in added if isinstance(token, dict)}
-    found = tuple(int(ids[name]) for name in _START if isinstance(ids.get(name), int))
-    start = model.get("decoder_start_token_id")
-    return found if found or start is None else (int(start),)
+    added = Record.read(folder, "tokenizer.json", needed=False).values.get("added_tokens")
+    ids = {
+        token["content"]: token.get("id")
+        for token in (added if isinstance(added, list) else [])
+        if isinstance(token, dict) and isinstance(token.get("content"), str)
+    }
+    found = tuple(i for name in _START if type(i := ids.get(name)) is int)
+    return found or model.tokens("decoder_start_token_id")
 
 
-def _optimum(folder: Path, config: Mapping[str, Any]) -> ModelFolder:
-    reads = bool(config.get("is_encoder_decoder"))
-    found = [f / name for f in (folder, folder / "onnx") for name in DECODERS[reads:] if (f / name).is_file()]
-    if not found:
+def _optimum(folder: Path, config: Record) -> ModelFolder:
+    reads = bool(config.values.get("is_encoder_decoder"))
+    paths = [f"{place}{name}" for place in ("", "onnx/") for name in DECODERS[reads:]]
+    path = next((path for path in paths if (folder / path).is_file()), None)
+    if path is None:
         raise FileNotFoundError(f"{folder} has none of {', '.join(DECODERS[reads:])}, nor has its folder onnx")
-    text = config.get("text_config", config)
-    settings = folder / "generation_config.json"
-    generation = read_json(settings) if settings.is_file() else {}
-    context = next((int(text[name]) for name in _CONTEXT if isinstance(text.get(name), int)), 0)
-    end = generation.get("eos_token_id", text.get("eos_token_id"))
-    kind, sampling = str(config.get("model_type", "")), _defaults(generation, settings)
-    heads = int(text.get("num_key_value_heads") or text.get("num_attention_heads") or text.get("n_head") or 0)
-    width = int(text.get("hidden_size") or text.get("n_embd") or 0)
-    size = int(text.get("head_dim") or width // max(int(text.get("num_attention_heads") or text.get("n_head") or 1), 1))
-    made = ModelFolder(folder, found[0], kind, context, _ids(end), sampling, {}, {}, heads, size)
-    made = replace(
-        made,
-        never=tuple(generation.get("suppress_tokens") or ()),
-        never_first=tuple(generation.get("begin_suppress_tokens") or ()),
+    text = config.record("text_config") if config.values.get("text_config") is not None else config
+    generation = Record.read(folder, GENERATION, needed=False)
+    end = generation if "eos_token_id" in generation.values else text
+    heads = text.first("num_attention_heads", "n_head")
+    found = ModelFolder(
+        folder,
+        _file(folder, path, CONFIG),
+        config.text("model_type", ""),
+        text.first(*_CONTEXT),
+        frozenset(end.tokens("eos_token_id")),
+        _defaults(generation),
+        {},
+        {},
+        text.first("num_key_value_heads") or heads,
+        text.first("head_dim") or text.first("hidden_size", "n_embd") // max(heads, 1),
+        never=generation.tokens("suppress_tokens"),
+        never_first=generation.tokens("begin_suppress_tokens"),
     )
     if not reads:
-        return made
-    encoder = _file(found[0].parent / "encoder_model.onnx", CONFIG)
-    return replace(made, encoder=encoder, start_tokens=_start_tokens(config, generation, folder))
+        return found
+    encoder = _file(folder, f"{path.rpartition('/')[0] or '.'}/encoder_model.onnx", CONFIG)
+    return replace(found, encoder=encoder, start_tokens=_start_tokens(config, generation))
 
 
-def _start_tokens(config: Mapping[str, Any], generation: Mapping[str, Any], folder: Path) -> tuple[int, ...]:
+def _start_tokens(config: Record, generation: Record) -> tuple[int, ...]:
     """The decoder's start tokens. Whisper has several: for English, transcription, no timestamps."""
-    start = generation.get("decoder_start_token_id", config.get("decoder_start_token_id"))
-    if start is None:
-        raise InvalidModelError(f"{folder}: no file says decoder_start_token_id")
-    more = [
-        (generation.get("lang_to_id") or {}).get("<|en|>"),
-        (generation.get("task_to_id") or {}).get("transcribe"),
-        generation.get("no_timestamps_token_id"),
-    ]
-    return (int(start), *(int(token) for token in more if token is not None))
+    start = generation.tokens("decoder_start_token_id") or config.tokens("decoder_start_token_id")
+    if not start:
+        raise InvalidModelError(f"{config.where}: no file says decoder_start_token_id")
+    return (
+        *start,
+        *generation.record("lang_to_id", needed=False).tokens("<|en|>"),
+        *generation.record("task_to_id", needed=False).tokens("transcribe"),
+        *generation.tokens("no_timestamps_token_id"),
+    )
 
 
-def _file(path: Path, source: str) -> Path:
+def _file(folder: Path, name: str, source: str) -> Path:
+    path = file_inside(folder, name, InvalidModelError)
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not there; {source} beside it asks for it")
     return path
 
 
-def _ids(value: Any) -> frozenset[int]:
-    return frozenset(int(v) for v in (value if isinstance(value, Iterable) else [value]) if v is not None)
-
-
-def _defaults(settings: Mapping[str, Any], source: Path) -> Sampling:
+def _defaults(settings: Record) -> Sampling:
     """The folder's default settings; greedy unless it requests sampling."""
-    known = {f.name for f in fields(Sampling)} - {"max_tokens", "seed", "stop"}
-    given: dict[str, Any] = {k: v for k, v in settings.items() if k in known and isinstance(v, (int, float))}
-    if not settings.get("do_sample"):
+    values = settings.values
+    given = {name: values[name] for name in _DEFAULTS if values.get(name) is not None}
+    if not values.get("do_sample"):
         given = {k: v for k, v in given.items() if k == "repetition_penalty"}
     elif not given.get("temperature"):
         given["temperature"] = 1.0
     try:
-        return replace(Sampling(), **given)
-    except ValueError as error:
-        raise InvalidModelError(f"{source}: {error}") from None
+        return Sampling(**given)
+    except InvalidInputError as error:
+        raise InvalidModelError(f"{settings.where}: {error}") from None

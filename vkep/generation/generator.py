@@ -138,7 +138,11 @@ class Generator:
         finally:
             for reader in readers.values():
                 self._batch.leave(reader)
-        return [readers[place].answer for place in range(len(readers))]
+        answers = [readers[place].answer for place in range(len(readers))]
+        for answer in answers:
+            if answer.error is not None:
+                raise answer.error
+        return answers
 
     def stream(self, prompt: Prompt, *, start: Sequence[int] = (), **settings: Any) -> Iterator[str]:
         """Yield the answer's text as it is generated; nothing for a model without tokenizer. Leaving the loop, or dropping the
@@ -153,6 +157,8 @@ class Generator:
                 if len(answer.text) > shown:
                     piece, shown = answer.text[shown:], len(answer.text)
                     yield piece
+            if answer.error is not None:
+                raise answer.error
         finally:
             self._batch.leave(reader)
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import Any
 
-from vkep.errors import InvalidInputError
+from vkep.errors import InvalidInputError, shortened
+
+#: limits of one answer's settings: each token of every answer waits while its text is compared with them
+MOST_STOPS, LONGEST_STOP, MOST_TOKENS = 16, 1024, 4096
 
 
 @dataclass(frozen=True)
@@ -22,7 +27,8 @@ class Sampling:
     end the answer; they are not part of it. stop_tokens: ids that end it, besides the model's own. ignore_end: the
     model's own end tokens do not end the answer.
 
-    Raises `InvalidInputError` for values out of range.
+    Raises `InvalidInputError` for values out of range, or of other types; there are up to 16 stop texts of up to 1,024
+    characters, and up to 4,096 stop tokens.
     """
 
     temperature: float = 0.0
@@ -37,23 +43,69 @@ class Sampling:
     ignore_end: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        wrong = [
-            f"{name} is {getattr(self, name)!r}, expected {expected}"
-            for name, expected, fits in (
-                ("temperature", "0 or more", 0 <= self.temperature < float("inf")),
-                ("top_k", "a whole number of 0 or more", isinstance(self.top_k, int) and self.top_k >= 0),
-                ("top_p", "more than 0, up to 1", 0 < self.top_p <= 1),
-                ("min_p", "0 to 1", 0 <= self.min_p <= 1),
-                ("repetition_penalty", "more than 0", 0 < self.repetition_penalty < float("inf")),
-                ("max_tokens", "1 or more, or None", self.max_tokens is None or self.max_tokens >= 1),
-                ("stop", "texts that are not empty", all(isinstance(s, str) and s for s in self.stop)),
-            )
-            if not fits
-        ]
+        wrong = []
+        for name, (kind, low, high, expected) in _NUMBERS.items():
+            value: Any = getattr(self, name)
+            if value is None and name in ("seed", "max_tokens"):
+                continue
+            number = _number(value, kind)
+            if number is None or not (low <= number <= high or (number == 0 and name == "temperature")):
+                wrong.append(f"{name} is {shown(value)}, expected {expected}")
+            else:
+                object.__setattr__(self, name, number)
+        stop: Any = (self.stop,) if isinstance(self.stop, str) else self.stop
+        if not _is_list(stop, str, MOST_STOPS) or not all(0 < len(text) <= LONGEST_STOP for text in stop):
+            wrong.append(f"stop is {shown(stop)}, expected up to {MOST_STOPS} texts of 1 to {LONGEST_STOP} characters")
+        tokens: Any = self.stop_tokens
+        if not _is_list(tokens, Integral, MOST_TOKENS) or not all(0 <= token < 1 << 31 for token in tokens):
+            wrong.append(f"stop_tokens is {shown(tokens)}, expected up to {MOST_TOKENS} token ids")
+        ignore_end: Any = self.ignore_end
+        if not isinstance(ignore_end, bool):
+            wrong.append(f"ignore_end is {shown(self.ignore_end)}, expected True or False")
         if wrong:
             raise InvalidInputError("; ".join(wrong))
+        object.__setattr__(self, "stop", tuple(stop))
+        object.__setattr__(self, "stop_tokens", tuple(map(int, tokens)))
+
+
+#: the kind and the range of each number, and the range in words. A step computes in float32
+_NUMBERS: Mapping[str, tuple[type, float, float, str]] = {
+    "temperature": (Real, 2.0**-126, 2.0**127, "0, or a number that float32 holds"),
+    "top_k": (Integral, 0, 2**31 - 1, "a whole number of 0 or more"),
+    "top_p": (Real, 2.0**-126, 1, "more than 0, up to 1"),
+    "min_p": (Real, 0, 1, "0 to 1"),
+    "repetition_penalty": (Real, 2.0**-126, 2.0**127, "more than 0"),
+    "seed": (Integral, -(2**63), 2**64 - 1, "a whole number of 64 bits, or None"),
+    "max_tokens": (Integral, 1, 2**31 - 1, "a whole number of 1 or more, or None"),
+}
+
+
+def _number(value: Any, kind: Any) -> float | int | None:
+    """The value as Python's own number; None where it is no number of this kind, or one that no float holds."""
+    if not isinstance(value, kind) or isinstance(value, bool):
+        return None
+    try:
+        return int(value) if kind is Integral else float(value)
+    except (OverflowError, ValueError):
+        return None
+
+
+def _is_list(values: object, kind: type, most: int) -> bool:
+    """Whether it is a sequence, or a set, of up to ``most`` values of this kind."""
+    return (
+        isinstance(values, (Sequence, Set))
+        and not isinstance(values, (str, bytes))
+        and len(values) <= most
+        and all(isinstance(value, kind) and not isinstance(value, bool) for value in values)
+    )
+
+
+def shown(value: object) -> str:
+    """A value for a message, shortened. Python refuses to write whole numbers of thousands of digits."""
+    try:
+        return shortened(repr(value), 200, 80)
+    except ValueError:
+        return f"a {type(value).__name__} of too many digits"
 
 
 @dataclass

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+import contextlib
+import functools
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from gpu_shared.signals import pass_on_signals
 from vkep.errors import InvalidInputError, InvalidModelError, VkepError
-from vkep.generation.folder import read_json
+from vkep.generation.folder import Record, read_text
+from vkep.generation.templates import MissingPackageError, render
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 #: the replacement character that a tokenizer returns for an incomplete character
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 #: number of preceding tokens with which a tokenizer joins texts as it would within the whole one
 _BEFORE = 6
-
-
-class MissingPackageError(VkepError, ImportError):
-    """A package of the extra ``vkep[generate]`` is not installed."""
 
 
 class Text:
@@ -45,80 +46,119 @@ class Text:
             raise MissingPackageError(
                 f"prompts of text need the package tokenizers: pip install 'vkep[generate]' ({error})"
             ) from None
-        try:
-            self._tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the package raises plain Exception
-            raise InvalidModelError(f"{path}: no tokenizer that the package tokenizers reads ({error})") from None
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
+        text = read_text(folder, FILE)
+        with _panics(InvalidModelError, f"{path}: no tokenizer that the package tokenizers reads"):
+            self._tokenizer = Tokenizer.from_str(text)
+            self._tokenizer.no_padding()
+            self._tokenizer.no_truncation()
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        #: the texts of special tokens, the longest first
+        self._special = sorted({token.content for token in added if token.special and token.content}, key=len)[::-1]
         self._folder = folder
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """The tokens of a text; with ``special`` also those that the tokenizer puts around a prompt."""
-        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+        """The tokens of a text; with ``special`` also those that the tokenizer puts around a prompt. The texts of special
+        tokens in it become these tokens. Raises `InvalidInputError` for a text that UTF-8 cannot have (lone surrogates), or
+        that the tokenizer fails for."""
+        return self._encoded(self._tokenizer, text, special)
+
+    def _encoded(self, tokenizer: Any, text: str, special: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidInputError(f"the text has a lone surrogate at character {error.start}") from None
+        with _panics(InvalidInputError, f"the tokenizer of {self._folder} fails for this text"):
+            return list(tokenizer.encode(text, add_special_tokens=special).ids)
+
+    @functools.cached_property
+    def _plain(self) -> Any:
+        """The tokenizer for texts in which special tokens have no meaning."""
+        plain = type(self._tokenizer).from_str(self._tokenizer.to_str())
+        plain.encode_special_tokens = True
+        return plain
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, without special ones."""
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+        """The text of tokens, without special ones. Raises `InvalidModelError` where the tokenizer fails."""
+        with _panics(InvalidModelError, f"the tokenizer of {self._folder} fails for these tokens"):
+            return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> list[int]:
+    def chat(self, messages: Sequence[Mapping[str, Any]], *, special: bool = False, **more: Any) -> list[int]:
         """The tokens of a conversation up to where the next answer begins, by the folder's chat template.
 
-        ``messages`` are objects with ``role`` and ``content``. Raises `InvalidInputError` where the folder has no template or the
-        template refuses the messages.
+        ``messages`` are objects with ``role`` and ``content``. Texts of special tokens in them stay texts, unless ``special``:
+        a message cannot end itself and begin another. Raises `InvalidInputError` where the folder has no template or the template
+        refuses the messages.
         """
-        config = read_json(self._folder / CONFIG) if (self._folder / CONFIG).is_file() else {}
-        template = self._template(config)
-        special = {k: _content(v) for k, v in config.items() if k.endswith("_token") and v is not None}
-        text = render(template, {**special, "messages": list(messages), "add_generation_prompt": True, **more})
-        return self.encode(text, special=False)  # the template contains the special tokens
+        template, values = self._template
+        marks = Marks(() if special else self._special)
+        text = render(
+            template, {**values, "messages": marks.put(list(messages)), "add_generation_prompt": True, **more}
+        )
+        tokens: list[int] = []
+        for piece, is_mark in marks.split(text):  # the template has the special tokens
+            tokens += self._encoded(self._plain if is_mark else self._tokenizer, piece, special=False)
+        return tokens
 
-    def _template(self, config: Mapping[str, Any]) -> str:
-        file = self._folder / "chat_template.jinja"
-        if file.is_file():
-            return file.read_text(encoding="utf-8")
-        beside = self._folder / "chat_template.json"
-        found = config.get("chat_template") or (read_json(beside).get("chat_template") if beside.is_file() else None)
+    @functools.cached_property
+    def _template(self) -> tuple[str, dict[str, str]]:
+        """The chat template, and the texts of the special tokens that it may use."""
+        config = Record.read(self._folder, CONFIG, needed=False)
+        special = {k: _content(v) for k, v in config.values.items() if k.endswith("_token") and v is not None}
+        if os.path.lexists(self._folder / "chat_template.jinja"):
+            return read_text(self._folder, "chat_template.jinja"), special
+        found = config.values.get("chat_template")
+        if not found:
+            found = Record.read(self._folder, "chat_template.json", needed=False).values.get("chat_template")
         if isinstance(found, list):  # several templates, by name
-            named = {entry.get("name"): entry.get("template") for entry in found}
+            named = {
+                Record(entry, config.where).text("name"): Record(entry, config.where).text("template")
+                for entry in found
+            }
             found = named.get("default") or next(iter(named.values()), None)
         if not isinstance(found, str):
             raise InvalidInputError(
                 f"{self._folder} has no chat template (chat_template.jinja, or chat_template in {CONFIG}); "
                 "write the whole prompt, without chat"
             )
-        return found
+        return found, special
+
+
+@contextlib.contextmanager
+def _panics(error: type[VkepError], message: str) -> Iterator[None]:
+    """Raise ``error`` for what the package tokenizers raises: plain exceptions, and panics, which are none."""
+    try:
+        yield
+    except BaseException as problem:
+        if not isinstance(problem, Exception) and type(problem).__name__ != "PanicException":
+            raise
+        pass_on_signals(problem)
+        raise error(f"{message} ({type(problem).__name__}: {problem})") from None
 
 
 def _content(token: Any) -> str:
-    return str(token["content"] if isinstance(token, Mapping) else token)
+    return str(token.get("content", "") if isinstance(token, Mapping) else token)
 
 
-def render(template: str, values: Mapping[str, Any]) -> str:
-    """Render a chat template. Templates come with models that are not trusted: the sandbox keeps them from accessing
-    the interpreter.
+class Marks:
+    """Marks in place of the texts of special tokens in messages, to find these in what a template makes of the messages."""
 
-    Raises `InvalidInputError` where it fails, `MissingPackageError` without the package jinja2.
-    """
-    try:
-        from jinja2 import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError as error:
-        raise MissingPackageError(
-            f"chat templates need the package jinja2: pip install 'vkep[generate]' ({error})"
-        ) from None
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts, self._name = texts, secrets.token_hex(8)
+        self._find = re.compile("|".join(map(re.escape, texts))) if texts else None
 
-    def refuse(message: str) -> NoReturn:
-        raise TemplateError(message)
+    def put(self, value: Any) -> Any:
+        """A message, or a part of it, with marks."""
+        if isinstance(value, str) and self._find is not None:
+            return self._find.sub(lambda found: f"{self._name}x{self._texts.index(found[0])}x", value)
+        if isinstance(value, Mapping):
+            return {key: self.put(item) for key, item in value.items()}
+        return [self.put(item) for item in value] if isinstance(value, (list, tuple)) else value
 
-    extensions = ["jinja2.ext.loopcontrols"]
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
-    environment.globals.update(raise_exception=refuse, strftime_now=lambda form: datetime.now().strftime(form))
-    try:
-        return environment.from_string(template).render(values)
-    except (TemplateError, TypeError, ValueError, LookupError) as error:
-        raise InvalidInputError(f"the chat template refuses the messages: {type(error).__name__}: {error}") from None
+    def split(self, text: str) -> Iterator[tuple[str, bool]]:
+        """The text in pieces that are not empty: whether a piece is a special token's text, in place of a mark."""
+        for k, piece in enumerate(re.split(f"{self._name}x([0-9]+)x", text)):
+            if piece:
+                yield (self._texts[int(piece)], True) if k % 2 else (piece, False)
 
 
 class TextStream:

@@ -128,10 +128,9 @@ class ChatService:
             card = {"id": self._model, "object": "model", "created": self._started, "owned_by": "vkep"}
             return JSONResponse({"object": "list", "data": [card]})
         body = await read_body(request, self._limits["max_body"], self._limits["body_s"])
-        given = parse_request(b"".join(body), _PATHS[path])
-        if given.model not in ("", self._model):
-            raise ProtocolError(404, f"there is no model {given.model!r}; there is {self._model!r}")
-        prompt, sampling = await asyncio.get_running_loop().run_in_executor(None, self._prepared, given)
+        # in a thread: reading JSON, a template and a tokenizer take longer than a step
+        run = asyncio.get_running_loop().run_in_executor
+        given, prompt, sampling = await run(None, self._read, b"".join(body), _PATHS[path])
         answering = Answering(given, self._model)
         events = self._timed(self._writer.stream(prompt, sampling))
         first = await anext(events)  # errors in the prompt are known by now, and determine the request's status
@@ -144,12 +143,17 @@ class ChatService:
             texts.append(last.text)
         return JSONResponse(answering.whole("".join(texts), last.reason, len(prompt), len(last.answer.tokens)))
 
-    def _prepared(self, given: ChatRequest) -> tuple[Sequence[int], Sampling]:
+    def _read(self, body: bytes, chat: bool) -> tuple[ChatRequest, Sequence[int], Sampling]:
+        """A request, with its tokens and settings. Raises `ProtocolError`, `InvalidInputError`."""
+        given = parse_request(body, chat)
+        if given.model not in ("", self._model):
+            raise ProtocolError(404, f"there is no model {given.model!r}; there is {self._model!r}")
         generator = self._writer.generator
         sampling = generator.sampling(**given.settings)
         if given.messages is not None:
-            return generator.text.chat(given.messages), sampling
-        return generator.text.encode(given.prompt) if isinstance(given.prompt, str) else given.prompt or [], sampling
+            return given, generator.text.chat(given.messages), sampling
+        prompt = generator.text.encode(given.prompt) if isinstance(given.prompt, str) else given.prompt or []
+        return given, prompt, sampling
 
     async def _timed(self, events: AsyncIterator[Event]) -> AsyncIterator[Event]:
         started: float | None = time.perf_counter()

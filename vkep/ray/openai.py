@@ -7,49 +7,106 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
+
+from vkep.errors import InvalidInputError, shortened
+from vkep.generation.sampling import MOST_STOPS, Sampling, shown
 from vkep.ray.kserve import ProtocolError
 
-#: maps a request's names to settings of `vkep.generation.Sampling`, with their types
-_SETTINGS: dict[str, tuple[str, type | tuple[type, ...]]] = {
-    "temperature": ("temperature", (int, float)),
-    "top_p": ("top_p", (int, float)),
-    "top_k": ("top_k", int),
-    "min_p": ("min_p", (int, float)),
-    "repetition_penalty": ("repetition_penalty", (int, float)),
-    "seed": ("seed", int),
-    "max_tokens": ("max_tokens", int),
-    "max_completion_tokens": ("max_tokens", int),
-    "stop": ("stop", (str, list)),
-    "ignore_eos": ("ignore_end", bool),
-}
-#: fields that a request may have only with these values: others request features that do not exist
+#: limits of lists; numbers have those of `vkep.generation.Sampling`
+_MOST_MESSAGES, _MOST_PARTS, _MOST_TOKENS, _LONGEST_NAME = 4096, 1024, 1 << 20, 256
+#: fields that a request may have only with these values: others request features that do not exist. Null asks for nothing
 _ONLY: dict[str, Sequence[Any]] = {
-    "n": (1, None),
-    "best_of": (1, None),
-    "echo": (False, None),
-    "logprobs": (False, None),
-    "top_logprobs": (0, None),
-    "presence_penalty": (0, None),
-    "frequency_penalty": (0, None),
-    "logit_bias": ({}, None),
-    "suffix": ("", None),
-    "tools": ([], None),
-    "tool_choice": ("none", "auto", None),
-    "functions": ([], None),
-    "response_format": ({"type": "text"}, None),
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "presence_penalty": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "logit_bias": ({},),
+    "suffix": ("",),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "verbosity": ("medium",),
 }
-_IGNORED = {"user", "metadata", "store", "service_tier"}
+#: fields that change no answer
+_IGNORED = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+)
 #: why an answer ended, in OpenAI's terms
 _REASONS = {"stop": "stop", "length": "length", "context": "length", "memory": "length", "cancelled": "stop"}
+#: a request's names of settings of `vkep.generation.Sampling`, where they differ
+_RENAMED = {"max_completion_tokens": "max_tokens", "ignore_eos": "ignore_end"}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class _StreamOptions(_Strict):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class _Part(_Strict):
+    type: Literal["text"]
+    text: str
+
+
+class _Message(_Strict, extra="allow"):
+    role: str = Field(max_length=_LONGEST_NAME)
+    content: str | Annotated[list[_Part], Field(max_length=_MOST_PARTS, fail_fast=True)]
+
+
+class _Settings(_Strict):
+    """Fields that both kinds of requests have."""
+
+    model: str | None = Field(None, max_length=_LONGEST_NAME)
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    stop: str | Annotated[list[str], Field(max_length=MOST_STOPS, fail_fast=True)] | None = None
+    ignore_eos: bool | None = None
+
+
+class _Conversation(_Settings):
+    messages: list[_Message] = Field(min_length=1, max_length=_MOST_MESSAGES, fail_fast=True)
+
+
+class _Completion(_Settings):
+    prompt: str | Annotated[list[int], Field(min_length=1, max_length=_MOST_TOKENS, fail_fast=True)]
+
+
+_OURS = set(_Settings.model_fields) - {"model", "stream", "stream_options"}
 
 
 @dataclass(frozen=True)
 class ChatRequest:
     """The content of a request: a conversation or a prompt (a text or token ids), and settings.
 
-    settings: of `vkep.generation.Sampling`.
+    settings: of `vkep.generation.Sampling`, which has checked them.
     """
 
     model: str
@@ -63,67 +120,48 @@ class ChatRequest:
 def parse_request(body: bytes, chat: bool) -> ChatRequest:
     """A request to ``/v1/chat/completions``, or ``/v1/completions``. Raises `ProtocolError` (400)."""
     try:
-        given = json.loads(body)
-    except (ValueError, RecursionError) as error:
+        given = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
         raise ProtocolError(400, f"the request's JSON cannot be read: {error}") from None
     if not isinstance(given, dict):
         raise ProtocolError(400, "the request is no JSON object")
-    said = {"model", "stream", "stream_options", "messages" if chat else "prompt"}
-    unknown = sorted(set(given) - said - set(_SETTINGS) - set(_ONLY) - _IGNORED)
-    if unknown:
-        raise ProtocolError(400, f"the request has {unknown}, which are not known here")
     for name, allowed in _ONLY.items():
-        if name in given and given[name] not in allowed:
-            raise ProtocolError(400, f"{name} is {given[name]!r}; only {allowed[0]!r} can be had here")
-    settings = {}
-    for name, (setting, kinds) in _SETTINGS.items():
-        value = given.get(name)
-        if value is None:
-            continue
-        if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
-            raise ProtocolError(400, f"{name} is {value!r}, which it cannot be")
-        settings[setting] = value
-    stop = settings.get("stop")
-    if isinstance(stop, list) and not all(isinstance(text, str) for text in stop):
-        raise ProtocolError(400, f"stop is {stop!r}, expected a text or a list of texts")
-    options = given.get("stream_options") or {}
-    if not isinstance(options, dict) or not isinstance(given.get("stream", False), (bool, type(None))):
-        raise ProtocolError(400, "stream is expected to be true or false, stream_options an object")
-    model = given.get("model", "")
-    if not isinstance(model, str):
-        raise ProtocolError(400, f"model is {model!r}, expected a name")
+        value = given.pop(name, None)
+        if value is not None and not any(type(value) is type(one) and value == one for one in allowed):
+            raise ProtocolError(400, f"{name} is {shown(value)}; only {allowed[0]!r} can be had here")
+    for name in _IGNORED:
+        given.pop(name, None)
+    known = (_Conversation if chat else _Completion).model_fields
+    try:
+        # null asks for nothing, also in fields that are not known here
+        read = (_Conversation if chat else _Completion).model_validate(
+            {name: value for name, value in given.items() if value is not None or name in known}
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"][:3]))
+        raise ProtocolError(400, f"{shortened(where, 200)} is {shown(first['input'])}: {first['msg']}") from None
+    settings = {
+        _RENAMED.get(n, n): v for n in sorted(_OURS & read.model_fields_set) if (v := getattr(read, n)) is not None
+    }
+    try:
+        Sampling(**settings)
+    except InvalidInputError as error:
+        raise ProtocolError(400, str(error)) from None
     return ChatRequest(
-        model,
-        _messages(given.get("messages")) if chat else None,
-        None if chat else _prompt(given.get("prompt")),
+        read.model or "",
+        list(map(_text_message, read.messages)) if isinstance(read, _Conversation) else None,
+        read.prompt if isinstance(read, _Completion) else None,
         settings,
-        bool(given.get("stream")),
-        bool(options.get("include_usage")),
+        bool(read.stream),
+        bool(read.stream_options and read.stream_options.include_usage),
     )
 
 
-def _messages(messages: Any) -> Sequence[Mapping[str, Any]]:
-    if not isinstance(messages, list) or not messages:
-        raise ProtocolError(400, "messages is expected to be a list of at least one message")
-    found = []
-    for message in messages:
-        content = message.get("content") if isinstance(message, dict) else None
-        if isinstance(content, list):  # parts of text
-            texts = [
-                part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content
-            ]
-            content = None if None in texts else "".join(map(str, texts))
-        if not isinstance(content, str) or not isinstance(message.get("role"), str):
-            raise ProtocolError(400, f"a message is {message!r}, expected an object with role and content, both texts")
-        found.append({**message, "content": content})
-    return found
-
-
-def _prompt(prompt: Any) -> str | Sequence[int]:
-    ids = isinstance(prompt, list) and prompt and all(isinstance(t, int) and not isinstance(t, bool) for t in prompt)
-    if not isinstance(prompt, str) and not ids:
-        raise ProtocolError(400, "prompt is expected to be one text, or a list of token ids")
-    return prompt
+def _text_message(message: _Message) -> Mapping[str, Any]:
+    parts = message.content
+    content = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+    return {**message.model_dump(), "content": content}
 
 
 class Answering:

@@ -115,7 +115,7 @@ class Writer:
             for event in events:
                 job = by_answer.get(event.answer)
                 if job is not None:
-                    job.tell(event)
+                    job.tell(event.answer.error or event)
             self._observe(len(batch.under_way), len(events), time.perf_counter() - started)
         for job in [*self._jobs, *self._waiting]:
             job.tell(VkepError("the service is closing"))
