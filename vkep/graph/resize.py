@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vkep.errors import Decline, InvalidNode
+from vkep.errors import InvalidNode
 from vkep.sizes import called, is_size
 
 #: whole numbers below it are float32's
@@ -33,7 +33,7 @@ def resolve_resize(
     """The result for an input of ``shape``; ``sizes`` or ``scales`` has an entry for each of ``axes`` (all axes, if
     None). ``policy`` is keep_aspect_ratio_policy (ONNX Resize).
 
-    Raises `InvalidNode` for sizes or scales that do not fit the input, `Decline` for an empty input.
+    Raises `InvalidNode` for sizes or scales that do not fit the input.
     """
     out, factors = list(shape), [(1, 1)] * len(shape)
     chosen = _chosen(axes, len(shape))
@@ -41,19 +41,20 @@ def resolve_resize(
         raise InvalidNode(f"both sizes {list(sizes)} and scales {list(scales)} are given")
     if sizes is not None:
         _check_count("sizes", sizes, chosen)
-        if any(size < 1 for size in sizes):
-            raise InvalidNode(f"sizes {list(sizes)}; each must be at least 1")
-        if not all(shape[a] for a in chosen):
-            raise Decline(f"sizes {list(sizes)} for an empty input {tuple(shape)}")
+        if any(size < 1 if shape[a] else size for size, a in zip(sizes, chosen, strict=True)):
+            raise InvalidNode(
+                f"sizes {list(sizes)} for axes of {[shape[a] for a in chosen]}; only an axis of 0 stays 0"
+            )
+        sizes, chosen = [size for size in sizes if size], [a for a in chosen if shape[a]]
         ratios = [(size, shape[a]) for size, a in zip(sizes, chosen, strict=True)]
-        if policy in ("not_larger", "not_smaller"):
+        if policy in ("not_larger", "not_smaller") and ratios:
             one = ratios[0]
             for ratio in ratios[1:]:
                 if (ratio[0] * one[1] < one[0] * ratio[1]) == (policy == "not_larger"):
                     one = ratio
             ratios = [one] * len(chosen)
             sizes = [(2 * one[0] * shape[a] + one[1]) // (2 * one[1]) for a in chosen]  # halves are rounded up
-        elif policy != "stretch":
+        elif policy not in ("stretch", "not_larger", "not_smaller"):
             raise InvalidNode(f"keep_aspect_ratio_policy {policy!r}")
         for a, size, ratio in zip(chosen, sizes, ratios, strict=True):
             out[a], factors[a] = size, ratio

@@ -250,6 +250,6 @@ def compress(b: Builder, x: Tensor, condition: Tensor, *, axis: int | None = Non
         x, axis = b.reshape(x, [math.prod(x.shape)]), 0
     chosen = np.flatnonzero(b.value(condition, "condition").reshape(-1))
     where = b.axis(axis, x.rank)
-    if chosen.size and chosen[-1] >= x.shape[where]:
-        b.decline(f"the condition holds at {chosen[-1]}, beyond the {x.shape[where]} slices")
+    if chosen.size and chosen[-1] >= x.shape[where]:  # ONNX Runtime reads no more of the condition
+        chosen = chosen[chosen < int(x.shape[where])]
     return gather_(b, x, b.constant(chosen.astype(np.int64)), axis=where)

@@ -266,7 +266,7 @@ def instance_normalization(b: Builder, x: Tensor, scale: Tensor, bias: Tensor, *
         _expect_channels(b, x, scale=scale, B=bias)
         scale, bias = (b.reshape(t, (x.shape[1], *[1] * (x.rank - 2))) for t in (scale, bias))
         return _double_norm(b, x, list(range(2, x.rank)), scale, bias, epsilon)
-    return _group_norm(b, x, x.shape[1], scale, bias, epsilon)
+    return _group_norm(b, x, x.shape[1] or 1, scale, bias, epsilon)
 
 
 @operator("GroupNormalization", since=21, types={"T": every("GroupNormalization", among=SINGLE)})

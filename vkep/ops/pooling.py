@@ -74,6 +74,8 @@ def lp_pool(
 def _spatial(b: Builder, x: Tensor) -> list[int]:
     if x.rank < 3:
         b.invalid(f"the input has shape {list(x.shape)}, expected [N, C, D1, ...]")
+    if not x.size and x.shape[0]:
+        b.invalid(f"an input of shape {list(x.shape)}; of a pool's input only the batch may be 0")
     return list(range(2, x.rank))
 
 

@@ -183,8 +183,6 @@ def layer_of(
     for name, tensor in {"R": r, "sequence_lens": lengths, **others}.items():
         b.expect(name, tensor, shapes[name])
     b.expect_range("sequence_lens", lengths, 0, steps)
-    if not steps or not batch:
-        b.decline("an empty sequence or batch")
     if a.layout:
         y = b.empty(x.dtype, (batch, steps, count, hidden)).transpose((1, 2, 0, 3))
     else:
@@ -200,7 +198,7 @@ def rows_of(t: Tensor, index: int, start: int, length: int) -> Tensor:
 
 def initial_state(layer: Layer, initial: Tensor | None, index: int, layout: int) -> Tensor:
     """A direction's initial state [batch, hidden]; 0 for a sequence without steps, whose last state ONNX Runtime leaves 0."""
-    if initial is None:
+    if initial is None or not layer.steps:
         return layer.b.full((layer.batch, layer.hidden), 0, layer.x.dtype)
     if layout:
         initial = initial.transpose((1, 0, 2))
@@ -291,7 +289,7 @@ def carried(
         input_forget,
         math.inf if functions[0].clip is None else functions[0].clip,
     )
-    if not carries(problem, b.caps):
+    if not layer.steps or not carries(problem, b.caps):  # a dispatch of no steps would store no state
         return None
     weights = recurrent_weights.transpose((1, 0))
     states = [b.empty(layer.x.dtype, (layer.batch, hidden)) for _ in range(len(problem.makes()) - 1)]

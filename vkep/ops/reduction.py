@@ -48,8 +48,6 @@ def _whole_mean(b: Builder, x: Tensor, axes: Sequence[int], keepdims: bool) -> T
     the remainders are summed separately. (This assumes that the square of the number of elements fits 64 bits.)"""
     kind = DTYPES["uint64" if x.dtype.name == "uint64" else "int64"]
     wide, count = b.cast(x, kind), math.prod(x.shape[a] for a in axes)
-    if not count:
-        b.decline("the mean of no elements")
     whole = reduce_axes(b, "sum", b.pointwise("div", wide, count), axes, keepdims)
     left = reduce_axes(b, "sum", b.pointwise("({0} - {0} / {1} * {1})", wide, count), axes, keepdims)
     mean = b.expr("({0} + {1} / {2})", whole, left, count)
@@ -92,6 +90,9 @@ def _declare(op_type: str, op: str, types: tuple[str, ...]) -> None:
     first_with_input = 13 if op_type == "ReduceSum" else 18
 
     def reduced(b: Builder, data: Tensor, axes: list[int], keepdims: int) -> Tensor:
+        if op == "mean" and not math.prod(data.shape[a] for a in axes):  # ONNX leaves it open; 0 as in ONNX Runtime
+            shape = [1 if i in axes else d for i, d in enumerate(data.shape) if keepdims or i not in axes]
+            return b.full(shape, 0, data.dtype)
         if data.dtype.kind in ("int", "uint") and op.startswith("logsum"):  # a cast from float, as ONNX's function body
             return b.cast(reduce_axes(b, op, b.cast(data, DTYPES["float32"]), axes, bool(keepdims)), data.dtype)
         if data.dtype.name == "float64" and op.startswith("logsum"):
@@ -122,8 +123,10 @@ for _op_type, (_op, _types) in _REDUCTIONS.items():
 
 def _arg(b: Builder, greatest: bool, x: Tensor, axis: int, keepdims: int, last: int) -> Tensor:
     axis = b.axis(axis, x.rank)
-    dense, sizes = middle(b, x, [axis])
     shape = [1 if i == axis else d for i, d in enumerate(x.shape)]
+    if not x.shape[axis] and 0 not in shape:
+        b.invalid(f"axis {axis} of shape {list(x.shape)} has no elements")
+    dense, sizes = middle(b, x, [axis])
     out = b.result(ArgReduceProblem(*sizes, x.dtype.name, greatest, bool(last)), dense, shape=shape)
     return out if keepdims else b.reshape(out, [d for i, d in enumerate(x.shape) if i != axis])
 
@@ -152,6 +155,8 @@ def hardmax(b: Builder, x: Tensor, *, axis: int = -1) -> Tensor:
 
 
 def _hardmax(b: Builder, x: Tensor, axis: int) -> Tensor:
+    if not x.shape[axis]:
+        return b.empty(x.dtype, x.shape)
     top = _arg(b, True, x, axis, 1, 0)
     places = b.reshape(positions(b, x.shape[axis], np.int64), [x.shape[axis], *[1] * (x.rank - axis - 1)])
     return b.store(b.expr("({0} == {1} ? 1.0 : 0.0)", top, places, ctype="float"), x.dtype, shape=x.shape)

@@ -73,13 +73,15 @@ def _fitted(b: Builder, x: Tensor, axis: int, length: int) -> Tensor:
 def transformed(b: Builder, x: Tensor, axis: int, length: int | None, inverse: bool, onesided: bool) -> Tensor:
     """The Fourier transform along an axis, as DFT specifies it."""
     if x.rank < 2 or x.shape[-1] not in (1, 2) or axis == x.rank - 1:
-        b.decline(
+        b.invalid(
             f"a transform along axis {axis} of shape {x.shape}, whose last axis holds the real and imaginary parts"
         )
     if length is None:
         length = 2 * (x.shape[axis] - 1) if inverse and onesided else x.shape[axis]
-    if length < 1:
-        b.decline(f"a transform of length {length}")
+    if length < 0 or (not length and onesided):
+        b.invalid(f"a transform of length {length}")
+    if not length:
+        return b.empty(x.dtype, [*(0 if i == axis else d for i, d in enumerate(x.shape[:-1])), 2])
     dtype = x.dtype
     bins = length // 2 + 1
     x = _fitted(b, _wide(b, x), axis, bins if inverse and onesided else length)

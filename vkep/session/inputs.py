@@ -14,8 +14,8 @@ from vkep.graph.model import ValueInfo
 
 
 def check_inputs(declared: Mapping[str, ValueInfo], values: Mapping[str, Any]) -> None:
-    """Raise `InvalidInputError` for a dtype, rank or size that does not fit the model."""
-    symbols: dict[str, tuple[int, str]] = {}
+    """Raise `InvalidInputError` for a dtype, rank or size that does not fit the model. Axes that share a symbolic name may
+    differ, as in ONNX Runtime: exporters reuse names."""
     for name, info in declared.items():
         value = values[name]
         if not info.elem_type:
@@ -27,7 +27,7 @@ def check_inputs(declared: Mapping[str, ValueInfo], values: Mapping[str, Any]) -
         if expected is not None and got != expected.numpy:
             raise InvalidInputError(f"input {name!r}: got dtype {got}, expected {expected} ({_describe(info)})")
         if info.shape is not None:
-            _check_shape(name, tuple(value.shape), info, symbols)
+            _check_shape(name, tuple(value.shape), info)
 
 
 def _check_other(what: str, value: Any, declared: onnx.TypeProto) -> None:
@@ -72,7 +72,7 @@ def _type_text(declared: onnx.TypeProto) -> str:
     return "other"
 
 
-def _check_shape(name: str, shape: tuple[int, ...], info: ValueInfo, symbols: dict[str, tuple[int, str]]) -> None:
+def _check_shape(name: str, shape: tuple[int, ...], info: ValueInfo) -> None:
     dims = info.shape or ()
     if len(shape) != len(dims):
         raise InvalidInputError(
@@ -83,12 +83,6 @@ def _check_shape(name: str, shape: tuple[int, ...], info: ValueInfo, symbols: di
             raise InvalidInputError(
                 f"input {name!r}: got shape {shape}, expected {dim} on axis {axis} ({_describe(info)})"
             )
-        if isinstance(dim, str):
-            known, where = symbols.setdefault(dim, (size, f"{name!r} axis {axis}"))
-            if known != size:
-                raise InvalidInputError(
-                    f"input {name!r}: dimension {dim!r} is {size} on axis {axis}, but {known} at {where}"
-                )
 
 
 def wrong_names(declared: Mapping[str, ValueInfo], feeds: Mapping[str, Any]) -> InvalidInputError:
