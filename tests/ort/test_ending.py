@@ -43,6 +43,20 @@ if mode == "profile":
     profiled = opened(options)
 if mode == "cycle":
     session.itself = session
+if mode in ("logging", "codecs", "atexit"):  # what holds the program's names beyond its modules
+    import atexit, codecs, logging
+    class Holder(logging.Handler):
+        def emit(self, record):
+            session
+        def find(self, name):
+            value
+    holder = Holder()
+    if mode == "logging":
+        logging.getLogger("vkep").addHandler(holder)
+    elif mode == "codecs":
+        codecs.register(holder.find)
+    else:
+        atexit.register(lambda: session.run(None, {"x": X}))
 if mode == "daemons":
     plain = onnxruntime.InferenceSession(MODEL, providers=["CPUExecutionProvider"])
     def forever(one):
@@ -103,7 +117,9 @@ def run(folder: Path, program: str, *arguments: str) -> subprocess.CompletedProc
     )
 
 
-@pytest.mark.parametrize("mode", ["open", "bound", "profile", "cycle", "status", "daemons"])
+@pytest.mark.parametrize(
+    "mode", ["open", "bound", "profile", "cycle", "status", "daemons", "logging", "codecs", "atexit"]
+)
 def test_a_program_ends_with_everything_open(registered: Any, tmp_path: Path, mode: str) -> None:
     for _ in range(3 if mode == "daemons" else 1):
         result = run(tmp_path, PROGRAM, mode)

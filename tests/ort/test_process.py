@@ -278,7 +278,7 @@ def test_an_exception_before_a_callbacks_first_line_fails_the_call() -> None:
         vkep.ort.register()
         session = open_session()
         name = "vkep_ep_OnRunEnd"
-        boundary._define(name, lambda: None, lambda error: boundary.to_status(error, name), lambda: None)
+        boundary._define(name, lambda: None, lambda error: boundary.to_status(error, name))
         try:
             check(session)
         except Exception as error:

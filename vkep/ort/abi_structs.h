@@ -308,6 +308,11 @@ size_t vkep_drain(VkepSpares *, uint64_t *pointers);
 /* A block's turn, -1 where it is none of these. */
 int64_t vkep_turn(VkepSpares *, uint64_t pointer);
 
+/* After Python's end: members that do nothing, and members that return an error. */
+void vkep_end(const OrtApi *api);
+void *vkep_nothing(void);
+OrtStatus *vkep_ended(void);
+
 /* OrtAllocator whose Alloc, AllocOnStream and Free look at `spares` (NULL: none yet) before they call Python's. */
 typedef struct VkepAllocator {
   OrtAllocator allocator;

@@ -10,6 +10,7 @@ an exception can only be logged). Only the members that a class writes are fille
 from __future__ import annotations
 
 import _thread
+import ctypes
 import functools
 import logging
 import signal
@@ -121,18 +122,8 @@ class CStruct:
 _tables: list[Any] = []
 
 
-def _status_after_end(name: str) -> Callable[[], Any]:
-    """The result of a callback that returns a status, after Python's exit: success, for those that release
-    something."""
-    tables, releases, success = _tables, "Release" in name, NULL
-
-    def make() -> Any:
-        return success if releases else tables[-1].CreateStatus(1, b"vkep: Python has ended")
-
-    return make
-
-
 _bound: set[str] = set()
+_over = ending.over
 #: maps the address of a structure that ONNX Runtime holds to the object behind it (this also keeps both alive)
 _live: dict[int, CStruct] = {}
 
@@ -173,17 +164,14 @@ def _bind(callback: str, member: str, kind: str, default: Any) -> None:
     if callback in _bound:
         return
     _bound.add(callback)
-    # the functions hold these references: at Python's exit the names of its modules are cleared
-    over, torn = ending.over, ending.make_torn()
     if kind == "status":
-        after_end = _status_after_end(callback)
 
         def answer(error: BaseException) -> Any:
             return to_status(error, callback)
 
         def entry(this: Any, *args: Any) -> Any:
-            if over and torn():
-                return after_end()
+            if _over:
+                ending.park()
             try:
                 getattr(_live[int(ffi.cast("uintptr_t", this))], member)(*args)
             except BaseException as error:  # an exception that leaves a callback would count as success
@@ -198,34 +186,43 @@ def _bind(callback: str, member: str, kind: str, default: Any) -> None:
                 _hand_on(error)
             return default
 
-        def after_end() -> Any:
-            return default
-
         def entry(this: Any, *args: Any) -> Any:
-            if over and torn():
-                return default
+            if _over:
+                ending.park()
             try:
                 return getattr(_live[int(ffi.cast("uintptr_t", this))], member)(*args)
             except BaseException as error:
                 return answer(error)
 
-    _define(callback, entry, answer, after_end)
+    _define(callback, entry, answer)
 
 
-def _define(
-    name: str, entry: Callable[..., Any], answer: Callable[[BaseException], Any], after_end: Callable[[], Any]
-) -> None:
+def _define(name: str, entry: Callable[..., Any], answer: Callable[[BaseException], Any]) -> None:
     """Make ``entry`` the callback. A signal that arrived while ONNX Runtime was in C raises before the first line of
     ``entry``: then cffi calls ``onerror``, which returns the ``answer`` of ``entry``. Without it cffi would return
     zeros, which as a status means success."""
 
-    over, torn = ending.over, ending.make_torn()
-
     def failed(kind: Any, error: BaseException, trace: Any) -> Any:
-        return after_end() if over and torn() else answer(error)
+        return answer(error)
 
     _entries.update((entry.__code__, failed.__code__))
     ffi.def_extern(name=name, onerror=failed)(entry)
+
+
+@ending.before_modules_are_cleared
+def _answer_without_python() -> None:
+    """ONNX Runtime may release its objects after the interpreter's end: what it holds then calls C functions that do
+    nothing, or return an error, and its memory is never freed."""
+    if not _tables:
+        return
+    lib.vkep_end(_tables[-1])
+    nothing, error = (ffi.addressof(lib, name) for name in ("vkep_nothing", "vkep_ended"))
+    for thing in _live.values():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing._memory))
+        for member, field in ffi.typeof(thing.struct).fields:
+            if field.type.kind == "function" and getattr(thing.pointer, member) != NULL:
+                fails = "Release" not in member and field.type.result.cname == "OrtStatus *"
+                setattr(thing.pointer, member, ffi.cast(field.type, error if fails else nothing))
 
 
 #: the code objects of all callbacks: a thread whose stack contains one is inside a callback
@@ -276,18 +273,16 @@ def entry_point(name: str) -> Callable[[Method], Method]:
     """Binds a function that belongs to no structure and returns an OrtStatus."""
 
     def bind(function: Method) -> Method:
-        over, torn, after_end = ending.over, ending.make_torn(), _status_after_end(name)
-
         def entry(*args: Any) -> Any:
-            if over and torn():
-                return after_end()
+            if _over:
+                ending.park()
             try:
                 function(*args)
             except BaseException as error:
                 return to_status(error, name)
             return NULL
 
-        _define(name, entry, lambda error: to_status(error, name), after_end)
+        _define(name, entry, lambda error: to_status(error, name))
         return function
 
     return bind

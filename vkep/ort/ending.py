@@ -1,9 +1,10 @@
 """The interpreter's exit, when a program leaves sessions and running threads.
 
-ONNX Runtime releases its objects when its Python objects are deleted, or with onnxruntime-genai even later, when the
-names of vkep's modules are cleared: then callbacks do nothing. When the interpreter exits, a daemon thread inside ONNX
-Runtime is terminated inside C++ code, which aborts the process with any provider: such threads are stopped before,
-where they call a run or return to vkep, and never continue.
+ONNX Runtime releases its objects when its Python objects are deleted, or even later: with onnxruntime-genai when the names
+of vkep's modules are cleared, with objects that a module of C holds when the interpreter is gone. Callbacks then do nothing
+(`before_modules_are_cleared`). When the interpreter exits, a daemon thread inside ONNX Runtime is terminated inside C++ code,
+which aborts the process with any provider: such threads are stopped before, where they call a run or return to vkep, and
+never continue.
 """
 
 from __future__ import annotations
@@ -21,29 +22,32 @@ from typing import Any
 
 logger = logging.getLogger("vkep.ort")
 
-#: has an item once the interpreter exits. Callbacks hold a reference to it, and then call `torn`.
+#: has an item once the interpreter exits: callbacks then call `park`
 over: list[bool] = []
 _PATIENCE = 5.0  #: seconds to wait for daemon threads inside a run
 _RUNS = ("run", "run_with_iobinding", "run_with_ort_values", "run_with_ortvaluevector")
 _FILE = "onnxruntime_inference_collection.py"
 _parked: set[int] = set()
+
+
+class _Last:
+    """An object that is deleted when Python begins to clear its modules."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+
+    def __del__(self) -> None:
+        self._work()
+
+
 #: the module that Python clears first: the last one in ``sys.modules``
 _first = ModuleType("vkep.ort._first_to_go")
-_first.__dict__["_there"] = True
 
 
-def make_torn() -> Callable[[], bool]:
-    """Return a function that tells whether Python has begun to clear its modules; before that it stops daemon threads.
-    It uses no module's names once they are cleared."""
-    names, stop = vars(_first), park
-
-    def torn() -> bool:
-        if names.get("_there") is None:
-            return True
-        stop()
-        return False
-
-    return torn
+def before_modules_are_cleared(work: Callable[[], None]) -> Callable[[], None]:
+    """Decorates a function that is called at the interpreter's end, when Python's code still works."""
+    vars(_first)[work.__qualname__] = _Last(work)
+    return work
 
 
 def park() -> None:

@@ -293,11 +293,19 @@ const OrtSyncStreamImpl *vkep_working_stream(const OrtSyncStreamImpl *stream) {
   return stream != NULL && stream->Release == stream_release ? ((const VkepStream *)stream)->worker : stream;
 }
 
+/* since Python has ended: what creates statuses */
+static const OrtApi *after_end;
+
+void vkep_end(const OrtApi *api) { after_end = api; }
+void *vkep_nothing(void) { return NULL; }
+OrtStatus *vkep_ended(void) { return after_end->CreateStatus(1, "vkep: Python has ended"); }
+
 #define EXPORTED __attribute__((visibility("default")))
 
 EXPORTED OrtStatus *CreateEpFactories(const char *name, const OrtApiBase *base, const OrtLogger *logger,
                                       OrtEpFactory **factories, size_t room, size_t *made) {
   *made = 0;
+  if (after_end != NULL) return vkep_ended();
   START_PYTHON(base);
   OrtStatus *status = vkep_CreateEpFactories(name, base, logger, factories, room, made);
   if (status == NULL && *made == 0) /* cffi has no other way to say that a callback is not there */
@@ -311,4 +319,6 @@ EXPORTED OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBa
   return vkep_RegisterCustomOps(options, base);
 }
 
-EXPORTED OrtStatus *ReleaseEpFactory(OrtEpFactory *factory) { return vkep_ReleaseEpFactory(factory); }
+EXPORTED OrtStatus *ReleaseEpFactory(OrtEpFactory *factory) {
+  return after_end != NULL ? NULL : vkep_ReleaseEpFactory(factory);
+}
