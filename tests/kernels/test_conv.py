@@ -181,6 +181,40 @@ def test_winograd_on_a_gpu(name: str, gpu: Harness, family: DeviceCapabilities, 
     check(gpu, family, SHAPES[name], rng, fused=True, tuned=_tuned(SHAPES[name], True))
 
 
+#: in an image each: corners, borders of tiles, the last pixel of an uneven tile
+_PIXELS = ((0, 0), (3, 4), (7, 7), (4, 11), (12, 3), (13, 12))
+
+
+@pytest.mark.parametrize("background", ["values", "zeros"])
+@pytest.mark.parametrize("value", [90.0, 1e3, 3e4, 1e8, 1e30, np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_winograd_keeps_an_outlier_in_its_windows(
+    dtype: str, value: float, background: str, gpu: Harness, family: DeviceCapabilities, rng: np.random.Generator
+) -> None:
+    """A result whose window does not have the outlier is that of the other values."""
+    if dtype == "float16" and (value not in (90.0, 1e3, 3e4, np.inf) or family.device_type != "cpu"):
+        pytest.skip("no float16, or the direct sum on GPUs")
+    p = problem((len(_PIXELS), 16, 14, 13), 20, pads=(1, 1, 1, 1), dtype=dtype, w_constant=True, layout=NCHW)
+    x = rng.standard_normal((p.n, p.c, p.h, p.w)).astype(dtype) * (background == "values")
+    w = (rng.standard_normal((p.oc, p.c, 3, 3)) / 12).astype(dtype)
+    without = expected(p, x[:, :, None], w[:, :, None])[:, :, 0]
+    seen = np.zeros(without.shape, bool)
+    for image, (i, j) in enumerate(_PIXELS):
+        x[image, 5, i, j] = value
+        seen[image, :, max(i - 1, 0) : i + 2, max(j - 1, 0) : j + 2] = True
+    y = Tensor.empty(without.shape, dtype)
+    gpu.compute(p, family, [Tensor(x), Tensor(w)], [y], candidate="winograd")
+    off = np.abs(y.array[~seen].astype(np.float64) - without[~seen])
+    assert off.max() <= (TOLERANCE[dtype] * np.abs(without).max() * 4 if background == "values" else 0)
+    with np.errstate(invalid="ignore"):
+        want = expected(p, x[:, :, None], w[:, :, None])[:, :, 0][seen]
+    got = y.array[seen].astype(np.float64)
+    if np.isfinite(value):
+        assert np.abs(got - want).max() <= TOLERANCE[dtype] * np.abs(want).max()
+    else:
+        np.testing.assert_array_equal(got, want)
+
+
 def test_padding_is_zero_whatever_surrounds_the_tensor(
     gpu: Harness, family: DeviceCapabilities, rng: np.random.Generator
 ) -> None:
@@ -227,13 +261,14 @@ class TestWithoutDevice:
 
         assert sources(SHAPES["3x3 stride 2"], CPU) == ["conv_subgroup.comp"]
         assert sources(SHAPES["winograd"], CPU) == [
+            "pointwise.comp",
             "winograd_input.comp",
             "matmul_subgroup.comp",
             "winograd_output.comp",
         ]
         assert sources(SHAPES["3x3"], GPU)[0] == "conv_tiled.comp"
         long = problem((32, 128, 28, 28), 128, pads=(1, 1, 1, 1))
-        on_gpu = ["winograd_input.comp", "matmul_tiled.comp", "winograd_output.comp"]
+        on_gpu = ["pointwise.comp", "winograd_input.comp", "matmul_tiled.comp", "winograd_output.comp"]
         assert sources(long, GPU) == on_gpu
         assert sources(dataclasses.replace(long, n=1), GPU)[0] == "conv_tiled.comp"
         assert sources(dataclasses.replace(long, dtype="float16"), GPU)[0] != on_gpu[0]
