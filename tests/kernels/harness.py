@@ -17,10 +17,15 @@ import numpy as np
 from gpu_shared.capabilities import DeviceCapabilities
 from gpu_shared.memory import Buffer
 from vkep.device.measure.kernel_runner import KernelRunner, ReadyCall
+from vkep.dtypes import DTYPES
+from vkep.ir import tensor as ir
+from vkep.ir.interpreter import Interpreter
+from vkep.ir.ops import KernelOp
+from vkep.ir.tensor import contiguous_strides
 from vkep.kernels import launch
 from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.kernel import ADDRESS_BYTES, ITS_VIEW, KernelCall
-from vkep.kernels.problem import Problem
+from vkep.kernels.problem import Need, NoReference, Problem
 from vkep.kernels.select import Choice, Emission, bind, candidates, emit
 from vkep.kernels.tuning import Choice as Tiling
 from vkep.kernels.tuning import chosen
@@ -80,6 +85,62 @@ class NumpyWorkspace:
         return self.flag, len(self.faults)
 
 
+class SecondOpinion:
+    """The results of a problem by its reference, from the operands as they are before a kernel runs."""
+
+    def __init__(self, problem: Problem, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        needs, makes = problem.operands
+        host = Interpreter()
+        op = KernelOp(problem, [_view(need) for need in needs], [_view(make) for make in makes])
+        read = [*zip(needs, op.inputs, inputs, strict=True), *zip(makes, op.outputs, outputs, strict=True)]
+        for need, view, tensor in read:
+            if need in needs or need.name in problem.updates:
+                whole = ir.Tensor.contiguous(
+                    view.dtype, (int(view.storage.nbytes) // view.dtype.itemsize,), view.storage
+                )
+                host.put(whole, _elements(tensor.array, need)[: whole.size])
+        self.made: list[tuple[Need, np.ndarray]] = []
+        try:
+            host.run([op])
+        except NoReference:
+            return
+        self.made = [(make, host.read(view)) for make, view in zip(makes, op.outputs, strict=True)]
+
+    def compare(self, arrays: Sequence[np.ndarray]) -> None:
+        """Raises `AssertionError` where results differ by more than kernels' sums in float32 may."""
+        for (make, expected), array in zip(self.made, arrays, strict=bool(self.made)):
+            flat = _elements(array, make)
+            strides = [s * flat.itemsize for s in make.strides or contiguous_strides(make.shape)]
+            got = np.lib.stride_tricks.as_strided(flat, make.shape, strides)
+            kept = ~np.ma.getmaskarray(expected)
+            got, wanted = got[kept], np.ma.getdata(expected)[kept]
+            kind = DTYPES[make.dtype]
+            if kind.kind != "float":
+                np.testing.assert_array_equal(got, wanted.astype(got.dtype), f"{make.name} by the reference of {make}")
+                continue
+            rtol = {"float16": 1e-2, "bfloat16": 5e-2}.get(kind.name, 2e-3)
+            most = float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0))
+            np.testing.assert_allclose(
+                got.astype(np.float64),
+                wanted.astype(kind.numpy).astype(np.float64),
+                rtol,
+                rtol * most,
+                err_msg=make.name,
+            )
+
+
+def _view(need: Need) -> ir.Tensor:
+    storage = ir.Storage(need.extent * DTYPES[need.dtype].itemsize, label=need.name)
+    return ir.Tensor(DTYPES[need.dtype], need.shape, storage, need.strides or contiguous_strides(need.shape))
+
+
+def _elements(array: np.ndarray, need: Need) -> np.ndarray:
+    """The elements of an operand that a test passes, of the problem's type, in the order of memory."""
+    kind = DTYPES[need.dtype]
+    stored = np.dtype(np.uint8) if kind.kind == "bits" else kind.numpy
+    return np.ascontiguousarray(array).reshape(-1).view(stored)
+
+
 def as_discrete(caps: DeviceCapabilities) -> DeviceCapabilities:
     """A device as a discrete GPU, with no more lanes in a workgroup than shuffles combine (`shuffle_sizes`)."""
     lanes = min(caps.max_workgroup_invocations, launch._MOST_SUBGROUPS * caps.subgroup_size)
@@ -102,9 +163,12 @@ class Harness(KernelRunner):
         epilogue: Epilogue | None = None,
         candidate: str = "",
         tuned: Mapping[str, Tiling] | None = None,
+        compare: bool = True,
         **how: Any,
     ) -> NumpyWorkspace:
-        """Run the candidate that is chosen for a problem, or the one that is named; ``how`` as for `run`."""
+        """Run the candidate that is chosen for a problem, or the one that is named; ``how`` as for `run`. Results are compared
+        with the problem's reference, unless an epilogue changes them or ``compare`` is False: the order of results is free."""
+        opinion = SecondOpinion(problem, inputs, outputs) if compare and epilogue is None else None
         target = NumpyWorkspace(caps, tuned or {})
         taken = next((c for c in candidates(type(problem)) if c.name == candidate), None)
         if taken is not None:
@@ -114,6 +178,8 @@ class Harness(KernelRunner):
             assert not candidate, f"{type(problem).__name__} has no candidate {candidate!r}"
             calls = emit(problem, target, inputs, outputs, epilogue)
         self.run(calls, **how)
+        if opinion is not None:
+            opinion.compare([t.array for t in outputs])
         return target
 
     def run(self, calls: Sequence[KernelCall], *, indirect: bool = False, in_memory: bool | None = None) -> None:

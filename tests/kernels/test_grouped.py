@@ -19,7 +19,7 @@ def test_rows_in_blocks_of_one_group(
     x = rng.integers(0, groups, rows)
     x[: rows // 2] = groups - 1
     made = [Tensor.empty(need.shape, need.dtype) for need in problem.makes()]
-    gpu.compute(problem, caps, [Tensor(x)], made)
+    gpu.compute(problem, caps, [Tensor(x)], made, compare=False)  # rows of a group are in any order
     places, sources, owners = (t.array for t in made)
     assert len(set(places)) == rows
     np.testing.assert_array_equal(owners[places // block], x)

@@ -20,7 +20,7 @@ from vkep.dtypes import DTYPES
 from vkep.ir import expr as ex
 from vkep.ir.ops import Pointwise
 from vkep.ir.tensor import Storage, Tensor
-from vkep.passes import attention, fuse, in_place, layout, pipeline
+from vkep.passes import attention, emit, fuse, in_place, layout, pipeline
 
 #: of the catalog, the models that take longest
 _LARGE = ("bert", "gpt2step", "mobilenetv2", "resnet", "elem16m", "op_add_4m", "matmul1024", "op_conv7x7")
@@ -112,7 +112,7 @@ def _broken(name: str, model: onnx.ModelProto, module: Any, attribute: str, to: 
     with mock.patch.object(module, attribute, to):
         [difference] = check_model(model, caps, {}).differences
     assert difference.name == name
-    assert difference.touched
+    assert difference.touched or name == "emission"
     return difference.what, difference.touched
 
 
@@ -175,3 +175,30 @@ def test_a_result_that_overwrites_an_input_too_early_is_named() -> None:
     with mock.patch.object(in_place, "follows", return_value=True), watched() as report:
         pipeline.run_passes(ops(), goal)
     assert [difference.name for difference in report.differences] == ["in place"]
+
+
+CHAIN = "(float[8,8] x, float[8,8] z) => (float[8,8] y) { a = MatMul(x, z) b = MatMul(z, a) c = MatMul(b, z) y = Sub(c, x) }"
+
+
+def test_dispatches_in_one_group_are_named() -> None:
+    def schedule(accesses: Any, peak: Any) -> list[int]:
+        return [0] * len(accesses)
+
+    what, _ = _broken("emission", _model(CHAIN), emit, "schedule", schedule)
+    assert "MatMul" in what and "in no order" in what
+
+
+def test_dispatches_in_another_order_are_named() -> None:
+    def schedule(accesses: Any, peak: Any) -> list[int]:
+        return list(range(len(accesses)))[::-1]
+
+    what, _ = _broken("emission", _model(CHAIN), emit, "schedule", schedule)
+    assert "reads what nothing wrote, instead of MatMul" in what
+
+
+def test_buffers_in_one_place_are_named() -> None:
+    def place(lifetimes: Any, piece: Any) -> tuple[list[int], int]:
+        return [0] * len(lifetimes), max(life.nbytes for life in lifetimes)
+
+    what, _ = _broken("emission", _model(CHAIN), emit, "place", place)
+    assert "MatMul" in what

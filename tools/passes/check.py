@@ -7,22 +7,26 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 from unittest import mock
 
 import numpy as np
 
+from tools.passes.order import checked_size, misordered
 from vkep.dtypes import DTYPES
 from vkep.ir import expr as ex
 from vkep.ir.host_memory import HostMemory, InvalidAccess
 from vkep.ir.interpreter import Interpreter
 from vkep.ir.ops import Op, Pointwise, reads
 from vkep.ir.tensor import Storage, Tensor
+from vkep.kernels.kernel import KernelCall
 from vkep.kernels.problem import NoReference
-from vkep.passes import pipeline
+from vkep.passes import emit, pipeline
+from vkep.passes.emit import _accesses, _Layout
 from vkep.passes.pipeline import Goal, Pass
 
-#: the name of the state before the first pass
-LOWERING = "lowering"
+#: the names of the state before the first pass, and of what follows the last one
+LOWERING, EMISSION = "lowering", "emission"
 #: relative to an element and to the greatest one: constants of problems may be rounded to float32
 _CLOSE, _OF_GREATEST = 1e-5, 1e-6
 #: where an expression rounds to a narrower type, which a fused operation may not do
@@ -74,6 +78,7 @@ class _Watch:
         self._constants: dict[Storage, HostMemory] = {}
         self._before: _State | None = None
         self._texts: Counter[str] = Counter()
+        self._rtol = _CLOSE  #: of the widest rounding in any expression of the island so far
 
     def begin(self, ops: list[Op], goal: Goal) -> list[Op]:
         """Interpret the operations of an island before its passes."""
@@ -82,7 +87,7 @@ class _Watch:
         for view in (t for op in ops for t in reads(op)):
             if view.storage.port is not None and view.storage.port not in self._given:
                 self._given[view.storage.port] = self._input(view)
-        self._constants, self._texts = {}, Counter(_described(ops))
+        self._constants, self._texts, self._rtol = {}, Counter(_described(ops)), _tolerance(ops)
         self._before = self._interpreted(LOWERING, ops, goal, shares=False, touched=())
         if self._before is not None and self._inputs.keys() >= {t.storage.label for t, _ in self._given.values()}:
             self._compare_with_expected(ops, goal, self._before)
@@ -97,7 +102,7 @@ class _Watch:
             expected = expected.view(np.uint8) if t.dtype.kind == "bits" else expected
             kind = np.float64 if t.dtype.kind == "float" else expected.dtype
             was = np.ma.array(expected.astype(kind).reshape(made.shape), mask=np.ma.getmaskarray(made))
-            rtol = max(_tolerance(ops), _AS_EXPECTED.get(t.dtype.name, _EXPECTED))
+            rtol = max(self._rtol, _AS_EXPECTED.get(t.dtype.name, _EXPECTED))
             what = _difference(_State([was], set()), _State([made], set()), [t], rtol)
             if what:
                 self._failed(LOWERING, what, _described(ops))
@@ -113,9 +118,25 @@ class _Watch:
         made = self._interpreted(step.name, ops, goal, step.shares, touched)
         if made is None:
             return
-        what = _difference(self._before, made, goal.results, _tolerance(ops))
+        self._rtol = max(self._rtol, _tolerance(ops))
+        what = _difference(self._before, made, goal.results, self._rtol)
         if what:
             self._failed(step.name, what, touched)
+
+    def emitted(
+        self, layout: _Layout, calls: Sequence[tuple[KernelCall, str]], shared: Mapping[int, int], is_sized: bool
+    ) -> None:
+        """Check the order and the memory of an island's dispatches."""
+        if is_sized or not checked_size(calls):
+            self.report.not_interpreted["the order of a plan with sizes, or with large buffers"] += 1
+            return
+        groups = dict(zip([id(call) for call, _ in layout.calls], layout.groups, strict=True))
+        accesses = [_accesses(call, shared) for call, _ in calls]
+        what = misordered(
+            [label for _, label in calls], accesses, [groups[id(call)] for call, _ in calls], layout.offsets
+        )
+        if what:
+            self._failed(EMISSION, what, ())
 
     def _failed(self, name: str, what: str, touched: Sequence[str]) -> None:
         self.report.differences.append(Difference(name, what, tuple(touched)))
@@ -174,8 +195,13 @@ def watched(inputs: Inputs | None = None, seed: int = 0, expected: Inputs | None
 
         return replace(step, run=run)
 
+    class Layout(_Layout):
+        def __init__(self, calls: Any, ports: Any, faults: Any, trace: Any, piece: Any, shared: Any) -> None:
+            super().__init__(calls, ports, faults, trace, piece, shared)
+            watch.emitted(self, calls, shared, trace is not None)
+
     passes = (Pass(LOWERING, watch.begin), *map(observed, pipeline.PASSES))
-    with mock.patch.object(pipeline, "PASSES", passes):
+    with mock.patch.object(pipeline, "PASSES", passes), mock.patch.object(emit, "_Layout", Layout):
         yield watch.report
 
 

@@ -13,7 +13,7 @@ from vkep.kernels.kernel import KernelCall
 from vkep.kernels.kv_codes import CODES, decoded
 from vkep.kernels.launch import ceil_div, element_type
 from vkep.kernels.problem import Need, Problem, alignment_of, extent
-from vkep.kernels.reference import placed_as
+from vkep.kernels.reference import placed_as, weighted
 from vkep.sizes import divides
 
 #: so that sums of positions fit signed 32-bit integers
@@ -171,7 +171,7 @@ class AttentionProblem(Problem):
         if self.softcap:
             scores = self.softcap * np.tanh(scores / self.softcap)
         if bias is not None:
-            scores = scores + bias
+            scores = np.where(np.isneginf(bias), -np.inf, scores + bias)  # hidden, whatever the score is
         distance = np.arange(self.keys) - np.arange(self.queries)[:, None]
         if origin is not None:
             distance = distance - origin.astype(np.int64)[:, None, None, None]
@@ -184,7 +184,7 @@ class AttentionProblem(Problem):
         total = powers.sum(axis=3, keepdims=True)
         if sink is not None:
             total = total + np.exp(sink[:, None, None] - most)
-        y = powers @ v / np.where(total == 0.0, 1.0, total)  # a row without a visible key is zero
+        y = weighted(powers, v) / np.where(total == 0.0, 1.0, total)  # a row without a visible key is zero
         return placed_as(y, (self.heads * self.queries * self.value_size, *self.y_strides, 1))
 
 

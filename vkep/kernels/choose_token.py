@@ -93,7 +93,7 @@ class ChooseTokenProblem(Problem):
     ) -> tuple[np.ndarray, np.ndarray]:
         tokens = np.empty(self.rows, np.int64)
         for row, (heat, top_k, top_p, min_p, penalty, chance) in enumerate(settings):
-            logits = x[row].copy()
+            logits = np.where(np.isnan(x[row]), -np.inf, x[row])
             if seen is not None:
                 ids = np.unique(seen[row][(seen[row] >= 0) & (seen[row] < self.vocabulary)])
                 logits[ids] = np.where(logits[ids] < 0, logits[ids] * penalty, logits[ids] / penalty)

@@ -183,9 +183,9 @@ class ConvProblem(Problem):
         weights = w.reshape(self.groups, self.oc // self.groups, self.c // self.groups, *kernel)
         y = np.zeros((self.n, self.groups, self.oc // self.groups, math.prod(out)))
         for tap in np.ndindex(*kernel):
-            pixels = parts[(..., *tap)].reshape(self.n, self.groups, self.c // self.groups, -1)
+            pixels = parts[(..., *tap)].reshape(self.n, self.groups, self.c // self.groups, math.prod(out))
             y += weights[(..., *tap)] @ pixels
-        images = y.reshape(self.n, self.oc, -1)
+        images = y.reshape(self.n, self.oc, math.prod(out))
         return images.transpose(0, 2, 1).reshape(-1, self.oc) if self.lies_last else images
 
 

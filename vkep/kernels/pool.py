@@ -171,7 +171,7 @@ class PoolProblem(Problem):
                 counts = windows(inside, window.kernel, window.strides, window.dilations, nothing, window.out)
             else:
                 counts = seen(inside, 0)
-            made = (seen(x, 0).sum(axis=axes) / counts.sum(axis=axes),)
+            made = (seen(x, 0).sum(axis=axes) / np.maximum(counts.sum(axis=axes), 1),)  # 0 of a window in the padding
         else:
             made = (np.sum(np.abs(seen(x, 0)) ** self.p, axis=axes) ** (1 / self.p),)
         return tuple(np.moveaxis(y, 1, -1) for y in made) if self.channels_last else made

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
+
+from vkep.kernels.problem import NoReference
+
+#: elements of all windows together
+_LARGEST = 1 << 30
 
 
 def wide(x: np.ndarray) -> np.ndarray:
@@ -27,8 +33,11 @@ def windows(
     fill: float = 0,
 ) -> np.ndarray:
     """A view [..., *out, *kernel] of the windows of x [..., *spatial], which has ``begins`` elements of ``fill`` before its
-    first ones, and as many after its last ones as the windows reach."""
+    first ones, and as many after its last ones as the windows reach. Raises `NoReference` for very many elements."""
     rank = len(kernel)
+    shape = (*x.shape[: x.ndim - rank], *out, *kernel)
+    if math.prod(shape) >= _LARGEST:
+        raise NoReference("windows of more elements than numpy counts quickly")
     pads = [(0, 0)] * (x.ndim - rank)
     for size, k, step, apart, begin, count in zip(
         x.shape[-rank:], kernel, strides, dilations, begins, out, strict=True
@@ -38,7 +47,6 @@ def windows(
     lead, spatial = padded.strides[: x.ndim - rank], padded.strides[x.ndim - rank :]
     moves = [s * step for s, step in zip(spatial, strides, strict=True)]
     taps = [s * apart for s, apart in zip(spatial, dilations, strict=True)]
-    shape = (*x.shape[: x.ndim - rank], *out, *kernel)
     return np.lib.stride_tricks.as_strided(padded, shape, (*lead, *moves, *taps), writeable=False)
 
 
@@ -82,7 +90,7 @@ def unpacked(codes: np.ndarray, bits: int, count: int) -> np.ndarray:
     """The first ``count`` codes of each row of bytes, the first in the lowest bits, as int64."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     every = codes[..., None] >> shifts & np.uint8((1 << bits) - 1)
-    return every.reshape(*codes.shape[:-1], -1)[..., :count].astype(np.int64)
+    return every.reshape(*codes.shape[:-1], codes.shape[-1] * len(shifts))[..., :count].astype(np.int64)
 
 
 def rotated(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -> np.ndarray:
@@ -93,6 +101,16 @@ def rotated(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool) 
     y = x.copy()
     y[..., first] = x[..., first] * cos - x[..., second] * sin
     y[..., second] = x[..., second] * cos + x[..., first] * sin
+    return y
+
+
+def weighted(weights: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """``weights @ v``, to which rows of v whose weight is 0 contribute nothing, also where they are not finite."""
+    y = weights @ np.where(np.isfinite(v), v, 0.0)
+    for row in np.flatnonzero(~np.isfinite(v).all(axis=(0, 1, 3))):
+        strange = np.where(np.isfinite(v[:, :, row]), 0.0, v[:, :, row])[:, :, None]
+        weight = weights[..., row, None]
+        y += np.where(weight > 0, weight * strange, 0.0)
     return y
 
 
