@@ -56,8 +56,8 @@ class SharedGpuContextRegistry:
     def lookup_or_create(self, spec: KeyLike, create_fn: CreateFunction) -> SharedGpuContext:
         """The live context of this key, else the result of ``create_fn``: racing threads create it once and share it.
 
-        A failed creation raises its error in every thread that waited. ``create_fn`` must not request its own key
-        (``RuntimeError``).
+        A failed creation raises its error in every thread that waited. ``create_fn`` must not request its own key, nor
+        one whose creation waits for this one (``RuntimeError``).
         """
         return self._create(_key(spec), create_fn, reuse=True)
 
@@ -173,25 +173,24 @@ class SharedGpuContextRegistry:
                 if others is None:
                     self._creating[key] = making
                     break
-            others.check_not_maker()
             try:
                 made = others.result()
             except BaseException:
-                if reuse:
+                if reuse or not others.ended:
                     raise
             else:
                 if reuse and made.is_valid:
                     return made
             # create_only continues with the present entry; a context that was closed meanwhile is stale
         try:
-            context = create_fn()
+            context = making.make(create_fn)
             _check_made(context, key)
+            reference = weakref.ref(context)
         except BaseException as error:
             with self._lock:
                 del self._creating[key]
             making.failed(error)
             raise
-        reference = weakref.ref(context)
         with self._lock:
             self._contexts[key] = reference
             del self._creating[key]

@@ -43,21 +43,23 @@ class ResourceStore:
         with self._lock:
             while True:
                 entry: Entry[T] = self._entries.setdefault(key, own)
-                if entry is not own:
-                    entry.making.check_not_maker()
                 entry.count += 1
                 if self._entries.get(key) is entry:
                     break  # otherwise a finalizer that ran in this thread, before the count, dropped the last reference
         if entry is own:
             try:
-                entry.making.done(factory())
+                entry.making.done(entry.making.make(factory))
             except BaseException as error:
                 with self._lock:
                     del self._entries[key]
                 entry.making.failed(error)
                 raise
         else:
-            entry.making.result()  # a failed entry is not in the store: its count no longer matters
+            try:
+                entry.making.result()
+            except BaseException:  # it failed, or its factory waits for this caller
+                self.drop(entry)
+                raise
         return entry
 
     def drop(self, entry: Entry[Any]) -> None:
