@@ -113,6 +113,17 @@ def test_a_file_of_the_user_in_place_of_a_folder_stays(root: Path, caplog: pytes
     assert "is a file: this process uses a private folder instead" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "/".join(["x" * 200] * 30), "a\0b", "circle"])
+def test_a_path_that_the_system_does_not_take_is_replaced(
+    root: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    root.mkdir()
+    (root / "circle").symlink_to(root / "circle")
+    folder = own_files.own_folder(root / name, "plans")
+    assert root not in folder.parents and "private folder" in caplog.text and len(caplog.text) < 5000
+    own_files.write_own(folder / ("0" * 64), b"content")
+
+
 @pytest.mark.parametrize("what", ["fifo", "link"])
 def test_what_is_no_folder_is_replaced_by_one(root: Path, what: str) -> None:
     root.mkdir()

@@ -19,6 +19,14 @@ def shortened(text: str, longest: int = _LONGEST_WORD, shown: int = 100) -> str:
     return f"{text[:shown]} [... {len(text)} characters ...] {text[-shown:]}"
 
 
+def shown(value: object) -> str:
+    """A value for a message, shortened. Python refuses to write whole numbers of thousands of digits."""
+    try:
+        return shortened(repr(value), 200, 80)
+    except ValueError:
+        return f"a {type(value).__name__} of too many digits"
+
+
 class VkepError(PicklableError):
     """Base of vkep's own errors. A name in a message may be a file's, and as long as the file: long ones are shortened."""
 

@@ -19,8 +19,12 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from vkep.errors import shortened
+
 _log = logging.getLogger(__name__)
 
+#: a name as long as those of entries
+_LONGEST_NAME = "0" * 128
 #: prefix of a file that is being written
 TEMPORARY = ".writing-"
 #: permission bits that let other users write
@@ -33,21 +37,34 @@ def own_folder(root: Path, *parts: str) -> Path:
     """Return ``root/parts``, or, with a warning, a folder that ends with the process (`process_folder`).
 
     The latter replaces a folder (``root``, or one below it) that another user owns or linked to, a root that every user
-    may write to, and folders whose permissions cannot be changed. Other folders of this user are made private: the root
-    loses write permission of other users, folders below it all their permissions. What is no folder below the root is
-    removed; a file of the user stays. Nothing is created; `make_folder` does that. Raises no `OSError`.
+    may write to, folders whose permissions cannot be changed, and paths that the system does not take. Other folders of
+    this user are made private: the root loses write permission of other users, folders below it all their permissions.
+    What is no folder below the root is removed; a file of the user stays. Nothing is created; `make_folder` does that.
+    Raises no `OSError`.
     """
     path = root
     for part in ("", *parts):
         path /= part
         try:
             problem = _problem(path, below=path != root)
-        except OSError:  # nothing is there, or it cannot be read: who uses the folder gets the error
+        except (OSError, ValueError):  # nothing is there, or it cannot be read: who uses the folder gets the error
             break
         if problem:
-            _warn_once("%s %s: this process uses a private folder instead, which ends with it", path, problem)
-            return process_folder().joinpath(*parts)
-    return root.joinpath(*parts)
+            return _private(path, problem, parts)
+    path = root.joinpath(*parts)
+    try:
+        os.lstat(path / _LONGEST_NAME)
+    except ValueError:
+        return _private(path, "is no path", parts)
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL):
+            return _private(path, f"cannot be used ({error.strerror})", parts)
+    return path
+
+
+def _private(path: Path, problem: str, parts: tuple[str, ...]) -> Path:
+    _warn_once("%s %s: this process uses a private folder instead, which ends with it", shortened(str(path)), problem)
+    return process_folder().joinpath(*parts)
 
 
 def _problem(path: Path, below: bool) -> str:

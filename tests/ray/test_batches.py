@@ -107,6 +107,13 @@ def test_the_axis_of_rows() -> None:
         Table.of([argument("x")], [argument("y", "n")])
 
 
+def test_results_of_another_number_of_rows_are_an_error() -> None:
+    given = {"ids": np.ones((5, 3)), "mask": np.ones((5, 3))}
+    for columns_ in (given, columns([1, 2, 2])):
+        with pytest.raises(ValueError, match="does not have a row for each"):
+            TOKENS.run(columns_, lambda feeds: [result[1:] for result in Model()(feeds)])
+
+
 def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="one length"):
         row_count({"a": np.zeros(2), "b": np.zeros(3)})

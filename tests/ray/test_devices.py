@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -165,10 +166,19 @@ def test_weights_outside_the_models_folder_are_not_shipped(tmp_path: Path) -> No
     proto.graph.initializer.append(numpy_helper.from_array(np.arange(3, dtype=np.float32), "w"))
     onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="m.weights", size_threshold=0)
     proto = onnx.load(tmp_path / "m.onnx", load_external_data=False)
-    proto.graph.initializer[0].external_data[0].value = "../m.weights"
-    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
-    with pytest.raises(ValueError, match="below the model's folder"):
-        packed(tmp_path / "m.onnx")
+    folder = tmp_path / "there"
+    folder.mkdir()
+    links = {"link": tmp_path / "m.weights", "sub": tmp_path, "circle": folder / "circle", "device": Path("/dev/zero")}
+    if os.name != "nt":
+        for name, target in links.items():
+            (folder / name).symlink_to(target)
+        os.mkfifo(folder / "fifo")
+    outside = ["../m.weights", str(tmp_path / "m.weights"), "", "a\0b", "link", "sub/m.weights", "device"]
+    for location in [*outside, "circle", "fifo", "nothing", "sub", "x" * 5000]:
+        proto.graph.initializer[0].external_data[0].value = location
+        (folder / "m.onnx").write_bytes(proto.SerializeToString())
+        with pytest.raises(ValueError if location in outside else (ValueError, FileNotFoundError)):
+            packed(folder / "m.onnx")
 
 
 def test_importing_the_package_brings_no_ray() -> None:

@@ -57,7 +57,7 @@ class Steps:
             self.seen.append((answers, tokens))
             assert self.goes_on.wait(LONG_S)
 
-        self.writer = Writer(opened, observe)
+        self.writer = Writer(opened, observe, 4)
 
     async def tokens(self, prompt: Any, settings: Sampling = SETTINGS) -> list[int]:
         found = [event.token async for event in self.writer.stream(prompt, settings) if event.token is not None]

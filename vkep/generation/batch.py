@@ -15,13 +15,13 @@ import numpy as np
 from gpu_shared.collector import steady_close
 from gpu_shared.steady import check_wanted, on_end, settle, steady
 from vkep.device.tensor import DeviceTensor
-from vkep.errors import InvalidInputError, VkepError
+from vkep.errors import InvalidInputError, VkepError, shown
 from vkep.generation.choices import Choice
 from vkep.generation.choosing import Chooser
 from vkep.generation.decoder import Decoder, Made
 from vkep.generation.encoder_decoder import EncoderDecoder, SourceRows
 from vkep.generation.rows import BufferRows, GrownRows, Rows
-from vkep.generation.sampling import Chances, Sampling, shown
+from vkep.generation.sampling import Chances, Sampling
 from vkep.generation.text import TextStream
 
 logger = logging.getLogger("vkep.generation")

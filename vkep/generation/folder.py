@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vkep.errors import InvalidInputError, InvalidModelError
+from vkep.errors import InvalidInputError, InvalidModelError, shown
 from vkep.files import file_inside, file_status, read_file
-from vkep.generation.sampling import Sampling, shown
+from vkep.generation.sampling import Sampling
 
 GENAI, CONFIG, GENERATION = "genai_config.json", "config.json", "generation_config.json"
 #: limits of what a folder may say: its files come from strangers

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
 
-from vkep.errors import InvalidInputError, shortened
+from vkep.errors import InvalidInputError, shown
 
 #: limits of one answer's settings: each token of every answer waits while its text is compared with them
 MOST_STOPS, LONGEST_STOP, MOST_TOKENS = 16, 1024, 4096
@@ -98,14 +98,6 @@ def _is_list(values: object, kind: type, most: int) -> bool:
         and len(values) <= most
         and all(isinstance(value, kind) and not isinstance(value, bool) for value in values)
     )
-
-
-def shown(value: object) -> str:
-    """A value for a message, shortened. Python refuses to write whole numbers of thousands of digits."""
-    try:
-        return shortened(repr(value), 200, 80)
-    except ValueError:
-        return f"a {type(value).__name__} of too many digits"
 
 
 @dataclass

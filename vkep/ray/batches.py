@@ -106,6 +106,7 @@ class Table:
             for part in parts(members, rows_of_run):
                 feeds, cut = self._feeds(columns, part, padding)
                 for name, result in zip(self.outputs, run(feeds), strict=True):
+                    _check_rows(name, result, feeds)
                     for row, at in enumerate(part):
                         found[name][at] = result[row][cut(name, at)]
         return {name: _column(rows) for name, rows in found.items()}
@@ -121,7 +122,13 @@ class Table:
                 feeds = {name: stacked(list(rows), rows.shape[1:], 0, missing) for name, rows in feeds.items()}
             return feeds
 
-        pieces = zip(*every(run, map(feeds_of, range(0, count, step))), strict=True)
+        def checked(feeds: Columns) -> Sequence[Array]:
+            results = run(feeds)
+            for name, result in zip(self.outputs, results, strict=True):
+                _check_rows(name, result, feeds)
+            return results
+
+        pieces = zip(*every(checked, map(feeds_of, range(0, count, step))), strict=True)
         return {
             name: np.concatenate(arrays)[:count] if len(arrays) > 1 else arrays[0][:count]
             for name, arrays in zip(self.outputs, pieces, strict=True)
@@ -153,6 +160,15 @@ class Table:
             )
 
         return feeds, cut
+
+
+def _check_rows(name: str, result: Array, feeds: Columns) -> None:
+    """Raise ``ValueError`` where a result has another number of rows than the feeds."""
+    rows = row_count(feeds)
+    if not result.ndim or len(result) != rows:
+        raise ValueError(
+            f"output {name!r} has shape {list(result.shape)} for {rows} rows: it does not have a row for each"
+        )
 
 
 def row_count(columns: Columns) -> int:

@@ -24,6 +24,8 @@ from vkep.ray.writer import Writer
 if TYPE_CHECKING:
     from vkep.generation import Event, Generator, Sampling
 
+#: how many requests a replica reads at once for each answer
+_BODIES = 4
 _PATHS = {"/v1/chat/completions": True, "/v1/completions": False}
 
 
@@ -47,7 +49,8 @@ def generation(
         folder: as `vkep.Generator` takes it, on all nodes.
         name: of the deployment. model: the name that requests give; the folder's by default.
         num_gpus: GPUs of a replica.
-        max_sequences: answers that a replica makes at the same time; requests beyond that wait at the proxies.
+        max_sequences: answers that a replica makes at the same time. It reads four times as many requests, which wait in the
+            order of their arrival; others wait at the proxies.
         max_queued_requests: how many of them, at each proxy; more are answered with 503 and Retry-After.
         max_body, body_s: maximum bytes of a request, and seconds within which it must have arrived.
         session: of `vkep.SessionOptions`.
@@ -58,7 +61,8 @@ def generation(
     """
     serve_options = {
         "ray_actor_options": {"num_gpus": num_gpus, **serve_options.pop("ray_actor_options", {})},
-        "max_ongoing_requests": max_sequences,
+        # more than answers: a body that does not arrive takes the place of no answer
+        "max_ongoing_requests": _BODIES * max_sequences,
         "max_queued_requests": max_queued_requests,
         "backpressure_config": BackpressureConfig(retry_after_s=retry_after_s),
         "health_check_period_s": 2,
@@ -88,7 +92,9 @@ class ChatService:
             "vkep_generation_first_token_seconds", "Seconds to an answer's first token.", steps
         )
         self._writer = Writer(
-            functools.partial(open_generator, folder, limits["max_sequences"], session), self._observe
+            functools.partial(open_generator, folder, limits["max_sequences"], session),
+            self._observe,
+            limits["max_sequences"],
         )
         self._started = int(time.time())
 

@@ -46,7 +46,10 @@ async def read_body(request: Request, most: int, seconds: float) -> Sequence[byt
     if length is not None and size < allowed:
         raise ProtocolError(400, f"the body has {size} bytes, and {length} were announced")
     encoding = request.headers.get("content-encoding")
-    return pieces if encoding is None else [kserve.inflated(b"".join(pieces), encoding, most)]
+    if encoding is None:
+        return pieces
+    run = asyncio.get_running_loop().run_in_executor  # zlib lets other threads run
+    return [await run(None, kserve.inflated, b"".join(pieces), encoding, most)]
 
 
 def answer_of(error: BaseException) -> tuple[int, str]:

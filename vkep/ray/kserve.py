@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from gpu_shared.errors import PicklableError
+from vkep.errors import shortened, shown
 from vkep.ray.bodies import Array, BinaryFeeds, Layout
 
 #: the protocol's name of strings: arrays of Python's, sent in UTF-8
@@ -64,6 +65,10 @@ MOST_DIGITS = 19
 _MOST_ELEMENTS = 1 << 40  # more than a body has; numpy's sizes hold those of 2**19 requests
 #: how many JSON texts of requests a model remembers, each of up to so many bytes: a client sends the same one again and again
 _KNOWN, _KNOWN_BYTES = 64, 4096
+#: limits of a request's JSON: reading it keeps all other requests of a replica waiting. Binary data has none of them
+MOST_VALUES, _MOST_LISTS, _LONGEST_ID = 1 << 20, 1 << 16, 1024
+#: parts of a gzip body (RFC 1952, 2.2), and bytes of it that are decompressed at once
+_MOST_MEMBERS, _WINDOW = 256, 1 << 16
 
 
 class ProtocolError(PicklableError):
@@ -178,10 +183,7 @@ def parse_infer(body: bytes | Sequence[bytes], header_length: str | None, model:
     if size <= _KNOWN_BYTES and (known := model.known.get((text, total))) is not None:
         layout, outputs, identity = known
         return InferRequest(BinaryFeeds(layout, pieces), outputs, identity)
-    try:
-        request = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(400, f"the request's JSON cannot be read: {error}") from None
+    request = _loads(text)
     inputs = _items(_object(request, "the request"), "inputs")
     at, feeds = size, dict[str, Array]()
     parts: dict[str, tuple[TensorSpec, tuple[int, ...], int, int]] = {}  # in binary form: also the first and last byte
@@ -195,7 +197,8 @@ def parse_infer(body: bytes | Sequence[bytes], header_length: str | None, model:
             continue
         if not _is_size(nbytes) or at + nbytes > total:
             raise ProtocolError(
-                400, f"input {spec.name!r}: binary_data_size is {nbytes!r}, and {total - at} bytes are left in the body"
+                400,
+                f"input {spec.name!r}: binary_data_size is {shown(nbytes)}, and {total - at} bytes are left in the body",
             )
         _check_bytes(spec, shape, nbytes)
         parts[spec.name] = spec, shape, at, at + nbytes
@@ -209,7 +212,9 @@ def parse_infer(body: bytes | Sequence[bytes], header_length: str | None, model:
     for output in asked:
         check_output(model, output.get("name"))
         outputs[output["name"]] = bool(_parameters(output).get("binary_data", every))
-    identity = str(request.get("id", ""))
+    identity = request.get("id") or ""
+    if not isinstance(identity, str) or len(identity) > _LONGEST_ID:
+        raise ProtocolError(400, f"id is {shown(identity)}, expected a text of up to {_LONGEST_ID} characters")
     in_place = all(
         spec.datatype not in (STRINGS, "BOOL") and not (start - size) % DATATYPES[spec.datatype].itemsize
         for spec, _, start, _ in parts.values()
@@ -239,7 +244,11 @@ def infer_response(model: ModelSpec, request: InferRequest, results: Mapping[str
         else:
             exact = array.astype(np.float32) if array.dtype.kind == "V" else array  # Python has no bfloat16 numbers
             flat = exact.reshape(-1).tolist()
-            outputs.append((name, kind, np.shape(array), None, list(map(_text, flat)) if kind == STRINGS else flat))
+            if kind == STRINGS:
+                flat = list(map(_text, flat))
+            elif exact.dtype.kind == "f" and not np.isfinite(exact).all():  # JSON has no such numbers
+                flat = [value if math.isfinite(value) else None for value in flat]
+            outputs.append((name, kind, np.shape(array), None, flat))
     make = _same_answer_json if all(request.outputs.values()) and not request.id else _answer_json
     text = make(model.name, model.version, request.id, tuple(outputs))
     return InferResponse([text, *pieces], len(text) if pieces else 0)
@@ -253,7 +262,7 @@ def _answer_json(name: str, version: str, identity: str, outputs: Iterable[tuple
         for output, kind, shape, nbytes, data in outputs
     ]
     head = {"model_name": name, "model_version": version, "outputs": described}
-    return json.dumps(head | ({"id": identity} if identity else {})).encode()
+    return json.dumps(head | ({"id": identity} if identity else {}), allow_nan=False).encode()
 
 
 #: for answers in binary form without an id, which differ from one another in their data alone
@@ -262,20 +271,52 @@ _same_answer_json = functools.lru_cache(_KNOWN)(_answer_json)
 
 def inflated(body: bytes, encoding: str, most: int) -> bytes:
     """Decompress a body. Raises `ProtocolError`: 413 above ``most`` bytes, 400 and 415 for data that cannot be read."""
-    if encoding in ("", "identity"):
+    coding = encoding.strip().lower()  # RFC 9110, 8.4.1: codings are case-insensitive
+    if coding in ("", "identity"):
         return body
-    if encoding not in ("gzip", "deflate"):
-        raise ProtocolError(415, f"Content-Encoding is {encoding!r}, expected gzip or deflate")
-    stream = zlib.decompressobj(zlib.MAX_WBITS | (16 if encoding == "gzip" else 0))
+    if coding not in ("gzip", "x-gzip", "deflate"):
+        raise ProtocolError(415, f"Content-Encoding is {shown(encoding)}, expected gzip or deflate")
+    is_gzip, pieces, rest, at = coding != "deflate", list[bytes](), memoryview(body), 0
+    for _ in range(_MOST_MEMBERS):
+        stream = zlib.decompressobj(zlib.MAX_WBITS | (16 if is_gzip else 0))
+        while not stream.eof:
+            window = rest[at : at + _WINDOW]
+            if not window:
+                raise ProtocolError(400, f"the {coding} body ends before its end")
+            try:
+                pieces.append(stream.decompress(window, most + 1))
+            except zlib.error as error:
+                raise ProtocolError(400, f"the body is no {coding}: {error}") from None
+            at += len(window) - len(stream.unconsumed_tail) - len(stream.unused_data)
+            most -= len(pieces[-1])
+            if most < 0:
+                raise ProtocolError(413, "the body has more bytes than are allowed once it is decompressed")
+        if at == len(body) or (is_gzip and not any(rest[at : at + _WINDOW]) and not bytes(rest[at:]).strip(b"\0")):
+            return b"".join(pieces)
+        if not is_gzip:
+            raise ProtocolError(400, "the body has further bytes after its end")
+    raise ProtocolError(400, f"the {coding} body has more than {_MOST_MEMBERS} members")
+
+
+def _loads(text: bytes) -> Any:
+    """The value of a JSON text. Raises `ProtocolError`: 413 for too many values, 400 for too many lists and no JSON."""
+    values, lists = text.count(b","), text.count(b"[") + text.count(b"{")
+    if values >= MOST_VALUES:
+        raise ProtocolError(
+            413, f"the JSON has about {values + 1} values, and {MOST_VALUES} are allowed: send binary data"
+        )
+    if lists > _MOST_LISTS:
+        raise ProtocolError(
+            400, f"the JSON has {lists} lists and objects, and {_MOST_LISTS} are allowed: send flat or binary data"
+        )
     try:
-        whole = stream.decompress(body, most + 1)
-    except zlib.error as error:
-        raise ProtocolError(400, f"the body is no {encoding}: {error}") from None
-    if len(whole) > most:
-        raise ProtocolError(413, f"the body has more than {most} bytes once it is decompressed")
-    if not stream.eof:
-        raise ProtocolError(400, f"the {encoding} body ends before its end")
-    return whole
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(400, f"the request's JSON cannot be read: {shortened(str(error))}") from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON (RFC 8259); send binary data")
 
 
 # ---- checks that HTTP and gRPC share
@@ -287,22 +328,22 @@ def checked_tensor(
     """The input for a request's tensor, and its shape. Raises `ProtocolError`."""
     spec = model.inputs.get(name) if isinstance(name, str) else None
     if spec is None:
-        raise ProtocolError(400, f"model {model.name!r} has no input {name!r}; it has {list(model.inputs)}")
+        raise ProtocolError(400, f"model {model.name!r} has no input {shown(name)}; it has {list(model.inputs)}")
     if name in known:
         raise ProtocolError(400, f"input {name!r} is given twice")
     if given != spec.datatype:
-        raise ProtocolError(400, f"input {name!r}: got datatype {given!r}, expected {spec.datatype!r}")
+        raise ProtocolError(400, f"input {name!r}: got datatype {shown(given)}, expected {spec.datatype!r}")
     if not isinstance(shape, list) or not all(map(_is_size, shape)):
-        raise ProtocolError(400, f"input {name!r}: shape is {shape!r}, expected a list of sizes")
+        raise ProtocolError(400, f"input {name!r}: shape is {shown(shape)}, expected a list of sizes")
     fits = len(shape) == len(spec.shape) and all(
         want in (None, got) for got, want in zip(shape, spec.shape, strict=True)
     )
     if not fits:
         raise ProtocolError(
-            400, f"input {name!r}: got shape {shape}, expected {spec.metadata()['shape']} (-1: any size)"
+            400, f"input {name!r}: got shape {shown(shape)}, expected {spec.metadata()['shape']} (-1: any size)"
         )
     if math.prod(size or 1 for size in shape) >= _MOST_ELEMENTS:  # numpy counts them so where an axis has none
-        raise ProtocolError(400, f"input {name!r}: no array has shape {shape}")
+        raise ProtocolError(400, f"input {name!r}: no array has shape {shown(shape)}")
     return spec, tuple(shape)
 
 
@@ -347,6 +388,8 @@ def _split(spec: TensorSpec, data: bytes | memoryview) -> list[bytes]:
     found: list[bytes] = []
     at = 0
     while at < len(data):
+        if len(found) > MOST_VALUES:
+            raise ProtocolError(413, f"input {spec.name!r}: more than {MOST_VALUES} strings")
         start = at + 4
         size = int.from_bytes(data[at:start], "little")
         at = start + size
@@ -378,7 +421,7 @@ def check_all_there(model: ModelSpec, feeds: Container[str]) -> None:
 def check_output(model: ModelSpec, name: Any) -> None:
     """Raise `ProtocolError` for an output that the model does not have."""
     if not isinstance(name, str) or name not in model.outputs:
-        raise ProtocolError(400, f"model {model.name!r} has no output {name!r}; it has {list(model.outputs)}")
+        raise ProtocolError(400, f"model {model.name!r} has no output {shown(name)}; it has {list(model.outputs)}")
 
 
 def _odd(array: Array, dtype: np.dtype[Any]) -> bool:
@@ -404,9 +447,15 @@ def _from_json(spec: TensorSpec, shape: tuple[int, ...], data: Any) -> Array:
             low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
             if int(array.min()) < low or int(array.max()) > high:
                 raise ValueError(f"got values beyond {low} to {high}")
-        return array.astype(dtype).reshape(shape)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise ProtocolError(400, f"input {spec.name!r}: its data are no {spec.datatype}: {error}") from None
+        with np.errstate(over="ignore"):
+            found = array.astype(dtype)
+        if dtype.kind in "fV" and not np.isfinite(found.astype(np.float32 if dtype.kind == "V" else dtype)).all():
+            raise ValueError("got numbers that it does not hold")
+        return found.reshape(shape)
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise ProtocolError(
+            400, f"input {spec.name!r}: its data are no {spec.datatype}: {shortened(str(error), 500)}"
+        ) from None
 
 
 def _object(value: Any, what: str) -> dict[str, Any]:

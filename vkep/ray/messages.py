@@ -19,6 +19,7 @@ from vkep.ray.bodies import Array
 from vkep.ray.kserve import (
     CONFIG_TYPES,
     DATATYPES,
+    MOST_VALUES,
     STRINGS,
     InferRequest,
     ModelSpec,
@@ -50,6 +51,8 @@ METHODS = (
 #: the method whose requests and answers are streams (an extension of Triton's); its requests are ModelInfer's
 STREAM = "ModelStreamInfer"
 
+#: the field of a request that has tensors' bytes; limits of its other fields
+_RAW_CONTENTS, _MOST_PARTS, _MOST_OTHERS = 7, 4096, 8 << 20
 _TENSOR = (
     "name=1 string, datatype=2 string, shape=3 int64*, parameters=4 {InferParameter}, contents=5 InferTensorContents"
 )
@@ -150,10 +153,39 @@ def read(name: str, data: bytes) -> Any:
     """A message from its bytes. Raises `ProtocolError`."""
     from google.protobuf.message import DecodeError
 
+    _check_parts(data)
     try:
         return _classes()[name].FromString(data)
     except DecodeError as error:
         raise ProtocolError(400, f"the {name} cannot be read: {error}") from None
+
+
+def _check_parts(data: bytes) -> None:
+    """Raise `ProtocolError` for bytes that become very many objects: only raw tensors may be large."""
+    at = others = parts = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        wire, parts = tag & 7, parts + 1
+        size, at = _varint(data, at) if wire in (0, 2) else ({1: 8, 5: 4}.get(wire, len(data)), at)
+        at += size if wire != 0 else 0
+        others += size if wire == 2 and tag >> 3 != _RAW_CONTENTS else 0
+        if parts > _MOST_PARTS or others > _MOST_OTHERS:
+            raise ProtocolError(
+                413, f"the request has more than {_MOST_PARTS} fields or {_MOST_OTHERS} bytes beside raw_input_contents"
+            )
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number and the position after it. Raises `ProtocolError`."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            break
+        value |= (data[at] & 127) << shift
+        at += 1
+        if data[at - 1] < 128:
+            return value, at
+    raise ProtocolError(400, "the message cannot be read: it ends within a number")
 
 
 def add_to_server(servicer: Any, server: Any) -> None:
@@ -188,6 +220,10 @@ def parse_infer(request: Any, model: ModelSpec) -> InferRequest:
         else:
             feeds[spec.name] = _from_contents(spec, shape, given.contents)
     check_all_there(model, feeds)
+    if len(request.outputs) > len(model.outputs):
+        raise ProtocolError(
+            400, f"got {len(request.outputs)} outputs, and model {model.name!r} has {len(model.outputs)}"
+        )
     for output in request.outputs:
         check_output(model, output.name)
     return InferRequest(feeds, dict.fromkeys([o.name for o in request.outputs] or model.outputs, True), request.id)
@@ -208,6 +244,8 @@ def _from_contents(spec: TensorSpec, shape: tuple[int, ...], contents: Any) -> A
     if name is None:
         raise ProtocolError(400, f"input {spec.name!r}: {spec.datatype} is sent in raw_input_contents")
     values = getattr(contents, name)
+    if len(values) > MOST_VALUES:
+        raise ProtocolError(413, f"input {spec.name!r}: {len(values)} values in {name}; send raw_input_contents")
     if len(values) != math.prod(shape):
         raise ProtocolError(400, f"input {spec.name!r}: got {len(values)} values in {name} for shape {list(shape)}")
     if spec.datatype == STRINGS:

@@ -7,13 +7,14 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from vkep.cache import code_folder
 from vkep.dtypes import from_onnx
+from vkep.files import file_inside, read_file
 from vkep.own_files import is_own_file, write_own
 from vkep.ray.devices import assigned_device
 from vkep.ray.folders import hold, prune
@@ -75,7 +76,7 @@ def ship(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> ray.ObjectR
     """Put a model into Ray's object store; `Predictor` and `deployment` accept the result as a model.
 
     Files with weights beside the model are included. Raises ``FileNotFoundError``; ``ValueError`` for weights outside
-    the model's folder; Ray's errors where the store has no room.
+    the model's folder, also by links; Ray's errors where the store has no room.
     """
     import ray
 
@@ -88,12 +89,10 @@ def packed(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> Shipped:
         content = model if isinstance(model, bytes) else model.SerializeToString()
         return _shipped({_MODEL: np.frombuffer(content, np.uint8)})
     path = Path(model)
-    files = {path.name: np.fromfile(path, np.uint8)}
+    files = {path.name: np.frombuffer(read_file(path), np.uint8)}
     for location in sorted(_external_files(path)):
-        inside = PurePosixPath(location)
-        if inside.is_absolute() or ".." in inside.parts:
-            raise ValueError(f"{path}: its weights lie in {location!r}, expected a file below the model's folder")
-        files[location] = np.fromfile(path.parent / location, np.uint8)
+        file = file_inside(path.parent, location, ValueError)
+        files[location] = np.frombuffer(read_file(file), np.uint8)
     return _shipped(files)
 
 

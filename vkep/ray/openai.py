@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
-from vkep.errors import InvalidInputError, shortened
-from vkep.generation.sampling import MOST_STOPS, Sampling, shown
+from vkep.errors import InvalidInputError, shortened, shown
+from vkep.generation.sampling import MOST_STOPS, Sampling
 from vkep.ray.kserve import ProtocolError
 
 #: limits of lists; numbers have those of `vkep.generation.Sampling`

@@ -40,6 +40,8 @@ _MODEL = r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?"
 _SWITCH_S = 0.0001
 #: seconds between reports of counts to Ray: a report for each request would take as long as reading its JSON
 _COUNT_S = 1.0
+#: bytes of JSON that are read, or of results that are written, without leaving the event loop
+_LONG_TEXT = 1 << 16
 _EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository"]
 #: HTTP's statuses as gRPC's
 _GRPC_STATUS = {
@@ -290,8 +292,12 @@ class Service:
         with model.batcher.arriving():
             body = await read_body(request, self.options.max_body, self.options.body_s)
         with Counted(self, model):
-            given = kserve.parse_infer(body, request.headers.get(HEADER_LENGTH), model.spec)
-            answer = kserve.infer_response(model.spec, given, await model.infer(given.feeds))
+            length = request.headers.get(HEADER_LENGTH)
+            text = sum(map(len, body)) if length is None or len(length) > 4 else 0
+            given = await away(text, kserve.parse_infer, body, length, model.spec)
+            results = await model.infer(given.feeds)
+            nbytes = sum(results[name].nbytes for name, as_bytes in given.outputs.items() if not as_bytes)
+            answer = await away(nbytes, kserve.infer_response, model.spec, given, results)
         headers = {HEADER_LENGTH: str(answer.json_size)} if answer.json_size else {}
         kind = "application/octet-stream" if answer.json_size else "application/json"
         return Response(b"".join(answer.pieces), headers=headers, media_type=kind)
@@ -342,7 +348,8 @@ class Service:
         """The ModelInferResponse to a ModelInferRequest."""
         model = self.models.find(given.model_name, given.model_version)
         with Counted(self, model):
-            request = messages.parse_infer(given, model.spec)
+            raw = len(given.raw_input_contents)
+            request = await away(0 if raw else given.ByteSize(), messages.parse_infer, given, model.spec)
             return messages.infer_response(model.spec, request, await model.infer(request.feeds))
 
     async def ModelStreamInfer(self, request_stream: AsyncIterator[bytes]) -> AsyncIterator[Any]:
@@ -370,6 +377,13 @@ class Service:
         gone = self.models.gone()
         if gone:
             raise ProtocolError(503, f"the device is lost for good: {', '.join(gone)}")
+
+
+async def away(nbytes: int, work: Callable[..., Any], *args: Any) -> Any:
+    """The result of work on so many bytes of text: in a thread where it takes longer than to change threads."""
+    if nbytes < _LONG_TEXT:
+        return work(*args)
+    return await asyncio.get_running_loop().run_in_executor(None, work, *args)
 
 
 class Counted:

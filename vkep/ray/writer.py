@@ -1,6 +1,6 @@
 """A service's generator: a thread that steps a batch of answers, which join and leave as requests arrive and end.
 
-Independent of Ray. Requests wait at the proxies (`vkep.ray.chat` admits as many as the batch has sequences).
+Independent of Ray. Requests that no row of the batch is free for wait here, in the order of their arrival.
 """
 
 from __future__ import annotations
@@ -51,9 +51,12 @@ class Writer:
     again.
     """
 
-    def __init__(self, open_generator: Callable[[], Generator], observe: Callable[[int, int, float], None]) -> None:
-        """``observe(answers, tokens, seconds)`` is called after each step. Raises as ``open_generator``."""
-        self._open, self._observe = open_generator, observe
+    def __init__(
+        self, open_generator: Callable[[], Generator], observe: Callable[[int, int, float], None], most: int
+    ) -> None:
+        """``most``: answers at once; others wait. ``observe(answers, tokens, seconds)`` is called after each step. Raises as
+        ``open_generator``."""
+        self._open, self._observe, self._most = open_generator, observe, most
         self.gone = False  #: the generator could not be opened again
         self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._waiting: list[Job] = []  # admitted, but without memory or a row so far
@@ -139,7 +142,7 @@ class Writer:
                 if job.left and job.answer is not None:
                     batch.cancel(job.answer)
             self._jobs = [job for job in self._jobs if job.answer is not None and not job.answer.ended]
-            while self._waiting and self._added(batch, self._waiting[0]):
+            while self._waiting and len(self._jobs) < self._most and self._added(batch, self._waiting[0]):
                 self._waiting.pop(0)
             if self._jobs:
                 return False
