@@ -41,9 +41,6 @@ float accurate_log(float x) {
     return bits < 0x00800000u ? log(float(bits)) - 103.27892990343185 : log(x);
 }
 
-// asinh and acosh of arguments so large that the 1 in their square roots is lost in rounding
-float log_of_double(float x) { return log(x) + 0.6931471805599453; }
-
 // exp(x) / 2 for x >= 80, where exp() overflows before its half does
 float half_exp(float x) { return 0.5 * exp(0.5 * x) * exp(0.5 * x); }
 float accurate_cosh(float x) { return abs(x) > 80.0 ? half_exp(abs(x)) : cosh(x); }

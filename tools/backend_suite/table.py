@@ -184,7 +184,7 @@ Types that Vulkan does not take: of the newest version's first constraint, by ON
 (`python -m tools.backend_suite.element_types`); of older versions, since operator set 7, by declaration. What is not listed
 is taken. Operators without node cases (Multinomial, MaxRoiPool, RandomNormal and their like) are in the table above by
 declaration. float64 is taken where GLSL has what the operator needs in double precision, or vkep computes it
-(`vkep/ops/doubles.py`).
+(`vkep/ir/composed.py`).
 
 | operator | declined | reason |
 |---|---|---|

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from vkep.dtypes import DType
+from vkep.ir import pointwise_ops
 from vkep.ir.expr import Expr, Operand, apply
 
 
@@ -62,9 +64,14 @@ def exact_divide(x: Operand, y: Operand) -> Expr:
     return apply("exact_div", x, y)
 
 
-def stored_as(x: Expr, name: str) -> Expr:
-    """The value as storing it in the element type ``name`` and reading it again would round or wrap it."""
-    return apply(f"as_{name}", x)
+def with_sign(size: Operand, sign: Operand) -> Expr:
+    """A float's size with the sign of another, which may be -0."""
+    return apply("with_sign", size, sign)
+
+
+def stored_as(x: Expr, dtype: DType) -> Expr:
+    """The value as storing it as ``dtype`` and reading it again would round or wrap it."""
+    return apply(pointwise_ops.stored_as(dtype), x)
 
 
 def _named(op: str) -> Callable[[Expr], Expr]:
@@ -78,8 +85,9 @@ def _named(op: str) -> Callable[[Expr], Expr]:
 floor, ceil, trunc, round_even = map(_named, ("floor", "ceil", "trunc", "round"))
 sqrt, inversesqrt, exp, expm1, log, log1p = map(_named, ("sqrt", "inversesqrt", "exp", "expm1", "log", "log1p"))
 sin, cos, tan, asin, acos, atan = map(_named, ("sin", "cos", "tan", "asin", "acos", "atan"))
-sinh, cosh, tanh, sigmoid, erf = map(_named, ("sinh", "cosh", "tanh", "sigmoid", "erf"))
-relu, gelu, gelu_tanh, sign = map(_named, ("relu", "gelu", "gelu_tanh", "sign"))
+sinh, cosh, tanh, asinh, acosh, atanh = map(_named, ("sinh", "cosh", "tanh", "asinh", "acosh", "atanh"))
+sigmoid, softplus, erf, gelu, gelu_tanh = map(_named, ("sigmoid", "softplus", "erf", "gelu", "gelu_tanh"))
+relu, sign = map(_named, ("relu", "sign"))
 isnan, isinf = map(_named, ("isnan", "isinf"))
 float_bits, half_bits, bfloat16_bits, double_bits = map(
     _named, ("float_bits", "half_bits", "bfloat16_bits", "double_bits")

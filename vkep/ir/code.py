@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from vkep.dtypes import DType
 from vkep.dtypes import load_code as load_code  # the inverse of store_code
+from vkep.ir.composed import composed
 from vkep.ir.expr import Checked, Const, Expr, Leaf, remaining
 from vkep.ir.pointwise_ops import KINDS, glsl
 from vkep.ir.tensor import Tensor
@@ -47,7 +48,7 @@ NameFault = Callable[[Checked], tuple[Tensor | None, int]]
 def generate(expr: Expr, name_leaf: Callable[[Leaf], str], name_fault: NameFault = lambda _: (None, 0)) -> Code:
     """Generate the GLSL of an expression; ``name_leaf`` returns the code that reads a leaf."""
     writer = _Writer(name_leaf, name_fault)
-    result = writer.write(expr)
+    result = writer.write(composed(expr))
     return Code(" ".join(writer.lines), result, tuple(writer.scalars), writer.fault)
 
 

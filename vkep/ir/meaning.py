@@ -146,6 +146,21 @@ def from_bits(name: str) -> Callable[[Array], Array]:
     return lambda x: x.astype(bits).view(number)
 
 
+def low_word(x: Array) -> Array:
+    """The low 32 bits of a double."""
+    return np.asarray(x.view(np.uint64) & 0xFFFFFFFF)
+
+
+def high_word(x: Array) -> Array:
+    """The high 32 bits of a double."""
+    return np.asarray(x.view(np.uint64) >> 32)
+
+
+def from_words(low: Array, high: Array) -> Array:
+    """The double with these bits."""
+    return np.asarray((high.astype(np.uint64) << 32) | low.astype(np.uint64)).view(np.float64)
+
+
 def stored_as(dtype: DType) -> Callable[[Array], Array]:
     """A function that rounds and wraps values as storing them as ``dtype`` and reading them again would."""
     if not dtype.sub_byte_bits:

@@ -19,6 +19,7 @@ KINDS = {
     "real": ("float", "double"),
     "integer": ("int", "uint", "int64_t", "uint64_t"),
     "number": ("float", "double", "int", "uint", "int64_t", "uint64_t"),
+    "count": ("int", "uint"),
     "any": ("float", "double", "int", "uint", "int64_t", "uint64_t", "bool"),
 }
 
@@ -32,7 +33,9 @@ class Operation:
     same name are the same type. ``*`` is a type that the expression states.
     """
 
-    glsl: str  #: with {0}, {1} for the arguments and {type} for the type of the result
+    #: with {0}, {1} for the arguments and {type} for the type of the result. `vkep.ir.composed` has the operation for types that
+    #: this does not serve; "" serves none
+    glsl: str
     numpy: Callable[..., Any]
     signature: str
 
@@ -53,6 +56,8 @@ class Operation:
         for kind, found in zip(takes, types, strict=True):
             if found is not None and (found not in KINDS.get(kind, (kind,)) or bound.setdefault(kind, found) != found):
                 raise TypeError(f"takes ({', '.join(takes)}), not ({shown})")
+        if "count" in takes:
+            bound.setdefault("count", "int")
         if stated is not None and result in KINDS:
             bound.setdefault(result, stated)
         made = stated if result == "*" else bound.get(result, result)
@@ -120,8 +125,8 @@ OPERATIONS = {
     "min": Operation("min({0}, {1})", meaning.minimum, _NUMBERS),
     "max": Operation("max({0}, {1})", meaning.maximum, _NUMBERS),
     "clamp": Operation("clamp({0}, {1}, {2})", meaning.clamp, "number number number -> number"),
-    "limited": Operation("limited({0}, {1}, {2})", meaning.limited, "float float float -> float"),
-    "relu": Operation("relu({0})", lambda x: np.where(np.isnan(x) | (x > 0), x, 0), "float -> float"),
+    "limited": Operation("limited({0}, {1}, {2})", meaning.limited, "real real real -> real"),
+    "relu": Operation("relu({0})", lambda x: np.where(np.isnan(x) | (x > 0), x, 0), _REAL),
     # ---- functions of real numbers
     "floor": Operation("floor({0})", np.floor, _REAL),
     "ceil": Operation("ceil({0})", np.ceil, _REAL),
@@ -143,11 +148,14 @@ OPERATIONS = {
     "sinh": Operation("accurate_sinh({0})", np.sinh, _REAL),
     "cosh": Operation("accurate_cosh({0})", np.cosh, _REAL),
     "tanh": Operation(_TANH, np.tanh, _REAL),
-    "log_of_double": Operation("log_of_double({0})", lambda x: np.log(x) + np.log(x.dtype.type(2)), "float -> float"),
+    "asinh": Operation("", np.arcsinh, _REAL),
+    "acosh": Operation("", np.arccosh, _REAL),
+    "atanh": Operation("", np.arctanh, _REAL),
+    "softplus": Operation("", lambda x: np.logaddexp(x, 0), _REAL),
     "sigmoid": Operation("(1.0 / (1.0 + exp(-{0})))", meaning.sigmoid, _REAL),
     "erf": Operation("accurate_erf({0})", meaning.erf, _REAL),
-    "gelu": Operation("gelu({0})", meaning.gelu, "float -> float"),
-    "gelu_tanh": Operation("gelu_tanh({0})", meaning.gelu_tanh, "float -> float"),
+    "gelu": Operation("gelu({0})", meaning.gelu, _REAL),
+    "gelu_tanh": Operation("gelu_tanh({0})", meaning.gelu_tanh, _REAL),
     # ---- logic
     "isnan": Operation("isnan({0})", np.isnan, "real -> bool"),
     "isinf": Operation("isinf({0})", np.isinf, "real -> bool"),
@@ -166,8 +174,8 @@ OPERATIONS = {
     "bit_and": Operation("({0} & {1})", np.bitwise_and, _INTEGERS),
     "bit_or": Operation("({0} | {1})", np.bitwise_or, _INTEGERS),
     "bit_xor": Operation("({0} ^ {1})", np.bitwise_xor, _INTEGERS),
-    "shift_left": Operation("({0} << {1})", meaning.shift_left, "integer int -> integer"),
-    "shift_right": Operation("({0} >> {1})", meaning.shift_right, "integer int -> integer"),
+    "shift_left": Operation("({0} << {1})", meaning.shift_left, "integer count -> integer"),
+    "shift_right": Operation("({0} >> {1})", meaning.shift_right, "integer count -> integer"),
     "float_bits": Operation("floatBitsToUint({0})", meaning.bits_of("float32"), "float -> uint"),
     "half_bits": Operation("(packHalf2x16(vec2({0}, 0.0)) & 0xffffu)", meaning.bits_of("float16"), "float -> uint"),
     "bfloat16_bits": Operation("uint(bfloat16_bits({0}))", meaning.bits_of("bfloat16"), "float -> uint"),
@@ -176,6 +184,9 @@ OPERATIONS = {
     "from_half_bits": Operation("unpackHalf2x16({0}).x", meaning.from_bits("float16"), "uint -> float"),
     "from_bfloat16_bits": Operation("uintBitsToFloat({0} << 16)", meaning.from_bits("bfloat16"), "uint -> float"),
     "from_double_bits": Operation("uint64BitsToDouble({0})", meaning.from_bits("float64"), "uint64_t -> double"),
+    "low_word": Operation("unpackDouble2x32({0}).x", meaning.low_word, "double -> uint"),
+    "high_word": Operation("unpackDouble2x32({0}).y", meaning.high_word, "double -> uint"),
+    "from_words": Operation("packDouble2x32(uvec2({0}, {1}))", meaning.from_words, "uint uint -> double"),
     # ---- rounds a value to the storage type, which is narrower than the type it is computed in
     **{
         f"as_{d.name}": Operation(code, meaning.stored_as(d), f"{d.glsl_compute} -> {d.glsl_compute}")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import math
+import operator as operators
+from collections.abc import Callable
 
 from vkep import dtypes
+from vkep.ir import algebra as fn
 from vkep.ir import expr as ex
+from vkep.ir.algebra import equal, not_equal, where
 from vkep.ir.builder import Builder, Operand
 from vkep.ir.expr import Expr
-from vkep.ir.pointwise_ops import NAN
 from vkep.ir.tensor import Tensor, broadcast_shapes
 from vkep.kernels.kernel import MOST_READ
-from vkep.ops import doubles
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SIGNED, UNSIGNED, every
 from vkep.ops.registry import onnx_history, operator
 from vkep.sizes import matches
@@ -68,9 +71,13 @@ def _divide(b: Builder, x: Tensor, y: Tensor) -> Tensor:
         return b.store(b.divide(x, y), x.dtype, shape=shape)
     if x.dtype.kind == "float":
         return b.pointwise("exact_div", x, y)
-    # a division by zero must not trap on a CPU driver
-    quotient = b.expr("({1} == {2} ? {2} : {0} / {1})", x, _divisor(b, y), 0)
-    return b.pointwise("same", quotient, dtype=x.dtype, shape=_broadcast(b, (x, y)))
+    return b.pointwise(_quotient, x, _divisor(b, y), dtype=x.dtype, shape=_broadcast(b, (x, y)))
+
+
+def _quotient(x: Expr, y: Expr) -> Expr:
+    """Of integers, and 0 where ``y`` is: a division by zero must not trap on a CPU driver."""
+    zero = equal(y, 0)
+    return where(zero, 0, x / where(zero, 1, y))
 
 
 def _divisor(b: Builder, y: Tensor) -> Operand:
@@ -83,7 +90,7 @@ def _divisor(b: Builder, y: Tensor) -> Operand:
 
 @operator("PRelu", since=7, types={"T": every("PRelu", among=(*FLOATING, *SIGNED, *UNSIGNED))})
 def prelu(b: Builder, x: Tensor, slope: Tensor) -> Tensor:
-    return b.pointwise("({0} < {2} ? {0} * {1} : {0})", x, slope, 0)
+    return b.pointwise(lambda v, by: where(v < 0, v * by, v), x, slope)
 
 
 @operator("PRelu", since=1, until=6, types={"T": every("PRelu", among=FLOATING)})
@@ -100,42 +107,44 @@ def _power(b: Builder, x: Tensor, y: Tensor) -> Tensor:
     exponent = y.array if matches(y.size, 1) else None
     if exponent is not None and x.dtype.kind == "float":
         value = float(exponent.reshape(-1)[0])
-        simple = {1.0: "same", 2.0: "({0} * {0})", 3.0: "({0} * {0} * {0})"}
+        simple: dict[float, Callable[[Expr], Expr]] = {1.0: lambda v: v, 2.0: lambda v: v * v, 3.0: lambda v: v * v * v}
         if value in simple:
-            return b.store(b.expr(simple[value], x), x.dtype, shape=broadcast_shapes(x.shape, y.shape))
+            return b.pointwise(simple[value], x, shape=broadcast_shapes(x.shape, y.shape))
     shape = _broadcast(b, (x, y))
-    power = b.expr("cast", y, ctype="double" if x.dtype.name == "float64" else "float")
-    if x.dtype.name == "float64":
-        real = doubles.power(b, b.expr("same", x), power)
-    else:
-        real = b.expr("pow", b.expr("cast", x, ctype="float"), power)
+    base, exact_power = b.reads(x)[0], b.reads(y)[0]
+    kind = "double" if x.dtype.name == "float64" else "float"
+    power = fn.cast(exact_power, kind)
+    real = fn.power(fn.cast(base, kind), power)
     if x.dtype.kind == "float":
         if y.dtype.itemsize > 2 and y.dtype.name not in (
             "float32",
             x.dtype.name,
         ):  # odd ones may be rounded to even ones
-            whole = "(floor({0}) == {0} && 2.0lf * floor(0.5lf * {0}) != {0})"
-            odd = b.expr(whole if y.dtype.kind == "float" else "(({0} & {1}) != {2})", y, 1, 0, ctype="bool")
-            real = b.expr("({0} ? with_sign({1}, {2}) : {1})", odd, real, b.expr("same", x), ctype=real.ctype)
+            real = where(_is_odd(exact_power), fn.with_sign(real, base), real)
         return b.store(real, x.dtype, shape=shape)
-    kind = x.dtype.glsl_compute
-    exact = _integer_power(b, x, b.expr("cast", y, ctype=kind))
+    exact = _integer_power(base, fn.cast(exact_power, base.ctype))
     # truncated towards 0, unless the power's error is all that separates it from an integer
     if y.dtype.kind == "float":
-        near = b.expr("(abs(round({0}) - {0}) < 1e-5 * abs({0}) ? round({0}) : trunc({0}))", real)
-        exact = b.expr("(floor({0}) == {0} ? {1} : {2})", power, exact, b.expr("cast", near, ctype=kind), ctype=kind)
+        rounded = fn.round_even(real)
+        near = where(abs(rounded - real) < 1e-5 * abs(real), rounded, fn.trunc(real))
+        exact = where(equal(fn.floor(power), power), exact, fn.cast(near, base.ctype))
     return b.store(exact, x.dtype, shape=shape)
 
 
-def _integer_power(b: Builder, x: Tensor, left: Expr) -> Expr:
-    """x**left exactly, wrapping as the type does, by squaring (six steps are as many bits as a useful exponent has)."""
-    base = b.expr("same", x)
-    result = b.expr("({0} < {1} ? ({2} == {3} ? {3} : ({2} == -{3} ? {3} - ({0} & {3}) * ({3} + {3}) : {1})) : {3})",
-                    left, 0, base, 1)  # fmt: skip
+def _is_odd(x: Expr) -> Expr:
+    if x.ctype not in ("float", "double"):
+        return not_equal(x & 1, 0)
+    return equal(fn.floor(x), x) & not_equal(2 * fn.floor(0.5 * x), x)
+
+
+def _integer_power(base: Expr, left: Expr) -> Expr:
+    """base**left exactly, wrapping as the type does, by squaring (six steps are as many bits as a useful exponent has)."""
+    below = where(equal(base, 1), 1, where(equal(base, -1), 1 - (left & 1) * 2, 0))
+    result = where(left < 0, below, 1)
     for _ in range(6):
-        result = b.expr("({0} > {3} && ({0} & {4}) != {3} ? {1} * {2} : {1})", left, result, base, 0, 1)
-        base = b.expr("({0} * {0})", base)
-        left = b.expr("({0} > {1} ? {0} >> 1 : {0})", left, 0)
+        result = where((left > 0) & not_equal(left & 1, 0), result * base, result)
+        base = base * base
+        left = where(left > 0, left >> 1, left)
     return result
 
 
@@ -158,56 +167,57 @@ _declare_binary("LessOrEqual", "le", ARITHMETIC, boolean=True)
 def mod(b: Builder, x: Tensor, y: Tensor, *, fmod: int = 0) -> Tensor:
     if x.dtype.kind == "float":
         return _float_mod(b, x, y, bool(fmod))
-    divisor = _divisor(b, y)
-    rest = b.expr("({1} == {2} ? {2} : {0} - {1} * ({0} / {1}))", x, divisor, 0)
+    v, divisor = b.reads(x, _divisor(b, y))
+    rest = where(equal(divisor, 0), 0, v - divisor * _quotient(v, divisor))
     if not fmod and x.dtype.kind != "uint":  # the sign of the divisor, as Python's %
-        rest = b.expr("({0} != {2} && (({0} < {2}) != ({1} < {2})) ? {0} + {1} : {0})", rest, divisor, 0)
+        rest = where(not_equal(rest, 0) & ((rest < 0) ^ (divisor < 0)), rest + divisor, rest)
     return b.store(rest, x.dtype, shape=_broadcast(b, (x, y)))
 
 
 def _float_mod(b: Builder, x: Tensor, y: Tensor, fmod: bool) -> Tensor:
-    kind = x.dtype.glsl_compute
-    a, d = b.expr("same", x), b.expr("same", y)
+    a, d = b.reads(x, y)
     # of float32 the bits: a device may take a subnormal divisor for 0
-    zero = "(floatBitsToUint({1}) & 0x7fffffffu) == 0u" if kind == "float" else "{1} == 0.0"
-    invalid = b.expr(f"(isnan({{0}}) || isnan({{1}}) || isinf({{0}}) || {zero})", a, d, ctype="bool")
-    rest = b.expr("({2} || isinf({1}) ? {0} : exact_remainder({0}, {1}))", a, d, invalid)
-    rest = b.expr("with_sign", rest, a)  # 0 has it too
+    zero = equal(fn.float_bits(d) & 0x7FFFFFFF, 0) if a.ctype == "float" else equal(d, 0)
+    invalid = fn.isnan(a) | fn.isnan(d) | fn.isinf(a) | zero
+    plain = ~(invalid | fn.isinf(d))
+    rest = where(plain, ex.apply("exact_remainder", where(plain, a, 1), where(plain, d, 1)), a)
+    rest = fn.with_sign(rest, a)  # 0 has it too
     if not fmod:
-        moved = b.expr(
-            "({0} != {2} && (({0} < {2}) != ({1} < {2})) ? (isinf({1}) ? {1} : {0} + {1}) : {0})", rest, d, 0
-        )
-        rest = b.expr("({0} == {2} ? ({1} < {2} ? -abs({0}) : abs({0})) : {0})", moved, d, 0)
-    result = b.expr(f"({{1}} ? {kind}({NAN}) : {{0}})", rest, invalid)
-    return b.store(result, x.dtype, shape=_broadcast(b, (x, y)))
+        across = not_equal(rest, 0) & ((rest < 0) ^ (d < 0))
+        moved = where(across, where(fn.isinf(d), d, rest + d), rest)
+        rest = where(equal(moved, 0), fn.with_sign(moved, d), moved)
+    return b.store(where(invalid, math.nan, rest), x.dtype, shape=_broadcast(b, (x, y)))
 
 
 # ---- bits
 
 
-def _declare_bitwise(op_type: str, sign: str) -> None:
+def _declare_bitwise(op_type: str, op: str) -> None:
     def lower(b: Builder, x: Tensor, y: Tensor) -> Tensor:
-        return b.pointwise(f"({{0}} {sign} {{1}})", x, y)
+        return b.pointwise(op, x, y)
 
     lower.__name__ = op_type.lower()
     operator(op_type, types={"T": every(op_type, among=ARITHMETIC)})(lower)
 
 
-_declare_bitwise("BitwiseAnd", "&")
-_declare_bitwise("BitwiseOr", "|")
-_declare_bitwise("BitwiseXor", "^")
+_declare_bitwise("BitwiseAnd", "bit_and")
+_declare_bitwise("BitwiseOr", "bit_or")
+_declare_bitwise("BitwiseXor", "bit_xor")
 
 
 @operator("BitShift", types={"T": every("BitShift", among=ARITHMETIC)})
 def bit_shift(b: Builder, x: Tensor, y: Tensor, *, direction: str) -> Tensor:
     if direction not in ("LEFT", "RIGHT"):
         b.invalid(f"direction is {direction!r}, expected 'LEFT' or 'RIGHT'")
-    bits = 8 * x.dtype.itemsize
-    sign = "<<" if direction == "LEFT" else ">>"
-    # a shift by less than nothing or by all bits leaves what extending the sign would
-    beyond = "({0} < {2} ? -{4} : {2})" if direction == "RIGHT" and x.dtype.kind == "int" else "{2}"
-    below = "{1} < {2} || " if x.dtype.kind == "int" else ""
-    return b.pointwise(f"({below}{{1}} >= {{3}} ? {beyond} : {{0}} {sign} int({{1}}))", x, y, 0, bits, 1)
+
+    def shifted(v: Expr, by: Expr) -> Expr:
+        signed, count = x.dtype.kind == "int", fn.cast(by, "int")
+        # a shift by less than nothing or by all bits leaves what extending the sign would
+        beyond = where(v < 0, -1, v & 0) if signed and direction == "RIGHT" else 0
+        out = (by >= 8 * x.dtype.itemsize) | (by < 0) if signed else by >= 8 * x.dtype.itemsize
+        return where(out, beyond, v << count if direction == "LEFT" else v >> count)
+
+    return b.pointwise(shifted, x, y)
 
 
 # ---- limits
@@ -215,7 +225,7 @@ def bit_shift(b: Builder, x: Tensor, y: Tensor, *, direction: str) -> Tensor:
 
 @operator("Clip", since=6, until=10, types={"T": every("Clip", among=FLOATING)})
 def clip_6(b: Builder, x: Tensor, *, max: float = 3.4028234663852886e38, min: float = -3.4028234663852886e38) -> Tensor:
-    return b.pointwise("(isnan({0}) ? {0} : min(max({0}, {1}), {2}))", x, min, max)
+    return b.pointwise("limited", x, min, max)
 
 
 @operator("Clip", since=11, types={"T": every("Clip", among=ARITHMETIC)})
@@ -226,7 +236,7 @@ def clip(b: Builder, x: Tensor, min: Tensor | None = None, max: Tensor | None = 
     if max is not None:
         clipped = b.expr("min", clipped, _bound(b, max, "max"))
     if x.dtype.kind == "float":  # max() and min() need not keep NaN
-        clipped = b.expr("(isnan({0}) ? {0} : {1})", v, clipped)
+        clipped = where(fn.isnan(v), v, clipped)
     return b.store(clipped, x.dtype, shape=x.shape)
 
 
@@ -235,14 +245,11 @@ def _bound(b: Builder, limit: Tensor, what: str) -> Tensor:
     return b.reshape(limit, [])
 
 
-def _fold_variadic(b: Builder, inputs: tuple[Tensor, ...], op: str) -> Expr:
+def _fold_variadic(b: Builder, inputs: tuple[Tensor, ...], function: Callable[[Expr, Expr], Expr]) -> Expr:
     """The operator over inputs from left to right. Of many inputs, scalar constants are tensors too: as arguments they would
     all be in one kernel (`vkep.passes.split` bounds what a kernel reads)."""
-    of: Sequence[Operand] = [ex.leaf(t) for t in inputs] if len(inputs) > MOST_READ else inputs
-    result = b.expr("same", of[0])
-    for value in of[1:]:
-        result = b.expr(op, result, value)
-    return result
+    leaves = [ex.leaf(t) for t in inputs] if len(inputs) > MOST_READ else b.reads(*inputs)
+    return functools.reduce(function, leaves[1:], b.expr("same", leaves[0]))
 
 
 def _broadcast(b: Builder, inputs: tuple[Tensor, ...]) -> tuple[int, ...]:
@@ -252,31 +259,32 @@ def _broadcast(b: Builder, inputs: tuple[Tensor, ...]) -> tuple[int, ...]:
         b.invalid(f"shapes {[t.shape for t in inputs]} do not broadcast")
 
 
-def _declare_variadic(op_type: str, op: str, among: tuple[str, ...]) -> None:
+def _declare_variadic(op_type: str, function: Callable[[Expr, Expr], Expr], among: tuple[str, ...]) -> None:
     def lower(b: Builder, *inputs: Tensor) -> Tensor:
-        chosen = op
-        if op in ("<", ">"):  # NaN wins, as in numpy: a comparison with NaN is false, so the first branch tests for it
-            nan = "isnan({0}) || " if inputs[0].dtype.kind == "float" else ""
-            chosen = f"({nan}{{0}} {op} {{1}} ? {{0}} : {{1}})"
         # constants enter the expression without a leaf, so the shape is given
-        return b.store(_fold_variadic(b, inputs, chosen), inputs[0].dtype, shape=_broadcast(b, inputs))
+        return b.store(_fold_variadic(b, inputs, function), inputs[0].dtype, shape=_broadcast(b, inputs))
 
     lower.__name__ = op_type.lower()
     operator(op_type, since=6, types={"T": every(op_type, among=among)})(lower)
 
 
-_declare_variadic("Max", ">", ARITHMETIC)
-_declare_variadic("Min", "<", ARITHMETIC)
-_declare_variadic("Sum", "add", FLOATING)
+def _first_of(x: Expr, y: Expr, first: Expr) -> Expr:
+    """``x`` where it is first, or NaN, which wins, as in numpy: a comparison with NaN is false."""
+    return where(fn.isnan(x) | first if x.ctype in ("float", "double") else first, x, y)
+
+
+_declare_variadic("Max", lambda x, y: _first_of(x, y, x > y), ARITHMETIC)
+_declare_variadic("Min", lambda x, y: _first_of(x, y, x < y), ARITHMETIC)
+_declare_variadic("Sum", operators.add, FLOATING)
 
 
 @operator("Mean", since=6, types={"T": every("Mean", among=FLOATING)})
 def mean(b: Builder, *inputs: Tensor) -> Tensor:
-    total = _fold_variadic(b, inputs, "add")
+    total = _fold_variadic(b, inputs, operators.add)
     return b.store(b.expr("div", total, len(inputs)), inputs[0].dtype, shape=_broadcast(b, inputs))
 
 
 @operator("Where", types={"B": ("bool",), "T": every("Where")})
-def where(b: Builder, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def where_(b: Builder, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
     chosen = b.expr("where", condition, x, y, ctype=x.dtype.glsl_compute)
     return b.store(chosen, x.dtype, shape=_broadcast(b, (condition, x, y)))

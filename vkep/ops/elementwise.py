@@ -1,147 +1,73 @@
-"""Elementwise operators of one input, as GLSL expressions (ONNX operators)."""
+"""Elementwise operators of one input (ONNX operators)."""
 
 from __future__ import annotations
 
-from vkep import dtypes
+from collections.abc import Callable
+
 from vkep.dtypes import DTYPES
+from vkep.ir import algebra as fn
+from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
-from vkep.ir.pointwise_ops import NAN
 from vkep.ir.tensor import Tensor
-from vkep.ops import doubles
-from vkep.ops.allowed import ARITHMETIC, FLOATING, SIGNED, SINGLE, UNSIGNED, every
+from vkep.ops.allowed import ARITHMETIC, FLOATING, SIGNED, UNSIGNED, every
 from vkep.ops.registry import operator
 
-_BOOL = dtypes.DTYPES["bool"]
+_BOOL = DTYPES["bool"]
 
-# Series where the plain formula would cancel: GLSL has neither log1p nor expm1, and drivers compute tanh, sinh and
-# their inverses from exponentials and logarithms, whose relative error grows without bound towards 0.
-_LOG1P = (
-    "({0} < 0.03 && {0} > -0.03 ? {0} * (1.0 - {0} * (0.5 - {0} * (1.0 / 3.0 - {0} * (0.25 - {0} * 0.2)))) : "
-    "log(1.0 + {0}))"
-)
-_EXPM1 = (
-    "(abs({0}) < 0.1 ? {0} * (1.0 + {0} * (0.5 + {0} * (1.0 / 6.0 + {0} * (1.0 / 24.0 + {0} * (1.0 / 120.0))))) : "
-    "exp({0}) - 1.0)"
-)
-_TANH = (
-    "(abs({0}) < 0.1 ? {0} * (1.0 - {0} * {0} * (1.0 / 3.0 - {0} * {0} * (2.0 / 15.0 - {0} * {0} * (17.0 / 315.0)))) : "
-    "limited_tanh({0}))"
-)
+
+def _hard_sigmoid(x: Expr, alpha: Expr | float, beta: Expr | float) -> Expr:
+    return fn.limited(x * alpha + beta, 0, 1)
+
 
 #: with the element types that GLSL has the function for
-_EXACT = {
-    "Ceil": "ceil({0})",
-    "Floor": "floor",
-    "Reciprocal": "exact_quotient(1.0, {0})",
-    "Round": "round",
-    "Softsign": "({0} / (1.0 + abs({0})))",
-    "Sqrt": "sqrt",
+_UNARY: dict[str, tuple[Callable[[Expr], Expr], tuple[str, ...]]] = {
+    "Acos": (fn.acos, ARITHMETIC),
+    "Acosh": (fn.acosh, FLOATING),
+    "Asin": (fn.asin, ARITHMETIC),
+    "Asinh": (fn.asinh, FLOATING),
+    "Atan": (fn.atan, ARITHMETIC),
+    "Atanh": (fn.atanh, FLOATING),
+    "Ceil": (fn.ceil, FLOATING),
+    "Cos": (fn.cos, ARITHMETIC),
+    "Cosh": (fn.cosh, ARITHMETIC),
+    "Erf": (fn.erf, ARITHMETIC),
+    "Exp": (fn.exp, FLOATING),
+    "Floor": (fn.floor, FLOATING),
+    "HardSwish": (lambda x: x * _hard_sigmoid(x, 1 / 6, 0.5), ARITHMETIC),
+    "Log": (fn.log, FLOATING),
+    "Reciprocal": (lambda x: fn.exact_divide(1, x), FLOATING),
+    "Round": (fn.round_even, FLOATING),
+    "Sigmoid": (fn.sigmoid, ARITHMETIC),
+    "Sin": (fn.sin, ARITHMETIC),
+    "Sinh": (fn.sinh, ARITHMETIC),
+    "Softplus": (fn.softplus, FLOATING),
+    "Softsign": (lambda x: x / (1 + abs(x)), FLOATING),
+    "Sqrt": (fn.sqrt, FLOATING),
+    "Tan": (fn.tan, ARITHMETIC),
+    "Tanh": (fn.tanh, ARITHMETIC),
 }
-_SINGLE = {
-    "Acos": "accurate_acos({0})",
-    "Asin": "accurate_asin({0})",
-    "Atan": "accurate_atan({0})",
-    "Cos": "accurate_cos({0})",
-    "Cosh": "accurate_cosh({0})",
-    "HardSwish": "({0} * limited({0} * (1.0 / 6.0) + 0.5, 0.0, 1.0))",
-    "Sigmoid": "(1.0 / (1.0 + exp(-{0})))",
-    "Sin": "accurate_sin({0})",
-    "Sinh": "accurate_sinh({0})",
-    "Tan": "accurate_tan({0})",
-    "Tanh": _TANH,
-    "Erf": "accurate_erf({0})",
-}
+#: those whose first version has the consumed_inputs attribute of ONNX's earliest opset
+_SINCE_6 = {"Ceil", "Exp", "Floor", "Log", "Reciprocal", "Sigmoid", "Sqrt", "Tanh"}
 
 
-def _in_double(b: Builder, op_type: str, x: Tensor) -> Tensor:
-    return b.store(doubles.UNARY[op_type](b, b.expr("same", x)), x.dtype)
-
-
-def _declare_unary(op_type: str, op: str, among: tuple[str, ...]) -> None:
+def _declare_unary(op_type: str, function: Callable[[Expr], Expr], among: tuple[str, ...]) -> None:
     def lower(b: Builder, x: Tensor) -> Tensor:
-        if x.dtype.name == "float64" and op_type in doubles.UNARY:
-            return _in_double(b, op_type, x)
         if x.dtype.kind != "float":  # Erf before version 13: the integer part of the float's value
-            return b.cast(b.pointwise(op, b.cast(x, DTYPES["float32"])), x.dtype)
-        return b.pointwise(op, x)
+            return b.cast(b.pointwise(function, b.cast(x, DTYPES["float32"])), x.dtype)
+        return b.pointwise(function, x)
 
     lower.__name__ = op_type.lower()
-    # from the first version without the consumed_inputs attribute of ONNX's earliest opset
-    first = 6 if op_type in {"Ceil", "Exp", "Floor", "Log", "Reciprocal", "Sigmoid", "Sqrt", "Tanh"} else 1
-    operator(op_type, types={"T": every(op_type, among=among)}, since=first)(lower)
+    operator(op_type, types={"T": every(op_type, among=among)}, since=6 if op_type in _SINCE_6 else 1)(lower)
 
 
-for _name, _template in _EXACT.items():
-    _declare_unary(_name, _template, FLOATING)
-for _name, _template in _SINGLE.items():
-    _declare_unary(_name, _template, ARITHMETIC)
-
-
-@operator("Exp", since=6, types={"T": every("Exp", among=FLOATING)})
-def exp(b: Builder, x: Tensor) -> Tensor:
-    if x.dtype.name == "float64":
-        return _in_double(b, "Exp", x)
-    return b.pointwise("exp", x)
-
-
-@operator("Log", since=6, types={"T": every("Log", among=FLOATING)})
-def log(b: Builder, x: Tensor) -> Tensor:
-    if x.dtype.name == "float64":
-        return _in_double(b, "Log", x)
-    return b.pointwise("accurate_log({0})", x)
-
-
-def _log1p(b: Builder, x: Expr) -> Expr:
-    return b.expr(_LOG1P, x)
-
-
-def _softplus(b: Builder, x: Expr) -> Expr:
-    return b.expr("({0} > 20.0 ? {0} : {1})", x, _log1p(b, b.expr("exp", x)))
-
-
-@operator("Softplus", types={"T": every("Softplus", among=FLOATING)})
-def softplus(b: Builder, x: Tensor) -> Tensor:
-    if x.dtype.name == "float64":
-        return _in_double(b, "Softplus", x)
-    return b.store(_softplus(b, b.expr("same", x)), x.dtype)
-
-
-@operator("Asinh", types={"T": every("Asinh", among=FLOATING)})
-def asinh(b: Builder, x: Tensor) -> Tensor:
-    if x.dtype.name == "float64":
-        return _in_double(b, "Asinh", x)
-    v = b.expr("same", x)
-    size = b.expr("abs", v)
-    near = _log1p(b, b.expr("({0} + {0} * {0} / (1.0 + sqrt({0} * {0} + 1.0)))", size))
-    result = b.expr("({0} > 1e9 ? log_of_double({0}) : {1})", size, near)
-    return b.store(b.expr("with_sign", result, v), x.dtype)
-
-
-@operator("Acosh", types={"T": every("Acosh", among=FLOATING)})
-def acosh(b: Builder, x: Tensor) -> Tensor:
-    if x.dtype.name == "float64":
-        return _in_double(b, "Acosh", x)
-    v = b.expr("({0} - 1.0)", x)
-    near = _log1p(b, b.expr("({0} + sqrt({0} * ({0} + 2.0)))", v))
-    result = b.expr("({0} > 1e9 ? log_of_double({0}) : {1})", v, near)
-    return b.store(b.expr(f"({{0}} < 0.0 ? {NAN} : {{1}})", v, result), x.dtype)
-
-
-@operator("Atanh", types={"T": every("Atanh", among=FLOATING)})
-def atanh(b: Builder, x: Tensor) -> Tensor:
-    if x.dtype.name == "float64":
-        return _in_double(b, "Atanh", x)
-    v = b.expr("same", x)
-    size = b.expr("abs", v)
-    half = b.expr("(0.5 * {0})", _log1p(b, b.expr("(2.0 * {0} / (1.0 - {0}))", size)))
-    return b.store(b.expr("with_sign", half, v), x.dtype)
+for _name, (_function, _among) in _UNARY.items():
+    _declare_unary(_name, _function, _among)
 
 
 @operator("Relu", since=6, types={"T": every("Relu", among=(*FLOATING, *SIGNED))})
 def relu(b: Builder, x: Tensor) -> Tensor:
-    templates = {"float": "relu({0})", "double": "(isnan({0}) || {0} > {1} ? {0} : {1})"}
-    return b.pointwise(templates.get(x.dtype.glsl_compute, "max"), x, 0)
+    return b.pointwise(fn.relu if x.dtype.kind == "float" else lambda v: fn.maximum(v, 0), x)
 
 
 @operator("Abs", since=6, types={"T": every("Abs", among=ARITHMETIC)})
@@ -159,8 +85,8 @@ def neg(b: Builder, x: Tensor) -> Tensor:
 @operator("Sign", types={"T": every("Sign", among=ARITHMETIC)})
 def sign(b: Builder, x: Tensor) -> Tensor:
     if x.dtype.kind == "uint":
-        return b.pointwise("({0} > {1} ? {2} : {1})", x, 0, 1)
-    return b.pointwise("({0} > {1} ? {2} : ({0} < {1} ? -{2} : {0}))", x, 0, 1)
+        return b.pointwise(lambda v: fn.minimum(v, 1), x)
+    return b.pointwise(lambda v: where(v > 0, 1, where(v < 0, -1, v)), x)
 
 
 @operator("Not", types={"T": ("bool",)})
@@ -170,12 +96,12 @@ def not_(b: Builder, x: Tensor) -> Tensor:
 
 @operator("BitwiseNot", types={"T": every("BitwiseNot", among=ARITHMETIC)})
 def bitwise_not(b: Builder, x: Tensor) -> Tensor:
-    return b.pointwise("(~{0})", x)
+    return b.pointwise("bit_not", x)
 
 
 def _read(b: Builder, x: Tensor) -> Tensor:
     """8-bit floats as float32, in which kernels can compute."""
-    return b.cast(x, dtypes.DTYPES["float32"]) if x.dtype.kind == "bits" else x
+    return b.cast(x, DTYPES["float32"]) if x.dtype.kind == "bits" else x
 
 
 @operator("IsNaN", types={"T1": every("IsNaN", "T1")})
@@ -187,87 +113,77 @@ def is_nan(b: Builder, x: Tensor) -> Tensor:
 def is_inf(b: Builder, x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
     if not detect_negative and not detect_positive:
         return b.full(x.shape, False, _BOOL)
-    side = "" if detect_negative and detect_positive else (" && {0} > 0.0" if detect_positive else " && {0} < 0.0")
-    return b.pointwise(f"(isinf({{0}}){side})", _read(b, x), dtype=_BOOL)
+
+    def of_sides(v: Expr) -> Expr:
+        infinite = fn.isinf(v)
+        if detect_negative and detect_positive:
+            return infinite
+        return infinite & ((v > 0) if detect_positive else (v < 0))
+
+    return b.pointwise(of_sides, _read(b, x), dtype=_BOOL)
 
 
 @operator("Gelu", since=20, types={"T": every("Gelu", among=FLOATING)})
 def gelu(b: Builder, x: Tensor, *, approximate: str = "none") -> Tensor:
     if approximate not in ("none", "tanh"):
         b.invalid(f"approximate is {approximate!r}, expected 'none' or 'tanh'")
-    if x.dtype.name == "float64":
-        v = b.expr("same", x)
-        inner = b.expr("({0} * 0.7071067811865476lf)", v)
-        if approximate == "tanh":
-            inner = b.expr("(0.7978845608028654lf * ({0} + 0.044715lf * {0} * {0} * {0}))", v)
-        grown = doubles.UNARY["Tanh" if approximate == "tanh" else "Erf"](b, inner)
-        return b.store(b.expr("(0.5lf * {0} * (1.0lf + {1}))", v, grown), x.dtype)
-    return b.pointwise("gelu_tanh({0})" if approximate == "tanh" else "gelu({0})", x)
+    return b.pointwise("gelu_tanh" if approximate == "tanh" else "gelu", x)
 
 
 @operator("LeakyRelu", since=6, types={"T": every("LeakyRelu", among=FLOATING)})
 def leaky_relu(b: Builder, x: Tensor, *, alpha: float = 0.01) -> Tensor:
-    return b.pointwise("({0} < 0.0 ? {0} * {1} : {0})", x, alpha)
+    return b.pointwise(lambda v, slope: where(v < 0, v * slope, v), x, alpha)
 
 
-@operator("Elu", since=6, types={"T": every("Elu", among=SINGLE)})
+@operator("Elu", since=6, types={"T": every("Elu", among=FLOATING)})
 def elu(b: Builder, x: Tensor, *, alpha: float = 1.0) -> Tensor:
-    return b.pointwise("({0} < 0.0 ? {1} * " + _EXPM1 + " : {0})", x, alpha)
+    return b.pointwise(lambda v, scale: where(v < 0, scale * fn.expm1(v), v), x, alpha)
 
 
-@operator("Selu", since=6, types={"T": every("Selu", among=SINGLE)})
+@operator("Selu", since=6, types={"T": every("Selu", among=FLOATING)})
 def selu(
     b: Builder, x: Tensor, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
 ) -> Tensor:
-    return b.pointwise("({2} * ({0} > 0.0 ? {0} : {1} * " + _EXPM1 + "))", x, alpha, gamma)
+    return b.pointwise(lambda v, scale, all_: all_ * where(v > 0, v, scale * fn.expm1(v)), x, alpha, gamma)
 
 
-@operator("Celu", types={"T": every("Celu", among=SINGLE)})
+@operator("Celu", types={"T": every("Celu", among=FLOATING)})
 def celu(b: Builder, x: Tensor, *, alpha: float = 1.0) -> Tensor:
-    v = b.expr("same", x)
-    grown = b.expr(_EXPM1, b.expr("div", v, alpha))
-    return b.store(b.expr("({0} < 0.0 ? {1} * {2} : {0})", v, alpha, grown), x.dtype)
+    return b.pointwise(lambda v, scale: where(v < 0, scale * fn.expm1(v / scale), v), x, alpha)
 
 
-@operator("HardSigmoid", since=6, types={"T": every("HardSigmoid", among=SINGLE)})
+@operator("HardSigmoid", since=6, types={"T": every("HardSigmoid", among=FLOATING)})
 def hard_sigmoid(b: Builder, x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
-    line = b.expr("mul_add", x, alpha, beta)
-    return b.store(b.expr("limited({0}, 0.0, 1.0)", line), x.dtype)
+    return b.pointwise(_hard_sigmoid, x, alpha, beta)
 
 
 @operator("ThresholdedRelu", types={"T": every("ThresholdedRelu", among=FLOATING)})
 def thresholded_relu(b: Builder, x: Tensor, *, alpha: float = 1.0) -> Tensor:
-    return b.pointwise("({0} > {1} ? {0} : {2})", x, alpha, 0)
+    return b.pointwise(lambda v, least: where(v > least, v, 0), x, alpha)
 
 
 @operator("Shrink", types={"T": every("Shrink", among=(*FLOATING, *SIGNED, *UNSIGNED))})
 def shrink(b: Builder, x: Tensor, *, bias: float = 0.0, lambd: float = 0.5) -> Tensor:
-    v = b.expr("same", x) if x.dtype.kind == "float" else b.expr("cast", x, ctype="float")
-    shrunk = b.expr("({0} < -{2} ? {0} + {1} : ({0} > {2} ? {0} - {1} : {3}))", v, bias, lambd, 0)
-    if x.dtype.kind == "float":
-        return b.store(shrunk, x.dtype)
-    return b.store(b.expr("cast", shrunk, ctype=x.dtype.glsl_compute), x.dtype)
+    kind = x.dtype.glsl_compute
+    v, least, moved = b.reads(x if x.dtype.kind == "float" else b.expr("cast", x, ctype="float"), lambd, bias)
+    shrunk = where(v < -least, v + moved, where(v > least, v - moved, 0))
+    return b.store(fn.cast(shrunk, kind), x.dtype, shape=x.shape)
 
 
 @operator("Mish", types={"T": every("Mish", among=FLOATING)})
 def mish(b: Builder, x: Tensor) -> Tensor:
-    if x.dtype.name == "float64":
-        v = b.expr("same", x)
-        return b.store(b.expr("({0} * {1})", v, doubles.tanh(b, doubles.softplus(b, v))), x.dtype)
-    # tanh(log(1 + e)) for e = exp(x), without the cancellation of 1 + e
-    grown = b.expr("exp({0} > 20.0 ? 20.0 : {0})", x)
-    return b.store(
-        b.expr("({0} * (({1} * ({1} + 2.0)) / ({1} * ({1} + 2.0) + 2.0)))", b.expr("same", x), grown), x.dtype
-    )
+    def tanh_of_softplus(v: Expr) -> Expr:
+        """tanh(log(1 + e)) for e = exp(x), without the cancellation of 1 + e."""
+        grown = fn.exp(where(v > 20, 20, v))
+        size = grown * (grown + 2)
+        return size / (size + 2)
+
+    return b.pointwise(lambda v: v * tanh_of_softplus(v), x)
 
 
 @operator("Swish", types={"T": every("Swish", among=FLOATING)})
 def swish(b: Builder, x: Tensor, *, alpha: float = 1.0) -> Tensor:
-    if x.dtype.name == "float64":
-        v = b.expr("same", x)
-        opened = doubles.sigmoid(b, b.expr("({0} * {1})", v, alpha))
-        return b.store(b.expr("({0} * {1})", v, opened), x.dtype)
-    return b.pointwise("({0} / (1.0 + exp(-{1} * {0})))", x, alpha)
+    return b.pointwise(lambda v, slope: v / (1 + fn.exp(-slope * v)), x, alpha)
 
 
 @operator("Identity", types={"T": every("Identity"), "V": every("Identity", "V")})

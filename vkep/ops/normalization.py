@@ -9,7 +9,10 @@ import numpy as np
 
 from vkep.dtypes import DTYPES, DType
 from vkep.graph.attributes import BatchNormAttributes, LayerNormAttributes
+from vkep.ir import algebra as fn
+from vkep.ir.algebra import equal, where
 from vkep.ir.builder import Builder
+from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.kernels.norm import (
     GroupNormProblem,
@@ -18,7 +21,6 @@ from vkep.kernels.norm import (
     LpNormProblem,
     SoftmaxProblem,
 )
-from vkep.ops import doubles
 from vkep.ops.allowed import FLOATING, SINGLE, every
 from vkep.ops.gather import padded
 from vkep.ops.reduction import middle, reduce_axes
@@ -39,11 +41,11 @@ def _softmax(b: Builder, x: Tensor, axes: range, log: bool) -> Tensor:
 
 def _double_softmax(b: Builder, x: Tensor, axes: list[int], log: bool) -> Tensor:
     below = b.pointwise("sub", x, reduce_axes(b, "max", x, axes, keepdims=True))
-    raised = b.store(doubles.exp(b, b.expr("same", below)), x.dtype)
+    raised = b.pointwise("exp", below)
     total = reduce_axes(b, "sum", raised, axes, keepdims=True)
     if not log:
         return b.pointwise("div", raised, total)
-    return b.store(b.expr("sub", below, doubles.log(b, b.expr("same", total))), x.dtype, shape=x.shape)
+    return b.pointwise(lambda v, of: v - fn.log(of), below, total)
 
 
 def _declare_softmax(op_type: str, log: bool) -> None:
@@ -78,6 +80,10 @@ def _computed_in(x: Tensor) -> DType:
     return DTYPES["float64" if x.dtype.name == "float64" else "float32"]
 
 
+def _normalized(x: Expr, scale: Expr, bias: Expr, mean: Expr, variance: Expr, epsilon: Expr) -> Expr:
+    return (x - mean) * (scale / fn.sqrt(variance + epsilon)) + bias
+
+
 def _batch_norm(
     b: Builder, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, epsilon: float
 ) -> Tensor:
@@ -91,7 +97,7 @@ def _batch_norm(
         shift = b.constant((o - m * factor).astype(kind), "shift")
         return b.pointwise("mul_add", x, _per_channel(b, weight, x.rank), _per_channel(b, shift, x.rank))
     s_, o_, m_, v_ = (_per_channel(b, b.cast(t, _computed_in(x)), x.rank) for t in (scale, bias, mean, var))
-    return b.pointwise("(({0} - {3}) * ({1} / sqrt({4} + {5})) + {2})", x, s_, o_, m_, v_, epsilon)
+    return b.pointwise(_normalized, x, s_, o_, m_, v_, epsilon)
 
 
 @operator("BatchNormalization", since=1, until=13, types={"T": every("BatchNormalization", among=FLOATING)})
@@ -141,14 +147,21 @@ def batch_normalization(
     axes = [0, *range(2, x.rank)]
     wide = b.cast(x, _computed_in(x))
     centre = reduce_axes(b, "mean", wide, axes, keepdims=True)
-    spread = reduce_axes(b, "mean", b.pointwise("(({0} - {1}) * ({0} - {1}))", wide, centre), axes, keepdims=True)
+    spread = reduce_axes(b, "mean", b.pointwise(_squared_difference, wide, centre), axes, keepdims=True)
     out = _batch_norm(b, x, scale, bias, b.reshape(centre, mean.shape), b.reshape(spread, var.shape), a.epsilon)
-    blend = "({0} * {2} + {1} * (1.0 - {2}))"
     running = [
-        b.cast(b.pointwise(blend, b.cast(old, wide.dtype), b.reshape(new, old.shape), a.momentum), old.dtype)
+        b.cast(b.pointwise(_blended, b.cast(old, wide.dtype), b.reshape(new, old.shape), a.momentum), old.dtype)
         for old, new in ((mean, centre), (var, spread))
     ]
     return [out, *running]
+
+
+def _blended(x: Expr, y: Expr, share: Expr) -> Expr:
+    return x * share + y * (1 - share)
+
+
+def _squared_difference(x: Expr, y: Expr) -> Expr:
+    return (x - y) * (x - y)
 
 
 def _row_of(wide: Tensor, first: int) -> Tensor | None:
@@ -248,9 +261,9 @@ def _double_norm(b: Builder, x: Tensor, axes: list[int], scale: Tensor, bias: Te
     """float64 ``x`` without its mean (RMS norm, without ``bias``: with it) over the square root of its variance over ``axes``."""
     if bias is not None:
         x = b.pointwise("sub", x, reduce_axes(b, "mean", x, axes, keepdims=True))
-    variance = reduce_axes(b, "mean", b.pointwise("({0} * {0})", x), axes, keepdims=True)
-    normal = b.expr("({0} / sqrt({1} + {2}))", x, variance, epsilon)
-    result = b.expr("mul", normal, scale)
+    variance = reduce_axes(b, "mean", b.pointwise("mul", x, x), axes, keepdims=True)
+    v, of, least, by = b.reads(x, variance, epsilon, scale)
+    result = v / fn.sqrt(of + least) * fn.cast(by, v.ctype)
     return b.store(result if bias is None else b.expr("add", result, bias), x.dtype, shape=x.shape)
 
 
@@ -282,11 +295,12 @@ def lrn(b: Builder, x: Tensor, *, size: int, alpha: float = 1e-4, beta: float = 
     problem = LocalResponseNormProblem(images, channels, inner, x.dtype.name, size, alpha, beta, bias)
     if x.dtype.name == "float64":
         before, ends = (size - 1) // 2, [0] * (x.rank - 2)
-        wide = padded(b, b.pointwise("({0} * {0})", x), [0, before, *ends], [0, size - 1 - before, *ends])
+        wide = padded(b, b.pointwise("mul", x, x), [0, before, *ends], [0, size - 1 - before, *ends])
         windows = wide.view((*x.shape, size), (*wide.strides, wide.strides[1]))
         total = reduce_axes(b, "sum", windows, [x.rank], keepdims=False)
-        level = b.expr("({1} + {2} * {0})", total, bias, alpha / size)
-        return b.store(b.expr("mul", x, doubles.power_of(b, level, -beta)), x.dtype, shape=x.shape)
+        return b.pointwise(
+            lambda v, of, least, by, power: v * fn.power(least + by * of, power), x, total, bias, alpha / size, -beta
+        )
     return b.result(problem, x, shape=x.shape)
 
 
@@ -294,6 +308,6 @@ def lrn(b: Builder, x: Tensor, *, size: int, alpha: float = 1e-4, beta: float = 
 def lp_normalization(b: Builder, x: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
     if x.dtype.name == "float64":
         norm = reduce_axes(b, "l1" if p == 1 else "l2", x, [b.axis(axis, x.rank)], keepdims=True)
-        return b.pointwise("({1} == {2} ? {2} : {0} / {1})", x, norm, 0.0)
+        return b.pointwise(lambda v, of: where(equal(of, 0), 0, v / of), x, norm)
     dense, sizes = middle(b, x, [b.axis(axis, x.rank)])
     return b.result(LpNormProblem(*sizes, x.dtype.name, p), dense, shape=x.shape)

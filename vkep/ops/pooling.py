@@ -11,7 +11,6 @@ from vkep.graph.windows import Window
 from vkep.ir.builder import LARGEST, Builder
 from vkep.ir.tensor import Tensor
 from vkep.kernels.pool import PoolProblem
-from vkep.ops import doubles
 from vkep.ops.allowed import FLOATING, every
 from vkep.ops.gather import scatter_elements_
 from vkep.ops.reduction import reduce_axes
@@ -94,14 +93,10 @@ def global_lp_pool(b: Builder, x: Tensor, *, p: float = 2) -> Tensor:
     axes = _spatial(b, x)
     if p in (1, 2):
         return reduce_axes(b, "l1" if p == 1 else "l2", x, axes, keepdims=True)
-    if x.dtype.name == "float64":
-        total = reduce_axes(
-            b, "sum", b.store(doubles.power_of(b, b.expr("abs({0})", x), p), x.dtype), axes, keepdims=True
-        )
-        return b.store(doubles.power_of(b, b.expr("same", total), 1 / p), x.dtype)
-    powers = b.cast(b.pointwise("accurate_pow(abs({0}), {1})", x, float(p), dtype=DTYPES["float32"]), DTYPES["float32"])
+    wide = x.dtype if x.dtype.name == "float64" else DTYPES["float32"]
+    powers = b.store(b.expr("pow", b.expr("abs", x), p), wide, shape=x.shape)
     total = reduce_axes(b, "sum", powers, axes, keepdims=True)
-    return b.pointwise("accurate_pow({0}, {1})", total, 1.0 / p, dtype=x.dtype)
+    return b.pointwise("pow", total, 1 / p, dtype=x.dtype)
 
 
 @operator("MaxUnpool", types={"T1": every("MaxUnpool", "T1", FLOATING), "T2": ("int64",)})

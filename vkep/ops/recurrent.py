@@ -108,7 +108,7 @@ def _gru_steps(
             mixed = b.store(b.expr("mul", reset, h), h.dtype, shape=h.shape)
             candidate = matrix_product(b, mixed, last.transpose((1, 0)))
         new = g(b, sum_of(b, xh, candidate))
-        h = layer.emit(b.expr("((1.0 - {0}) * {1} + {0} * {2})", z, new, h), h, t, d)
+        h = layer.emit((1 - z) * new + z * b.reads(h)[0], h, t, d)
     return h
 
 
@@ -177,8 +177,8 @@ def lstm_step(
 
     i_, o_, f_, c_ = ([gate(part, k, hidden) for part in parts] for k in range(4))
     i = f(b, sum_of(b, *i_, watched(c, 0)))
-    forget = b.expr("(1.0 - {0})", i) if input_forget else f(b, sum_of(b, *f_, watched(c, 2)))
-    new_c = layer.keep(b.expr("({0} * {1} + {2} * {3})", forget, c, i, g(b, sum_of(b, *c_))), c, t)
+    forget = 1 - i if input_forget else f(b, sum_of(b, *f_, watched(c, 2)))
+    new_c = layer.keep(forget * b.reads(c)[0] + i * g(b, sum_of(b, *c_)), c, t)
     o = f(b, sum_of(b, *o_, watched(new_c, 1)))
     return layer.emit(b.expr("mul", o, h_of(b, b.expr("same", new_c))), h, t, d), new_c
 

@@ -7,59 +7,51 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from vkep.graph.attributes import RecurrentAttributes
+from vkep.ir import algebra as fn
 from vkep.ir import expr as ex
+from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
+from vkep.ir.code import generate
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.kernels.recurrent import RecurrentProblem, carries
-from vkep.ops import doubles
 from vkep.ops.contraction import matrix_product
 
-#: GLSL of {0} with parameters alpha {1} and beta {2}, and the parameters' defaults (None: has none)
-_ACTIVATIONS: dict[str, tuple[str, float | None, float | None]] = {
-    "relu": ("relu({0})", None, None),
-    "tanh": ("limited_tanh({0})", None, None),
-    "sigmoid": ("(1.0 / (1.0 + exp(-{0})))", None, None),
-    "affine": ("({1} * {0} + {2})", 1.0, 0.0),
-    "leakyrelu": ("({0} < 0.0 ? {1} * {0} : {0})", 0.01, None),
-    "thresholdedrelu": ("({0} > {1} ? {0} : 0.0)", 1.0, None),
-    "scaledtanh": ("({1} * limited_tanh({2} * {0}))", 1.0, 1.0),
-    "hardsigmoid": ("limited({1} * {0} + {2}, 0.0, 1.0)", 0.2, 0.5),
-    "elu": ("({0} < 0.0 ? {1} * (exp({0}) - 1.0) : {0})", 1.0, None),
-    "softsign": ("({0} / (1.0 + abs({0})))", None, None),
-    "softplus": ("({0} > 20.0 ? {0} : log(1.0 + exp({0})))", None, None),
-}
-
-
-#: in double precision, for which GLSL has neither exp nor log
-_DOUBLES: dict[str, Callable[..., Expr]] = {
-    "tanh": lambda b, x, _, __: doubles.tanh(b, x),
-    "sigmoid": lambda b, x, _, __: doubles.sigmoid(b, x),
-    "softplus": lambda b, x, _, __: doubles.softplus(b, x),
-    "scaledtanh": lambda b, x, alpha, beta: b.expr("mul", doubles.tanh(b, b.expr("mul", x, beta)), alpha),
-    "elu": lambda b, x, alpha, _: b.expr("({0} < 0.0lf ? {2} * {1} : {0})", x, doubles.expm1(b, x), alpha),
+#: a function of a value and parameters alpha and beta, and the parameters' defaults (None: has none)
+_ACTIVATIONS: dict[str, tuple[Callable[..., Expr], float | None, float | None]] = {
+    "relu": (lambda x, _, __: fn.relu(x), None, None),
+    "tanh": (lambda x, _, __: fn.tanh(x), None, None),
+    "sigmoid": (lambda x, _, __: fn.sigmoid(x), None, None),
+    "affine": (lambda x, alpha, beta: alpha * x + beta, 1.0, 0.0),
+    "leakyrelu": (lambda x, alpha, _: where(x < 0, alpha * x, x), 0.01, None),
+    "thresholdedrelu": (lambda x, alpha, _: where(x > alpha, x, 0), 1.0, None),
+    "scaledtanh": (lambda x, alpha, beta: alpha * fn.tanh(beta * x), 1.0, 1.0),
+    "hardsigmoid": (lambda x, alpha, beta: fn.limited(alpha * x + beta, 0, 1), 0.2, 0.5),
+    "elu": (lambda x, alpha, _: where(x < 0, alpha * fn.expm1(x), x), 1.0, None),
+    "softsign": (lambda x, _, __: x / (1 + abs(x)), None, None),
+    "softplus": (lambda x, _, __: fn.softplus(x), None, None),
 }
 
 
 @dataclass(frozen=True)
 class Activation:
-    """One activation function: GLSL of ``{0}`` with its parameters, and the bound that its input is clipped to."""
+    """One activation function with its parameters, and the bound that its input is clipped to."""
 
-    name: str
-    template: str
+    function: Callable[..., Expr]
     values: tuple[float, ...]
     clip: float | None
 
     def __call__(self, b: Builder, x: Expr) -> Expr:
-        clipped = x if self.clip is None else b.expr("limited({0}, -{1}, {1})", x, self.clip)
-        if x.ctype == "double" and self.name in _DOUBLES:
-            return _DOUBLES[self.name](b, clipped, *self.values)
-        return b.expr(self.template, clipped, *self.values)
+        v, *values = b.reads(x, *self.values)
+        if self.clip is not None:
+            v, bound = b.reads(v, self.clip)
+            v = fn.limited(v, -bound, bound)
+        return self.function(v, *values)
 
     def glsl(self, name: str) -> str:
         """A GLSL function (which does not clip)."""
-        values = [f"({float(v)!r})" for v in self.values]
-        return f"float {name}(float x) {{ return {self.template.format('x', *values)}; }}"
+        code = generate(self.function(ex.Leaf("float"), *self.values), lambda leaf: "x")
+        return f"float {name}(float x) {{ {code.statements} return {code.result}; }}"
 
 
 def activations_of(
@@ -74,14 +66,14 @@ def activations_of(
     for name in names:
         if name.lower() not in _ACTIVATIONS:
             b.invalid(f"activation {name!r} is none that ONNX lists")
-        template, *parameters = _ACTIVATIONS[name.lower()]
+        function, *parameters = _ACTIVATIONS[name.lower()]
         values = tuple(
             0.0 if default is None else next(source, default) for default, source in zip(parameters, left, strict=True)
         )
         if not all(map(math.isfinite, values)):
             b.decline(f"activation {name!r} with parameters {values}")
         # LSTM's third activation is for the cell, which ONNX Runtime does not clip
-        made.append(Activation(name.lower(), template, values, a.clip if len(made) % len(defaults) < 2 else None))
+        made.append(Activation(function, values, a.clip if len(made) % len(defaults) < 2 else None))
     count = len(defaults)
     return [made[i * count : (i + 1) * count] for i in range(directions)]
 
@@ -138,7 +130,7 @@ class Layer:
         if alive is None:
             return self.keep(new, old, step, out=place)
         state = self.keep(new, old, step)
-        self.b.store(self.b.expr("({0} ? {1} : 0.0)", alive, state, ctype="float"), state.dtype, out=place)
+        self.b.store(self.b.expr("where", alive, state, 0), state.dtype, out=place)
         return state
 
     def finals(self, states: Sequence[Tensor]) -> Tensor:
@@ -207,9 +199,7 @@ def initial_state(layer: Layer, initial: Tensor | None, index: int, layout: int)
     alive = layer.alive(0)
     if alive is None:
         return state
-    return layer.b.store(
-        layer.b.expr("({0} ? {1} : 0.0)", alive, state, ctype=state.dtype.glsl_compute), state.dtype, shape=state.shape
-    )
+    return layer.b.store(layer.b.expr("where", alive, state, 0), state.dtype, shape=state.shape)
 
 
 def gate(gates: Tensor, index: int, hidden: int) -> Tensor:

@@ -15,7 +15,6 @@ from vkep.kernels.cumsum import ScanProblem
 from vkep.kernels.reduce import ReduceProblem
 from vkep.kernels.topk import TopKProblem
 from vkep.ops.allowed import ARITHMETIC, FLOATING, every
-from vkep.ops.elementwise import exp, log
 from vkep.ops.generators import positions
 from vkep.ops.registry import INDICES, operator
 from vkep.sizes import whole
@@ -62,11 +61,11 @@ def _whole_mean(b: Builder, x: Tensor, axes: Sequence[int], keepdims: bool) -> T
 def _double_log_sum(b: Builder, x: Tensor, axes: Sequence[int], keepdims: bool, of_exp: bool) -> Tensor:
     """The logarithm of a sum (of exponentials, relative to the maximum) of float64, in steps that GLSL supports."""
     if not of_exp:
-        return log(b, reduce_axes(b, "sum", x, axes, keepdims))
+        return b.pointwise("log", reduce_axes(b, "sum", x, axes, keepdims))
     most = reduce_axes(b, "max", x, axes, keepdims=True)
     level = b.pointwise("(isinf({0}) ? {1} : {0})", most, 0.0)
-    total = reduce_axes(b, "sum", exp(b, b.pointwise("sub", x, level)), axes, keepdims=True)
-    made = b.pointwise("add", log(b, total), level)
+    total = reduce_axes(b, "sum", b.pointwise("exp", b.pointwise("sub", x, level)), axes, keepdims=True)
+    made = b.pointwise("add", b.pointwise("log", total), level)
     return made if keepdims else b.reshape(made, [d for i, d in enumerate(x.shape) if i not in axes])
 
 
