@@ -40,9 +40,9 @@ def load_model(
 
     Weights in external files are searched beside the model, or in ``base_dir``. Attributes that are ignored
     (`unchecked`) are warned of, or with ``unknown_attributes="error"`` an `InvalidModelError`. Raises
-    `FileNotFoundError`, `InvalidModelError` (no ONNX model, or one that breaks the specification),
-    `UnsupportedModelError` (compiled for ONNX Runtime, or of more than ``max_nodes`` nodes after its functions are
-    inlined) or `TypeError`.
+    `FileNotFoundError`, `InvalidModelError` (no ONNX model, or one that breaks the specification), `UnsupportedModelError`
+    (compiled or optimized for ONNX Runtime alone, or of more than ``max_nodes`` nodes after its functions are inlined) or
+    `TypeError`.
     """
     if isinstance(source, Model):  # read already, and may have been rewritten
         return source
@@ -82,7 +82,7 @@ def load_model(
             raise InvalidModelError(text)
         logger.warning("%s: ignored", text)
     graph = read_graph(proto.graph, opsets, read.folder, proto.ir_version, name, contents)
-    if _COMPILED[0] in opsets:
+    if _COMPILED[0] in opsets or _CPU_LAYOUT in opsets:
         _refuse_compiled(graph, name)
     return Model(
         graph=graph,
@@ -104,9 +104,16 @@ def load_model(
 
 #: domain and operator of the nodes that ONNX Runtime's providers compile to
 _COMPILED = ("com.microsoft", "EPContext")
+#: domain of the operators in the layout of ONNX Runtime's kernels for one processor
+_CPU_LAYOUT = "com.microsoft.nchwc"
 
 
 def _refuse_compiled(graph: Graph, name: str) -> None:
+    if any(node.domain == _CPU_LAYOUT for node in graph.nodes):
+        raise UnsupportedModelError(
+            f"{name} was optimized for the CPU kernels of ONNX Runtime on one processor ({_CPU_LAYOUT}): save it with "
+            "graph_optimization_level ORT_ENABLE_EXTENDED, or open the model that it was made from"
+        )
     node = next((n for n in graph.nodes if (n.domain, n.op_type) == _COMPILED), None)
     if node is not None:
         provider = str(node.attributes.get("source", "a provider it does not name"))

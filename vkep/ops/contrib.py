@@ -22,7 +22,7 @@ from vkep.ops.gather import rows_at
 from vkep.ops.normalization import row_norm, row_norm_of_two_types
 from vkep.ops.random import dropped, training_rate
 from vkep.ops.reduction import reduce_axes
-from vkep.ops.registry import FLOATS, operator
+from vkep.ops.registry import FLOATS, at_version, operator
 
 MICROSOFT = "com.microsoft"
 _FLOAT32, _INT32, _BOOL = DTYPES["float32"], DTYPES["int32"], DTYPES["bool"]
@@ -262,25 +262,41 @@ def fused_gemm(
     activation_beta: float | None = None,
     activation_gamma: float | None = None,
 ) -> Tensor:
-    given = [v for v in (activation_alpha, activation_beta, activation_gamma) if v is not None]
-    return activated(b, gemm(b, x, y, c, a=a), activation, given)
+    given = {"alpha": activation_alpha, "beta": activation_beta, "gamma": activation_gamma}
+    return activated(b, gemm(b, x, y, c, a=a), activation, **given)
 
 
-def activated(b: Builder, x: Tensor, activation: str, values: Sequence[float]) -> Tensor:
-    """The activation that a fused operator names, with its parameters in the order of ONNX's attributes."""
-    templates = {
-        "": ("same", ()),
-        "Relu": ("relu({0})", ()),
-        "LeakyRelu": ("({0} < 0.0 ? {0} * {1} : {0})", (0.01,)),
-        "Sigmoid": ("(1.0 / (1.0 + exp(-{0})))", ()),
-        "Tanh": ("limited_tanh({0})", ()),
-        "Clip": ("limited({0}, {1}, {2})", (-3.4e38, 3.4e38)),
-        "HardSigmoid": ("limited({0} * {1} + {2}, 0.0, 1.0)", (0.2, 0.5)),
-    }
-    if activation not in templates:
-        b.decline(f"activation {activation!r}; the kernels take {', '.join(n for n in templates if n)}")
-    template, defaults = templates[activation]
-    return b.pointwise(template, x, *values[: len(defaults)], *defaults[len(values) :])
+#: ONNX's operators that fused ones name, and the opset by which they take numbers as attributes
+_ACTIVATIONS, _ACTIVATIONS_OPSET = (
+    (
+        "Clip",
+        "Elu",
+        "HardSigmoid",
+        "LeakyRelu",
+        "Relu",
+        "Selu",
+        "Sigmoid",
+        "Softplus",
+        "Softsign",
+        "Tanh",
+        "ThresholdedRelu",
+    ),
+    10,
+)
+
+
+def activated(b: Builder, x: Tensor, activation: str, *values: float, **named: float | None) -> Tensor:
+    """The activation that a fused operator names, with its attributes in the order of ONNX's (Clip: the lower bound first) or by
+    name; those that are None, or that the activation does not have, are left out."""
+    if not activation:
+        return x
+    if activation not in _ACTIVATIONS:
+        b.decline(f"activation {activation!r}; the kernels take {', '.join(_ACTIVATIONS)}")
+    definition = at_version("", activation, _ACTIVATIONS_OPSET)
+    names = ("min", "max") if activation == "Clip" else tuple(definition.signature.attributes)
+    given = {name: value for name, value in named.items() if name in names and value is not None}
+    result: Tensor = definition.function(b, x, **dict(zip(names, values, strict=False)), **given)
+    return result
 
 
 @operator("FusedConv", domain=MICROSOFT, types={"x w bias z": FLOATS})
@@ -298,7 +314,7 @@ def fused_conv(
     out = conv_(b, x, w, bias, a=a)
     if z is not None:
         out = b.pointwise("add", out, z)
-    return activated(b, out, activation, activation_params)
+    return activated(b, out, activation, *activation_params)
 
 
 def channels_first(x: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ def nhwc_fused_conv(
     b.expect("Z", z, out.shape)
     if z is not None:
         out = b.pointwise("add", out, z)
-    return activated(b, out, activation, activation_params)
+    return activated(b, out, activation, *activation_params)
 
 
 @operator("ConvTransposeWithDynamicPads", domain=MICROSOFT, types={"x w bias": FLOATING, "pads": ("int64",)})

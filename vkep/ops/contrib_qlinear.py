@@ -265,7 +265,7 @@ def gemm_float8(
         b.broadcast("C", c, shape)
         value = b.expr("({0} + {1} * {2})", value, c, beta)
     out = b.store(value, _FLOAT32, shape=shape)
-    out = gelu(b, out) if activation == "GELU" else activated(b, out, "Relu" if activation == "RELU" else "", ())
+    out = gelu(b, out) if activation == "GELU" else activated(b, out, "Relu" if activation == "RELU" else "")
     if z_scale is not None:
         out = b.pointwise("mul", out, z_scale, shape=shape)
     return b.cast(out, made)

@@ -138,6 +138,11 @@ def find(node: Node) -> OperatorDef | None:
     return max(accepting, key=lambda d: d.since, default=None)
 
 
+def at_version(domain: str, op_type: str, version: int) -> OperatorDef:
+    """The declaration of a version of an operator; `StopIteration` where there is none."""
+    return next(d for d in _OPERATORS[domain, op_type] if d.accepts_version(version))
+
+
 def is_declared(domain: str, op_type: str) -> bool:
     """Whether any version of an operator is declared."""
     return (domain, op_type) in _OPERATORS
