@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("vulkan")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 KINDS = (*FLOATS, *INTEGERS, "bool")
 #: operators of texts, and those whose cases have other inputs than tensors of numbers
-WITHOUT_CASES = {"RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit", "Flatten"}
+WITHOUT_CASES = {"Constant", "RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit", "Flatten"}
 #: cases of each operator, at most: those of different attributes or numbers of inputs
 MOST_CASES = 2
 

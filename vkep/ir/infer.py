@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -17,6 +17,7 @@ from vkep.graph.weights import ArrayWeight, SizesWeight, Weight
 from vkep.ir.program import HostValue, ValueSpec
 from vkep.sizes import is_size
 
+_Type = TypeVar("_Type")
 Known = Weight | ValueSpec | HostValue
 #: contents of constants up to this size take part in inference
 _LARGEST_DATA = 1 << 16
@@ -52,6 +53,18 @@ def infer(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int]) -> 
         pass_on_signals(error)
         return nothing
     return [_spec(inferred.get(name)) for name in node.outputs]
+
+
+def tied_types(node: Node, types: Sequence[_Type | None]) -> dict[int, _Type]:
+    """The element types of the outputs, by index, that the operator's schema ties to the type of an input."""
+    assert node.schema is not None
+    takes, makes = node.schema.inputs, node.schema.outputs
+    bound: dict[str, _Type] = {}
+    for k, kind in enumerate(types):
+        if kind is not None:
+            bound.setdefault(takes[min(k, len(takes) - 1)].type_str, kind)
+    names = [makes[min(k, len(makes) - 1)].type_str for k in range(len(node.outputs))]
+    return {k: bound[name] for k, name in enumerate(names) if name in bound}
 
 
 def may_be_sizes(dtype: DType, size: int) -> bool:

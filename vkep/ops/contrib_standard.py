@@ -23,7 +23,7 @@ from vkep.ops.contrib_quantized import real
 from vkep.ops.gather import gather_nd_11, pad
 from vkep.ops.generators import range_, trilu
 from vkep.ops.movement import concat, slice_
-from vkep.ops.normalization import softmax_over
+from vkep.ops.normalization import centred, over_deviation, softmax_over
 from vkep.ops.pooling import average_pool, global_average_pool, max_pool
 from vkep.ops.quantization import quantized, rounded_to
 from vkep.ops.reduction import middle, reduce_axes
@@ -295,11 +295,8 @@ def mean_variance_normalization_1(
     if x.rank != 4:
         b.invalid(f"the input has shape {x.shape}, expected (n, channels, height, width)")
     axes = [0, 1, 2, 3] if across_channels == 1 else [0, 2, 3]
-    centred = b.pointwise("sub", x, reduce_axes(b, "mean", x, axes, keepdims=True))
-    if normalize_variance != 1:
-        return centred
-    variance = reduce_axes(b, "mean", b.pointwise("({0} * {0})", centred), axes, keepdims=True)
-    return b.pointwise("({0} / (sqrt({1}) + 1e-9))", centred, variance)
+    apart, variance, _ = centred(b, x, axes)
+    return over_deviation(b, apart, variance) if normalize_variance == 1 else apart
 
 
 @operator("ImageScaler", types={"x": ("float32",)}, schema=False)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from vkep.dtypes import DTYPES, DType
+from vkep.dtypes import DTYPES, DType, from_onnx
 from vkep.graph.attributes import BatchNormAttributes, LayerNormAttributes
 from vkep.ir import algebra as fn
 from vkep.ir.algebra import equal, where
@@ -224,7 +225,7 @@ def row_norm_of_two_types(
     return b.cast(out, scale.dtype), mean, inv_std
 
 
-@operator("LayerNormalization", types={"T": every("LayerNormalization", among=SINGLE)})
+@operator("LayerNormalization", types={"T": every("LayerNormalization", among=FLOATING)})
 def layer_normalization(
     b: Builder,
     x: Tensor,
@@ -233,13 +234,28 @@ def layer_normalization(
     *,
     a: LayerNormAttributes,
 ) -> list[Tensor]:
-    if a.stash_type != 1:
-        b.decline(f"stash_type {a.stash_type}: statistics are kept in float32")
+    stash = _stash(b, a)
     count = len(b.node.outputs) if b.node is not None else 1
+    if "float64" in (x.dtype.name, stash.name):
+        first, wide = b.axis(a.axis, x.rank), DTYPES["float64"]
+        out, *rest = _wide_norm(b, x, range(first, x.rank), *_spread(b, x, scale, bias), a.epsilon, wide)
+        return [b.cast(out, x.dtype), *(b.cast(t, stash) for t in rest)][:count]
     old = b.node is not None and b.node.schema is None  # ONNX Runtime's operator, before opset 17
     norm = row_norm_of_two_types if old else row_norm
-    made = norm(b, x, scale, bias, axis=a.axis, epsilon=a.epsilon, mean=count > 1, inv_std=count > 2)
-    return [t for t in made if t is not None]
+    out, mean, inv_std = norm(b, x, scale, bias, axis=a.axis, epsilon=a.epsilon, mean=count > 1, inv_std=count > 2)
+    return [out, *(b.cast(t, stash) for t in (mean, inv_std) if t is not None)]
+
+
+def _stash(b: Builder, a: LayerNormAttributes) -> DType:
+    """The type of the statistics. They are computed in float32 where it is narrower."""
+    stash = from_onnx(a.stash_type)
+    if stash is None or stash.kind != "float":
+        b.decline(f"stash_type is {a.stash_type}, expected that of a floating-point type")
+    return stash
+
+
+def _spread(b: Builder, x: Tensor, scale: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    return b.broadcast("scale", scale, x.shape), None if bias is None else b.broadcast("bias", bias, x.shape)
 
 
 @operator(
@@ -248,45 +264,83 @@ def layer_normalization(
     types={"T": every("RMSNormalization", among=FLOATING), "V": every("RMSNormalization", "V", FLOATING)},
 )
 def rms_normalization(b: Builder, x: Tensor, scale: Tensor, *, a: LayerNormAttributes) -> Tensor:
-    if a.stash_type != 1:
-        b.decline(f"stash_type {a.stash_type}: statistics are kept in float32")
-    if x.dtype.name == "float64":
-        first = b.axis(a.axis, x.rank)
-        scale = b.broadcast("scale", b.cast(scale, x.dtype), x.shape)
-        return _double_norm(b, x, list(range(first, x.rank)), scale, None, a.epsilon)
+    if "float64" in (x.dtype.name, _stash(b, a).name):
+        first, wide = b.axis(a.axis, x.rank), DTYPES["float64"]
+        made = _wide_norm(b, x, range(first, x.rank), *_spread(b, x, scale, None), a.epsilon, wide, rms=True)
+        return b.cast(made[0], x.dtype)
     return row_norm(b, x, scale, axis=a.axis, epsilon=a.epsilon, rms=True)[0]
 
 
-def _double_norm(b: Builder, x: Tensor, axes: list[int], scale: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
-    """float64 ``x`` without its mean (RMS norm, without ``bias``: with it) over the square root of its variance over ``axes``."""
+def centred(b: Builder, x: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """``x`` less its mean over ``axes``, its variance, of the differences (E[x**2] - E[x]**2 overflows and cancels), and the
+    mean."""
+    mean = reduce_axes(b, "mean", x, axes, keepdims=True)
+    apart = b.pointwise("sub", x, mean)
+    return apart, reduce_axes(b, "mean", b.pointwise("mul", apart, apart), axes, keepdims=True), mean
+
+
+def _wide_norm(
+    b: Builder,
+    x: Tensor,
+    axes: Sequence[int],
+    scale: Tensor,
+    bias: Tensor | None,
+    epsilon: float,
+    wide: DType,
+    rms: bool = False,
+) -> list[Tensor]:
+    """``x`` without its mean (RMS norm: with it) over the square root of its variance over ``axes``, computed in ``wide``;
+    the means and the factors."""
+    x = b.cast(x, wide)
+    apart, variance, mean = centred(b, x, axes)
+    if rms:
+        apart, variance = x, reduce_axes(b, "mean", b.pointwise("mul", x, x), axes, keepdims=True)
+    inv_std = b.store(b.expr("exact_div", 1.0, b.expr("sqrt", b.expr("add", variance, epsilon))), wide)
+    result = b.expr("mul", b.expr("mul", apart, inv_std), b.cast(scale, wide))
     if bias is not None:
-        x = b.pointwise("sub", x, reduce_axes(b, "mean", x, axes, keepdims=True))
-    variance = reduce_axes(b, "mean", b.pointwise("mul", x, x), axes, keepdims=True)
-    v, of, least, by = b.reads(x, variance, epsilon, scale)
-    result = v / fn.sqrt(of + least) * fn.cast(by, v.ctype)
-    return b.store(result if bias is None else b.expr("add", result, bias), x.dtype, shape=x.shape)
+        result = b.expr("add", result, b.cast(bias, wide))
+    return [b.store(result, wide, shape=x.shape), mean, inv_std]
 
 
 def _group_norm(b: Builder, x: Tensor, groups: int, scale: Tensor, bias: Tensor, epsilon: float) -> Tensor:
     images, channels, spatial = x.shape[0], x.shape[1], math.prod(x.shape[2:])
+    if x.dtype.name == "float64":
+        rows = b.reshape(x, (images, groups, channels // max(groups, 1), spatial))
+        scale, bias = (b.reshape(t, (1, groups, channels // max(groups, 1), 1)) for t in (scale, bias))
+        return b.reshape(_wide_norm(b, rows, [2, 3], scale, bias, epsilon, x.dtype)[0], x.shape)
     problem = GroupNormProblem(images, channels, spatial, x.dtype.name, groups, epsilon)
     return b.result(problem, x, scale, bias, shape=x.shape)
 
 
 @operator("InstanceNormalization", since=6, types={"T": every("InstanceNormalization", among=FLOATING)})
 def instance_normalization(b: Builder, x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
-    if x.dtype.name == "float64":
-        _expect_channels(b, x, scale=scale, B=bias)
-        scale, bias = (b.reshape(t, (x.shape[1], *[1] * (x.rank - 2))) for t in (scale, bias))
-        return _double_norm(b, x, list(range(2, x.rank)), scale, bias, epsilon)
+    _expect_channels(b, x, scale=scale, B=bias)
     return _group_norm(b, x, x.shape[1] or 1, scale, bias, epsilon)
 
 
-@operator("GroupNormalization", since=21, types={"T": every("GroupNormalization", among=SINGLE)})
+@operator("GroupNormalization", since=21, types={"T": every("GroupNormalization", among=FLOATING)})
 def group_normalization(
     b: Builder, x: Tensor, scale: Tensor, bias: Tensor, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Tensor:
+    _expect_groups(b, x, num_groups)
+    _expect_channels(b, x, scale=scale, bias=bias)
     return _group_norm(b, x, num_groups, scale, bias, epsilon)
+
+
+def _expect_groups(b: Builder, x: Tensor, groups: int) -> None:
+    if x.rank < 2 or groups < 1 or x.shape[1] % groups:
+        b.invalid(f"{groups} groups of the channels of an input of shape {list(x.shape)}")
+
+
+@operator("MeanVarianceNormalization", since=9, types={"T": every("MeanVarianceNormalization", among=FLOATING)})
+def mean_variance_normalization(b: Builder, x: Tensor, *, axes: Sequence[int] = (0, 2, 3)) -> Tensor:
+    apart, variance, _ = centred(b, b.cast(x, _computed_in(x)), [b.axis(a, x.rank) for a in axes])
+    return b.cast(over_deviation(b, apart, variance), x.dtype)
+
+
+def over_deviation(b: Builder, apart: Tensor, variance: Tensor) -> Tensor:
+    """Differences from a mean over their standard deviation and 1e-9, as ONNX's MeanVarianceNormalization."""
+    return b.pointwise("div", apart, b.expr("add", b.expr("sqrt", variance), 1e-9))
 
 
 @operator("LRN", types={"T": every("LRN", among=FLOATING)})

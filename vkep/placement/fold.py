@@ -18,7 +18,7 @@ from vkep import dtypes
 from vkep.errors import Decline, VkepError
 from vkep.graph.model import Node
 from vkep.graph.weights import ArrayWeight, Weight
-from vkep.ir.infer import infer
+from vkep.ir.infer import infer, tied_types
 from vkep.placement.elements import ELEMENTS
 from vkep.placement.fold_own import evaluate
 
@@ -52,14 +52,14 @@ _COPIES = """
 #: others; ONNX's shape inference gives the size of their results
 _GATHERS = "Gather GatherND"
 _SLOW_COPIES = """
-    CenterCropPad Concat ConstantOfShape Expand EyeLike GatherElements OneHot Pad Range ReverseSequence ScatterElements ScatterND
-    StringSplit Tile
+    CenterCropPad Concat Constant ConstantOfShape Expand EyeLike GatherElements OneHot Pad Range ReverseSequence
+    ScatterElements ScatterND StringSplit Tile
 """
 _PLAIN = frozenset(f"{_ELEMENTWISE} {_SUMS} {_COPIES} DequantizeLinear QuantizeLinear ReduceMax ReduceMin".split())
 _INFERRED = frozenset(f"{_GATHERS} {_PRODUCTS}".split())
 FOLDED = _PLAIN | _INFERRED | frozenset(_SLOW_COPIES.split())
 _WIDEST = frozenset(f"{_SUMS} {_PRODUCTS}".split())
-_UNCHANGED = frozenset(f"{_COPIES} {_GATHERS} {_SLOW_COPIES}".split())
+COPIES = frozenset(f"{_COPIES} {_GATHERS} {_SLOW_COPIES}".split())
 #: operators whose results of integers differ between the evaluator and the kernels where they overflow or are rounded
 _NO_INTEGERS = frozenset({"Gemm", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean"})
 _FLOATS = {dtypes.DTYPES[name].numpy for name in ("float16", "bfloat16", "float32")}
@@ -123,7 +123,7 @@ def fold(node: Node, inputs: Sequence[np.ndarray | None], opsets: Mapping[str, i
         raise FoldError(f"{node.title}: result is no tensor")
     wanted = [name for name in node.outputs if name]
     found = dict(zip(wanted, (np.asarray(r) for r in results), strict=True))
-    types = _result_types(node, inputs)
+    types = tied_types(node, [None if array is None else array.dtype for array in inputs])
     with np.errstate(all="ignore"):
         return [
             found[name].astype(types.get(k, found[name].dtype), copy=False) if name else None
@@ -146,22 +146,9 @@ def _by_reference(node: Node, named: Mapping[str, np.ndarray], opsets: Mapping[s
 
 def _widened(node: Node, array: np.ndarray) -> np.ndarray:
     """An input in the type that kernels compute in, or a wider one: evaluated in float16, sums overflow."""
-    if node.op_type in _UNCHANGED or array.dtype not in _FLOATS:
+    if node.op_type in COPIES or array.dtype not in _FLOATS:
         return array
     return array.astype(np.float64 if node.op_type in _WIDEST else np.promote_types(array.dtype, np.float32))
-
-
-def _result_types(node: Node, inputs: Sequence[np.ndarray | None]) -> dict[int, np.dtype]:
-    """The element types of outputs that must have the type of an input."""
-    assert node.schema is not None
-    takes, makes = node.schema.inputs, node.schema.outputs
-    given = {
-        takes[min(k, len(takes) - 1)].type_str: array.dtype
-        for k, array in reversed(list(enumerate(inputs)))
-        if array is not None
-    }
-    names = [makes[min(k, len(makes) - 1)].type_str for k in range(len(node.outputs))]
-    return {k: given[name] for k, name in enumerate(names) if name in given}
 
 
 class _Evaluator:

@@ -10,20 +10,24 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from vkep.dtypes import DTYPES, DType
 from vkep.errors import Decline, InvalidModelError
 from vkep.graph.load import read_graph
 from vkep.graph.model import Node
 from vkep.graph.weights import ArrayWeight, SizesWeight, Weight
 from vkep.ir.builder import Builder, NeedsValue
-from vkep.ir.infer import shape_of
+from vkep.ir.infer import Known, infer, shape_of, tied_types
 from vkep.ir.program import ValueSpec
 from vkep.ir.tensor import Tensor
 from vkep.placement.control import MAX_UNROLLED_NODES, HostDriven, expand, is_control
-from vkep.placement.fold import FoldError, can_fold
+from vkep.placement.fold import COPIES, FoldError, can_fold
 from vkep.placement.fold_sizes import fold_with_sizes
 from vkep.placement.inlined import NeedsContent
 from vkep.sizes import serves_others
 
+#: operators of a body that keeps its narrow types
+_PRODUCTS = {"Conv", "Einsum", "Gemm", "MatMul"}
+_NARROW = (DTYPES["float16"], DTYPES["bfloat16"])
 #: lowers one node of a body: (node, arguments, the body's opsets) to results; raises `Decline`
 LowerNode = Callable[[Node, Sequence[Tensor | None], Mapping[str, int]], Sequence[Tensor]]
 
@@ -40,9 +44,17 @@ def lower_function(
     """Lower a node through its function body: all of it, or raise `Decline` (`InvalidNode`) with the reason of a node
     in its body.
 
+    Of float16 and bfloat16 it is computed in float32, as a kernel would: between its nodes squares and sums overflow. A body with
+    products is not, since their kernels are faster in the narrower types and accumulate in float32.
+
     A body that needs a value raises `NeedsValue` naming the node's inputs that the value is computed from.
     """
     body = _body(node, arguments, opsets.get(node.domain, 0))
+    kinds = {inner.op_type for inner in body.node}
+    if not kinds & _PRODUCTS and not kinds <= COPIES and _narrow(node, arguments):
+        widened = [None if t is None else _widened(b, t) for t in arguments]
+        results = lower_function(b, node, widened, opsets, lower_node)
+        return [b.cast(t, kind) for t, kind in zip(results, _types(node, arguments, results, opsets), strict=True)]
     versions = {"": opsets.get("", onnx.defs.onnx_opset_version()), **{o.domain: o.version for o in body.opset_import}}
     env: dict[str, Tensor | None] = {}
     origin: dict[str, frozenset[str]] = {}  # maps a value to the node's inputs that its content depends on
@@ -60,7 +72,7 @@ def lower_function(
         inputs = [env.get(n) if n else None for n in inner.inputs]
         sources = frozenset[str]().union(*(origin.get(n, frozenset()) for n in inner.inputs))
         try:
-            results = _folded(b, inner, inputs, versions) or lower_node(inner, inputs, versions)
+            computed = _folded(b, inner, inputs, versions) or lower_node(inner, inputs, versions)
         except NeedsValue as need:
             asked = _asked(need, inner, inputs)
             wanted = frozenset[str]().union(*(origin.get(n, frozenset()) for n in asked))
@@ -70,7 +82,7 @@ def lower_function(
             raise type(decline)(f"{inner.op_type} in its function body: {decline.reason}") from None
         if inner.op_type in ("Shape", "Size"):
             sources = frozenset()
-        for name, tensor in zip(inner.outputs, results, strict=False):
+        for name, tensor in zip(inner.outputs, computed, strict=False):
             if name:
                 env[name], origin[name] = tensor, sources
     made = [env.get(name) for name in body.output]
@@ -82,6 +94,39 @@ def lower_function(
             raise Decline(f"its function body makes no output {name!r}")
         outputs.append(result)
     return outputs
+
+
+def _narrow(node: Node, arguments: Sequence[Tensor | None]) -> bool:
+    """Whether some inputs are of 16-bit floats, which their operator takes."""
+    schema: Any = node.schema
+    last = len(schema.inputs) - 1
+    types = [
+        (t.dtype, schema.inputs[min(k, last)].types)
+        for k, t in enumerate(arguments)
+        if t is not None and t.dtype in _NARROW
+    ]
+    return bool(types) and all(f"tensor({dtype.onnx_name})" in allowed for dtype, allowed in types)
+
+
+def _types(
+    node: Node, arguments: Sequence[Tensor | None], results: Sequence[Tensor], opsets: Mapping[str, int]
+) -> Sequence[DType]:
+    """The element types of the results: by ONNX's inference, else that of an input that the schema ties them to."""
+    known: dict[str, Known] = {
+        name: ValueSpec(t.dtype, t.shape) for name, t in zip(node.inputs, arguments, strict=False) if t is not None
+    }
+    specs = infer(node, known, opsets)
+    tied = tied_types(node, [None if t is None else t.dtype for t in arguments])
+    return [
+        spec.dtype if spec else tied.get(k, t.dtype) for k, (spec, t) in enumerate(zip(specs, results, strict=True))
+    ]
+
+
+def _widened(b: Builder, tensor: Tensor) -> Tensor:
+    if tensor.dtype not in _NARROW:
+        return tensor
+    known = tensor.array
+    return b.cast(tensor, DTYPES["float32"]) if known is None else b.constant(known.astype(np.float32))
 
 
 def _asked(need: NeedsValue, node: Node, inputs: Sequence[Tensor | None]) -> Sequence[str]:
