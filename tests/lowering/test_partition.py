@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from hypothesis import HealthCheck, given, settings
 from onnx import TensorProto, helper
 
 import vkep.ops  # noqa: F401  # declares the operators
 from gpu_shared.capabilities import FEATURE_NAMES, DeviceCapabilities
-from tests.lowering.graphs import RandomGraph
 from tests.session.models import model
+from tools.fuzz.networks.graph import Network
+from tools.fuzz.networks.strategy import networks
 from vkep.graph import load_model
 from vkep.ir.program import ControlStep, CpuStep, DeferredStep, IslandStep, Program, declared_value
 from vkep.placement.partition import lower
@@ -66,12 +68,10 @@ def _shape(program: Program) -> list[tuple[str, list[str]]]:
 # ---- plans are plain data
 
 
-@pytest.mark.parametrize("seed", [0, 5, 11])
-def test_planning_is_deterministic_and_plans_are_plain_data(caps: DeviceCapabilities, seed: int) -> None:
-    def make() -> Program:
-        return _lower(RandomGraph(np.random.default_rng(seed)).model(20), caps)
-
-    first, second = make(), make()
+@settings(max_examples=6, suppress_health_check=list(HealthCheck))
+@given(network=networks())
+def test_planning_is_deterministic_and_plans_are_plain_data(caps: DeviceCapabilities, network: Network) -> None:
+    first, second = _lower(network.model, caps), _lower(network.model, caps)
     assert [type(s) for s in first.steps] == [type(s) for s in second.steps]
     for one, two in zip(first.steps, second.steps, strict=True):
         assert isinstance(one, IslandStep) and isinstance(two, IslandStep)
@@ -81,10 +81,11 @@ def test_planning_is_deterministic_and_plans_are_plain_data(caps: DeviceCapabili
         assert hash(one.plan.pipelines) == hash(two.plan.pipelines)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_every_plan_is_sound(caps: DeviceCapabilities, seed: int) -> None:
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
+@given(network=networks("mixed"))
+def test_every_plan_is_sound(caps: DeviceCapabilities, network: Network) -> None:
     """Addresses stay in their buffers, what is read was written before, and barriers lie where hazards are."""
-    [step] = _lower(RandomGraph(np.random.default_rng(100 + seed)).model(25), caps).steps
+    [step] = _lower(network.model, caps).steps
     assert isinstance(step, IslandStep)
     plan = step.plan
     sizes = {

@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from onnx import helper, numpy_helper
 
 from gpu_shared import SharedGpuContext
-from tools.fuzz.networks import compare
+from tools.fuzz.networks import compare, steps
 from tools.fuzz.networks.compare import difference, first_wrong, judge, with_outputs
 from tools.fuzz.networks.graph import Network
 from tools.fuzz.networks.meanings import evaluate
-from tools.fuzz.networks.strategy import networks
+from tools.fuzz.networks.strategy import alone, networks
 from tools.fuzz.worker import OnnxRuntime
 
 pytest.importorskip("onnxruntime")
@@ -57,6 +57,22 @@ def test_float64_agrees_with_onnx_runtime(kind: str, symbolic: bool, monkeypatch
             answer = session.run(feeds)
             assert answer.kind == "result", answer.text
             assert difference(every, run, answer.outputs, None) == ""
+
+    check()
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+@pytest.mark.parametrize(
+    "step",
+    [steps.conv, steps.conv_transpose, steps.pool, steps.channel_norm, steps.last_norm, steps.resize],
+    ids=lambda step: step.__name__,
+)
+def test_operators_of_one_kind(step: steps.Step, kind: str, shared_context: SharedGpuContext) -> None:
+    @settings(max_examples=10, **ALIKE)
+    @given(alone(step, kind))
+    def check(network: Network) -> None:
+        verdict = judge(network, shared_context)
+        assert (verdict.kind, verdict.text, verdict.declined) == ("right", "", ""), network
 
     check()
 

@@ -9,9 +9,12 @@ from unittest import mock
 import numpy as np
 import onnx.parser
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from tests.lowering.graphs import RandomGraph
+from tools.fuzz.networks.compare import judge_passes
+from tools.fuzz.networks.strategy import networks
 from tools.passes.check import Report, watched
 from tools.passes.models import case_values, check_case, check_model, check_planned, node_cases, planned
 from tools.plan_cases import PlanCase
@@ -76,12 +79,12 @@ def test_some_node_cases(text: str) -> None:
     assert compared
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("seed", range(8))
-def test_random_graphs(seed: int, device: str) -> None:
-    report = check_model(RandomGraph(np.random.default_rng(seed)).model(24), DEVICES[device], {}, seed)
-    _holds(report)
-    assert report.islands == 1
+@pytest.mark.parametrize("kind", ["float32", "mixed"])
+@settings(max_examples=12, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_random_graphs(kind: str, data: st.DataObject) -> None:
+    verdict = judge_passes(data.draw(networks(kind)))
+    assert verdict.kind == "right", verdict.text
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -30,6 +30,8 @@ from tools.fuzz.worker import Outcome
 
 #: graphs of a batch
 _BATCH = 25
+#: one of so many batches runs between guard pages, where shaders run on the host's processor
+_GUARDED = 4
 _LEAST_NODES = 5
 
 
@@ -44,6 +46,7 @@ class Task:
     end: float  #: when no graph is run any more (`time.time`)
     shrink_s: float
     folder: str
+    passes: bool
 
     def path(self, number: int) -> Path:
         """Where a batch's graph lies while it runs, and afterwards if it failed."""
@@ -65,11 +68,13 @@ def run_batch(task: Task, number: int, context: Any, say: Callable[[str], None])
     """Draw and judge a batch of graphs; a failure is shrunk, and saved."""
     from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 
-    from tools.fuzz.networks.compare import first_wrong, judge, save
+    from tools.fuzz.networks.compare import first_wrong, judge, judge_passes, save
     from tools.fuzz.networks.graph import Network
     from tools.fuzz.networks.strategy import networks
 
+    judging = judge_passes if task.passes else judge
     counts: Counter[str] = Counter()
+    guarding = number % _GUARDED == _GUARDED - 1 and "llvmpipe" in context.capabilities.name
     failures: list[tuple[Network, str, str]] = []
     stop = 0.0
 
@@ -88,10 +93,11 @@ def run_batch(task: Task, number: int, context: Any, say: Callable[[str], None])
             raise _Enough
         onnx.save(network.model, task.path(number))
         say("vkep")
-        verdict = judge(network, context)
+        verdict = judging(network, context, guarding)
         if not failures:
             counts.update([verdict.kind, "graphs"])
             counts["nodes"] += network.size
+            counts["between guard pages"] += guarding
             counts["in place"] += bool(network.over)
             if verdict.declined:
                 counts["with nodes on the CPU"] += 1
@@ -115,7 +121,7 @@ def run_batch(task: Task, number: int, context: Any, say: Callable[[str], None])
     network, kind, text = min(failures, key=lambda failure: len(failure[0].model.SerializeToString()))
     save(network, path)
     say("vkep")
-    where = f"{text}\n    first wrong: {first_wrong(network, context)}"
+    where = f"{text}\n    first wrong: {first_wrong(network, context, judging)}"
     return Batch("network", number, kind, where, "", "", repr(network), counts=dict(counts))
 
 
@@ -176,6 +182,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--shrink", type=float, default=60, help="seconds to shrink a failure")
     parser.add_argument("--save", type=Path, help="a folder for models that fail, with their inputs")
     parser.add_argument("--batch", type=int, help="only this batch")
+    parser.add_argument("--passes", action="store_true", help="check the passes of plans for imaginary devices instead")
     parser.add_argument("--discrete", action="store_true", help="take the driver's device for a discrete GPU")
     parser.add_argument("--model", type=Path, help="judge a saved network")
     args = parser.parse_args(arguments)
@@ -195,7 +202,9 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.save or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        task = Task(args.seed, args.type, args.symbolic, min(_BATCH, args.graphs), end, args.shrink, str(folder))
+        task = Task(
+            args.seed, args.type, args.symbolic, min(_BATCH, args.graphs), end, args.shrink, str(folder), args.passes
+        )
         working = functools.partial(run_batch, task), functools.partial(_describe, task)
         for outcome in outcomes(*working, numbers(), args.jobs):
             counts.update(

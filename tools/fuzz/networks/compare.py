@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from tools.fuzz.guard import Guards, guarded
 from tools.fuzz.networks.graph import Network
 from tools.fuzz.networks.meanings import Array, evaluate, wide
 from tools.fuzz.worker import OnnxRuntime
@@ -28,7 +29,7 @@ _FACTOR = 16.0
 
 @dataclass(frozen=True)
 class Verdict:
-    """``kind`` is "right", "refused" (by both), "wrong", "refused alone" or "exception"."""
+    """``kind`` is "right", "refused" (by both), "wrong", "refused alone", "written beside" or "exception"."""
 
     kind: str
     text: str = ""
@@ -39,19 +40,43 @@ class Verdict:
         return self.kind not in ("right", "refused")
 
 
-def judge(network: Network, context: Any) -> Verdict:
-    """The verdict on a network."""
+def judge(network: Network, context: Any, guarding: bool = False) -> Verdict:
+    """The verdict on a network. ``guarding``: tensors are between guard pages (`tools.fuzz.guard`), and share no memory."""
     session = OnnxRuntime(network.model)
     theirs = [session.run(feeds) for feeds in network.feeds]
     answers = [answer.outputs if answer.kind == "result" else None for answer in theirs]
-    verdict = _by_vkep(network, answers, context, "error")
-    if verdict.kind == "declined":
-        verdict = replace(_by_vkep(network, answers, context, "cpu"), declined=verdict.text)
+    with guarded() if guarding else contextlib.nullcontext(Guards()) as guards:
+        verdict = _by_vkep(network, answers, context, "error")
+        if verdict.kind == "declined":
+            verdict = replace(_by_vkep(network, answers, context, "cpu"), declined=verdict.text)
+        if guards.broken():
+            verdict = Verdict("written beside", "; ".join(guards.broken()))
     if verdict.kind == "refused alone" and None in answers:
         return replace(
             verdict, kind="refused", text=f"{verdict.text}; ONNX Runtime: {theirs[answers.index(None)].text}"
         )
     return verdict
+
+
+def judge_passes(network: Network, _context: Any = None, _guarding: bool = False) -> Verdict:
+    """The verdict on the passes of a network's plans for imaginary devices, whose operations are interpreted on the host
+    (`tools.passes`)."""
+    from tools.passes.models import check_model
+    from tools.plan_devices import DEVICES
+
+    for k, feeds in enumerate(network.feeds):
+        exact = evaluate(network.model, feeds)
+        expected = {o.name: exact[o.name].astype(network.types[o.name]) for o in network.model.graph.output}
+        for device, caps in DEVICES.items():
+            try:
+                report = check_model(network.model, caps, feeds, expected=expected)
+            except Exception as error:
+                return Verdict("exception", f"{type(error).__name__}: {error}")
+            if report.differences:
+                return Verdict("wrong", f"run {k} on {device}: {report.differences[0]}")
+            if not report.islands:
+                return Verdict("refused alone", f"run {k} on {device}")
+    return Verdict("right")
 
 
 def _by_vkep(network: Network, theirs: Sequence[Any], context: Any, fallback: Any) -> Verdict:
@@ -191,7 +216,7 @@ def with_outputs(network: Network, names: Sequence[str]) -> Network:
     return Network(model, feeds, network.types)
 
 
-def first_wrong(network: Network, context: Any) -> str:
+def first_wrong(network: Network, context: Any, judge: Callable[[Network, Any], Verdict] = judge) -> str:
     """The first node whose result is wrong, with all results as outputs, else with each as the only output."""
     made = [name for node in network.model.graph.node if node.op_type != "Constant" for name in node.output if name]
     every = judge(with_outputs(network, made), context)

@@ -8,7 +8,7 @@ from tools.fuzz.networks.blocks import BLOCKS
 from tools.fuzz.networks.graph import Draw, Graph, Network
 from tools.fuzz.networks.movement import MOVEMENTS
 from tools.fuzz.networks.sequences import SEQUENCES
-from tools.fuzz.networks.steps import OPERATORS
+from tools.fuzz.networks.steps import OPERATORS, Step
 
 #: nodes from which no step is added
 _MOST_NODES = 30
@@ -34,4 +34,15 @@ def networks(draw: Draw, kind: str = "float32", symbolic: bool = False) -> Netwo
     draw(st.lists(_step(g), min_size=2, max_size=14))
     if not g.size:
         g.step(lambda g: g.add("Relu", g.pool[0]))
+    return g.network()
+
+
+@st.composite
+def alone(draw: Draw, step: Step, kind: str = "float32") -> Network:
+    """Up to four nodes, or structures, of one kind; often one reads another."""
+    g = Graph(draw, kind, False)
+    for _ in range(draw(st.integers(1, 4))):
+        g.step(step)
+    if not g.size:
+        g.step(lambda g: g.add("Relu", g.pick(form="vector")))
     return g.network()
