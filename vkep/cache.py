@@ -19,7 +19,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
 
@@ -35,6 +34,7 @@ from vkep.own_files import (
     remove,
     write_own,
 )
+from vkep.threads import Threads
 
 _log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ def unsealed(name: str, data: bytes) -> memoryview | None:
     content = memoryview(data)[: max(len(data) - _SEAL_BYTES, 0)]
     pieces = [content[at : at + _PIECE] for at in range(0, len(content), _PIECE)]
     if len(pieces) > 1:
-        with ThreadPoolExecutor(min(len(pieces), os.cpu_count() or 1)) as pool:
+        with Threads(min(len(pieces), os.cpu_count() or 1)) as pool:
             digests = list(pool.map(_digest, pieces))
     else:
         digests = [_digest(piece) for piece in pieces]

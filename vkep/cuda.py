@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpu_shared.collector import outside_collector
+from gpu_shared.uncopied import Uncopied
 from vkep.errors import VkepError
 
 if TYPE_CHECKING:
@@ -140,12 +141,14 @@ def _driver(uuid: str) -> _Driver:
         return _drivers[uuid]
 
 
-class SharedTensor:
+class SharedTensor(Uncopied):
     """A tensor in memory that CUDA and Vulkan both access. Made by `empty` and `from_cuda`.
 
     The two APIs do not order their work against each other: call `to_vulkan` after CUDA's work, before a session reads
     the tensor, and `to_cuda` after runs that write it. Raises as `empty`.
     """
+
+    _instead = "make another one of the session"
 
     def __init__(self, session: InferenceSession, shape: Sequence[int], dtype: str) -> None:
         from vkep.device.tensor import checked_shape

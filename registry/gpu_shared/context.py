@@ -23,6 +23,7 @@ from gpu_shared.memory import HeapBudget, memory_budget
 from gpu_shared.resources import ResourceStore, SharedResource
 from gpu_shared.steady import at_exit, on_end, settle, steady
 from gpu_shared.timeline import Timeline
+from gpu_shared.uncopied import Uncopied
 from gpu_shared.weak import WeakValues
 
 T = TypeVar("T")
@@ -50,7 +51,7 @@ def as_spec(spec: SpecLike) -> SharedGpuCompileSpec:
     return spec if isinstance(spec, SharedGpuCompileSpec) else parse_shared_gpu_compile_spec(spec)
 
 
-class SharedGpuContext:
+class SharedGpuContext(Uncopied):
     """The Vulkan objects that delegates share: made by `create`, or by `from_handles` around an application's own
     Vulkan objects.
 
@@ -62,6 +63,8 @@ class SharedGpuContext:
 
     Thread-safe. In a forked child every use raises `ForkedProcessError`.
     """
+
+    _instead = "share the object itself; another process creates its own from a spec"
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ from gpu_shared.compile_spec import ContextMode, SharedGpuCompileSpec
 from gpu_shared.errors import ContextExistsError, ContextNotFoundError, ForkedProcessError
 from gpu_shared.once import InFlight
 from gpu_shared.steady import steady
+from gpu_shared.uncopied import Uncopied
 
 if TYPE_CHECKING:
     from gpu_shared.context import SharedGpuContext
@@ -21,7 +22,7 @@ KeyLike = SharedGpuCompileSpec | Key
 CreateFunction = Callable[[], "SharedGpuContext"]
 
 
-class SharedGpuContextRegistry:
+class SharedGpuContextRegistry(Uncopied):
     """Contexts by ``(token, group_id)``, held weakly: delegates hold them strongly, so the end of the last user
     destroys the device.
 
@@ -29,6 +30,8 @@ class SharedGpuContextRegistry:
     is held while a context is created, so different keys are created in parallel. A creation that fails leaves nothing:
     the threads that waited for it get the same error, and the next call tries again.
     """
+
+    _instead = "get() returns the one of a process"
 
     _instance: ClassVar[SharedGpuContextRegistry | None] = None
     _instance_lock: ClassVar[threading.Lock] = threading.Lock()

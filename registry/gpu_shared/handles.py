@@ -29,6 +29,7 @@ from gpu_shared import vk
 from gpu_shared.collector import outside_collector
 from gpu_shared.errors import ClosedError, DeviceLostError, ForkedProcessError
 from gpu_shared.steady import End, begin_steady, on_end, run_steady, settle, steady
+from gpu_shared.uncopied import Uncopied
 from gpu_shared.waiting import until_done
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ class Reaper:
         return count
 
 
-class Handle:
+class Handle(Uncopied):
     """Base of GPU objects: ``raw``, ``label``, ``close()``, usable in ``with``.
 
     ``close`` is idempotent and safe at any time: children close first, and the Vulkan object is destroyed once the GPU

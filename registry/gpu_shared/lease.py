@@ -14,6 +14,7 @@ from gpu_shared.errors import ClosedError, ForkedProcessError
 from gpu_shared.resources import SharedResource
 from gpu_shared.steady import check_wanted, on_end, steady
 from gpu_shared.timeline import PreparedSubmit, Timeline
+from gpu_shared.uncopied import Uncopied
 
 if TYPE_CHECKING:
     from gpu_shared.context import SharedGpuContext
@@ -23,7 +24,7 @@ logger = logging.getLogger("gpu_shared.delegate")
 T = TypeVar("T")
 
 
-class DelegateLease:
+class DelegateLease(Uncopied):
     """One delegate on one context: holds the context alive and owns a command pool (used by one thread at a time).
 
     Made by `SharedGpuContext.lease`. Its holder is a user of the context until `close`, and takes further leases and
@@ -34,6 +35,8 @@ class DelegateLease:
     that no other delegate waits for them. Logs init, execute and destroy at debug level to the logger
     ``gpu_shared.delegate``.
     """
+
+    _instead = "take another lease of its context"
 
     def __init__(
         self, context: SharedGpuContext, name: str, sync_mode: SyncMode, *, copies_only: bool = False, user: int = 0

@@ -11,6 +11,7 @@ from gpu_shared.collector import steady_close
 from gpu_shared.errors import ClosedError
 from gpu_shared.once import InFlight
 from gpu_shared.steady import on_end
+from gpu_shared.uncopied import Uncopied
 
 if TYPE_CHECKING:
     from gpu_shared.context import SharedGpuContext
@@ -74,12 +75,14 @@ class ResourceStore:
             close()
 
 
-class SharedResource(Generic[T]):
+class SharedResource(Uncopied, Generic[T]):
     """One user's reference to a shared object (made by `shared_resource` of a context or a lease).
 
     ``value`` is valid until `release` (idempotent; also at garbage collection, and by ``with``); the last release
     closes the object. It keeps the context alive.
     """
+
+    _instead = "ask the context or the lease for another reference"
 
     def __init__(self, context: SharedGpuContext, entry: Entry[T], user: int = 0) -> None:
         self._entry: Entry[T] | None = entry

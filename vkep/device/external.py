@@ -10,6 +10,7 @@ import numpy as np
 
 from gpu_shared.external import ImportedBuffer, MemorySource, exported_buffer, memory_descriptor
 from gpu_shared.steady import on_end
+from gpu_shared.uncopied import Uncopied
 from vkep.device.tensor import ALIGNMENT, DeviceTensor, ExternalBlock, checked_shape
 from vkep.device.uses import Uses
 from vkep.dtypes import DTYPES, DType
@@ -33,11 +34,13 @@ def checked_block(buffer: Buffer, offset: int, nbytes: int, what: str) -> Extern
     return ExternalBlock(buffer, offset, nbytes)
 
 
-class ExternalMemory:
+class ExternalMemory(Uncopied):
     """Imported memory on a context (made by ``InferenceSession.import_memory``).
 
     Tensors on it hold a reference: the import ends when it and they are closed and the GPU has finished with them.
     """
+
+    _instead = "import or export the memory again"
 
     def __init__(self, delegate: VulkanDelegate, source: MemorySource, *, keep: object = None) -> None:
         """``keep`` is referenced as long as the import (the array that owns the memory). Raises as

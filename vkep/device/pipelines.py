@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from gpu_shared.pipeline import ComputePipeline, PipelineCache, PipelineLayout, ShaderModule
@@ -18,6 +17,7 @@ from vkep.kernels.kernel import ADDRESS_BYTES
 from vkep.plan.records import PipelineKey
 from vkep.shaders.errors import ShaderInterfaceError
 from vkep.shaders.library import CompiledShader, ShaderLibrary
+from vkep.threads import Threads
 
 if TYPE_CHECKING:
     from gpu_shared.context import SharedGpuContext
@@ -82,7 +82,7 @@ class PipelineStore:
         )
         jobs = [(k, s, self._layout(k), self._module(s)) for k, s in zip(keys, shaders, strict=True)]
         done = len(keys)
-        with ThreadPoolExecutor(os.cpu_count() or 1, initializer=join_work) as pool:
+        with Threads(os.cpu_count() or 1, initializer=join_work) as pool:
             for key, pipeline in pool.map(self._build, jobs):
                 self._pipelines[key] = pipeline
                 done += 1

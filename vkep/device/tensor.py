@@ -12,6 +12,7 @@ import numpy as np
 from gpu_shared.collector import steady_close
 from gpu_shared.errors import ClosedError, ForkedProcessError
 from gpu_shared.steady import check_wanted, on_end, settle, steady
+from gpu_shared.uncopied import Uncopied
 from vkep.device.uses import Uses
 from vkep.dtypes import DType, from_numpy
 from vkep.memory.device_arena import DeviceArena, DeviceBlock, shared_device_arena
@@ -51,13 +52,15 @@ class ExternalBlock:
         """Does nothing: the owner frees the memory."""
 
 
-class DeviceTensor:
+class DeviceTensor(Uncopied):
     """A dense tensor in device memory (in ONNX Runtime: an `OrtValue` on the GPU).
 
     Made by ``InferenceSession.device_tensor`` or by a binding; any session on the same context reads it without a copy.
     It keeps the context alive until it is closed or deleted, even after the session that made it; `write` and `numpy`
     use that session's transfers, and so need it open.
     """
+
+    _instead = "numpy() copies its content, session.device_tensor(array) makes another tensor of it"
 
     room: tuple[int, ...] = ()  #: of a view that `leading` made: the whole tensor's shape
     _whole: DeviceTensor | None = None  # the whole tensor

@@ -12,6 +12,7 @@ import numpy as np
 from gpu_shared.collector import steady_close
 from gpu_shared.errors import ClosedError
 from gpu_shared.steady import check_wanted, on_end, steady
+from gpu_shared.uncopied import Uncopied
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError, InvalidPteError, VkepError
 from vkep.executorch.calls import ChainedCalls, DelegateCall, chained
@@ -33,11 +34,13 @@ from vkep.view.page import Page
 Array = np.ndarray[Any, Any]
 
 
-class Method:
+class Method(Uncopied):
     """A method that is loaded: `execute` runs it. Made by `Program.load_method`.
 
     Safe to use from several threads; runs come one after the other, since a method's arenas and state are its own.
     """
+
+    _instead = "load the method of a program again"
 
     @steady
     def __init__(self, core: Core, decoded: DecodedMethod, blobs: Sequence[Blob], resources: ProgramResources) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from gpu_shared.context import SharedGpuContext
 from gpu_shared.errors import ClosedError
 from gpu_shared.steady import check_wanted, steady
+from gpu_shared.uncopied import Uncopied
 from vkep.errors import InvalidInputError, UnsupportedProgramError
 from vkep.executorch.context_resources import ProgramResources
 from vkep.executorch.core import Core
@@ -68,11 +69,13 @@ def _not_there(name: str, plan: schema.ExecutionPlan, delegates: Sequence[Delega
     return lines + [f"{name}: operator {kernel}: no portable kernel" for kernel in kernels]
 
 
-class Program:
+class Program(Uncopied):
     """A program on a device. Close it (or use ``with``) to free its memory.
 
     ``load_program`` of ``executorch.runtime`` returns such an object: ``method_names``, ``load_method``, ``metadata``.
     """
+
+    _instead = "load the file again, in each process"
 
     def __init__(
         self, decoded: DecodedProgram, options: ProgramOptions, context: SharedGpuContext | None = None

@@ -14,6 +14,7 @@ import numpy as np
 
 from gpu_shared.collector import steady_close
 from gpu_shared.steady import check_wanted, on_end, settle, steady
+from gpu_shared.uncopied import Uncopied
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError, VkepError, shown
 from vkep.generation.choices import Choice
@@ -87,7 +88,7 @@ class Reader:
         self.answer = answer
 
 
-class Batch:
+class Batch(Uncopied):
     """Answers in progress, for one thread. `Generator.batch` makes one.
 
     `add` an answer at any time; each `step` processes the next part of a new prompt, and generates one token for every
@@ -96,6 +97,8 @@ class Batch:
     A call that is interrupted (Ctrl-C) is completed, or has no effect. The answers hold what an interrupted `step` added, and
     `under_way` has the answer of an interrupted `add`.
     """
+
+    _instead = "make another one by generator.batch()"
 
     def __init__(
         self,

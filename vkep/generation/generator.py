@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from gpu_shared.collector import steady_close
 from gpu_shared.steady import steady
+from gpu_shared.uncopied import Uncopied
 from vkep.errors import InvalidInputError
 from vkep.generation.folder import ModelFolder, read_folder
 from vkep.generation.sampling import Sampling
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 Prompt: TypeAlias = "str | Sequence[int] | np.ndarray[Any, Any]"
 
 
-class Generator:
+class Generator(Uncopied):
     """A language model on Vulkan, from a folder that onnxruntime-genai's builder or optimum wrote.
 
     Args:
@@ -45,6 +46,8 @@ class Generator:
     Raises ``FileNotFoundError``, `InvalidModelError`, `UnsupportedModelError`, `InvalidInputError` for
     ``max_sequences`` below 1, and as `vkep.InferenceSession`.
     """
+
+    _instead = "open the folder again, in each process"
 
     def __init__(self, folder: str | Path, *, max_sequences: int = 16, **options: Any) -> None:
         if max_sequences < 1:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Lock
 from types import TracebackType
@@ -21,6 +21,7 @@ import numpy as np
 from vkep.memory.host_chunks import check_range, pieces_of, size_of
 from vkep.memory.host_copy import copy
 from vkep.memory.staging_ring import Copy, RingSlot, StagingRing, Target
+from vkep.threads import Threads
 
 if TYPE_CHECKING:
     from gpu_shared.lease import DelegateLease
@@ -69,7 +70,7 @@ class _Outgoing:
     room: int = 0
     used: int = 0
     copies: list[Copy] = field(default_factory=list)
-    _readers: ThreadPoolExecutor | None = None
+    _readers: Threads | None = None
     #: parts that threads are filling: bytes, label, and the work
     _filling: deque[tuple[int, str, Future[None]]] = field(default_factory=deque)
 
@@ -102,7 +103,7 @@ class _Outgoing:
     ) -> None:
         """Have a thread fill a part of an item."""
         if self._readers is None:
-            self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="vkep-read")
+            self._readers = Threads(READERS, thread_name_prefix="vkep-read")
         self._filling.append((place.size, label, self._readers.submit(how, place, start)))
         self.finish_filling(2 * READERS)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -45,6 +44,7 @@ from vkep.plan.records import (
 from vkep.plan.schedule import Access, schedule
 from vkep.plan.sized import PlanSizes
 from vkep.sizes import Trace, hint, is_size, largest, matches
+from vkep.threads import Threads
 
 #: constants, since an enumeration's attributes are slow to read
 _CONSTANT, _ACTIVATION, _PORT, _FAULT = Space.CONSTANT, Space.ACTIVATION, Space.PORT, Space.FAULT
@@ -155,7 +155,7 @@ def emit(
         # Packing and hashing weights is most of the work; numpy and hashlib do it without the GIL.
         for k in late:
             targets[k] = replace(targets[k], may_pack=True, faults={})
-        with ThreadPoolExecutor(min(os.cpu_count() or 1, len(late))) as pool:
+        with Threads(min(os.cpu_count() or 1, len(late))) as pool:
             for k, found in zip(late, pool.map(lambda k: _calls(ops[k], targets[k]), late), strict=True):
                 made[k] = found
     calls = [(call, label) for label, found in zip(labels, made, strict=True) for call in found or ()]

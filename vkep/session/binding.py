@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpu_shared.uncopied import Uncopied
 from vkep.device.tensor import DeviceTensor, checked_shape
 from vkep.errors import InvalidInputError
 from vkep.session.ort_value import OrtValue, element_dtype, on_gpu, value_at
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
-class IOBinding:
+class IOBinding(Uncopied):
     """Names bound to arrays or device tensors, for `InferenceSession.run_with_iobinding`.
 
     A run whose inputs and outputs are all bound to device tensors copies nothing between host and device, and returns
@@ -26,6 +27,8 @@ class IOBinding:
 
     `bind_input` and `bind_output` also take a device's name instead of a tensor, with ONNX Runtime's arguments.
     """
+
+    _instead = "make another one by session.io_binding()"
 
     def __init__(self, session: InferenceSession) -> None:
         self._owner = session  # stays open as long as the binding exists

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpu_shared.external import HOST_ALLOCATION, OPAQUE_FD, ImportedSemaphore, MemorySource
+from gpu_shared.uncopied import Uncopied
 from vkep.device.external import ExternalMemory
 
 if TYPE_CHECKING:
@@ -31,9 +32,11 @@ def import_memory(
     return ExternalMemory(delegate, MemorySource(OPAQUE_FD, source, size, memory_type, dedicated))
 
 
-class ExternalSemaphore:
+class ExternalSemaphore(Uncopied):
     """A timeline semaphore of the application (made by ``InferenceSession.import_semaphore``): the session's queue
     waits for its values and signals them."""
+
+    _instead = "import the semaphore again"
 
     def __init__(self, delegate: VulkanDelegate, descriptor: int) -> None:
         self._context = delegate.context

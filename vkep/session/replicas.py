@@ -6,13 +6,15 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from gpu_shared.collector import outside_collector
 from gpu_shared.errors import ClosedError, DeviceLostError, DeviceNotFoundError
+from gpu_shared.uncopied import Uncopied
 from vkep.session.options import SessionOptions, merged_options
 from vkep.session.session import InferenceSession, NodeArg
+from vkep.threads import Threads
 
 if TYPE_CHECKING:
     from gpu_shared.capabilities import DeviceInfo
@@ -76,7 +78,7 @@ class RenewedSession:
             self.session.close()
 
 
-class Replicas:
+class Replicas(Uncopied):
     """A model with a session on each of several devices: each run goes to the one with the fewest runs in progress.
 
     Args:
@@ -94,6 +96,8 @@ class Replicas:
     device does not exist.
     """
 
+    _instead = "make another one of the same model, in each process"
+
     def __init__(
         self,
         model: ModelSource,
@@ -110,7 +114,7 @@ class Replicas:
         chosen = chosen_devices(devices)
         self._concurrency = given.concurrency
         workers = len(chosen) * (self._concurrency + 1)
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="vkep-replicas")  # no thread before `map`
+        self._pool = Threads(workers, thread_name_prefix="vkep-replicas")  # no thread before `map`
         self._lock = threading.Lock()
         self._running = [0] * len(chosen)
         self._sessions: list[RenewedSession] = []

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from gpu_shared.collector import steady_close
 from gpu_shared.steady import check_wanted, on_end, settle_within, steady
+from gpu_shared.uncopied import Uncopied
 from vkep.errors import InvalidInputError
 from vkep.session.contexts import ContextAhead
 from vkep.session.options import SessionOptions, merged_options
@@ -53,7 +54,7 @@ class NodeArg:
     shape: list[Dim] | None
 
 
-class InferenceSession:
+class InferenceSession(Uncopied):
     """A model ready to run on Vulkan.
 
     Args:
@@ -73,6 +74,8 @@ class InferenceSession:
     Raises `InvalidModelError`, `UnsupportedModelError`, ``FileNotFoundError``, ``TypeError`` and ``ValueError`` for
     options, the context errors of `gpu_shared.errors`, `DriverNotFoundError`, `ArenaOutOfMemory`.
     """
+
+    _instead = "open another session with the same model and options, in each process"
 
     def __init__(
         self,

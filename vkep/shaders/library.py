@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, overload
@@ -20,6 +20,7 @@ from vkep.shaders.compiler import find_compiler
 from vkep.shaders.errors import CompilerNotFoundError, InvalidSpirvError, ShaderInterfaceError
 from vkep.shaders.source import GlslSource, find_source, glsl_root, read_source
 from vkep.shaders.spirv import spec_constant_ids
+from vkep.threads import Threads
 
 if TYPE_CHECKING:
     from vkep.shaders.reflect import Reflection
@@ -202,7 +203,7 @@ class ShaderLibrary:
         missing = [request for request in unique if request not in results]
         if not missing:
             return [results[variant, bool(in_memory)] for variant, in_memory in requests]
-        with ThreadPoolExecutor(max_workers=jobs or os.cpu_count() or 1, thread_name_prefix="vkep-glsl") as pool:
+        with Threads(max_workers=jobs or os.cpu_count() or 1, thread_name_prefix="vkep-glsl") as pool:
             futures = {pool.submit(self.spirv, *request): request for request in missing}
             try:
                 for done, future in enumerate(as_completed(futures), start=len(results) + 1):
