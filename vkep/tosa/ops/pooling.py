@@ -11,7 +11,7 @@ from vkep.tosa.graph import PROPAGATE, TosaBuilder, TosaTensor, Value, ints
 from vkep.tosa.ops import quantized
 from vkep.tosa.ops.convolution import ACCUMULATE, NHWC, exact, lift
 from vkep.tosa.ops.movement import pad_of
-from vkep.tosa.ops.reduction import mean_of
+from vkep.tosa.ops.reduction import in_float32, mean_of
 from vkep.tosa.registry import FLOATS, tosa_operator
 from vkep.tosa.type_legalization import flip
 
@@ -92,7 +92,7 @@ def average_pool(
 @tosa_operator("GlobalAveragePool", types=FLOATS)
 def global_average_pool(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
     axes = range(2, x.rank)
-    made = mean_of(b, x, axes)
+    made = in_float32(b, x, lambda b, x: mean_of(b, x, axes))
     known = quantized.same_everywhere(x)
     if known is None:
         return made
