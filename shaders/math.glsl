@@ -29,6 +29,15 @@ TO_INTEGER(int, uint, double, 2147483648.0lf, int(0x80000000u))
 TO_INTEGER(int64_t, uint64_t, float, 9223372036854775808.0, int64_t(0x8000000000000000UL))
 TO_INTEGER(int64_t, uint64_t, double, 9223372036854775808.0lf, int64_t(0x8000000000000000UL))
 
+// A number rounded to float16 (to nearest, ties to even), by its bits: Mesa's compiler takes float(float16_t(x)) for x.
+float rounded_to_half(float x) {
+    uint size = floatBitsToUint(x) & 0x7fffffffu;
+    if (size >= 0x7f800000u) return x;
+    if (size >= 0x477ff000u) return with_sign(uintBitsToFloat(0x7f800000u), x);
+    if (size < 0x38800000u) return with_sign(roundEven(abs(x) * 16777216.0) * 5.9604644775390625e-8, x);  // multiples of 2**-24
+    return with_sign(uintBitsToFloat((size + 0xfffu + ((size >> 13) & 1u)) & 0xffffe000u), x);
+}
+
 // Some drivers' tanh overflows for large arguments, and some clamp NaN away.
 float limited_tanh(float x) { return isnan(x) ? x : tanh(clamp(x, -20.0, 20.0)); }
 

@@ -244,7 +244,7 @@ def test_an_expression_without_a_typed_argument(b: Builder) -> None:
     ("dtype", "load", "store", "rounded"),
     [
         ("float32", "v", "v", "v"),
-        ("float16", "float(v)", "float16_t(v)", "float(float16_t(v))"),
+        ("float16", "float(v)", "float16_t(v)", "rounded_to_half(v)"),
         ("int8", "int(v)", "int8_t(v)", "int(int8_t(v))"),
         ("bool", "(v != uint8_t(0))", "uint8_t(v ? 1 : 0)", "v"),
         (

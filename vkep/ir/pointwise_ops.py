@@ -18,6 +18,7 @@ from vkep.ir import meaning
 KINDS = {
     "real": ("float", "double"),
     "integer": ("int", "uint", "int64_t", "uint64_t"),
+    "signed": ("float", "double", "int", "int64_t"),
     "number": ("float", "double", "int", "uint", "int64_t", "uint64_t"),
     "count": ("int", "uint"),
     "any": ("float", "double", "int", "uint", "int64_t", "uint64_t", "bool"),
@@ -75,7 +76,9 @@ def rounded(dtype: DType, code: str) -> str:
         if dtype.kind == "int":
             return sign_extended(f"int({code})", dtype.sub_byte_bits)
         return f"(uint({code}) & {(1 << dtype.sub_byte_bits) - 1}u)"
-    if dtype.name in ("int8", "int16", "uint8", "uint16", "float16"):
+    if dtype.name == "float16":
+        return f"rounded_to_half({code})"  # shaders/math.glsl
+    if dtype.name in ("int8", "int16", "uint8", "uint16"):
         return f"{dtype.glsl_compute}({dtype.glsl}({code}))"
     if dtype.name == "bfloat16":
         return f"uintBitsToFloat(uint(bfloat16_bits({code})) << 16)"
@@ -119,9 +122,9 @@ OPERATIONS = {
     "mul_add": Operation("({0} * {1} + {2})", lambda x, y, z: x * y + z, "number number number -> number"),
     "mul_float": Operation("(float({0}) * {1})", np.multiply, "any float -> float"),
     "neg": Operation("(-{0})", np.negative, _NUMBER),
-    "abs": Operation("abs({0})", np.abs, _NUMBER),
+    "abs": Operation("abs({0})", np.abs, "signed -> signed"),
     "with_sign": Operation("with_sign({0}, {1})", np.copysign, _REALS),
-    "sign": Operation("sign({0})", np.sign, _NUMBER),
+    "sign": Operation("sign({0})", np.sign, "signed -> signed"),
     "min": Operation("min({0}, {1})", meaning.minimum, _NUMBERS),
     "max": Operation("max({0}, {1})", meaning.maximum, _NUMBERS),
     "clamp": Operation("clamp({0}, {1}, {2})", meaning.clamp, "number number number -> number"),
