@@ -65,6 +65,7 @@ def test_an_output_that_is_an_input_is_an_operation() -> None:
             "g (float[1,1,9,9] x) => (float[1,1,4,4] y) { y = MaxPool<kernel_shape=[2,2],dilations=[5,5]>(x) }",
             "dilation",
         ),
+        ("g (float[1,1,1,4] x) => (float[1,1,n,m] y) { y = MaxPool<kernel_shape=[2,2]>(x) }", "no empty tensors"),
         ("g (float[1,1,1,1,1,1,2] x) => (float[1,1,1,1,1,1,2] y) { y = Abs(x) }", "which TOSA 1.0 has not"),
         ("g (float[0,3] x) => (float[0,3] y) { y = Abs(x) }", "which TOSA 1.0 has not"),
         ("g (float[2,3] x, float[2] k) => (float[2,3] y) { y = Add(x, k) }", "its inputs do not fit"),

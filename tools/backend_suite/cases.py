@@ -118,7 +118,9 @@ def _sources(kind: str) -> list[Any]:
     """
     if kind != "node":
         return list(loader.load_model_tests(kind="real" if kind == "light" else kind))
-    path = cache_folder("onnx_cases") / f"{onnx.__version__}_numpy_{np.__version__}.sealed"
+    # a weekly build has the version of the last release
+    made = Path(onnx.__file__).stat().st_mtime_ns
+    path = cache_folder("onnx_cases") / f"{onnx.__version__}_{made}_numpy_{np.__version__}.sealed"
     kept = read_sealed(path, _MOST_BYTES)
     if kept is not None:
         return list(pickle.loads(kept))  # sealed: a process of this user wrote it

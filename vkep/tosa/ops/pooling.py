@@ -18,6 +18,8 @@ from vkep.tosa.type_legalization import flip
 
 def _pool(b: TosaBuilder, name: str, x: TosaTensor, window: Window, fill: float, zero: int = 0) -> TosaTensor:
     """MAX_POOL2D or AVG_POOL2D over one or two axes; ``fill`` is the value of padding beyond TOSA's limit."""
+    if 0 in window.out:
+        b.decline("TOSA has no empty tensors")
     if any(d != 1 for d in window.dilations):
         b.decline(f"TOSA's {name.upper()} has no dilation")
     if x.rank == 3:
