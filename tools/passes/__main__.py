@@ -59,15 +59,17 @@ def main() -> int:
     options = parser.parse_args()
     if not (options.check or options.cases or options.random):
         parser.error("name models or cases")
-    islands = passes = differences = compared = 0
+    islands = passes = differences = compared = refused = 0
     missing: Counter[str] = Counter()
     for name, report in reports(options):
         islands, passes, compared = islands + report.islands, passes + report.passes, compared + report.compared
+        refused += report.refused
         missing += report.not_interpreted
         differences += len(report.differences)
         for difference in report.differences:
             print(f"{name}: {difference}", flush=True)
     print(f"{islands} islands, {passes} passes that changed operations, {differences} with other results")
+    print(f"{refused} islands whose data breaks a specification, of which only the faults were compared")
     print(f"{compared} results of operations before their passes were compared with expected ones")
     for reason, count in missing.most_common():
         print(f"not interpreted ({count} islands): {reason}")

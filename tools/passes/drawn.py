@@ -66,5 +66,6 @@ def _add(total: Report, report: Report) -> None:
     total.islands += report.islands
     total.passes += report.passes
     total.compared += report.compared
+    total.refused += report.refused
     total.not_interpreted = Counter(total.not_interpreted + report.not_interpreted)
     total.differences += report.differences

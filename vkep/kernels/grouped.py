@@ -211,8 +211,9 @@ class GroupedProductProblem(Problem):
 
     def reference(self, a: np.ndarray, b: np.ndarray, owners: np.ndarray) -> np.ndarray:
         owned = owners < self.groups
-        y = a @ b[np.where(owned, owners, 0)].swapaxes(1, 2)
-        return np.ma.array(y, mask=np.broadcast_to(~owned[:, None, None], y.shape))
+        y = np.ma.getdata(a) @ b[np.where(owned, owners, 0)].swapaxes(1, 2)
+        undefined = ~owned[:, None, None] | np.ma.getmaskarray(a).any(axis=2, keepdims=True)
+        return np.ma.array(y, mask=np.broadcast_to(undefined, y.shape))
 
 
 def _no_type(problem: GroupedProductProblem) -> str:
