@@ -24,31 +24,6 @@ def _sigmoid(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return 1 / (1 + np.exp(-x))
 
 
-def _reference(
-    cell: str, x: np.ndarray[Any, Any], w: np.ndarray[Any, Any], h: np.ndarray[Any, Any], lengths: list[int]
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    steps, batches, _ = x.shape
-    hidden = h.shape[1]
-    y, c = np.zeros((steps, batches, hidden)), np.zeros_like(h)
-    for t in range(steps):
-        part = np.split(x[t], CELLS[cell], 1)
-        rest = np.split(h @ w, CELLS[cell], 1)
-        if cell == "RNN":
-            new, new_c = _sigmoid(part[0] + rest[0]), c
-        elif cell == "LSTM":
-            i, o, f = (_sigmoid(part[k] + rest[k]) for k in range(3))
-            new_c = f * c + i * np.tanh(part[3] + rest[3])
-            new = o * np.tanh(new_c)
-        else:
-            z, r = (_sigmoid(part[k] + rest[k]) for k in range(2))
-            inner = r * rest[2] if cell == "GRU_LINEAR" else (r * h) @ w[:, 2 * hidden :]
-            new, new_c = (1 - z) * np.tanh(part[2] + inner) + z * h, c
-        alive = (t < np.array(lengths))[:, None]
-        y[t] = np.where(alive, new, 0)
-        h, c = np.where(alive, new, h), np.where(alive, new_c, c)
-    return y, h
-
-
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("hidden", [1, 7, 64, 150])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -66,9 +41,12 @@ def test_cells(gpu: Harness, caps: DeviceCapabilities, cell: str, hidden: int, d
     inputs = [Tensor(x), Tensor(w), Tensor(np.array(lengths, np.int32)), Tensor(h0)]
     strides = (batches * hidden, hidden, 1)
     given = frozenset(("lengths", "h0"))
-    problem = RecurrentProblem(cell, steps, batches, hidden, dtype, ACTIVATIONS, strides, given)
+    functions = (_sigmoid, np.tanh, np.tanh)
+    problem = RecurrentProblem(cell, steps, batches, hidden, dtype, ACTIVATIONS, strides, given, functions=functions)
     gpu.compute(problem, caps, inputs, [y, h1, c1] if cell == "LSTM" else [y, h1])
-    expected, last = _reference(cell, x.astype(np.float64), w.astype(np.float64), h0.astype(np.float64), lengths)
+    operands = {"gates": x, "weights": w, "h0": h0}
+    wide = {name: operand.astype(np.float64) for name, operand in operands.items()}
+    expected, last, *_ = problem.reference(**wide, lengths=np.array(lengths))
     near = 5e-3 if dtype == "float16" else 1e-5
     np.testing.assert_allclose(y.array, expected, atol=near)
     np.testing.assert_allclose(h1.array, last, atol=near)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 from tools.fuzz.networks.compare import judge_passes
+from tools.fuzz.networks.graph import Network
 from tools.fuzz.networks.strategy import networks
 from tools.passes.check import Report, watched
 from tools.passes.models import case_values, check_case, check_model, check_planned, node_cases, planned
@@ -85,6 +86,19 @@ def test_some_node_cases(text: str) -> None:
 def test_random_graphs(kind: str, data: st.DataObject) -> None:
     verdict = judge_passes(data.draw(networks(kind)))
     assert verdict.kind == "right", verdict.text
+
+
+def test_random_networks_show_a_broken_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuse, "_rounded_to", lambda inner, out: ex.Expr("float", "neg", (inner,)))
+    verdicts = []
+
+    @settings(max_examples=8, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(networks("float32"))
+    def check(network: Network) -> None:
+        verdicts.append(judge_passes(network))
+
+    check()
+    assert any("pointwise fusion: " in verdict.text for verdict in verdicts)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -4,7 +4,7 @@ python -m tools.passes --check resnet18             # models of the catalog and 
 python -m tools.passes --check model.onnx           # a file
 python -m tools.passes --check ""                   # all of the catalog, and the steps
 python -m tools.passes --cases attention            # ONNX's node cases whose names contain a text ("": all)
-python -m tools.passes --random 100 --seed 1        # random networks (`tools.fuzz.networks`) of each element type
+python -m tools.passes --random 100 --seed 1        # random networks: ``python -m tools.fuzz.networks --passes``
 
 Each is planned for three devices (`tools.plan_devices`) and interpreted on random inputs. Prints the first pass that changes a
 result with the operations that it made, and what could not be interpreted. Exits with 1 where a pass changes a result.
@@ -16,12 +16,11 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import onnx
 
+from tools.fuzz.networks.__main__ import main as networks
 from tools.passes.check import Report
-from tools.passes.drawn import KINDS, check_random
 from tools.passes.models import check_case, check_model, check_planned, node_cases, planned
 from tools.plan_devices import DEVICES
 
@@ -40,13 +39,6 @@ def reports(options: argparse.Namespace) -> Iterator[tuple[str, Report]]:
         for name, case in node_cases(text):
             for device, caps in DEVICES.items():
                 yield f"{name} on {device}", check_case(case, caps, options.seed)
-    for kind in KINDS if options.random else ():
-        found = check_random(options.random, options.seed, kind)
-        if found.network is not None and options.save:
-            options.save.mkdir(exist_ok=True)
-            onnx.save(found.network.model, options.save / f"{kind}-{options.seed}.onnx")
-        found.total.differences = [] if found.difference is None else [found.difference]
-        yield f"{kind}, {found.network or f'{options.random} networks'} on {found.where or 'all devices'}", found.total
 
 
 def main() -> int:
@@ -54,11 +46,13 @@ def main() -> int:
     parser.add_argument("--check", nargs="+", default=[], metavar="MODEL")
     parser.add_argument("--cases", nargs="+", default=[], metavar="TEXT")
     parser.add_argument("--random", type=int, default=0, metavar="N")
-    parser.add_argument("--save", type=Path, help="a folder for a random network whose passes change a result")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if not (options.check or options.cases or options.random):
         parser.error("name models or cases")
+    failed = options.random and networks(["--passes", "--graphs", str(options.random), "--seed", str(options.seed)])
+    if not (options.check or options.cases):
+        return int(failed)
     islands = passes = differences = compared = refused = 0
     missing: Counter[str] = Counter()
     for name, report in reports(options):
@@ -73,7 +67,7 @@ def main() -> int:
     print(f"{compared} results of operations before their passes were compared with expected ones")
     for reason, count in missing.most_common():
         print(f"not interpreted ({count} islands): {reason}")
-    return 1 if differences else 0
+    return 1 if differences or failed else 0
 
 
 if __name__ == "__main__":

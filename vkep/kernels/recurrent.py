@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -77,6 +77,8 @@ class RecurrentProblem(Problem):
     backwards: bool = False
     input_forget: bool = False
     clip: float = float("inf")
+    #: as many activations as the cell has, for arrays
+    functions: tuple[Callable[[np.ndarray], np.ndarray], ...] = field(default=(), compare=False, repr=False)
 
     def needs(self) -> tuple[Need, ...]:
         gates, state = CELLS[self.cell] * self.hidden, (self.batches, self.hidden)
@@ -113,7 +115,40 @@ class RecurrentProblem(Problem):
         return replace(self, y_strides=(step, batch, unit)) if name == "y" else None
 
     def reference(self, gates: np.ndarray, weights: np.ndarray, **operands: np.ndarray) -> tuple[np.ndarray, ...]:
-        raise NoReference(f"activations of a recurrent layer: {self.activations}")
+        if not self.functions:
+            raise NoReference(f"activations of a recurrent layer: {self.activations}")
+
+        def f(x: np.ndarray) -> np.ndarray:
+            return self.functions[0](np.clip(x, -self.clip, self.clip))
+
+        def g(x: np.ndarray) -> np.ndarray:
+            return self.functions[1](np.clip(x, -self.clip, self.clip))
+
+        parts, state = CELLS[self.cell], (self.batches, self.hidden)
+        old, cell = (operands.get(name, np.zeros(state)) for name in ("h0", "c0"))
+        peep = operands.get("peepholes", np.zeros(3 * self.hidden)).reshape(3, -1)
+        lengths = operands.get("lengths", np.full(self.batches, self.steps))[:, None]
+        y = np.zeros((self.steps, *state))
+        for t in reversed(range(self.steps)) if self.backwards else range(self.steps):
+            x, rest = np.split(gates[t], parts, axis=1), np.split(old @ weights, parts, axis=1)
+            next_cell = cell
+            if self.cell == "RNN":
+                new = f(x[0] + rest[0])
+            elif self.cell == "LSTM":  # input, output, forget, cell
+                take = f(x[0] + rest[0] + peep[0] * cell)
+                keep = 1 - take if self.input_forget else f(x[2] + rest[2] + peep[2] * cell)
+                next_cell = keep * cell + take * g(x[3] + rest[3])
+                new = f(x[1] + rest[1] + peep[1] * next_cell) * self.functions[2](next_cell)  # the cell is not clipped
+            else:
+                update, reset = f(x[0] + rest[0]), f(x[1] + rest[1])
+                inner = reset * (rest[2] + operands.get("bias", 0.0))
+                if self.cell == "GRU":
+                    inner = (reset * old) @ weights[:, 2 * self.hidden :]
+                new = (1 - update) * g(x[2] + inner) + update * old
+            alive = t < lengths
+            y[t] = np.where(alive, new, 0.0)
+            old, cell = np.where(alive, new, old), np.where(alive, next_cell, cell)
+        return (y, old, cell) if self.cell == "LSTM" else (y, old)
 
 
 def _takes(problem: RecurrentProblem, caps: DeviceCapabilities) -> str:

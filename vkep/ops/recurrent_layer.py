@@ -6,12 +6,15 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from vkep.graph.attributes import RecurrentAttributes
 from vkep.ir import algebra as fn
 from vkep.ir import expr as ex
 from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
 from vkep.ir.code import generate
+from vkep.ir.evaluate import evaluate
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.kernels.recurrent import RecurrentProblem, carries
@@ -47,6 +50,10 @@ class Activation:
             v, bound = b.reads(v, self.clip)
             v = fn.limited(v, -bound, bound)
         return self.function(v, *values)
+
+    def of_array(self, x: np.ndarray) -> np.ndarray:
+        """The function of a float64 array (which does not clip)."""
+        return evaluate(self.function(ex.Leaf("float"), *self.values), lambda leaf: x, wide=True)
 
     def glsl(self, name: str) -> str:
         """A GLSL function (which does not clip)."""
@@ -278,6 +285,7 @@ def carried(
         layer.directions[direction],
         input_forget,
         math.inf if functions[0].clip is None else functions[0].clip,
+        tuple(f.of_array for f in functions),
     )
     if not layer.steps or not carries(problem, b.caps):  # a dispatch of no steps would store no state
         return None

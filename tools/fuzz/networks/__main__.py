@@ -100,7 +100,7 @@ def run_batch(task: Task, number: int, context: Any, say: Callable[[str], None])
             counts["between guard pages"] += guarding
             counts["in place"] += bool(network.over)
             if verdict.declined:
-                counts["with nodes on the CPU"] += 1
+                counts["not interpreted" if task.passes else "with nodes on the CPU"] += 1
                 counts[f"declined: {verdict.declined[:160]}"] += 1
         if verdict.is_failure:
             if not failures:

@@ -33,7 +33,7 @@ class Verdict:
 
     kind: str
     text: str = ""
-    declined: str = ""  #: the nodes that ran on the CPU
+    declined: str = ""  #: the nodes that ran on the CPU, or what no interpreter executes
 
     @property
     def is_failure(self) -> bool:
@@ -64,6 +64,7 @@ def judge_passes(network: Network, _context: Any = None, _guarding: bool = False
     from tools.passes.models import check_model
     from tools.plan_devices import DEVICES
 
+    missing: dict[str, None] = {}
     for k, feeds in enumerate(network.feeds):
         exact = evaluate(network.model, feeds)
         expected = {o.name: exact[o.name].astype(network.types[o.name]) for o in network.model.graph.output}
@@ -76,7 +77,8 @@ def judge_passes(network: Network, _context: Any = None, _guarding: bool = False
                 return Verdict("wrong", f"run {k} on {device}: {report.differences[0]}")
             if not report.islands:
                 return Verdict("refused alone", f"run {k} on {device}")
-    return Verdict("right")
+            missing |= dict.fromkeys(report.not_interpreted)
+    return Verdict("right", declined="; ".join(missing))
 
 
 def _by_vkep(network: Network, theirs: Sequence[Any], context: Any, fallback: Any) -> Verdict:
