@@ -6,9 +6,9 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpu_shared.compile_spec import ContextMode, SharedGpuCompileSpec
+from gpu_shared.compile_spec import ContextMode, SharedGpuCompileSpec, SyncMode
 from gpu_shared.errors import ContextExistsError, ContextNotFoundError, ForkedProcessError
 from gpu_shared.once import InFlight
 from gpu_shared.steady import steady
@@ -16,6 +16,7 @@ from gpu_shared.uncopied import Uncopied
 
 if TYPE_CHECKING:
     from gpu_shared.context import SharedGpuContext
+    from gpu_shared.lease import DelegateLease
 
 Key = tuple[str, int]
 KeyLike = SharedGpuCompileSpec | Key
@@ -82,6 +83,7 @@ class SharedGpuContextRegistry(Uncopied):
         context that is closed.
         """
         key = context.key if spec is None else _key(spec)
+        context = getattr(context, "_context", context)  # of a `ContextOfSpec`
         _check_made(context, key)
         reference = weakref.ref(context)  # no object is made where the lock is held
         with self._lock:
@@ -111,11 +113,29 @@ class SharedGpuContextRegistry(Uncopied):
         """The context of a delegate's spec, in any mode, with the extensions that the delegate needs.
 
         ``create_fn`` defaults to `SharedGpuContext.create` with the spec and ``extensions``. ``disabled`` creates a
-        private context that other delegates do not find.
+        private context that other delegates do not find. Leases have the spec's sync mode by default, also on a context
+        that was created with another one: then the result is a `ContextOfSpec`, which is equal to the context.
 
         Raises `ContextNotFoundError` (``lookup_only``), `ContextExistsError` (``create_only``),
         `ContextIncompatibleError` that names what the device of a found context lacks, and the errors of ``create_fn``.
         """
+        context = self.find_or_create(
+            spec, create_fn, extensions=extensions, features=features, queue_flags=queue_flags
+        )
+        if getattr(context, "sync_mode", spec.sync_mode) is spec.sync_mode:
+            return context
+        return ContextOfSpec(context, spec.sync_mode)  # type: ignore[return-value]  # it has all that the context has
+
+    def find_or_create(
+        self,
+        spec: SharedGpuCompileSpec,
+        create_fn: CreateFunction | None = None,
+        *,
+        extensions: Iterable[str] = (),
+        features: Iterable[str] = (),
+        queue_flags: Iterable[str] = (),
+    ) -> SharedGpuContext:
+        """As `resolve`, for callers that name the sync mode of each lease: always the context itself."""
         extensions = tuple(extensions)
         if create_fn is None:
             from gpu_shared.context import SharedGpuContext  # loads cffi: only when a context is created
@@ -204,6 +224,39 @@ class SharedGpuContextRegistry(Uncopied):
         # a thread that does not exist in this process may have held the lock
         self._lock = threading.RLock()
         self._creating = {}
+
+
+class ContextOfSpec(Uncopied):
+    """A context for a delegate whose spec has another sync mode: its leases have that mode by default. Everything else is
+    the context's own, whose objects refer to it, not to this."""
+
+    _instead = SharedGpuContextRegistry._instead
+
+    def __init__(self, context: SharedGpuContext, sync_mode: SyncMode) -> None:
+        self._context, self.sync_mode = context, sync_mode
+
+    def lease(self, name: str, sync_mode: SyncMode | str | None = None, *, copies_only: bool = False) -> DelegateLease:
+        """As `SharedGpuContext.lease`."""
+        return self._context.lease(name, self.sync_mode if sync_mode is None else sync_mode, copies_only=copies_only)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def __eq__(self, other: object) -> bool:
+        return self._context == (other._context if isinstance(other, ContextOfSpec) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._context)
+
+    def __enter__(self) -> ContextOfSpec:
+        self._context.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._context.close()
+
+    def __repr__(self) -> str:
+        return f"{self._context!r} with sync_mode={self.sync_mode.value}"
 
 
 def _key(spec: KeyLike) -> Key:

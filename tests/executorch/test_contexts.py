@@ -21,9 +21,11 @@ from gpu_shared.errors import ClosedError, ContextExistsError, ContextIncompatib
 from tests.executorch.cases import DATA, GIVEN, SPECIAL, calls, given
 from tests.session.models import ADD_RELU, model
 from tests.vgf.harness import need_vgf
-from vkep import InferenceSession
+from vkep import InferenceSession, make_shared_gpu_compile_specs
 from vkep.errors import InvalidPteError
 from vkep.executorch import Program, ProgramOptions
+from vkep.executorch.context_resources import ProgramResources
+from vkep.pte.method import Delegate
 
 Load = Callable[..., Program]
 Alive = Callable[[], dict[str, int]]
@@ -293,3 +295,22 @@ def test_a_program_goes_on_once_its_context_is_closed(load: Load) -> None:
         load("vk", context=context).load_method("forward")
     program.close()
     assert context.closed
+
+
+def test_each_delegate_has_its_own_sync_mode(vulkan: object) -> None:
+    """Two delegates of one program, on one context."""
+    modes = ("timeline", "queue_wait_idle", "timeline")
+    delegates = [
+        Delegate(
+            "VulkanBackend",
+            memoryview(b""),
+            tuple(make_shared_gpu_compile_specs(token="modes", sync_mode=mode)),
+        )
+        for mode in modes
+    ]
+    program = ProgramResources(ProgramOptions(), None, False)
+    first, second, third = (program.of(delegate, "here") for delegate in delegates)
+    assert first is third and first is not second
+    assert first.vulkan.context is second.vulkan.context
+    assert [one.vulkan.lease.sync_mode for one in (first, second)] == ["timeline", "queue_wait_idle"]
+    program.close()

@@ -19,6 +19,7 @@ from gpu_shared import (
     SharedGpuCompileSpec,
     SharedGpuContext,
     SharedGpuContextRegistry,
+    SyncMode,
     list_devices,
     make_shared_gpu_compile_specs,
     vk,
@@ -384,3 +385,23 @@ def test_with_locked_queue_excludes_other_threads_and_is_reentrant(context: Any)
 
 def test_listing_devices_leaves_nothing(gpu: Any, no_leaks: Any) -> None:
     assert [d.name for d in list_devices()].count(gpu.name) >= 1
+
+
+@pytest.mark.parametrize("second", list(SyncMode))
+@pytest.mark.parametrize("first", list(SyncMode))
+def test_each_spec_has_its_own_sync_mode(gpu: Any, alive: Any, first: SyncMode, second: SyncMode) -> None:
+    """Also on a context that was created for another spec; `find_or_create` always returns the context itself."""
+    registry = SharedGpuContextRegistry()
+    specs = [SharedGpuCompileSpec(token="modes", sync_mode=mode) for mode in (first, second)]
+    one, other = [registry.resolve(spec, lambda: SharedGpuContext.create(specs[0], device=gpu)) for spec in specs]
+    assert one == other and hash(one) == hash(other) and registry.find_or_create(specs[1]) is one
+    assert other.sync_mode is second and other.label == "modes:0" and "modes:0" in repr(other)
+    with one.lease("a") as a, other.lease("b") as b, other.lease("c", SyncMode.NONE) as c:
+        assert [lease.sync_mode for lease in (a, b, c)] == [first, second, SyncMode.NONE]
+        assert a.context is b.context is c.context is one
+    elsewhere = SharedGpuContextRegistry()
+    elsewhere.register_context(None, other)
+    assert elsewhere.lookup(("modes", 0)) is one
+    with other:
+        pass
+    assert one.closed

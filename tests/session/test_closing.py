@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_shared import ClosedError, ContextNotFoundError, SharedGpuContext
+from gpu_shared import ClosedError, ContextNotFoundError, DeviceNotFoundError, SharedGpuContext
 from gpu_shared.external import HOST_ALLOCATION, can_import_memory
 from tests.session.models import ADD_RELU, DYNAMIC, model
 from tools.models.language import write_language
@@ -146,3 +146,14 @@ def test_a_generator_samples(vulkan: object, tmp_path: Any) -> None:
         generator._batch._decoder.session.context.close()
         answer = generator.generate([1, 2, 3], max_tokens=40, temperature=0.8, seed=1, ignore_end=True)
         assert len(answer.tokens) == 40
+
+
+def test_options_that_a_context_does_not_have(vulkan: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A second user's options are honoured, refused, or warned about."""
+    with InferenceSession(ADD_RELU, token="second user", validation=False) as first:
+        with InferenceSession(ADD_RELU, token="second user", sync_mode="queue_wait_idle", validation=True) as second:
+            assert second.context is first.context and second.lease.sync_mode == "queue_wait_idle"
+        assert "created without the layers" in caplog.text
+        with pytest.raises(DeviceNotFoundError):
+            InferenceSession(ADD_RELU, context=first.context, device="no such device")
+        InferenceSession(ADD_RELU, context=first.lease, device=first.context.capabilities.uuid).close()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable, Sequence
 
+from gpu_shared.compile_spec import SyncMode
 from gpu_shared.context import SharedGpuContext
+from gpu_shared.lease import DelegateLease
 from vkep.device.datagraph.delegate import VgfDelegate
 from vkep.device.delegate import VulkanDelegate
 from vkep.executorch.options import ProgramOptions
@@ -18,7 +20,7 @@ from vkep.shaders.library import ShaderLibrary
 class ContextResources:
     """A program's resources on one context: a lease for its Vulkan delegates, and one for its VGF delegates."""
 
-    def __init__(self, options: SessionOptions, context: SharedGpuContext) -> None:
+    def __init__(self, options: SessionOptions, context: SharedGpuContext | DelegateLease) -> None:
         self.options = options
         library = ShaderLibrary(cache_dir=spirv_folder(options))
         self.vulkan = VulkanDelegate(context, library, options.arena_config(), sync_mode=options.sync_mode)
@@ -49,7 +51,7 @@ class ProgramResources:
         """``context`` is used instead of those that compile specs and options name; ``graphs``: some delegate of the
         program is a VGF."""
         self.options, self._context, self._graphs = options, context, graphs
-        self._held: dict[Hashable, ContextResources] = {}
+        self._held: dict[tuple[Hashable, SyncMode], ContextResources] = {}
         self._lock = threading.Lock()
 
     def options_for(self, delegate: Delegate, where: str) -> SessionOptions:
@@ -58,14 +60,17 @@ class ProgramResources:
         return self.options.session_options(delegate.compile_specs, self._graphs, where)
 
     def of(self, delegate: Delegate, where: str) -> ContextResources:
-        """The resources on a delegate's context. Raises the errors of resolving a context."""
+        """The resources on a delegate's context, of the delegates with its sync mode. Raises the errors of resolving a
+        context."""
         options = self.options_for(delegate, where)
         spec = options.compile_spec()
         key = ("given",) if self._context is not None else (*spec.key, spec.mode is spec.mode.DISABLED)
         with self._lock:
-            resources = self._held.get(key)
+            others = [resources for (other, _), resources in self._held.items() if other == key]
+            resources = self._held.get((key, spec.sync_mode))
             if resources is None:
-                resources = self._held[key] = ContextResources(options, self._context or resolve_context(options))
+                context = others[0].vulkan.lease if others else self._context or resolve_context(options)
+                resources = self._held[key, spec.sync_mode] = ContextResources(options, context)
             return resources
 
     def all(self) -> Sequence[ContextResources]:

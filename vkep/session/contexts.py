@@ -37,15 +37,25 @@ def resolve_context(options: SessionOptions) -> SharedGpuContext:
             spec, device=options.device, app_name="vkep", validation=options.validation, **layers
         )
 
-    context = SharedGpuContextRegistry.get().resolve(spec, create)
-    if options.device is not None and options.token is not None:
+    context = SharedGpuContextRegistry.get().find_or_create(spec, create)
+    if options.token is not None:
+        check_device(options, context)
+    if options.validation and not context.device.instance.validation:
+        logger.warning(
+            "validation: the context %s was created without the layers; use another token or group", context.label
+        )
+    return context
+
+
+def check_device(options: SessionOptions, context: SharedGpuContext) -> None:
+    """Raise `ContextIncompatibleError` where the options name another device than the context's."""
+    if options.device is not None:
         wanted = select_device(list_devices(), options.device).capabilities
         if wanted.uuid != context.capabilities.uuid:
             raise ContextIncompatibleError(
                 f"context {context.label} lies on {context.capabilities.name}",
                 hint=f"the session asks for {wanted.name}: use another token or group for another device",
             )
-    return context
 
 
 class ContextAhead:
@@ -85,6 +95,8 @@ class ContextAhead:
     def result(self) -> SharedGpuContext | DelegateLease:
         """The context. Raises as `resolve_context`."""
         if self._context is not None:
+            there = self._context.context if isinstance(self._context, DelegateLease) else self._context
+            check_device(self._options, there)
             return self._context
         return resolve_context(self._options) if self._opening is None else self._opening.result()
 
