@@ -25,7 +25,7 @@ from tools.ort_cpu import cpu_session
 Array = np.ndarray[Any, Any]
 LEVELS = ("BASIC", "EXTENDED", "ALL")
 #: the greatest difference, relative to the largest result and at least to 1; of quantized models a step more, where a tie rounds
-NEAR, STEP = 2e-5, 0.05
+NEAR, STEP = 1e-4, 0.05
 
 
 def forms(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.ModelProto]]:

@@ -362,15 +362,19 @@ def _scattered(g: Graph, parts: list[str]) -> None:
 
 
 def _over_an_input(g: Graph, parts: list[str]) -> None:
+    """The output keeps a half of the input, in its place or moved, and another output may read the input."""
     axis = int(g.rng.integers(4))
     whole = list(g.shape)
     whole[axis] *= 2
     past = g.input(whole)
-    ends = [g.constant(np.array([value])) for value in (0, g.shape[axis], axis)]
+    first = int(g.rng.choice([0, g.shape[axis]]))
+    ends = [g.constant(np.array([value])) for value in (first, first + g.shape[axis], axis)]
     kept = g.node("Slice", past, *ends)
     g.outputs.append(g.node("Concat", kept, parts[0], axis=axis))
     g.over[g.outputs[0]] = past
     g.outputs += parts[1:]
+    if g.rng.random() < 0.5:
+        g.outputs.append(g.node("Softmax", past, axis=axis))
 
 
 DESTINATIONS: dict[str, Callable[[Graph, list[str]], None]] = {
