@@ -53,3 +53,21 @@ def test_a_convolution_into_a_concat(
     [expected] = cpu_session(proto).run(None, feeds)
     near = 1e-5 if dtype == "float32" else 3e-3
     np.testing.assert_allclose(open_session(proto).run(None, feeds)[0], expected, rtol=near, atol=near)
+
+
+@pytest.mark.parametrize("axis", range(4))
+def test_convolutions_of_open_sizes_into_a_concat(open_session: Open, rng: np.random.Generator, axis: int) -> None:
+    """One plan stores its results in parts whose strides depend on sizes."""
+    weights = [(rng.standard_normal(shape) / 12).astype(np.float32) for shape in ((16, 16, 3, 3), (16, 16, 1, 1))]
+    proto = model(
+        "g (float[n,16,h,w] x, float[16,16,3,3] u, float[16,16,1,1] v) => (float[a,b,c,d] y) {"
+        f"p = Conv<pads=[1,1,1,1]>(x, u) r = Relu(p) q = Conv(x, v) y = Concat<axis={axis}>(r, q, x) }}"
+    )
+    session, theirs = open_session(proto), cpu_session(proto)
+    for n, h, w in ((1, 9, 8), (2, 9, 8), (1, 20, 31), (3, 1, 1), (1, 9, 8)):
+        feeds: dict[str, np.ndarray] = {
+            "x": rng.standard_normal((n, 16, h, w)).astype(np.float32),
+            "u": weights[0],
+            "v": weights[1],
+        }
+        np.testing.assert_allclose(session.run(None, feeds)[0], theirs.run(None, feeds)[0], rtol=1e-5, atol=1e-5)
