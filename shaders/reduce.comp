@@ -35,7 +35,7 @@ vec2 combine(vec2 a, vec2 b) {
     return above > 0.0 ? vec2(a.x, a.y + b.y * scale) : vec2(b.x, b.y + a.y * scale);
 }
 vec2 map_element(COMPUTE_T v) { return vec2(float(v), 1.0); }
-COMPUTE_T finish(vec2 state, uint count) { return COMPUTE_T(state.x + log(state.y)); }
+COMPUTE_T finish(vec2 state, uint count) { return COMPUTE_T(state.x + accurate_log(state.y)); }
 #else
 #define STATE_T COMPUTE_T
 STATE_T combine_sum(STATE_T a, STATE_T b) { return a + b; }

@@ -65,7 +65,7 @@ def _as(values: Array, kind: str) -> Array:
         values = np.clip(values, -60000, 60000) if values.dtype.kind in "iuf" else values
     if values.dtype == to or values.dtype.kind == "b" or to.kind not in "iu":
         return values.astype(to)
-    whole = np.round(values.astype(np.float64) * (1 if values.dtype.kind in "iu" else 3))
+    whole = np.nan_to_num(np.round(values.astype(np.float64) * (1 if values.dtype.kind in "iu" else 3)))
     return np.clip(np.abs(whole) if to.kind == "u" else whole, -100, 100).astype(to)
 
 
@@ -248,6 +248,27 @@ def test_conversions_to_integers(kind: str, to: str) -> None:
     np.testing.assert_array_equal(folded[0], wanted)
     inside = (x.astype(np.float64) > np.iinfo(to).min - 1.0) & (x.astype(np.float64) < np.iinfo(to).max)
     np.testing.assert_array_equal(wanted[inside], np.array([int(float(v)) for v in x[inside]], to))
+
+
+@pytest.mark.parametrize("to", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_conversions_between_all_types(kind: str, to: str) -> None:
+    rng = np.random.default_rng(9)
+    if kind in FLOATS:
+        drawn = rng.standard_normal(500) * 10.0 ** rng.integers(-8, 5, 500)
+        x = np.concatenate([special(FLOATS[kind]), drawn.astype(FLOATS[kind])])
+    elif kind == "bool":
+        x = np.array([True, False])
+    else:
+        info = np.iinfo(kind)
+        wide = rng.integers(info.min, info.max, 500, kind, endpoint=True)
+        x = np.concatenate([np.array([info.min, info.min + 1, 0, 1, info.max - 1, info.max], kind), wide, wide // 100])
+    node = onnx.helper.make_node("Cast", ["x"], ["out"], to=DTYPES[to].onnx)
+    [computed], [folded] = _both(node, 21, {"x": x}, {"x"})
+    assert computed.dtype == folded.dtype == DTYPES[to].numpy
+    np.testing.assert_array_equal(computed.astype(np.float64), folded.astype(np.float64))
+    if computed.dtype.kind in "iub":
+        np.testing.assert_array_equal(computed, folded)
 
 
 @pytest.mark.parametrize("to", INTEGERS)

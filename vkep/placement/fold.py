@@ -29,7 +29,7 @@ MAX_FOLDED_BYTES = 1 << 30
 MAX_TOTAL_BYTES, MAX_TOTAL_OF_WEIGHTS = 4 << 30, 8
 #: Nodes of more work (about two seconds) are not folded: elements for numpy's loops and for Python loops of the reference
 #: implementation, multiplications for matrix products.
-_MOST_WORK = {"plain": 1 << 31, "product": 1 << 36, "slow": 1 << 22}
+_MOST_WORK = {"plain": 1 << 31, "product": 1 << 35, "slow": 1 << 22}
 #: Operators that are folded: those whose results in onnx's reference evaluator have been compared with the kernels' for every
 #: type. Elementwise ones, of numpy's loops, are as large as their broadcast operands.
 _ELEMENTWISE = """
