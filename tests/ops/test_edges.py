@@ -95,11 +95,13 @@ def test_a_zero_point_for_each_row_of_an_integer_product() -> None:
 
 
 def test_operands_without_elements_follow_the_specification() -> None:
-    """No axes to squeeze are none; the mean of no elements is undefined, and numpy's (`docs/operators.md`)."""
+    """No axes to squeeze are none (`docs/operators.md`); the mean of no elements is undefined, and ONNX Runtime's."""
     x, none = np.ones((1, 2, 1), np.float32), np.zeros(0, np.int64)
     assert check("Squeeze", {"x": x, "axes": none}, constants=["axes"])[0].shape == (1, 2, 1)
-    empty: dict[str, Array] = {"x": np.ones((2, 0), np.float32), "axes": np.array([1], np.int64)}
-    assert np.isnan(_run("ReduceMean", empty, constants=("axes",))).all()
+    for dtype in (np.float32, np.float16, np.float64, np.int32):
+        empty: dict[str, Array] = {"x": np.ones((2, 0), dtype), "axes": np.array([1], np.int64)}
+        for constants in (("axes",), ("axes", "x")):
+            _same(_run("ReduceMean", empty, constants=constants), np.zeros((2, 1), dtype))
 
 
 def test_a_shape_of_no_array() -> None:

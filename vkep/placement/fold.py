@@ -60,7 +60,8 @@ _INFERRED = frozenset(f"{_GATHERS} {_PRODUCTS}".split())
 FOLDED = _PLAIN | _INFERRED | frozenset(_SLOW_COPIES.split())
 _WIDEST = frozenset(f"{_SUMS} {_PRODUCTS}".split())
 COPIES = frozenset(f"{_COPIES} {_GATHERS} {_SLOW_COPIES}".split())
-#: operators whose results of integers differ between the evaluator and the kernels where they overflow or are rounded
+#: operators whose results of integers differ between the evaluator and the kernels where they overflow or are rounded; or of no
+#: elements (ReduceMean)
 _NO_INTEGERS = frozenset({"Gemm", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean"})
 _FLOATS = {dtypes.DTYPES[name].numpy for name in ("float16", "bfloat16", "float32")}
 _GPU_DTYPES = {d.numpy for d in dtypes.DTYPES.values()}
@@ -106,8 +107,9 @@ def total_limit(known: Iterable[object]) -> int:
 
 def fold(node: Node, inputs: Sequence[np.ndarray | None], opsets: Mapping[str, int]) -> list[np.ndarray | None]:
     """The node's outputs; None for an absent one. Raises `FoldError`."""
-    if node.op_type in _NO_INTEGERS and inputs[0] is not None and inputs[0].dtype.kind in "iu":
-        raise FoldError(f"{node.title}: of integers it is computed by kernels")
+    first = inputs[0] if inputs else None
+    if node.op_type in _NO_INTEGERS and first is not None and (first.dtype.kind in "iu" or not first.size):
+        raise FoldError(f"{node.title}: of integers, or of no elements, it is computed by kernels")
     try:
         _check_cost(node, inputs, opsets)
         wide = [None if array is None else _widened(node, array) for array in inputs]
