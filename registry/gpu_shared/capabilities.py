@@ -48,6 +48,13 @@ DEVICE_TYPES = ("cpu", "integrated", "discrete", "virtual", "other")
 QUEUE_FLAGS = ("graphics", "compute", "transfer", "sparse_binding", "protected", "data_graph")
 
 
+class Readable:
+    """An object that IPython and Jupyter show as ``str`` gives it."""
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))
+
+
 @dataclass(frozen=True)
 class CooperativeMatrixShape:
     """One row of vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR: ``result = a (m by k) * b (k by n) + c``.
@@ -87,7 +94,7 @@ class MemoryHeap:
 
 
 @dataclass(frozen=True)
-class DeviceCapabilities:
+class DeviceCapabilities(Readable):
     """Properties, limits and features of one device (sizes in bytes). ``features`` are names of `FEATURE_NAMES`.
 
     For a created device, ``features`` and ``extensions`` are the enabled ones; for a device that is only listed, the
@@ -272,7 +279,7 @@ def _plain(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class DeviceInfo:
+class DeviceInfo(Readable):
     """One entry of `list_devices`: the capabilities of the device, and whether a device can be created (empty
     ``problems``)."""
 

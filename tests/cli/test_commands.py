@@ -288,7 +288,7 @@ def test_view_writes_a_page_and_compares(run: Callable[..., Any], models: Path, 
     model = sorted(models.glob("*.onnx"))[0]
     assert run("view", model, "-o", before, "--no-open", "-n", "1").exit_code == 0
     found = json_of(run("view", before, "--against", before, "-o", after, "--json"))
-    assert found["title"] == str(model)
+    assert found["title"] == model.name
     assert found["opening"][0]["name"] == "open"
     assert after.read_text(encoding="utf-8").count('"format":1') == 2
     assert run("view", before, "-o", before).exit_code == 2

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vkep.cli.common import UsageError
+from vkep.cli.common import UsageError, file_name
 from vkep.cli.measure import (
     Comparison,
     Latency,
@@ -20,7 +20,6 @@ from vkep.cli.measure import (
     check_target,
     compare,
     cpu_reference,
-    file_name,
     reference_outputs,
     save_outputs,
     statistics_of,

@@ -6,11 +6,16 @@ Starting must stay light: modules here import numpy, onnx and Vulkan only inside
 
 from __future__ import annotations
 
-from typing import Annotated
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from vkep.cli import ort, shaders, vgf
+from vkep.cli import common, ort, shaders, vgf
 from vkep.cli.bench import bench_command
 from vkep.cli.devices import devices_command
 from vkep.cli.explain import explain_command
@@ -19,8 +24,37 @@ from vkep.cli.run import run_command
 from vkep.cli.tune import tune_command
 from vkep.cli.view import view_command
 
+
+class Commands(TyperGroup):
+    """The commands. With ``--json`` an error of usage is an object on standard output too."""
+
+    def make_context(self, info_name: str | None, args: list[str], *more: Any, **extra: Any) -> Any:
+        """As click. Raises its errors."""
+        self._json = "--json" in args
+        with self._reported():
+            return super().make_context(info_name, args, *more, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        """As click. Raises its errors."""
+        with self._reported():
+            return super().invoke(ctx)
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        try:
+            yield
+        except _UsageError as error:
+            if self._json:
+                common.print_json({"error": {"kind": "UsageError", "message": error.format_message()}})
+            raise
+
+
+#: click's, or the one of Typer's own copy of click
+_UsageError: Any = typer.BadParameter.__bases__[0]
 app = typer.Typer(
     name="vkep",
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Run ONNX models with Vulkan compute shaders.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -56,4 +90,7 @@ def _options(
 
 def main() -> None:
     """The entry point of the console script ``vkep``."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name may have characters that the terminal does not
     app(prog_name="vkep")

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpu_shared.compile_spec import ContextMode, SyncMode
 from vkep.cli import common, generation
-from vkep.cli.common import Fallback
+from vkep.errors import one_line
 
 if TYPE_CHECKING:
     from vkep.cli.measure import Latency
@@ -41,6 +40,7 @@ class BenchResult:
         return {**vars(self), "latency": self.latency.to_dict(), "of_limit": self.of_limit}
 
 
+@common.with_session_options
 def bench_command(
     models: Annotated[
         list[Path], typer.Argument(metavar="MODEL...", help="One or more .onnx files, or folders of language models.")
@@ -54,13 +54,7 @@ def bench_command(
     shape: common.ShapeOption = None,
     dim: common.DimOption = None,
     seed: common.SeedOption = 0,
-    device: common.DeviceOption = None,
-    token: common.TokenOption = None,
-    group: common.GroupOption = 0,
-    mode: common.ModeOption = ContextMode.LOOKUP_OR_CREATE,
-    sync: common.SyncOption = SyncMode.TIMELINE,
-    fallback: common.FallbackOption = Fallback.CPU,
-    check_data: common.CheckDataOption = True,
+    options: Any = None,
     json_output: common.JsonFlag = False,
     verbose: common.VerboseOption = 0,
 ) -> None:
@@ -71,7 +65,6 @@ def bench_command(
     To compare with other engines in one run: python -m tools.bench (in a checkout).
     """
     with common.command(json_output, verbose):
-        options = common.session_options(device, token, group, mode, sync, fallback, check_data)
         folders = [model for model in models if model.is_dir()]
         if folders:
             if len(folders) < len(models):
@@ -91,7 +84,7 @@ def bench_command(
             common.print_json({"results": [r.to_dict() for r in results], "limits": asdict(limits)})
         else:
             print_results(results)
-            typer.echo(f"limits measured on this device: {limits}")
+            common.echo(f"limits measured on this device: {limits}")
 
 
 def bench_model(
@@ -158,6 +151,6 @@ def print_results(results: Sequence[BenchResult]) -> None:
     for r in results:
         times = (r.latency.median_ms, r.latency.p90_ms, r.latency.min_ms, r.of_limit, r.first_run_ms, r.open_ms)
         nodes = ", ".join(f"{count} {where}" for where, count in r.placement.items())
-        table.add_row(Path(r.model).stem, *(f"{t:.2f}" for t in times), nodes)
+        table.add_row(one_line(Path(r.model).stem), *(f"{t:.2f}" for t in times), nodes)
     common.print_table(table)
-    typer.echo(f"{results[0].latency.runs} runs each, numpy in and out, on {results[0].device}")
+    common.echo(f"{results[0].latency.runs} runs each, numpy in and out, on {results[0].device}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import logging
 import sys
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from gpu_shared.compile_spec import ContextMode, SyncMode
+from vkep.errors import finite, one_line, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,6 +44,14 @@ class Fallback(str, Enum):
     ERROR = "error"
 
 
+class Prefer(str, Enum):
+    """Which delegate is offered a node first, where data graphs are available."""
+
+    AUTO = "auto"
+    VGF_FIRST = "vgf_first"
+    VULKAN_FIRST = "vulkan_first"
+
+
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 VerboseOption = Annotated[
     int, typer.Option("--verbose", "-v", count=True, help="Log to standard error; twice for debug messages.")
@@ -58,6 +69,7 @@ CheckDataOption = Annotated[
     bool, typer.Option(help="Refuse indices, lengths and integer divisors in the data that ONNX does not allow.")
 ]
 FallbackOption = Annotated[Fallback, typer.Option("--fallback", help="For nodes that Vulkan declines.")]
+PreferOption = Annotated[Prefer, typer.Option("--prefer", help="The delegate that is offered a node first.")]
 InputOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -83,15 +95,16 @@ class UsageError(Exception):
 
 
 def session_options(
-    device: str | None = None,
-    token: str | None = None,
-    group: int = 0,
-    mode: ContextMode = ContextMode.LOOKUP_OR_CREATE,
-    sync: SyncMode = SyncMode.TIMELINE,
-    fallback: Fallback = Fallback.CPU,
-    check_data: bool = True,
+    device: DeviceOption = None,
+    token: TokenOption = None,
+    group: GroupOption = 0,
+    mode: ModeOption = ContextMode.LOOKUP_OR_CREATE,
+    sync: SyncOption = SyncMode.TIMELINE,
+    fallback: FallbackOption = Fallback.CPU,
+    prefer: PreferOption = Prefer.AUTO,
+    check_data: CheckDataOption = True,
 ) -> dict[str, Any]:
-    """The command line's options as keyword arguments of `vkep.InferenceSession`."""
+    """The options that commands with a session have, as keyword arguments of `vkep.InferenceSession`."""
     return {
         "device": device,
         "token": token,
@@ -99,30 +112,45 @@ def session_options(
         "context_mode": mode.value,
         "sync_mode": sync.value,
         "fallback": fallback.value,
+        "prefer": prefer.value,
         "check_data": check_data,
     }
 
 
+def with_session_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Decorates a command that takes ``options``: in its place the command line has the options of `session_options`."""
+    ours = inspect.signature(session_options, eval_str=True).parameters
+
+    @functools.wraps(function)
+    def command(**given: Any) -> None:
+        function(
+            **{n: v for n, v in given.items() if n not in ours}, options=session_options(**{n: given[n] for n in ours})
+        )
+
+    signature = inspect.signature(function, eval_str=True)
+    parameters = [q for p in signature.parameters.values() for q in (ours.values() if p.name == "options" else (p,))]
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command
+
+
 def print_json(value: Any) -> None:
     """Print standard JSON: NaN and infinities become null."""
-    typer.echo(json.dumps(_finite(value), indent=2, allow_nan=False))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return None
-    return value
+    typer.echo(json.dumps(finite(value), indent=2, allow_nan=False))
 
 
 def print_table(table: Table) -> None:
     """Print a rich table. Where standard output is no terminal it is wide, so that no cell is wrapped."""
     from rich.console import Console
 
-    Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH).print(table)
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, markup=False, emoji=False, highlight=False)
+    console.print(table)
+
+
+def echo(text: str = "", err: bool = False, nl: bool = True) -> None:
+    """Print a text, in which names may be a file's (`printable`)."""
+    typer.echo(printable(text), err=err, nl=nl)
 
 
 def print_nodes(report: Report | MethodReport, nanoseconds: Mapping[str, float] | None = None) -> None:
@@ -132,9 +160,7 @@ def print_nodes(report: Report | MethodReport, nanoseconds: Mapping[str, float] 
 
     times, folded = nanoseconds or {}, 0
     if times:
-        typer.echo(
-            "    place           us ↓  operator               node (a dispatch's time is divided among its nodes)"
-        )
+        echo("    place           us ↓  operator               node (a dispatch's time is divided among its nodes)")
     for node in by_importance(report.nodes, times):
         if node.where == "folded":
             folded += 1
@@ -143,9 +169,17 @@ def print_nodes(report: Report | MethodReport, nanoseconds: Mapping[str, float] 
             filter(None, [node.reason, *(f"declined by {w}: {why}" for w, why in node.declined.items())])
         )
         took = (f"{times[node.name] / 1e3:10.1f}  " if node.name in times else " " * 12) * bool(times)
-        typer.echo(f"    {node.where:8s}{took} {node.op_type:22s} {node.name}" + f"  ({reason})" * bool(reason))
+        echo(
+            f"    {node.where:8s}{took} {one_line(node.op_type):22s} {one_line(node.name)}"
+            + f"  ({reason})" * bool(reason)
+        )
     if folded:
-        typer.echo(f"    folded   {counted(folded, 'constant node')}")
+        echo(f"    folded   {counted(folded, 'constant node')}")
+
+
+class _Printable(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 @contextmanager
@@ -154,7 +188,7 @@ def logging_to_stderr(verbose: int) -> Iterator[None]:
     are restored at the end."""
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(_Printable("%(levelname)s %(name)s: %(message)s"))
     # The shader library logs every shader that fails and raises the first: the command prints that one as its error.
     library = logging.getLogger("vkep.shaders.library")
     packages = [logging.getLogger(name) for name in ("vkep", "gpu_shared")]
@@ -198,7 +232,7 @@ def exit_status(error: BaseException) -> int | None:
 
     if isinstance(error, BrokenPipeError):
         return None  # the reader closed the pipe: the command line's framework ends quietly
-    if isinstance(error, InvalidInputError):
+    if isinstance(error, (InvalidInputError, FileNotFoundError, NotADirectoryError, IsADirectoryError)):
         return USAGE
     if isinstance(error, (GpuError, VkepError, MemoryError, OSError)):
         return FAILED
@@ -212,7 +246,7 @@ def fail(error: BaseException, json_output: bool, status: int) -> NoReturn:
         print_json({"error": {"kind": type(error).__name__, "message": message}})
     text = f"error: {message}"
     # A log or a pipe gets one line, so that a search finds the text whatever the length of the paths in it.
-    typer.echo(paragraph(text) if sys.stderr.isatty() else text, err=True)
+    echo(paragraph(text) if sys.stderr.isatty() else text, err=True)
     raise typer.Exit(status)
 
 
@@ -235,11 +269,13 @@ def progress_bars(show: bool) -> Iterator[Progress | None]:
     from rich.progress import Progress as Bars
 
     names = {"shaders": "compiling shaders", "weights": "uploading weights"}
-    columns = (TextColumn("{task.description:18s}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Bars(*columns, TextColumn("{task.fields[what]}"), console=Console(stderr=True), transient=True) as bars:
+    text = functools.partial(TextColumn, markup=False)
+    columns = (text("{task.description:18s}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Bars(*columns, text("{task.fields[what]}"), console=Console(stderr=True), transient=True) as bars:
         tasks: dict[str, Any] = {STEP: bars.add_task("starting", total=None, what="")}
 
         def advance(phase: str, done: int, total: int, what: str) -> None:
+            what = one_line(what)
             if phase == STEP:
                 bars.update(tasks[STEP], description=what)
                 return
@@ -254,3 +290,8 @@ def say(progress: Progress | None, text: str) -> None:
     """Set the text of the current work on the line of `progress_bars`."""
     if progress is not None:
         progress(STEP, 0, 0, text)
+
+
+def file_name(name: str) -> str:
+    """Return an output's name as a file name: characters that a file name cannot have become underscores, and it is shortened."""
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in name).lstrip(".")[:80] or "_"

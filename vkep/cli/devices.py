@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vkep.cli.common import FAILED, JsonFlag, VerboseOption, command, print_json
+from vkep.cli.common import FAILED, JsonFlag, VerboseOption, command, echo, print_json
 
 _WORDS = "computed exactly with pairs of 32-bit words, which takes more instructions"
 _TAKEN_OUT = "elements are taken out of 32-bit words, and written with two atomic operations where lanes share a word"
@@ -45,21 +45,21 @@ def devices_command(json_output: JsonFlag = False, verbose: VerboseOption = 0) -
         for device in devices:
             mark = "  (default)" if device is chosen else ""
             first, *rest = str(device.capabilities).splitlines()
-            typer.echo(f"{device.index}: {first}{mark}")
+            echo(f"{device.index}: {first}{mark}")
             for line in [*rest, f"  UUID {device.capabilities.uuid}"]:
-                typer.echo(f"   {line}")
+                echo(f"   {line}")
             widths = in_words(device)
             if widths:
-                typer.echo(f"     in 32-bit words: types of {widths} bits, some of which it lacks")
+                echo(f"     in 32-bit words: types of {widths} bits, some of which it lacks")
             lacking = costs(device)
             for feature, cost in lacking.items():
-                typer.echo(f"     lacks {feature}: {cost}")
+                echo(f"     lacks {feature}: {cost}")
             if lacking:
-                typer.echo("     no operator declines for what it lacks")
+                echo("     no operator declines for what it lacks")
             for problem in device.problems:
-                typer.echo(f"     not usable: {problem}")
+                echo(f"     not usable: {problem}")
     if chosen is None:
-        typer.echo("error: no device can be used", err=True)
+        echo("error: no device can be used", err=True)
         raise typer.Exit(FAILED)
 
 

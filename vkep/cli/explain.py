@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpu_shared.compile_spec import ContextMode, SyncMode
 from vkep.cli import common
-from vkep.cli.common import Fallback
+from vkep.errors import one_line
 
 if TYPE_CHECKING:
     from vkep.cli.inputs import Sources
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from vkep.session import InferenceSession, Report
 
 
+@common.with_session_options
 def explain_command(
     model: common.ModelArgument,
     inputs: common.InputOption = None,
@@ -37,13 +37,7 @@ def explain_command(
     ] = False,
     runs: Annotated[int, typer.Option("--runs", "-n", min=1, help="Profiled runs; each dispatch's median counts.")] = 3,
     top: Annotated[int, typer.Option("--top", min=0, help="Print that many dispatches of --time; 0: all.")] = 20,
-    device: common.DeviceOption = None,
-    token: common.TokenOption = None,
-    group: common.GroupOption = 0,
-    mode: common.ModeOption = ContextMode.LOOKUP_OR_CREATE,
-    sync: common.SyncOption = SyncMode.TIMELINE,
-    fallback: common.FallbackOption = Fallback.CPU,
-    check_data: common.CheckDataOption = True,
+    options: Any = None,
     json_output: common.JsonFlag = False,
     verbose: common.VerboseOption = 0,
 ) -> None:
@@ -56,7 +50,6 @@ def explain_command(
 
             sessions.refuse(model, {"--plan": plan, "--time": time, "--nodes": nodes, "--rows": rows})
             inputs = list(sessions.named_inputs(model, inputs) or ()) or None
-            options = common.session_options(device, token, group, mode, sync, fallback, check_data)
             sources = read_sources(inputs, shape, dim, seed)
             common.say(progress, "opening the model")
             with sessions.open_session(model, options, progress) as session:
@@ -78,7 +71,7 @@ def explain_command(
         else:
             print_explanation(report, nodes, described, times, top)
             if proof is not None:
-                typer.echo("rows: " + (f"not proved independent: {proof.reason}" if proof.reason else "independent"))
+                common.echo("rows: " + (f"not proved independent: {proof.reason}" if proof.reason else "independent"))
 
 
 def plan_for(session: InferenceSession, sources: Sources, needed: bool) -> None:
@@ -134,14 +127,14 @@ def print_explanation(
     """Print the report, and the plans and times where they are given."""
     from vkep.cli.plans import format_dispatch
 
-    typer.echo(str(report))
+    common.echo(str(report))
     if nodes:
         common.print_nodes(report, node_times(times or ()))
     for index, dispatches in enumerate(described or ()):
-        typer.echo(f"island {index}: the plan")
+        common.echo(f"island {index}: the plan")
         for dispatch in dispatches:
             for line in format_dispatch(dispatch):
-                typer.echo(line)
+                common.echo(line)
     if times is not None:
         print_times(times, top)
 
@@ -159,7 +152,6 @@ def node_times(times: Sequence[DispatchTime]) -> dict[str, float]:
 def print_times(times: Sequence[DispatchTime], top: int) -> None:
     """Print a table of the dispatches, sorted by the time beyond the limit, largest first."""
     from rich.table import Table
-    from rich.text import Text
 
     from vkep.session.report import counted
 
@@ -171,7 +163,7 @@ def print_times(times: Sequence[DispatchTime], top: int) -> None:
     for name in ("dispatch", "kernel", "nodes"):
         table.add_column(name, overflow="fold")
     for t in shown:
-        label = t.label if len(t.label) < 80 else t.label[:77] + "..."
+        label = one_line(t.label) if len(t.label) < 80 else one_line(t.label[:77]) + "..."
         table.add_row(
             f"{t.lost_ns / 1e3:.1f}",
             f"{t.nanoseconds / 1e3:.1f}",
@@ -182,14 +174,14 @@ def print_times(times: Sequence[DispatchTime], top: int) -> None:
             f"{t.gbytes_per_s:.2f}",
             f"{t.island}.{t.index}",
             t.kernel,
-            Text(label),
+            label,
         )
     common.print_table(table)
     rest = len(times) - len(shown)
     if rest:
         more = total - sum(t.nanoseconds for t in shown)
-        typer.echo(f"and {rest} more: {more / 1e3:.1f} us")
-    typer.echo(
+        common.echo(f"and {rest} more: {more / 1e3:.1f} us")
+    common.echo(
         f"{total / 1e3:.1f} us of GPU time in {counted(len(times), 'dispatch')}, each waiting for the one before"
         f"; by the device's limits at least {sum(t.limit_ns for t in times) / 1e3:.1f} us\n"
         "(GFLOP/s and GB/s count what the plan needs at least; limits: a copy and multiply-adds, measured on this device)"

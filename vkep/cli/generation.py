@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpu_shared.compile_spec import ContextMode
 from vkep.cli import common
-from vkep.cli.common import Fallback, UsageError
+from vkep.cli.common import UsageError
+from vkep.errors import one_line, printable
 
 if TYPE_CHECKING:
     from vkep.generation import Batch, Generator
@@ -41,6 +41,7 @@ class Rate:
         return cls(model, device, test, statistics.fmean(rates), deviation, seconds[0] * 1e3)
 
 
+@common.with_session_options
 def generate_command(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="A folder of onnxruntime-genai's builder or optimum.")
@@ -64,11 +65,7 @@ def generate_command(
     ] = None,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="Text that ends the answer; repeatable.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="The same seed gives the same answer.")] = None,
-    device: common.DeviceOption = None,
-    token: common.TokenOption = None,
-    group: common.GroupOption = 0,
-    mode: common.ModeOption = ContextMode.LOOKUP_OR_CREATE,
-    fallback: common.FallbackOption = Fallback.CPU,
+    options: Any = None,
     json_output: common.JsonFlag = False,
     verbose: common.VerboseOption = 0,
 ) -> None:
@@ -89,7 +86,6 @@ def generate_command(
         }
         settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         settings |= {"max_tokens": max_tokens, "stop": tuple(stop or ())}
-        options = common.session_options(device, token, group, mode, fallback=fallback)
         with (
             common.progress_bars(show=not json_output) as progress,
             Generator(folder, progress=progress, **options) as made,
@@ -112,11 +108,12 @@ def generate_command(
                     )
                 else:
                     for text, answer in zip(prompts, answers, strict=True):
-                        typer.echo(f"{text}\n  {answer.text}\n")
+                        common.echo(f"{text}\n  {answer.text}\n")
                 return
             for piece in made.stream(asked[0], **settings):
-                typer.echo(piece, nl=False)
-            typer.echo()
+                # a file gets the answer as it is, a terminal without sequences that it obeys
+                typer.echo(printable(piece) if sys.stdout.isatty() else piece, nl=False)
+            common.echo()
 
 
 def bench_folder(
@@ -201,5 +198,5 @@ def print_rates(found: Sequence[Rate], json_output: bool) -> None:
         table.add_column(name, justify="right")
     for rate in found:
         each = f"{rate.tokens_per_second:.2f} ± {rate.deviation:.2f}"
-        table.add_row(rate.model, rate.device, rate.test, each, f"{rate.first_ms:.0f}")
+        table.add_row(one_line(rate.model), rate.device, rate.test, each, f"{rate.first_ms:.0f}")
     common.print_table(table)

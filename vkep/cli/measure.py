@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from vkep.cli.common import Progress, UsageError
+from vkep.cli.common import Progress, UsageError, file_name
 from vkep.cli.inputs import INPUT_PREFIX, OUTPUT_PREFIX
 
 Array = np.ndarray[Any, Any]
@@ -299,8 +299,3 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def file_name(name: str) -> str:
-    """Return an output's name as a file name: characters that a file name cannot have become underscores."""
-    return "".join(c if c.isalnum() or c in "-_." else "_" for c in name).lstrip(".") or "_"

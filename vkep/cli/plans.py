@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from vkep.errors import one_line
 from vkep.plan.records import Plan
 
 if TYPE_CHECKING:
@@ -95,9 +96,9 @@ def format_dispatch(d: Mapping[str, Any]) -> list[str]:
     """The lines of one described dispatch."""
     size = "x".join(map(str, d["grid"])) + " of " + "x".join(map(str, d["workgroup"]))
     spec = " ".join(f"{k}={v}" for k, v in d["spec"].items())
-    lines = [f"{d['index']:4d}  {d['kernel']}  {d['label']}" + ("  [barrier]" if d["barrier"] else "")]
+    lines = [f"{d['index']:4d}  {d['kernel']}  {one_line(d['label'])}" + ("  [barrier]" if d["barrier"] else "")]
     lines.append(f"      grid {size}; {d['flops']:,} flop, {d['bytes']:,} bytes; {spec}".rstrip("; "))
-    lines.append("      " + ", ".join(f"{name} = {where}" for name, where in d["operands"].items()))
+    lines.append("      " + ", ".join(f"{name} = {one_line(where)}" for name, where in d["operands"].items()))
     if d["candidate"]:
         lines.append(f"      chosen: {d['candidate']}")
         lines += [f"        not {one['candidate']}: {one['reason']}" for one in d["turned_down"]]

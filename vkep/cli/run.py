@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpu_shared.compile_spec import ContextMode, SyncMode
 from vkep.cli import common
-from vkep.cli.common import FAILED, Fallback, Progress, UsageError, say
+from vkep.cli.common import FAILED, Progress, UsageError, say
+from vkep.errors import finite, one_line
 
 if TYPE_CHECKING:
     from vkep.cli.measure import Comparison, Latency, Spans
@@ -64,6 +64,7 @@ class Outcome:
         }
 
 
+@common.with_session_options
 def run_command(
     model: common.ModelArgument,
     inputs: common.InputOption = None,
@@ -74,13 +75,7 @@ def run_command(
         Path | None, typer.Option("--output", "-o", help="Write the outputs: an .npz file, or a folder of .npy files.")
     ] = None,
     runs: Annotated[int, typer.Option("--runs", "-n", min=1, help="Runs; those after the first are timed.")] = 1,
-    device: common.DeviceOption = None,
-    token: common.TokenOption = None,
-    group: common.GroupOption = 0,
-    mode: common.ModeOption = ContextMode.LOOKUP_OR_CREATE,
-    sync: common.SyncOption = SyncMode.TIMELINE,
-    fallback: common.FallbackOption = Fallback.CPU,
-    check_data: common.CheckDataOption = True,
+    options: Any = None,
     check: Annotated[
         Path | None,
         typer.Option("--check", help="Compare with an .npz file: keys NAME or out_NAME; in_NAME are taken as inputs."),
@@ -107,7 +102,6 @@ def run_command(
 
             sessions.refuse(model, {"--check-cpu": check_cpu})
             inputs = list(sessions.named_inputs(model, inputs) or ()) or None
-            options = common.session_options(device, token, group, mode, sync, fallback, check_data)
             if output is not None:
                 measure.check_target("--output", output, folder=output.suffix != ".npz")
             if profile is not None:
@@ -124,7 +118,7 @@ def run_command(
             common.print_json({**outcome.to_dict(), **files})
         else:
             for path in [*written, *([profile] if profile else [])]:
-                typer.echo(f"written: {path}")
+                common.echo(f"written: {path}")
         if not outcome.ok:
             raise typer.Exit(FAILED)
 
@@ -190,7 +184,7 @@ def write_trace(outcome: Outcome, path: Path, model: str) -> None:
     trace = chrome_trace(outcome.spans.items, outcome.document, model)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(trace), encoding="utf-8")
+        path.write_text(json.dumps(finite(trace), allow_nan=False), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--profile {path}: {error.strerror}") from error
 
@@ -199,7 +193,7 @@ def print_outcome(outcome: Outcome, every_node: bool) -> None:
     """Print report, times and outputs; with ``every_node`` the list of nodes."""
     from vkep.cli.measure import statistics_of
 
-    typer.echo(str(outcome.report))
+    common.echo(str(outcome.report))
     if every_node:
         common.print_nodes(outcome.report)
     times = [f"open {outcome.open_ms:.2f} ms", f"first run {outcome.first_ms:.2f} ms"]
@@ -208,7 +202,7 @@ def print_outcome(outcome: Outcome, every_node: bool) -> None:
         times.append(
             f"then median {found.median_ms:.2f} ms, p90 {found.p90_ms:.2f}, min {found.min_ms:.2f} of {found.runs}"
         )
-    typer.echo(", ".join(times))
+    common.echo(", ".join(times))
     for name, value in outcome.outputs.items():
         found_statistics = statistics_of(value)
         numbers = ", ".join(f"{k} {found_statistics[k]:.6g}" for k in ("min", "max", "mean") if k in found_statistics)
@@ -217,11 +211,11 @@ def print_outcome(outcome: Outcome, every_node: bool) -> None:
         if "type" in found_statistics:  # not a tensor
             length = found_statistics.get("length")
             what = found_statistics["type"] + (f" of {length}" if length is not None else "")
-        typer.echo(f"output {name}: {what}" + (f", {bad} not finite" * bool(bad)))
+        common.echo(f"output {one_line(name)}: {what}" + (f", {bad} not finite" * bool(bad)))
     for comparison in outcome.comparisons:
         verdict = "within" if comparison.ok else "NOT within"
-        typer.echo(
-            f"check {comparison.name}: "
+        common.echo(
+            f"check {one_line(comparison.name)}: "
             + (
                 comparison.problem
                 or f"relative error {comparison.relative_error:.2e}, {verdict} {comparison.tolerance:g}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SUFFIX = ".pte"
 #: the options' defaults: with them the program's compile specs decide
-_DEFAULTS = {"group_id": 0, "context_mode": "lookup_or_create", "sync_mode": "timeline"}
+_DEFAULTS = {"group_id": 0, "context_mode": "lookup_or_create", "sync_mode": "timeline", "prefer": "auto"}
 
 
 def is_program(model: Path) -> bool:
@@ -53,6 +53,7 @@ def open_session(model: Path, options: Mapping[str, Any], progress: Progress | N
     if not model.is_file():
         raise UsageError(f"{model}: is a folder, expected a file" if model.is_dir() else f"no such file: {model}")
     if is_program(model):
+        refuse(model, {"--prefer": options.get("prefer", "auto") != "auto"})
         return ProgramSession(model, options, progress)  # type: ignore[return-value]  # the parts that commands use
     try:
         checked = SessionOptions(**options, progress=progress)

@@ -3,14 +3,15 @@ usage."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from vkep.cli.common import JsonFlag, UsageError, VerboseOption, command, echo, print_json
 
 if TYPE_CHECKING:
     from vkep.kernels.kernel import Kernel
@@ -26,7 +27,6 @@ app = typer.Typer(
 
 Progress = Callable[[int, int, "ShaderVariant"], None]
 
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 JobsOption = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Compilers at a time (default: CPUs).")]
 KernelOption = Annotated[
     list[str] | None, typer.Option("--kernel", "-k", help="Only this kernel (softmax or softmax.comp); repeatable.")
@@ -61,23 +61,25 @@ def compile_command(
     args_in_memory: MemoryFlag = False,
     jobs: JobsOption = None,
     json_output: JsonFlag = False,
+    verbose: VerboseOption = 0,
 ) -> None:
     """Compile given shaders to SPIR-V, or fill the cache with vkep's declared variants."""
-    from vkep.shaders import tool
+    with command(json_output, verbose):
+        from vkep.shaders import tool
 
-    if files:
-        if kernel or both:
-            raise typer.BadParameter("--kernel and --both choose among declared variants; leave out the file names")
-        _compile_files(files, out, _defines(define), include or [], args_in_memory, json_output)
-        return
-    if define or include or args_in_memory:
-        raise typer.BadParameter("--define, --include and --args-in-memory apply to own files; name at least one")
-    results = _build(kernel, both, jobs, json_output, validator=False)
-    written = None
-    if out is not None and not any(result.problems for result in results):
-        with _errors(json_output):
-            written = tool.write_results(results, out)
-    _report(results, json_output, {"out": str(out) if written is not None else None})
+        if files:
+            if kernel or both:
+                raise typer.BadParameter("--kernel and --both choose among declared variants; leave out the file names")
+            _compile_files(files, out, _defines(define), include or [], args_in_memory, json_output)
+            return
+        if define or include or args_in_memory:
+            raise typer.BadParameter("--define, --include and --args-in-memory apply to own files; name at least one")
+        results = _build(kernel, both, jobs, json_output, validator=False)
+        written = None
+        if out is not None and not any(result.problems for result in results):
+            with _as_usage():
+                written = tool.write_results(results, out)
+        _report(results, json_output, {"out": str(out) if written is not None else None})
 
 
 @app.command("check")
@@ -89,45 +91,50 @@ def check_command(
     ] = True,
     jobs: JobsOption = None,
     json_output: JsonFlag = False,
+    verbose: VerboseOption = 0,
 ) -> None:
     """Build every declared variant; check it against its Python declaration and with spirv-val."""
-    from vkep.shaders import tool
-    from vkep.shaders.validate import find_validator
+    with command(json_output, verbose):
+        from vkep.shaders import tool
+        from vkep.shaders.validate import find_validator
 
-    validator = find_validator() is not None
-    results = _build(kernel, both, jobs, json_output, validator)
-    if not validator and not json_output:
-        typer.echo("spirv-val is not installed (package spirv-tools): modules were not validated", err=True)
-    undeclared = [] if kernel else tool.undeclared_sources()
-    _report(results, json_output, {"undeclared": undeclared, "spirv_val": validator})
+        validator = find_validator() is not None
+        results = _build(kernel, both, jobs, json_output, validator)
+        if not validator and not json_output:
+            echo("spirv-val is not installed (package spirv-tools): modules were not validated", err=True)
+        undeclared = [] if kernel else tool.undeclared_sources()
+        _report(results, json_output, {"undeclared": undeclared, "spirv_val": validator})
 
 
 @app.command("list")
-def list_command(kernel: KernelOption = None, both: BothFlag = False, json_output: JsonFlag = False) -> None:
+def list_command(
+    kernel: KernelOption = None, both: BothFlag = False, json_output: JsonFlag = False, verbose: VerboseOption = 0
+) -> None:
     """List the declared variants, and .comp files that no kernel declares."""
-    from vkep.shaders import tool
+    with command(json_output, verbose):
+        from vkep.shaders import tool
 
-    declared = tool.declared_variants(_kernels(kernel), both)
-    undeclared = [] if kernel else tool.undeclared_sources()
-    if json_output:
-        rows = [
-            {
-                "source": d.variant.source,
-                "defines": dict(d.variant.defines),
-                "arguments_in_memory": d.arguments_in_memory,
-                "operands": [{"name": o.name, "writes": o.writes} for o in d.kernel.operands],
-                "params": [{"name": name, "type": kind} for name, kind in d.kernel.params],
-                "spec": dict(d.kernel.spec),
-            }
-            for d in declared
-        ]
-        _print_json({"environment": tool.environment(), "variants": rows, "undeclared": undeclared})
-        return
-    for d in declared:
-        typer.echo(_label(d.variant, d.arguments_in_memory))
-    for source in undeclared:
-        typer.echo(f"{source}  (no kernel declares it)")
-    typer.echo(f"{len(declared)} variants of {len({d.variant.source for d in declared})} kernels", err=True)
+        declared = tool.declared_variants(_kernels(kernel), both)
+        undeclared = [] if kernel else tool.undeclared_sources()
+        if json_output:
+            rows = [
+                {
+                    "source": d.variant.source,
+                    "defines": dict(d.variant.defines),
+                    "arguments_in_memory": d.arguments_in_memory,
+                    "operands": [{"name": o.name, "writes": o.writes} for o in d.kernel.operands],
+                    "params": [{"name": name, "type": kind} for name, kind in d.kernel.params],
+                    "spec": dict(d.kernel.spec),
+                }
+                for d in declared
+            ]
+            print_json({"environment": tool.environment(), "variants": rows, "undeclared": undeclared})
+            return
+        for d in declared:
+            echo(_label(d.variant, d.arguments_in_memory))
+        for source in undeclared:
+            echo(f"{source}  (no kernel declares it)")
+        echo(f"{len(declared)} variants of {len({d.variant.source for d in declared})} kernels", err=True)
 
 
 @app.command("reflect")
@@ -137,26 +144,28 @@ def reflect_command(
     include: IncludeOption = None,
     args_in_memory: MemoryFlag = False,
     json_output: JsonFlag = False,
+    verbose: VerboseOption = 0,
 ) -> None:
     """Print a shader's interface: arguments, spec constants, workgroup size, shared memory, capabilities."""
-    from vkep.shaders import tool
-    from vkep.shaders.library import ShaderLibrary
+    with command(json_output, verbose):
+        from vkep.shaders import tool
+        from vkep.shaders.library import ShaderLibrary
 
-    with _errors(json_output):
-        reflection = tool.reflect_file(ShaderLibrary(include), file, _defines(define), args_in_memory)
-    described = tool.reflection_to_json(reflection)
-    if json_output:
-        _print_json(described)
-        return
-    for argument in described.pop("arguments"):
-        typer.echo(f"argument  {argument['offset']:4d}  {argument['type']:12s} {argument['name']}")
-    for constant in described.pop("spec_constants"):
-        typer.echo(f"constant  {constant['id']:4d}  {constant['type']:12s} {constant['name']} = {constant['default']}")
-    for binding in described.pop("bindings"):
-        typer.echo(f"binding   {binding['set']}.{binding['binding']}  {binding['name']}")
-    for name, value in described.items():
-        shown = ", ".join(str(item) for item in value) if isinstance(value, list) else value
-        typer.echo(f"{name.replace('_', ' ')}: {shown}")
+        with _as_usage():
+            reflection = tool.reflect_file(ShaderLibrary(include), file, _defines(define), args_in_memory)
+        described = tool.reflection_to_json(reflection)
+        if json_output:
+            print_json(described)
+            return
+        for argument in described.pop("arguments"):
+            echo(f"argument  {argument['offset']:4d}  {argument['type']:12s} {argument['name']}")
+        for constant in described.pop("spec_constants"):
+            echo(f"constant  {constant['id']:4d}  {constant['type']:12s} {constant['name']} = {constant['default']}")
+        for binding in described.pop("bindings"):
+            echo(f"binding   {binding['set']}.{binding['binding']}  {binding['name']}")
+        for name, value in described.items():
+            shown = ", ".join(str(item) for item in value) if isinstance(value, list) else value
+            echo(f"{name.replace('_', ' ')}: {shown}")
 
 
 def _compile_files(
@@ -180,17 +189,17 @@ def _compile_files(
     if len(set(outputs)) < len(outputs):
         raise typer.BadParameter("two shaders would be written to the same .spv file; compile them apart")
     library, results = ShaderLibrary(include), []
-    with _errors(json_output):
+    with _as_usage():
         for file, output in zip(files, outputs, strict=True):
             results.append(tool.compile_file(library, file, output, defines, args_in_memory))
     if json_output:
-        _print_json({"files": [result.to_json() for result in results]})
+        print_json({"files": [result.to_json() for result in results]})
     else:
         for result in results:
             for problem in result.problems:
-                typer.echo(problem, err=True)
+                echo(problem, err=True)
             if result.output:
-                typer.echo(f"{result.output}: {result.bytes} bytes")
+                echo(f"{result.output}: {result.bytes} bytes")
     if any(result.problems for result in results):
         raise typer.Exit(1)
 
@@ -202,31 +211,31 @@ def _build(
     from vkep.shaders.library import ShaderLibrary
 
     declared = tool.declared_variants(_kernels(kernels), both)
-    with _errors(json_output), _progress(show=not json_output) as progress:
+    with _as_usage(), _progress(show=not json_output) as progress:
         return tool.build(ShaderLibrary(), declared, jobs=jobs, progress=progress, run_validator=validator)
 
 
 def _report(results: Sequence[tool.VariantResult], json_output: bool, more: Mapping[str, Any]) -> None:
     failed = [result for result in results if result.problems]
     if json_output:
-        _print_json({"variants": [result.to_json() for result in results], "failed": len(failed), **more})
+        print_json({"variants": [result.to_json() for result in results], "failed": len(failed), **more})
     else:
         for result in failed:
-            typer.echo(_label(result.declared.variant, result.declared.arguments_in_memory), err=True)
+            echo(_label(result.declared.variant, result.declared.arguments_in_memory), err=True)
             for problem in result.problems:
-                typer.echo("  " + problem.replace("\n", "\n  "), err=True)
+                echo("  " + problem.replace("\n", "\n  "), err=True)
         for source in more.get("undeclared", ()):
-            typer.echo(f"{source}: no kernel declares it", err=True)
+            echo(f"{source}: no kernel declares it", err=True)
         counts = dict.fromkeys(("compiler", "cache", "prebuilt"), 0)
         for result in results:
             if result.shader:
                 counts[result.shader.origin] += 1
-        typer.echo(
+        echo(
             f"{len(results)} variants, {len(failed)} with problems; {counts['compiler']} compiled now, "
             f"{counts['cache']} from the cache, {counts['prebuilt']} prebuilt"
         )
         if more.get("out"):
-            typer.echo(f"written to {more['out']}")
+            echo(f"written to {more['out']}")
     if failed:
         raise typer.Exit(1)
 
@@ -255,31 +264,16 @@ def _label(variant: ShaderVariant, in_memory: bool) -> str:
     return "  ".join([*parts, "(arguments in memory)"] if in_memory else parts)
 
 
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2, sort_keys=True))
-
-
 @contextmanager
-def _errors(json_output: bool) -> Iterator[None]:
-    """Print errors that a user can act on, instead of a traceback."""
-    from vkep.shaders.errors import ShaderError
-
+def _as_usage() -> Iterator[None]:
+    """Raise `UsageError` for arguments that fit no shader, and files that cannot be read or written."""
     try:
         yield
-    except ShaderError as error:
-        _fail(str(error), type(error).__name__, json_output, 1)
     except (ValueError, OSError) as error:
-        text = str(error)
-        if isinstance(error, OSError) and error.filename is not None:
-            text = f"{error.filename}: {error.strerror}"
-        _fail(text, type(error).__name__, json_output, 2)
-
-
-def _fail(message: str, kind: str, json_output: bool, status: int) -> NoReturn:
-    if json_output:
-        _print_json({"error": {"kind": kind, "message": message}})
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(status)
+        filename = getattr(error, "filename", None)
+        raise UsageError(
+            f"{filename}: {error.strerror}" if isinstance(error, OSError) and filename else str(error)
+        ) from error
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vkep.cli import common
+from vkep.errors import one_line
 
 if TYPE_CHECKING:
     from vkep.session import InferenceSession
@@ -63,13 +64,12 @@ def tune_command(
     else:
         for name, found in results.items():
             print_tuned(name, found)
-        typer.echo(f"on {caps.name}; " + (f"kept in {kept}" if kept else "nothing kept (--dry-run)"))
+        common.echo(f"on {caps.name}; " + (f"kept in {kept}" if kept else "nothing kept (--dry-run)"))
 
 
 def print_tuned(model: str, found: Sequence[Tuned]) -> None:
     """Print the choices for a model's problems."""
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("default us", "tuned us", "candidates"):
@@ -80,9 +80,9 @@ def print_tuned(model: str, found: Sequence[Tuned]) -> None:
         choice = "default" if one.choice is None else " ".join(map(str, one.choice))
         label = one.labels[0] if len(one.labels) == 1 else f"{len(one.labels)} times"
         times = (f"{one.default_ns / 1e3:.1f}", f"{one.chosen_ns / 1e3:.1f}")
-        table.add_row(*times, str(one.candidates), one.problem, choice, Text(label[:60]))
-    typer.echo(f"{model}: {len(found)} problems")
+        table.add_row(*times, str(one.candidates), one.problem, choice, one_line(label[:60]))
+    common.echo(f"{model}: {len(found)} problems")
     common.print_table(table)
     before, after = sum(t.default_ns for t in found), sum(t.chosen_ns for t in found)
     if found:
-        typer.echo(f"  {before / 1e3:.1f} us of GPU time in these, {after / 1e3:.1f} us tuned")
+        common.echo(f"  {before / 1e3:.1f} us of GPU time in these, {after / 1e3:.1f} us tuned")

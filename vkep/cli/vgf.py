@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vkep.cli.common import DeviceOption, JsonFlag, SeedOption, UsageError, VerboseOption, command, print_json
+from vkep.cli.common import (
+    DeviceOption,
+    JsonFlag,
+    SeedOption,
+    UsageError,
+    VerboseOption,
+    command,
+    echo,
+    file_name,
+    print_json,
+)
+from vkep.errors import one_line
 from vkep.files import read_file
 
 if TYPE_CHECKING:
@@ -53,7 +64,7 @@ def convert_command(
         if json_output:
             print_json({"file": str(out), "bytes": len(data), **vgf.to_dict()})
         else:
-            typer.echo(f"{out}: {len(data)} bytes, {_summary(vgf)}")
+            echo(f"{out}: {len(data)} bytes, {_summary(vgf)}")
 
 
 def _lower(path: Path) -> Any:
@@ -93,15 +104,15 @@ def dump_command(
             spirv.mkdir(parents=True, exist_ok=True)
             for number, module in enumerate(vgf.modules):
                 if module.spirv is not None:
-                    (spirv / f"{number}-{module.name}.spv").write_bytes(module.spirv)
+                    (spirv / f"{number}-{file_name(module.name)}.spv").write_bytes(module.spirv)
         if json_output:
             print_json(vgf.to_dict())
             return
-        typer.echo(f"VGF {'.'.join(map(str, vgf.version))}: {_summary(vgf)}")
+        echo(f"VGF {'.'.join(map(str, vgf.version))}: {_summary(vgf)}")
         for what, slots in (("input", vgf.inputs), ("output", vgf.outputs)):
             for slot in slots:
                 resource = vgf.resources[slot.resource]
-                typer.echo(f"  {what} {slot.name}: {resource.dtype} {list(resource.shape)}, binding {slot.binding}")
+                echo(f"  {what} {one_line(slot.name)}: {resource.dtype} {list(resource.shape)}, binding {slot.binding}")
         for segment in vgf.segments:
             module = vgf.modules[segment.module]
             size = f"no code ({module.language})"
@@ -112,8 +123,8 @@ def dump_command(
             grid = f", grid {list(segment.dispatch)}" if segment.kind == "compute" else ""
             for _, at, count in segment.push_constants:
                 grid += f", push constants of {count} bytes at {at}"
-            typer.echo(
-                f"  {segment.kind} segment {segment.name}: module {module.name}, {size}, "
+            echo(
+                f"  {segment.kind} segment {one_line(segment.name)}: module {one_line(module.name)}, {size}, "
                 f"{len(segment.constants)} constants{grid}"
             )
 
@@ -145,7 +156,7 @@ def run_command(
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
             for label, result in zip(names, results, strict=True):
-                np.save(out / f"{label}.npy", result)
+                np.save(out / f"{file_name(label)}.npy", result)
         if json_output:
             outputs = [
                 {"name": label, "dtype": r.dtype.name, "shape": list(r.shape)}
@@ -153,11 +164,11 @@ def run_command(
             ]
             print_json({"device": name, "data_graphs": source, "outputs": outputs})
             return
-        typer.echo(f"{file} on {name}, data graphs by {source}")
+        echo(f"{file} on {name}, data graphs by {source}")
         for label, result in zip(names, results, strict=True):
             values = result.astype(np.float64)
-            typer.echo(
-                f"  output {label}: {result.dtype.name} {list(result.shape)}, "
+            echo(
+                f"  output {one_line(label)}: {result.dtype.name} {list(result.shape)}, "
                 f"min {values.min():.6g}, mean {values.mean():.6g}, max {values.max():.6g}"
             )
 

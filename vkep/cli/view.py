@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpu_shared.compile_spec import ContextMode, SyncMode
 from vkep.cli import common
-from vkep.cli.common import Fallback, Progress, UsageError, say
+from vkep.cli.common import Progress, UsageError, say
 from vkep.files import read_file
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 WRITTEN = (".html", ".json")
 
 
+@common.with_session_options
 def view_command(
     model: Annotated[
         Path,
@@ -46,13 +46,7 @@ def view_command(
         Path | None,
         typer.Option("--against", help="Compare with a page (or its JSON) that was written before."),
     ] = None,
-    device: common.DeviceOption = None,
-    token: common.TokenOption = None,
-    group: common.GroupOption = 0,
-    mode: common.ModeOption = ContextMode.LOOKUP_OR_CREATE,
-    sync: common.SyncOption = SyncMode.TIMELINE,
-    fallback: common.FallbackOption = Fallback.CPU,
-    check_data: common.CheckDataOption = True,
+    options: Any = None,
     json_output: common.JsonFlag = False,
     verbose: common.VerboseOption = 0,
 ) -> None:
@@ -63,13 +57,14 @@ def view_command(
             from vkep.cli import measure
             from vkep.view.page import Page, show
 
+            if not model.exists():
+                raise UsageError(f"no such file: {model}")
             target = output or Path(f"{model.stem}.html")
             if not json_output or output is not None:
                 if target.resolve() == model.resolve():
                     raise UsageError(f"{model}: the page would overwrite it; name another file with --output")
                 measure.check_target("--output", target)
             other = _document(against) if against is not None else None
-            options = common.session_options(device, token, group, mode, sync, fallback, check_data)
             if model.suffix in WRITTEN:
                 document = _document(model)
             elif model.suffix == ".vgf":
@@ -86,9 +81,9 @@ def view_command(
             common.print_json(page.document)
             return
         path = page.save(target)
-        typer.echo(f"written: {path}")
+        common.echo(f"written: {path}")
         if open_ and not show(path):
-            typer.echo("there is no browser here: open the file in one")
+            common.echo("there is no browser here: open the file in one")
 
 
 def _document(path: Path) -> dict[str, Any]:

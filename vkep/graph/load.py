@@ -18,6 +18,7 @@ from onnx import helper
 from vkep.errors import InvalidModelError, UnsupportedModelError
 from vkep.graph import wire
 from vkep.graph.files import FileBytes, FilePart, FileReader, file_identity
+from vkep.graph.kinds import other_kind
 from vkep.graph.model import Dim, Graph, Model, ModelMetadata, Node, ValueInfo
 from vkep.graph.normalize import bodies, captured, normalize
 from vkep.graph.unchecked import ignored_attributes, with_ignored_attributes
@@ -267,6 +268,9 @@ def _read(source: Any, base_dir: Path | None) -> _Read:
         raise TypeError(f"a model is a path, bytes or onnx.ModelProto; got {type(source).__name__}")
     if not size:
         raise InvalidModelError(f"{name} is no ONNX model: it is empty")
+    kind = other_kind(bytes(data[:512]))
+    if kind:
+        raise InvalidModelError(f"{name} is no ONNX model: it is {kind}")
     try:
         return _Read(onnx.ModelProto.FromString(data), base_dir, name, contents, identity)
     except DecodeError as error:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from gpu_shared.capabilities import Readable
 from vkep.arena.records import ArenaStats, format_bytes
 from vkep.ir.program import Placement
 from vkep.plan.records import Plan
@@ -89,7 +90,7 @@ class GraphReport:
 
 
 @dataclass(frozen=True)
-class KomputeReport:
+class KomputeReport(Readable):
     """One region of the Kompute delegate: on ``device`` by kp's own instance and device, so that ``bytes_in`` and
     ``bytes_out`` pass through the host in each run. ``last_ns`` are the last run's times for copying to kp, running in
     kp, and copying back.
@@ -115,7 +116,7 @@ class KomputeReport:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Readable):
     """The placement of every node for the signature that was planned last; ``str`` prints it."""
 
     model: str
@@ -194,7 +195,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class MemoryReport:
+class MemoryReport(Readable):
     """Device memory of a context: the arena's statistics and the constants by content key, in bytes; for this session's
     data graphs the weights that they share with kernels (``shared_bytes``) and those that the driver holds separately.
     """

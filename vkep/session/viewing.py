@@ -19,7 +19,7 @@ from vkep.session.introspection import Flat, flatten
 from vkep.session.report import IslandReport
 from vkep.session.session_state import SessionState
 from vkep.session.tracing import RunTrace, trace_run
-from vkep.view.document import add_graph, add_plan, add_times, arena_document, new_document
+from vkep.view.document import add_graph, add_plan, add_times, arena_document, new_document, without_folders
 from vkep.view.graph import GraphDocument, Kind, value_kinds
 
 if TYPE_CHECKING:
@@ -130,10 +130,15 @@ def _context(context: SharedGpuContext) -> dict[str, Any]:
             if owned
         ],
         "queue_family": context.queue_family_index,
-        "users": sorted(context.users),
+        "users": sorted(map(_user, context.users)),
         "timeline": {"submitted": context.timeline.submitted, "completed": context.timeline.completed},
         "validation_messages": len(context.validation_messages),
     }
+
+
+def _user(text: str) -> str:
+    """A user of a context without paths of this machine: a resource by the name of its kind alone."""
+    return text.partition(", ")[0].replace("(", "") if text.startswith("resource (") else without_folders(text)
 
 
 def _profile(islands: Sequence[IslandExecutor], values: Mapping[str, Any]) -> list[list[float]]:

@@ -17,9 +17,11 @@ import datetime
 import importlib.metadata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import PureWindowsPath
 from typing import Any
 
 from vkep.arena.dump import ArenaSnapshot
+from vkep.errors import one_line
 from vkep.plan.records import Plan
 from vkep.view.dispatches import describe_plan
 from vkep.view.graph import GraphDocument
@@ -31,14 +33,14 @@ _MOST_CHUNKS = 2000
 
 
 def new_document(title: str, device: str, context: str) -> dict[str, Any]:
-    """A document without nodes or runs."""
+    """A document without nodes or runs. Of a path as title only the last part is kept: pages are passed on."""
     made = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     lists = ("notes", "nodes", "values", "islands", "dispatches", "regions", "runs", "opening")
     return {
         "format": FORMAT,
         "vkep": _version(),
         "made": made,
-        "title": title,
+        "title": one_line(without_folders(title)),
         "device": device,
         "context": context,
         **{name: [] for name in lists},
@@ -46,6 +48,14 @@ def new_document(title: str, device: str, context: str) -> dict[str, Any]:
         "memory": {"slabs": [], "arenas": [], "weights": [], "heaps": []},
         "contexts": {},
     }
+
+
+def without_folders(text: str) -> str:
+    """The last part of a path, for a page that is passed on to others; after " of " where that comes before the path."""
+    what, of, path = text.partition(" of ")
+    if not of or "/" in what or "\\" in what:
+        return PureWindowsPath(text).name or text  # splits at both kinds of separators
+    return f"{what} of {without_folders(path)}"
 
 
 def _version() -> str:

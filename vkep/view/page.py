@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vkep.errors import finite
 from vkep.own_files import write_atomically
 from vkep.view.document import FORMAT
 
@@ -58,12 +59,12 @@ class Page:
     def html(self) -> str:
         """The file's text."""
         parts = {
-            "title": html.escape(f"{Path(self.document['title']).name} - vkep"),
+            "title": html.escape(f"{self.document['title']} - vkep"),
             "styles": "\n".join((_HERE / name).read_text(encoding="utf-8") for name in STYLES),
             "libraries": "\n".join(
                 f'<script id="{name}">{_script(_HERE / "vendor" / file)}</script>' for name, file in LIBRARIES
             ),
-            "documents": json.dumps(self.documents, separators=(",", ":"), default=_plain).replace("<", "\\u003c"),
+            "documents": _json(self.documents).replace("<", "\\u003c"),
             "scripts": "\n".join(
                 f'<script id="script-{name}">\n{_script(_HERE / "page" / f"{name}.js")}</script>' for name in SCRIPTS
             ),
@@ -102,7 +103,7 @@ def read_document(path: Path) -> dict[str, Any]:
     found = _DATA.search(text)
     try:
         data = json.loads(found[1] if found else text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: neither a page of vkep view nor JSON ({error})") from None
     document = data[0] if isinstance(data, list) and data else data
     if not isinstance(document, dict) or document.get("format") != FORMAT:
@@ -114,10 +115,15 @@ def _script(path: Path) -> str:
     return path.read_text(encoding="utf-8").replace("</script", "<\\/script")
 
 
+def _json(value: Any) -> str:
+    """JSON that browsers read: NaN and infinities are texts."""
+    return json.dumps(finite(value, str), separators=(",", ":"), default=_plain, allow_nan=False)
+
+
 def _plain(value: Any) -> Any:
     """Convert types that json lacks: sets, numpy's numbers."""
     if isinstance(value, (set, frozenset)):
         return sorted(value)
     if hasattr(value, "item"):
-        return value.item()
+        return finite(value.item(), str)
     return str(value)
