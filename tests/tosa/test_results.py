@@ -202,3 +202,16 @@ def test_quantized_products(bench: Bench) -> None:
 @pytest.fixture(autouse=True)
 def _extra() -> None:
     need_vgf()
+
+
+def test_powers_of_zero(bench: Bench) -> None:
+    """C's, annex F: TOSA's POW takes bases above 0 only."""
+    exponents = np.array([-3, -2, -1, -0.5, -np.inf, 0, 0.5, 1, 2, 3, np.inf, np.nan], np.float32)
+    feeds = {"x": np.repeat(np.array([0.0, -0.0], np.float32), 12), "e": np.tile(exponents, 2)}
+    proto = model("g (float[24] x, float[24] e) => (float[24] y) { y = Pow(x, e) }")
+    [got] = bench.tosa(lowered(proto), feeds)
+    with np.errstate(all="ignore"):
+        wanted = np.power(feeds["x"], feeds["e"])
+    np.testing.assert_array_equal(got, wanted)
+    known = ~np.isnan(wanted)
+    np.testing.assert_array_equal(np.signbit(got)[known], np.signbit(wanted)[known])

@@ -223,12 +223,15 @@ def _any_power(b: TosaBuilder, x: TosaTensor, y: TosaTensor) -> TosaTensor:
     power = b.elementwise("pow", b.select(at_zero, one, size), y)
     falling = b.elementwise("greater", zero, y, dtype="bool")
     of_zero = b.select(falling, b.fill(x, math.inf), zero)
-    if base is None or base.min() < 0:
+    if base is None or np.signbit(base).any():
         half = b.mul(y, b.fill(y, 0.5))
         whole, even = same(b.unary("floor", y), y), same(b.unary("floor", half), half)
+        signed_zero = b.select(falling, b.unary("reciprocal", x), x)
+        of_zero = b.select(whole, b.select(even, of_zero, signed_zero), of_zero)
         negative = b.elementwise("greater", zero, x, dtype="bool")
         signed = b.select(whole, b.select(even, power, b.negate(power)), nan)
         power = b.select(negative, signed, power)
+    of_zero = b.select(same(y, y), of_zero, y)  # NaN
     made = b.select(at_zero, of_zero, power) if base is None or not np.all(base) else power
     made = b.select(same(y, zero), one, made)  # also of NaN
     return made if np.broadcast_shapes(x.shape, y.shape) == made.shape else b.mul(made, b.fill(x, 1))
