@@ -121,6 +121,20 @@ def test_a_real_measurement_gives_usable_choices(model: onnx.ModelProto) -> None
     np.testing.assert_allclose(y, EXPECTED, rtol=1e-4, atol=1e-4)
 
 
+def test_each_opening_of_a_file_asks_for_the_same_choices(model: onnx.ModelProto, tmp_path: Path, cache: Path) -> None:
+    """Also once its plan is saved: with no choices, or with those that a trial is to use."""
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    asked = []
+    for choices in (None, {}, {"another": (1, 2)}, {}):
+        with InferenceSession(path, tuned=(trial := Trial(choices)) if choices is not None else None) as session:
+            session.run(None, {"x": X})
+        if choices is not None:
+            asked.append({key: question.labels for key, question in trial.asked.items()})
+    assert asked[0] and asked.count(asked[0]) == 3
+    assert len(tuning.tune(path, lambda session: {"x": X}, SessionOptions(), runs=1)) == len(asked[0])
+
+
 def test_kept_choices_are_used_by_later_sessions(model: onnx.ModelProto, cache: Path) -> None:
     trial = Trial()
     with InferenceSession(model, tuned=trial) as session:

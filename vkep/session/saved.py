@@ -25,6 +25,7 @@ from vkep.cache import CacheFolder, cache_folder, digest_of_files, drop_damaged
 from vkep.graph.model import Model, Node
 from vkep.graph.weights import ArrayWeight, ExternalWeight, Weight
 from vkep.ir.program import IslandStep, Over, Placement, Program, ValueSpec
+from vkep.kernels.tuning import Trial
 from vkep.placement.policy import Policy
 from vkep.plan import encoded
 from vkep.shaders.source import shader_digest
@@ -84,9 +85,9 @@ def plan_key(
     over: Over = (),
 ) -> str | None:
     """The key of everything that the plan of ``model`` for the inputs in ``known`` depends on; None where there is
-    none: the model did not come from a file, an input is not a tensor, or data graphs are used, whose converter and
-    driver may later accept what they refuse today."""
-    if not model.file_identity or policy.graphs:
+    none: the model did not come from a file, an input is not a tensor, data graphs are used, whose converter and
+    driver may later accept what they refuse today, or planning also answers which choices it asks for."""
+    if not model.file_identity or policy.graphs or isinstance(policy.tuned, Trial):
         return None
     files = {weight.identity for weight in model.graph.weights.values() if isinstance(weight, ExternalWeight)}
     signature = []
