@@ -93,6 +93,15 @@ def test_quantize_to_four_bits_by_output_dtype() -> None:
     check("QuantizeLinear", {"x": x, "s": np.array(0.7, np.float32)}, output_dtype=TensorProto.INT4)
 
 
+@pytest.mark.parametrize("opset", [13, 21, 23])
+def test_constants_are_dequantized_to_the_type_of_their_scale(opset: int) -> None:
+    kind = np.float32 if opset == 13 else np.float16
+    inputs = {"x": np.array([1, -2, 127], np.int8), "s": np.array(0.5, kind)}
+    model = model_of("DequantizeLinear", inputs, constants=tuple(inputs), opset=opset)
+    [y] = on_vulkan(model, {})
+    assert y.dtype == kind and y.tolist() == [0.5, -1, 63.5]
+
+
 def test_dynamic_quantization() -> None:
     for x in (RNG.normal(3, 2, (5, 7)), np.abs(RNG.normal(3, 2, 9)), np.zeros(4)):
         model = model_of("DynamicQuantizeLinear", {"x": x.astype(np.float32)}, outputs=("y", "s", "z"))

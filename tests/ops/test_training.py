@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.numpy_helper
 import pytest
 from onnx import helper
 
-from tests.ops.cases import check, model_of, on_vulkan
+from tests.ops.cases import assert_like, check, model_of, on_vulkan
 from vkep.errors import InvalidModelError, UnsupportedModelError
 
 pytestmark = pytest.mark.usefixtures("vulkan")
@@ -38,6 +39,16 @@ def test_adam_where_its_corrections_are_small(time: int) -> None:
     rate = 0.5 * np.sqrt(1 - beta**time) / (1 - alpha**time) if time else 0.5
     for ours, exact in zip(got, (x - rate * v2 / (np.sqrt(h2) + 1e-6), v2, h2), strict=True):
         np.testing.assert_allclose(ours, exact, rtol=2e-6)
+
+
+def test_a_step_of_constants_alone() -> None:
+    inputs: dict[str, Array] = {"r": np.array(0.5, np.float32), "t": np.array(0, np.int64)}
+    inputs |= {name: np.array([value], np.float32) for name, value in (("x", 2.0), ("g", 3.0), ("s", 7.0))}
+    model = step_model("Adagrad", inputs, ["y", "s2"])
+    plain = on_vulkan(model, inputs)
+    del model.graph.input[:]
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in inputs.items())
+    assert_like(on_vulkan(model, {}), plain)
 
 
 def test_a_tensor_without_its_states_is_refused() -> None:

@@ -21,7 +21,11 @@ def _stepped(b: Builder, inputs: Sequence[Tensor], states: int, step: Callable[.
     if left or not count:
         b.invalid(f"{len(inputs)} tensors; expected {2 + states} for each tensor to be optimized")
     found = [step(*inputs[k::count]) for k in range(count)]
-    return [b.pointwise("same", values[part]) for part in range(1 + states) for values in found]
+    return [  # an expression of constants alone has no type and no shape of its own
+        b.pointwise("same", values[part], dtype=x.dtype, shape=x.shape)
+        for part in range(1 + states)
+        for x, values in zip(inputs[:count], found, strict=True)
+    ]
 
 
 @operator("Adagrad", domain=TRAINING, types=_TYPES)

@@ -125,7 +125,9 @@ def fold(node: Node, inputs: Sequence[np.ndarray | None], opsets: Mapping[str, i
         raise FoldError(f"{node.title}: result is no tensor")
     wanted = [name for name in node.outputs if name]
     found = dict(zip(wanted, (np.asarray(r) for r in results), strict=True))
-    types = tied_types(node, [None if array is None else array.dtype for array in inputs])
+    types = dict(tied_types(node, [None if array is None else array.dtype for array in inputs]))
+    if node.op_type == "DequantizeLinear" and not node.attributes.get("output_dtype") and inputs[1] is not None:
+        types[0] = inputs[1].dtype  # the schema ties it to no input since version 23
     with np.errstate(all="ignore"):
         return [
             found[name].astype(types.get(k, found[name].dtype), copy=False) if name else None
