@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DTYPES
 from vkep.ir import expr as ex
+from vkep.ir import float8
 from vkep.ir.builder import Builder
 from vkep.ir.evaluate import evaluate
 from vkep.ir.meaning import NUMPY
@@ -138,6 +140,31 @@ def test_narrow_elements_are_widened_as_kernels_load_them(b: Builder) -> None:
         expr = b.expr("same", Tensor.contiguous(dtype, (1,)))
         found = evaluate(expr, lambda leaf, dtype=dtype: np.array([3]).astype(dtype.numpy))  # type: ignore[misc]
         assert found.tolist() == [0x44 if dtype.kind == "bits" else 3]
+
+
+@pytest.mark.parametrize("name", [*float8.FORMATS, "float8_e8m0fnu"])
+def test_narrow_floats_are_decoded_and_encoded_as_ml_dtypes_does(b: Builder, name: str) -> None:
+    narrow, kind = DTYPES[name], np.dtype(getattr(ml_dtypes, name))
+    codes = np.arange(16 if name == "float4_e2m1fn" else 256, dtype=np.uint8)
+    bits, value = _leaf(codes, name), _leaf(np.empty(len(codes), np.float32))
+    numbers = codes.view(kind).astype(np.float32)
+    np.testing.assert_array_equal(evaluate(float8.decode(bits, narrow), {bits: codes}.__getitem__), numbers)
+    finite = np.sort(numbers[np.isfinite(numbers)])
+    between = (finite[1:] + finite[:-1]) / 2  # ties, which are rounded to even
+    for drawn in (finite, np.nextafter(finite, np.float32(0)), between, np.nextafter(between, np.float32(np.inf))):
+        mode = "nearest" if name == "float8_e8m0fnu" else "up"
+        found = evaluate(float8.encode(value, narrow, round_mode=mode), {value: drawn}.__getitem__)
+        expected = drawn.astype(kind)
+        np.testing.assert_array_equal(found.astype(np.uint8).view(kind).astype(np.float32), expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("name", [d.name for d in DTYPES.values() if d.kind != "bits"])
+def test_casts_from_each_type_to_each_other_have_a_meaning_on_the_host(b: Builder, name: str) -> None:
+    values = np.array([0, 1, 1, 0]).astype(DTYPES[name].numpy)
+    leaf = _leaf(values, name)
+    for to in (d for d in DTYPES.values() if d.kind != "bits"):
+        found = evaluate(b.cast_expr(leaf, DTYPES[name], to), {leaf: values}.__getitem__)
+        assert found.dtype == NUMPY[to.glsl_compute] and found.tolist() == [0, 1, 1, 0]
 
 
 def test_text_has_no_meaning_on_the_host(b: Builder) -> None:

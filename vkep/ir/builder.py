@@ -13,6 +13,7 @@ from vkep.dtypes import DTYPES, DType, from_onnx
 from vkep.errors import Decline, ExpressionError, InvalidNode
 from vkep.graph.model import Node
 from vkep.graph.weights import ArrayWeight, Weight
+from vkep.ir import algebra as fn
 from vkep.ir import expr as ex
 from vkep.ir import float8
 from vkep.ir.custom import CustomProblem, Emit
@@ -97,7 +98,7 @@ class Builder:
             return
         key = (values, low, high)
         if key not in self._ranges:
-            checked = self.require(values, "({0} >= {1} && {0} <= {2})", reason, low, high)
+            checked = self.require(values, lambda v, least, most: (v >= least) & (v <= most), reason, low, high)
             assert isinstance(checked, ex.Expr)
             self._ranges[key] = check = Pointwise(self.empty(values.dtype, values.shape), checked, is_check=True)
             self._add(check)
@@ -330,13 +331,12 @@ class Builder:
             return value if to.name == "float32" else self.cast_expr(value, DTYPES["float32"], to)
         if to.kind == "bits":
             return float8.encode(self.cast_expr(source, from_dtype, DTYPES["float32"]), to)
-        if to.kind == "bool":
-            zero = "false" if from_dtype.kind == "bool" else f"{source.ctype}(0)"
-            return ex.Expr("bool", f"({{0}} != {zero})", (source,))
+        if to.kind == "bool" and source.ctype != "bool":
+            return fn.not_equal(source, 0)
         if source.ctype == to.glsl_compute:
-            return ex.Expr(source.ctype, ex.stored_as(to), (source,))
-        value, stored = ex.Expr(to.glsl_compute, "cast", (source,)), ex.stored_as(to)
-        return value if stored == "same" else ex.Expr(to.glsl_compute, stored, (value,))
+            return fn.stored_as(source, to)
+        value = fn.cast(source, to.glsl_compute)
+        return value if ex.stored_as(to) == "same" else fn.stored_as(value, to)
 
     # ---- inside
 

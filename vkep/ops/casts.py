@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vkep import dtypes
+from vkep.ir import algebra as fn
 from vkep.ir import expr as ex
 from vkep.ir.builder import Builder
 from vkep.ir.float8 import encode
@@ -50,22 +51,20 @@ def bit_cast(b: Builder, x: Tensor, *, to: int) -> Tensor:
 
 def _to_bits(value: ex.Expr, dtype: dtypes.DType) -> ex.Expr:
     """An element's bits as an unsigned integer of its width or more."""
-    code = {
-        "float32": "floatBitsToUint({0})",
-        "float16": "(packHalf2x16(vec2({0}, 0.0)) & 0xffffu)",
-        "bfloat16": "uint(bfloat16_bits({0}))",
-        "float64": "doubleBitsToUint64({0})",
-        "bool": "({0} ? 1u : 0u)",
-    }.get(dtype.name, "uint64_t({0})" if dtype.itemsize == 8 else "uint({0})")
-    return ex.Expr("uint64_t" if dtype.itemsize == 8 else "uint", code, (value,))
+    of_floats = {
+        "float32": fn.float_bits,
+        "float16": fn.half_bits,
+        "bfloat16": fn.bfloat16_bits,
+        "float64": fn.double_bits,
+    }.get(dtype.name)
+    return of_floats(value) if of_floats else fn.cast(value, "uint64_t" if dtype.itemsize == 8 else "uint")
 
 
 def _from_bits(bits: ex.Expr, dtype: dtypes.DType) -> ex.Expr:
-    code = {
-        "float32": "uintBitsToFloat({0})",
-        "float16": "unpackHalf2x16({0}).x",
-        "bfloat16": "uintBitsToFloat({0} << 16)",
-        "float64": "uint64BitsToDouble({0})",
-        "bool": "({0} != 0u)",
-    }.get(dtype.name, ex.rounded(dtype, f"{dtype.glsl_compute}({{0}})"))
-    return ex.Expr(dtype.glsl_compute, code, (bits,))
+    to_floats = {
+        "float32": fn.from_float_bits,
+        "float16": fn.from_half_bits,
+        "bfloat16": fn.from_bfloat16_bits,
+        "float64": fn.from_double_bits,
+    }.get(dtype.name)
+    return to_floats(bits) if to_floats else fn.stored_as(fn.cast(bits, dtype.glsl_compute), dtype)

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 
 from vkep import dtypes
 from vkep.dtypes import DTYPES, DType
-from vkep.ir import expr as ex
+from vkep.ir import algebra as fn
+from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
+from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.ops.contraction import matrix_product
 from vkep.ops.contrib import MICROSOFT
@@ -84,24 +86,18 @@ def _scalars(b: Builder, **scales: Tensor) -> None:
         b.expect(name, scale, (), (1,))
 
 
-def _saturated(b: Builder, value: ex.Expr, shape: Sequence[int]) -> Tensor:
+def _saturated(b: Builder, value: Expr, shape: Sequence[int]) -> Tensor:
     return b.store(rounded_to(b, value, None, _INT8), _INT8, shape=shape)
 
 
 def _quantized(b: Builder, x: Tensor, scale: Tensor) -> Tensor:
     """``x / scale``, rounded and saturated: times the reciprocal, in float16 for float16."""
-    if x.dtype is _FLOAT32:
-        value = b.expr("mul", x, b.divide(1.0, scale))
-    else:
-        reciprocal = ex.Expr("float", ex.rounded(x.dtype, "{0}"), (b.divide(1.0, scale),))
-        value = ex.Expr("float", ex.rounded(x.dtype, "({0} * {1})"), (b.expr("same", x), reciprocal))
-    return _saturated(b, value, x.shape)
+    reciprocal = fn.stored_as(b.divide(1.0, scale), x.dtype)
+    return _saturated(b, fn.stored_as(b.expr("mul", x, reciprocal), x.dtype), x.shape)
 
 
 def _real(b: Builder, x: Tensor, scale: Tensor, to: DType) -> Tensor:
-    factor = b.expr("same", scale)
-    if to is not _FLOAT32:
-        factor = ex.Expr("float", ex.rounded(to, "{0}"), (factor,))
+    factor = fn.stored_as(b.expr("same", scale), to)
     return b.store(b.expr("mul_float", x, factor, ctype="float"), to, shape=x.shape)
 
 
@@ -159,7 +155,7 @@ def qordered_layer_normalization(
     return _quantized(b, row_norm(b, rows, scale, bias, axis=axis, epsilon=epsilon)[0], y_scale)
 
 
-def _product(b: Builder, x: Tensor, matrix: Tensor, alpha: ex.Expr, *added: ex.Expr) -> Tensor:
+def _product(b: Builder, x: Tensor, matrix: Tensor, alpha: Expr, *added: Expr) -> Tensor:
     """``alpha * (x @ matrix)`` and what is added to it, in float32, rounded to int8."""
     total = matrix_product(b, x, matrix, _INT32)
     value = b.expr("mul_float", total, alpha, ctype="float")
@@ -281,14 +277,14 @@ def qordered_attention(
     scores = _product(b, q, k.transpose((0, 1, 3, 2)), ratio(b, q_scale, k_scale, scores_scale))
     # a masked key is 0 after the softmax too, so that a row without any key is 0
     kept = None if mask is None else b.expr("ne", b.reshape(mask, (batch, 1, 1, length)), 0, ctype="bool")
-    value = b.expr(f"(float({{0}}) * {{1}} * {default_scale(q.shape[3])!r})", scores, scores_scale, ctype="float")
+    value = b.expr("mul_float", scores, scores_scale, ctype="float") * default_scale(q.shape[3])
     if kept is not None:
-        value = b.expr("({0} ? {1} : -1e30)", kept, value, ctype="float")
+        value = where(kept, value, -1e30)
     weights = b.contiguous(b.store(value, _FLOAT32, shape=scores.shape))
     shares = softmax_over(b, weights, batch * num_heads * length, length, 1)
     share = b.divide(shares, softmax_scale)
     if kept is not None:
-        share = b.expr("({0} ? {1} : 0.0)", kept, share, ctype="float")
+        share = where(kept, share, 0)
     alpha = ratio(b, softmax_scale, v_scale, y_scale)
     return merge_heads(b, _product(b, _saturated(b, share, scores.shape), v, alpha))
 

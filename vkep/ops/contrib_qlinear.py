@@ -12,7 +12,9 @@ import numpy as np
 
 from vkep.dtypes import DTYPES
 from vkep.graph.attributes import ConvAttributes
+from vkep.ir.algebra import not_equal, where
 from vkep.ir.builder import Builder
+from vkep.ir.expr import Expr, literal
 from vkep.ir.tensor import Tensor, broadcast_shapes
 from vkep.ops.contraction import matrix_product
 from vkep.ops.contrib import MICROSOFT, activated, outputs, wants_output
@@ -68,7 +70,7 @@ def mul_integer(b: Builder, x: Tensor, x_zero: Tensor | None, y: Tensor, y_zero:
     for what, tensor, zero in (("A", x, x_zero), ("B", y, y_zero)):
         b.expect(f"{what}_zero_point", zero, (), (1,))
         wide = b.expr("cast", tensor, ctype="int")
-        parts.append(wide if zero is None else b.expr("({0} - int({1}))", wide, zero, ctype="int"))
+        parts.append(wide if zero is None else wide - b.expr("cast", zero, ctype="int"))
     return b.store(b.expr("mul", *parts), _INT32, shape=broadcast_shapes(x.shape, y.shape))
 
 
@@ -182,12 +184,15 @@ _FOUR_BITS = (
 )  # fmt: skip
 
 
-def _choice(values: Sequence[float]) -> str:
-    """GLSL for one of ``values``, a power of two of them, by the lowest bits of ``{0}``."""
-    if len(values) == 1:
-        return f"{values[0]!r}"
-    half = len(values) // 2
-    return f"(({{0}} & {half}u) != 0u ? {_choice(values[half:])} : {_choice(values[:half])})"
+def _choice(code: Expr, values: Sequence[float]) -> Expr:
+    """The value of a code: ``values`` has a power of two of them."""
+    choices: list[Expr] = [literal(value, "float") for value in values]
+    bit = 1
+    while len(choices) > 1:
+        is_set = not_equal(code & bit, 0)
+        choices = [where(is_set, odd, even) for even, odd in zip(choices[::2], choices[1::2], strict=True)]
+        bit <<= 1
+    return choices[0]
 
 
 @operator("MatMulBnb4", domain=MICROSOFT, types={"a absmax": FLOATS, "codes": ("uint8",)})
@@ -214,8 +219,8 @@ def matmul_bnb4(
     b.expect("absmax", absmax, (blocks,))
     packed = b.contiguous(b.reshape(codes, (codes.size,)))
     wide = packed.view((packed.size, 2), (1, 0))
-    code = b.expr("((uint({0}) >> {1}) & 15u)", wide, b.constant(np.array([4, 0], np.uint32)), ctype="uint")
-    value = b.store(b.expr(_choice(_FOUR_BITS[quant_type]), code, ctype="float"), a.dtype, shape=wide.shape)
+    code = b.expr("shift_right", wide, b.constant(np.array([4, 0], np.uint32)))
+    value = b.store(_choice(code, _FOUR_BITS[quant_type]), a.dtype, shape=wide.shape)
     whole = padded(b, b.reshape(value, (2 * packed.size,)), [0], [blocks * block_size - 2 * packed.size])
     scaled = b.pointwise("mul", b.reshape(whole, (blocks, block_size)), b.reshape(absmax, (blocks, 1)))
     matrix = b.reshape(b.reshape(scaled, (scaled.size,)).slice(0, 0, N * K), (N, K))
@@ -263,7 +268,7 @@ def gemm_float8(
             value = b.expr("mul", value, scale)
     if c is not None and beta:
         b.broadcast("C", c, shape)
-        value = b.expr("({0} + {1} * {2})", value, c, beta)
+        value = value + b.expr("mul", c, beta)
     out = b.store(value, _FLOAT32, shape=shape)
     out = gelu(b, out) if activation == "GELU" else activated(b, out, "Relu" if activation == "RELU" else "")
     if z_scale is not None:

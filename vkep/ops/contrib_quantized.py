@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from vkep.dtypes import DTYPES, DType
 from vkep.graph.weights import PackedWeight, pack
-from vkep.ir import expr as ex
+from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
+from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor, broadcast_shapes
 from vkep.kernels.launch import is_cpu
 from vkep.kernels.matmul_nbits import FEW_ROWS
@@ -129,7 +130,7 @@ def _dequantized(b: Builder, codes: Tensor, scales: Tensor, zeros: Tensor | None
     if zeros is None:
         value = b.expr("sub", value, float(1 << (bits - 1)))
     else:
-        value = b.expr("({0} - float({1}))", value, zeros, ctype="float")
+        value = value - b.expr("cast", zeros, ctype="float")
     return b.store(b.expr("mul", value, scales, ctype="float"), dtype, shape=codes.shape)
 
 
@@ -192,14 +193,14 @@ def gather_block_quantized(
         zeros = zeros.slice(axis, 0, blocks)
     value = b.expr("cast", rows, ctype="int")
     if packed and data.dtype.kind == "int":
-        value = b.expr(ex.sign_extended("{0}", data.dtype.bits), value)
+        value = fn.stored_as(value, data.dtype)
     if zeros is not None:
-        value = b.expr("({0} - int({1}))", value, _repeated(b, zeros, axis, block_size, length), ctype="int")
+        value = value - b.expr("cast", _repeated(b, zeros, axis, block_size, length), ctype="int")
     elif data.dtype is _UINT8:
         value = b.expr("sub", value, 1 << (bits - 1))
     factor = _repeated(b, factors, axis, block_size, length)
     result = b.expr("mul_float", value, factor, ctype="float")
-    return b.store(ex.Expr("float", ex.stored_as(scales.dtype), (result,)), scales.dtype, shape=rows.shape)
+    return b.store(fn.stored_as(result, scales.dtype), scales.dtype, shape=rows.shape)
 
 
 def _packed_table(b: Builder, data: Tensor, gather_axis: int) -> tuple[Tensor, bool]:
@@ -289,7 +290,7 @@ def _declare_qlinear(op_type: str, op: str) -> None:
     )(lower)
 
 
-def real(b: Builder, x: Tensor, scale: Tensor, zero_point: Tensor | None) -> ex.Expr:
+def real(b: Builder, x: Tensor, scale: Tensor, zero_point: Tensor | None) -> Expr:
     """``(x - zero_point) * scale``. Raises `InvalidNode` unless both are single elements of the types that go with ``x``."""
     b.expect("scale", scale, (), (1,))
     b.expect("zero_point", zero_point, (), (1,))
@@ -297,7 +298,7 @@ def real(b: Builder, x: Tensor, scale: Tensor, zero_point: Tensor | None) -> ex.
         b.invalid(f"a scale of {scale.dtype} and a zero point of {zero_point and zero_point.dtype} for {x.dtype}")
     value = b.expr("cast", x, ctype="int")
     if zero_point is not None:
-        value = b.expr("({0} - int({1}))", value, zero_point, ctype="int")
+        value = value - b.expr("cast", zero_point, ctype="int")
     return b.expr("mul_float", value, scale, ctype="float")
 
 
@@ -346,7 +347,7 @@ def qgemm(
     value = b.expr("same", total)
     if c is not None:
         value = b.expr("add", value, c)
-    factor = b.expr("({0} * {1} * {2})", a_scale, b_scale, alpha, ctype="float")
+    factor = b.expr("mul", b.expr("mul", a_scale, b_scale), alpha)
     result = b.expr("mul_float", value, factor, ctype="float")
     if y_scale is not None:
         result = b.divide(result, y_scale)

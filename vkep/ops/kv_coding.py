@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vkep.dtypes import DTYPES, DType
+from vkep.ir import algebra as fn
 from vkep.ir import expr as ex
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
@@ -57,7 +58,7 @@ class Coding:
         wide = cache.view((*cache.shape, packs), (*cache.strides, 0))
         if packs == 2:
             shift = b.constant(np.array([0, 4], np.int32))
-            value = b.expr("(float(int({0} >> {1} & 15u)) - 8.0)", wide, shift, ctype="float")
+            value = fn.cast(b.expr("shift_right", wide, shift) & 15, "float") - 8
         else:
             value = b.cast_expr(ex.leaf(wide), cache.dtype, DTYPES["float32"])
         assert scale is not None

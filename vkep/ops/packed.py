@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vkep.dtypes import DTYPES
+from vkep.ir import algebra as fn
+from vkep.ir.algebra import where
 from vkep.ir.builder import Builder, Operand
 from vkep.ir.tensor import Tensor
 from vkep.ops.gather import gathered
@@ -40,11 +42,11 @@ class Packed:
         batch = starts.size - 1
         ends = starts.slice(0, 1, batch)
         token = b.reshape(positions(b, tokens), (tokens, 1))
-        before = b.store(b.expr("({0} >= {1} ? 1 : 0)", token, ends, ctype="int"), _INT32, shape=(tokens, batch))
+        before = b.store(fn.cast(b.expr("ge", token, ends), "int"), _INT32, shape=(tokens, batch))
         count = reduce_axes(b, "sum", before, [1], keepdims=False)
-        owner = b.pointwise("min({0}, {1})", count, batch - 1)
-        place = b.pointwise("({0} - {1})", positions(b, tokens), gathered(b, starts, owner))
-        lengths = b.pointwise("({0} - {1})", ends, starts.slice(0, 0, batch))
+        owner = b.pointwise("min", count, batch - 1)
+        place = b.pointwise("sub", positions(b, tokens), gathered(b, starts, owner))
+        lengths = b.pointwise("sub", ends, starts.slice(0, 0, batch))
         return cls(tokens, batch, starts, owner, place, lengths)
 
     def rows(
@@ -54,10 +56,9 @@ class Packed:
         those below 0 are of the ``history`` tokens before the sequence.
         """
         start = gathered(b, self.starts, b.store(b.expr("same", owner), _INT32, shape=shape))
-        earlier = b.expr(f"({self.tokens} + {{0}} * {history} + {history} + {{1}})", owner, place, ctype="int")
-        at = b.expr("({0} < {3} ? {1} : {2} + {0})", place, earlier, start, 0, ctype="int")
-        rows = table.shape[0]
-        inside = b.expr("clamp({0}, {1}, {2})", at, 0, max(rows - 1, 0))
+        first, of, step = b.reads(start, owner, place)
+        at = where(step < 0, self.tokens + (of + 1) * history + step, first + step)
+        inside = b.expr("clamp", at, 0, max(table.shape[0] - 1, 0))
         return gathered(b, table, b.store(inside, _INT32, shape=shape))
 
 

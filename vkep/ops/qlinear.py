@@ -36,7 +36,7 @@ def _centred(b: Builder, x: Tensor, zero_point: Tensor | None, shape: Sequence[i
     values, int16 = x.array, DTYPES["int16"]
     if values is not None and known is not None:
         return b.constant((values.astype(np.int32) - known.reshape(shape).astype(np.int32)).astype(np.int16))
-    difference = b.expr("(int({0}) - int({1}))", x, b.reshape(zero_point, shape), ctype="int")
+    difference = b.expr("cast", x, ctype="int") - b.expr("cast", b.reshape(zero_point, shape), ctype="int")
     return b.store(difference, int16, shape=x.shape)
 
 

@@ -14,8 +14,10 @@ from vkep import dtypes
 from vkep.dtypes import DTYPES, DType
 from vkep.graph.attributes import DequantizeAttributes, QuantizeAttributes
 from vkep.graph.weights import PackedWeight, pack
+from vkep.ir import algebra as fn
 from vkep.ir import expr as ex
 from vkep.ir import float8
+from vkep.ir.algebra import equal, where
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
@@ -93,11 +95,10 @@ def quantized(b: Builder, x: Expr, scale: Expr | Tensor, zero_point: Expr | Tens
 def rounded_to(b: Builder, value: Expr, zero_point: Expr | Tensor | None, to: DType) -> Expr:
     """``saturate(round(value) + zero_point)``."""
     low, high = value_range(to)
-    shifted = b.expr("round", value)
+    shifted = fn.round_even(value)
     if zero_point is not None:
-        shifted = b.expr("({0} + float({1}))", shifted, zero_point, ctype="float")
-    kind = to.glsl_compute
-    return b.expr(f"{kind}(clamp({{0}}, {low}.0, {high}.0))", shifted, ctype=kind)
+        shifted = shifted + b.expr("cast", zero_point, ctype="float")
+    return fn.cast(fn.clamp(shifted, low, high), to.glsl_compute)
 
 
 @operator(
@@ -136,11 +137,7 @@ def quantize_linear(
     if to.kind == "bits":  # a float's zero point is 0 (ONNX QuantizeLinear)
         code = float8.encode(b.divide(value, factor), to, bool(a.saturate))
         return b.reshape(b.store(code, to, shape=blocks.shape), x.shape)
-    if division.name in ("float16", "bfloat16"):
-        quotient = ex.Expr("float", ex.rounded(division, "{0}"), (b.divide(value, factor),))
-        result = rounded_to(b, quotient, zero, to)
-    else:
-        result = quantized(b, value, factor, zero, to)
+    result = rounded_to(b, fn.stored_as(b.divide(value, factor), division), zero, to)
     return b.reshape(b.store(result, to, shape=blocks.shape), x.shape)
 
 
@@ -180,7 +177,7 @@ def dequantized(
     if x.dtype.kind == "bits":
         number = b.cast_expr(ex.leaf(b.reshape(x, shape)), x.dtype, _FLOAT32)
         scaled = b.expr("mul", number, factor, ctype="float")
-        return b.reshape(b.store(ex.Expr("float", ex.stored_as(to), (scaled,)), to, shape=shape), x.shape)
+        return b.reshape(b.store(fn.stored_as(scaled, to), to, shape=shape), x.shape)
     packed = _packed(b, x, shape)
     if packed is not None:  # several elements per byte: the innermost axis is split into bytes and the elements in them
         value, each = packed
@@ -190,9 +187,9 @@ def dequantized(
     else:
         value = b.expr("cast", b.reshape(x, shape), ctype="int")
     if zero is not None:
-        value = b.expr("({0} - int({1}))", value, zero, ctype="int")
+        value = value - b.expr("cast", zero, ctype="int")
     result = b.expr("mul_float", value, factor, ctype="float")
-    return b.reshape(b.store(ex.Expr("float", ex.stored_as(to), (result,)), to, shape=shape), x.shape)
+    return b.reshape(b.store(fn.stored_as(result, to), to, shape=shape), x.shape)
 
 
 def _packed(b: Builder, x: Tensor, shape: Sequence[int]) -> tuple[Expr, int] | None:
@@ -209,9 +206,8 @@ def _packed(b: Builder, x: Tensor, shape: Sequence[int]) -> tuple[Expr, int] | N
     ones = (1,) * (len(split) - len(lead))
     view = b.reshape(made, (*lead, *ones)).expand(split)
     shifts = b.constant(np.arange(0, 8, bits, dtype=np.uint32)).view((each, *ones[1:]), (1, *(0,) * len(ones[1:])))
-    part = b.expr(f"(({{0}} >> {{1}}) & {(1 << bits) - 1}u)", view, shifts, ctype="uint")
-    code = ex.sign_extended("int({0})", bits) if x.dtype.kind == "int" else "cast"
-    return b.expr(code, part, ctype="int"), each
+    code = fn.cast(b.expr("shift_right", view, shifts), x.dtype.glsl_compute)
+    return fn.cast(fn.stored_as(code, x.dtype), "int"), each
 
 
 def _split(b: Builder, t: Tensor, shape: Sequence[int], each: int) -> Tensor:
@@ -231,10 +227,11 @@ def dynamic_quantize_linear(b: Builder, x: Tensor) -> list[Tensor]:
         return [b.empty(zero_point.dtype, x.shape), scale, zero_point]
     axes = list(range(x.rank))
     highest, lowest = (reduce_axes(b, op, x, axes, False) for op in ("max", "min"))
-    spread = b.expr("(max({0}, 0.0) - min({1}, 0.0))", highest, lowest)
-    scale = b.store(b.expr("({0} == 0.0 ? 1.0 : {1})", spread, b.divide(spread, 255.0)), x.dtype)
+    most, least = b.reads(highest, lowest)
+    spread = fn.maximum(most, 0) - fn.minimum(least, 0)
+    scale = b.store(where(equal(spread, 0), 1, b.divide(spread, 255.0)), x.dtype)
     uint8 = DTYPES["uint8"]
-    initial = b.expr("(0.0 - {0})", b.divide(b.expr("min({0}, 0.0)", lowest), scale))
-    zero_point = b.store(b.expr("uint(roundEven(clamp({0}, 0.0, 255.0)))", initial, ctype="uint"), uint8, shape=())
+    initial = fn.clamp(0 - b.divide(fn.minimum(least, 0), scale), 0, 255)
+    zero_point = b.store(fn.cast(fn.round_even(initial), "uint"), uint8, shape=())
     y = b.store(quantized(b, b.expr("same", x), scale, zero_point, uint8), uint8, shape=x.shape)
     return [y, scale, zero_point]
