@@ -294,7 +294,24 @@ def pools_and_dense(g: Graph) -> Value:
     return g.add("Softmax", y, axis=1) if g.flag() else y
 
 
+def many_channels(g: Graph) -> Value:
+    """Convolutions of so many channels and pixels that tiles, Winograd's form and channels last are worth it."""
+    x = _picture(g)
+    n = g.one_of(16, 24, 32)
+    factors = [-(-12 // x.least(axis)) for axis in (2, 3)]
+    if factors != [1, 1]:
+        scales = g.constant(np.array([1, 1, *factors]), "float32")
+        x = g.add("Resize", x, None, scales, mode="linear", coordinate_transformation_mode="half_pixel")
+    y = convolution(g, x, n, 1)
+    for _ in range(g.number(1, 2)):
+        z = activation(g, convolution(g, y, n, g.one_of(3, 3, 1)))
+        y = g.add("Add", y, z) if g.flag() else z
+    if g.flag():
+        g.publish(g.add(g.one_of("MaxPool", "AveragePool"), y, kernel_shape=[2, 2], strides=[2, 2]))
+    return convolution(g, y, g.one_of(4, 8, 16), g.one_of(1, 3))
+
+
 BLOCKS: tuple[Step, ...] = (
     residual, side_by_side, bottleneck, stage, separable, pyramid, head, excitation, convnext, decoder, pixels, group_norm,
-    anchors, spatial_pools, pools_and_dense,
+    anchors, spatial_pools, pools_and_dense, many_channels,
 )  # fmt: skip

@@ -347,7 +347,20 @@ def cache(g: Graph) -> Value:
     return present
 
 
+def long_rows(g: Graph) -> Value:
+    """Products over long rows, of few rows or of many, with what fuses after them."""
+    x = g.pick(lambda v: v.rank >= 2 and v.is_fixed(-1), "vector")
+    rows = g.reshape(x, -1, x.shape[-1])
+    k, n = g.one_of(64, 128, 320), g.one_of(32, 64, 5)
+    if rows.runs[0].shape[0] * k > 8000 or rows.runs[-1].shape[0] * k > 8000:
+        raise Unfit
+    y = g.add("Tanh", dense(g, rows, k))
+    y = dense(g, y, n)
+    y = g.add("Relu", y) if g.flag() else gelu(g, y)
+    return dense(g, y, x.shape[-1])
+
+
 SEQUENCES: tuple[Step, ...] = (
     attention, feed_forward, norm, patches, windows, grouped, spatial_attention, signal, recurrence, embedding,
-    token, cache,
+    token, cache, long_rows,
 )  # fmt: skip
