@@ -98,7 +98,7 @@ def test_a_roi_of_some_axes() -> None:
         ((2, 3), None, (1, 2, 3), None, "stretch", "3 sizes for 2 axes"),
         ((2, 3), None, (4,), (2,), "stretch", r"axes \[2\] of a tensor of rank 2"),
         ((2, 3), None, (4,), (-3,), "stretch", r"axes \[-3\] of a tensor of rank 2"),
-        ((2, 0), None, (2, 4), None, "stretch", "an empty input"),
+        ((2, 0), None, (2, 4), None, "stretch", "only an axis of 0 stays 0"),
         ((2, 3), None, (2, 4), None, "odd", "keep_aspect_ratio_policy 'odd'"),
         ((2, 3), (1.0, float("nan")), None, None, "stretch", "a scale of nan for an axis of 3"),
         ((2, 3), (float("inf"), 1.0), None, None, "stretch", "a scale of inf for an axis of 2"),

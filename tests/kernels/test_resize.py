@@ -19,10 +19,12 @@ from vkep.kernels.select import choose
 
 
 def expected(x: np.ndarray, scales: list[float], mode: ResizeMode, roi: list[float] | None) -> np.ndarray:
-    """ONNX Resize 19 of x as float64 by scales."""
+    """ONNX Resize 19 of x as float64 by scales. For align_corners it gets the sizes that the scales give: releases of onnx before
+    1.24 take the fraction of an element for a part of the axis."""
+    by_sizes = mode.coordinates == "align_corners"
     node = helper.make_node(
         "Resize",
-        ["x", "roi" if roi else "", "scales"],
+        ["x", "roi" if roi else "", *(["", "scales"] if by_sizes else ["scales"])],
         ["y"],
         mode=mode.mode,
         coordinate_transformation_mode=mode.coordinates,
@@ -34,10 +36,12 @@ def expected(x: np.ndarray, scales: list[float], mode: ResizeMode, roi: list[flo
     )
     inputs = [helper.make_tensor_value_info("x", TensorProto.DOUBLE, x.shape)]
     inputs += [helper.make_tensor_value_info("roi", TensorProto.DOUBLE, [2 * x.ndim])] if roi else []
-    inputs += [helper.make_tensor_value_info("scales", TensorProto.FLOAT, [x.ndim])]
+    kind = TensorProto.INT64 if by_sizes else TensorProto.FLOAT
+    inputs += [helper.make_tensor_value_info("scales", kind, [x.ndim])]
     graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", TensorProto.DOUBLE, None)])
     model = helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 19)])
-    feeds = {"x": x.astype(np.float64), "scales": np.array(scales, np.float32)}
+    exact = np.array(scales, np.float32)
+    feeds = {"x": x.astype(np.float64), "scales": (exact * x.shape).astype(np.int64) if by_sizes else exact}
     if roi:
         feeds["roi"] = np.array(roi)
     return reference(model, feeds)[0]

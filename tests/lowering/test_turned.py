@@ -17,7 +17,7 @@ from vkep.ir.infer import Known
 from vkep.ir.ops import KernelOp
 from vkep.ir.program import IslandStep, ValueSpec, declared_value
 from vkep.kernels.cache_update import CacheUpdateProblem
-from vkep.passes import island, turned
+from vkep.passes import pipeline, turned
 from vkep.placement.partition import lower
 
 HEADS, KV_HEADS, SIZE, K, ROOM = 4, 2, 16, 96, 32
@@ -79,7 +79,7 @@ def test_nothing_moves_past_a_write_to_what_it_reads(
         given.append((ops, *others))
         return ops
 
-    monkeypatch.setattr(island, step, taken)
+    monkeypatch.setattr(pipeline, step, taken)
     _lowered(batch, OVER)
     [(ops, results, caps, shared)] = given
     [written] = [op for op in ops if op.outputs[0].storage.port in shared and len(op.outputs) == 1]

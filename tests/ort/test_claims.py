@@ -161,7 +161,7 @@ def test_an_error_of_a_signals_handler_is_no_reason_to_decline(monkeypatch: pyte
     monkeypatch.setattr(claims, "known_values", lambda *_: {})
     monkeypatch.setattr(claims, "lower", interrupted)
     monkeypatch.setattr(onnx.shape_inference, "infer_node_outputs", interrupted)
-    monkeypatch.setattr(fold, "_quick", lambda *_: None)
+    monkeypatch.setattr(fold, "evaluate", lambda *_: None)  # the reference computes it
     monkeypatch.setattr(fold, "_Evaluator", interrupted)
     schema = onnx.defs.get_schema("Relu", 18, "")
     node = Node(0, "n", "Relu", "", ("x",), ("y",), {}, helper.make_node("Relu", ["x"], ["y"]), schema)

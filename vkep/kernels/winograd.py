@@ -88,8 +88,8 @@ _LOCAL = 128
 #: minimum tiles and channels: with fewer tiles, reading the weights' points (four times the weights) takes longer than
 #: the direct sum; with fewer channels, the transforms do
 _MIN_TILES, _MIN_CHANNELS = 9, 16
-#: maximum ratio of computed to wanted pixels: beyond it the tiles' overhang outweighs the gain
-_MAX_OVERHANG = 1.5
+#: maximum ratio of computed to wanted pixels (3 to 2): beyond it the tiles' overhang outweighs the gain
+_MAX_OVERHANG = (3, 2)
 
 #: on a GPU: operations below which the direct sum is as fast as the waits between three dispatches, and the maximum
 #: bytes of points
@@ -118,7 +118,7 @@ def no_winograd(problem: ConvProblem, caps: DeviceCapabilities) -> str:
     if min(problem.c, problem.oc) < _MIN_CHANNELS:
         return f"fewer than {_MIN_CHANNELS} channels, whose transforms take longer than what they save"
     _, tiles = _tiles(problem)
-    if problem.n * tiles < _MIN_TILES or tiles * _TILE**2 > _MAX_OVERHANG * problem.pixels:
+    if problem.n * tiles < _MIN_TILES or _MAX_OVERHANG[1] * tiles * _TILE**2 > _MAX_OVERHANG[0] * problem.pixels:
         return f"images of {problem.oh} by {problem.ow}, too small for tiles of {_TILE}"
     rows, most = problem.n * tiles, max(problem.c, problem.oc)
     if _POINTS**2 * rows * most >= LIMIT:
@@ -146,7 +146,11 @@ def winograd(problem: ConvProblem, e: Emission) -> list[KernelCall]:
     geometry = {**magic_params("columns", columns), **magic_params("tiles", tiles), **magic_params("images", problem.n)}
     storage = {"T": STORAGE[problem.dtype]}
     points, products = (e.target.scratch("float32", (_POINTS**2, c, rows)) for c in (problem.c, problem.oc))
-    sizes, pads = e.target.scratch("uint32", (2, rows)), {"pad_top": problem.pads[0], "pad_left": problem.pads[1]}
+    cleared_words = 8 * ceil_div(rows, 4)  # two for each tile, and at every size a multiple of what one lane clears
+    sizes, pads = (
+        e.target.scratch("uint32", (cleared_words,)),
+        {"pad_top": problem.pads[0], "pad_left": problem.pads[1]},
+    )
     to_points = WINOGRAD_INPUT.call(
         grid=flat_grid(problem.c * rows, _LOCAL, e.caps),
         operands={"x": e["x"], "v": points, "sizes": sizes},
@@ -183,7 +187,7 @@ def winograd(problem: ConvProblem, e: Emission) -> list[KernelCall]:
         **call_arguments(e.epilogue, storage),
     )
     cleared = PointwiseOperand(sizes, DTYPES["uint32"], (1,), 0)
-    clear = pointwise((2 * rows,), cleared, [], "uint compute() { return 0u; }", (), e.caps)
+    clear = pointwise((cleared_words,), cleared, [], "uint compute() { return 0u; }", (), e.caps)
     return [*clear, to_points, *multiply(problem, e, rows, points, products), from_points]
 
 

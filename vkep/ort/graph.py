@@ -248,7 +248,7 @@ class OrtGraphView:
         try:
             value = ort.get(api.ValueInfo_GetInitializerValue, "OrtValue const *", info)
         except OrtError as error:  # an outer weight that a body reads from a file
-            logger.info("the constant %r is read as an input: %s", name, error)
+            logger.info("the constant %r is read as an input: %s", name, str(error))
             return None
         if value == NULL:
             return None

@@ -62,16 +62,32 @@ def place(lifetimes: Sequence[Lifetime], piece: int | None = None) -> tuple[list
     Greedy by size: the largest first, each in the tightest gap among the placed buffers that live at the same time
     (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020, "greedy by size"). Where the
     result is above the bound of `live_peak`, the buffers that reach the slab's end are placed first and the others
-    again, for some rounds; the smallest slab is used.
+    again, for some rounds, and then the same from the order of first use; the smallest slab is used.
     """
     sizes = [align(life.nbytes) for life in lifetimes]
-    order = sorted(range(len(lifetimes)), key=lambda i: (-lifetimes[i].nbytes, lifetimes[i].first))
+    by_size = sorted(range(len(lifetimes)), key=lambda i: (-lifetimes[i].nbytes, lifetimes[i].first))
+    by_time = sorted(range(len(lifetimes)), key=lambda i: lifetimes[i].first)
     bound = live_peak(lifetimes)
     beside = _alive_together(lifetimes)
-    offsets, total = _fit(sizes, beside, order)
-    tried, slab = offsets, total
+    rounds = min(_ROUNDS, _WORK // max(len(lifetimes), 1) ** 2)
+    offsets, total = _best_fit(sizes, beside, by_size, bound, rounds)
+    if total > bound and rounds:
+        other, slab = _best_fit(sizes, beside, by_time, bound, rounds)
+        if slab < total:
+            offsets, total = other, slab
+    if piece is not None and total > piece:
+        return _fit(sizes, beside, sorted(by_size, key=lambda i: -sizes[i]), piece)
+    return offsets, total
+
+
+def _best_fit(
+    sizes: Sequence[int], beside: Sequence[Sequence[int]], order: Sequence[int], bound: int, rounds: int
+) -> tuple[list[int], int]:
+    """The smallest slab of the rounds of `place` that begin with an order."""
+    order = list(order)
+    offsets, total = tried, slab = _fit(sizes, beside, order)
     seen = {tuple(order)}
-    for _ in range(min(_ROUNDS, _WORK // max(len(order), 1) ** 2)):
+    for _ in range(rounds):
         if total <= bound:
             break
         top = {i for i in order if tried[i] + sizes[i] == slab}
@@ -82,9 +98,6 @@ def place(lifetimes: Sequence[Lifetime], piece: int | None = None) -> tuple[list
         tried, slab = _fit(sizes, beside, order)
         if slab < total:
             offsets, total = tried, slab
-    if piece is not None and total > piece:
-        order.sort(key=lambda i: -sizes[i])
-        return _fit(sizes, beside, order, piece)
     return offsets, total
 
 
