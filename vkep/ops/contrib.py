@@ -13,7 +13,9 @@ import numpy as np
 
 from vkep.dtypes import DTYPES
 from vkep.graph.attributes import ConvAttributes, GemmAttributes, LayerNormAttributes
+from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
+from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.ops.contraction import gemm, matrix_product, scaled
 from vkep.ops.convolution import conv_
@@ -83,9 +85,14 @@ def fast_gelu(b: Builder, x: Tensor, bias: Tensor | None = None) -> Tensor:
     return gelu(b, x, approximate="tanh")
 
 
+def swish(x: Expr, alpha: Expr) -> Expr:
+    """``x * sigmoid(alpha * x)``."""
+    return x / (1 + fn.exp(-alpha * x))
+
+
 @operator("QuickGelu", domain=MICROSOFT, types={"x": FLOATS})
 def quick_gelu(b: Builder, x: Tensor, *, alpha: float = 1.702) -> Tensor:
-    return b.pointwise("({0} / (1.0 + exp(-{1} * {0})))", x, alpha)
+    return b.pointwise(swish, x, alpha)
 
 
 @operator("BiasDropout", domain=MICROSOFT, types={"data bias residual": FLOATS})
@@ -333,6 +340,6 @@ def unpacked_codes(b: Builder, packed: Tensor, bits: int) -> Tensor:
     if each == 1:
         return packed
     wide = packed.view((*packed.shape, each), (*packed.strides, 0))
-    shifts = b.constant(np.arange(0, 8, bits, dtype=np.uint32))
-    code = b.expr(f"(({{0}} >> {{1}}) & {(1 << bits) - 1}u)", wide, shifts, ctype="uint")
+    codes, shifts = b.reads(wide, b.constant(np.arange(0, 8, bits, dtype=np.int32)))
+    code = (codes >> shifts) & (1 << bits) - 1
     return b.reshape(b.store(code, packed.dtype), (*packed.shape[:-1], packed.shape[-1] * each))

@@ -130,7 +130,7 @@ def _applied(b: Builder, x: Tensor, matrices: Matrices, owners: Tensor | None = 
             )
         y = packed
         if bias is not None:
-            bias = gathered(b, bias, b.pointwise("min({0}, {1})", owners, experts - 1))
+            bias = gathered(b, bias, b.pointwise("min", owners, experts - 1))
     return y if bias is None else b.pointwise("add", y, b.reshape(bias, (bias.shape[0], 1, bias.shape[1])))
 
 
@@ -241,13 +241,14 @@ def mixture(
         groups = GroupRowsProblem(tokens * a.k, experts, block_of(tokens * a.k, experts, b.caps))
         places, sources, owners = (b.empty(DTYPES[made.dtype], made.shape) for made in groups.makes())
         b.compute(groups, [b.contiguous(chosen)], [places, sources, owners])
-        token = b.pointwise("({0} / {1})", sources, a.k)
+        token = b.pointwise("div", sources, a.k)
         wide = gathered(b, b.reshape(x, (tokens, hidden)), token)
         y = _through(b, a, wide, fc1, fc2, fc3, owners)
         rows = gathered(b, b.reshape(y, (y.shape[0] * y.shape[1], hidden)), places)
         each = b.reshape(rows, (tokens, a.k, hidden))
     weights = b.reshape(factors, (tokens, a.k, 1))
-    parts = b.store(b.expr("({0} != 0.0 ? {0} * {1} : 0.0)", weights, each, ctype="float"), _FLOAT32, shape=each.shape)
+    weighted = b.expr("where", b.expr("ne", weights, 0), b.expr("mul", weights, each), 0)
+    parts = b.store(weighted, _FLOAT32, shape=each.shape)
     return b.reshape(b.cast(reduce_axes(b, "sum", parts, [1], False), x.dtype), x.shape)
 
 

@@ -16,7 +16,7 @@ from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import FLOATING, SINGLE
 from vkep.ops.contraction import matrix_product
-from vkep.ops.contrib import MICROSOFT, fused_matmul, outputs
+from vkep.ops.contrib import MICROSOFT, fused_matmul, outputs, swish
 from vkep.ops.elementwise import gelu
 from vkep.ops.normalization import group_normalization, row_norm, softmax_over
 from vkep.ops.random import dropped, training_rate
@@ -173,9 +173,9 @@ def gated_parts(
     """The factors of a SwiGLU: ``gate * sigmoid(alpha * gate)`` and ``up + beta``, both clamped at ``limit`` before."""
     g, u = b.expr("same", gate), b.expr("same", up)
     if limit is not None:
-        g = b.expr("({0} > {1} ? {1} : {0})", g, limit)
-        u = b.expr("limited({0}, -{1}, {1})", u, limit)
-    return b.expr("({0} / (1.0 + exp(-{1} * {0})))", g, alpha), b.expr("add", u, beta)
+        g = b.expr("where", b.expr("gt", g, limit), limit, g)
+        u = b.expr("limited", u, -limit, limit)
+    return swish(*b.reads(g, alpha)), b.expr("add", u, beta)
 
 
 @operator("GatedAdd", domain=MICROSOFT, types={"x y gate": SINGLE})

@@ -234,14 +234,14 @@ def _first(b: Builder, lengths: Tensor, counts: Tensor | None, length: int, used
         b.expect_range("query_seqlens", counts, 0, length)
         start: Operand = b.expr("({0} + 1 - {1})", lengths, b.reshape(counts, (batch,)))
         reason = f"a sequence is shorter than its query_seqlens, or has no room for {length} new tokens among {room}"
-        start = b.require(start, "({0} >= 0 && {0} <= {1})", reason, room - length)
+        start = b.require(start, lambda x, most: (x >= 0) & (x <= most), reason, room - length)
         return b.pointwise("same", start, dtype=_INT32, shape=(batch,))
     if length == used:  # a prompt begins at 0 whatever its padding
         return b.full((batch,), 0, _INT32)
     if length == 1:
         return lengths
     start = b.require(
-        b.expr("({0} + {1})", lengths, 1 - length), "({0} >= 0)", f"seqlens_k is too small for {length} new tokens"
+        b.expr("add", lengths, 1 - length), lambda x: x >= 0, f"seqlens_k is too small for {length} new tokens"
     )
     return b.pointwise("same", start, dtype=_INT32, shape=(batch,))
 

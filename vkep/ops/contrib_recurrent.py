@@ -262,7 +262,7 @@ def _padded(b: Builder, packed: Packed, x: Tensor) -> Tensor:
     shape = (packed.batch, packed.tokens)
     each, step = b.reshape(positions(b, packed.batch), (packed.batch, 1)), positions(b, packed.tokens)
     length = b.reshape(packed.lengths, (packed.batch, 1))
-    inside = b.expr("min({0}, {1})", step, length, ctype="int")
+    inside = b.expr("min", step, length, ctype="int")
     rows = packed.rows(b, x, each, inside, 0, shape)
     wide, ends = b.reshape(step, (packed.tokens, 1)), b.reshape(length, (packed.batch, 1, 1))
     return b.pointwise("({1} < {2} ? {0} : 0.0)", rows, wide, ends, dtype=_FLOAT32, shape=rows.shape)

@@ -22,7 +22,7 @@ from vkep.ops.contraction import matrix_product
 from vkep.ops.generators import positions
 from vkep.ops.kv_coding import Coding
 from vkep.ops.normalization import softmax_over
-from vkep.ops.sdpa_fused import MINUS_INFINITY, fused_attention, sdpa_fused
+from vkep.ops.sdpa_fused import fused_attention, sdpa_fused
 from vkep.sizes import matches, serves_others
 
 #: maximum bytes of scores for a block of queries: enough to fill a large GPU, or a CPU's cores
@@ -108,7 +108,7 @@ class Mask:
         """Whether a query sees a key, None where it always does; with ``with_biases``, a bias of minus infinity hides it too."""
         parts = [*(self.window.conditions if self.window is not None else ()), *self.conditions]
         if with_biases:
-            parts += [b.expr(f"({{0}} != {MINUS_INFINITY})", t, ctype="bool") for t in self.biases]
+            parts += [b.expr("ne", t, -math.inf) for t in self.biases]
         result: Expr | None = None
         for part in parts:
             result = part if result is None else b.expr("and", result, part)
@@ -329,13 +329,13 @@ def _attend_block(
 
     value = stage(0, b.expr("mul", product, scoring.scale))
     if scoring.softcap:
-        value = b.expr("({1} * limited_tanh({0} / {1}))", value, scoring.softcap)
+        value = b.expr("mul", b.expr("tanh", b.expr("div", value, scoring.softcap)), scoring.softcap)
     value = stage(1, value)
     for bias in mask.biases:
         value = b.expr("add", value, bias)
     allowed = mask.allowed(b)
     if allowed is not None:
-        value = b.expr(f"({{0}} ? {{1}} : {MINUS_INFINITY})", allowed, value, ctype="float")
+        value = b.expr("where", allowed, value, -math.inf)
     scores = b.store(stage(2, value), q.dtype, shape=heads.shape)
     probabilities = _softmax(b, scores, heads, scoring.sink)
     seen = mask.allowed(b, with_biases=True) if mask.may_hide_rows else None
@@ -384,9 +384,9 @@ def position_mask(b: Builder, heads: Heads, offset: Expr | int, causal: bool, le
     key = heads.key_index(b)
     conditions = []
     if right >= 0:
-        conditions.append(b.expr("({0} <= {1} + {2})", key, position, right, ctype="bool"))
+        conditions.append(b.expr("le", key, b.expr("add", position, right)))
     if left >= 0:
-        conditions.append(b.expr("({0} >= {1} - {2})", key, position, left, ctype="bool"))
+        conditions.append(b.expr("ge", key, b.expr("sub", position, left)))
     start = offset if not isinstance(offset, Expr) else 0
     first, end = (start - left if left >= 0 else None), (start + right + 1 if right >= 0 else None)
     mask.window = KeyWindow(tuple(conditions), first, end, None if not isinstance(offset, Expr) else offset)

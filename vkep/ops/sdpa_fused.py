@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 #: maximum size of a bias that is written for the kernel, and its maximum fraction of the number of scores
 MASK_BYTES, MASK_PART = 64 << 20, 1 / 4
-MINUS_INFINITY = "uintBitsToFloat(0xff800000u)"
 _FLOATS = ("float32", "float16")
 
 
@@ -172,7 +171,7 @@ def _write_bias(b: Builder, mask: Mask, out: Tensor) -> None:
     for bias in mask.biases:
         value = b.expr("add", value, bias, ctype="float")
     for condition in mask.conditions:
-        value = b.expr(f"({{0}} ? {{1}} : {MINUS_INFINITY})", condition, value, ctype="float")
+        value = b.expr("where", condition, value, -math.inf)
     b.store(value, out.dtype, out=out)
 
 

@@ -194,11 +194,11 @@ def _regressed(
     targets = said.shape[1]
     scores = b.expr("(isnan({0}) ? {1} : {0})", said, 0.0)
     if aggregate == "AVERAGE":
-        scores = b.expr("({0} / {1})", scores, float(trees))
+        scores = b.expr("div", scores, float(trees))
     if base.size:
         if base.size != targets:
             b.invalid(f"{base.size} base values for {targets} targets")
-        scores = b.expr("({0} + {1})", scores, b.constant(base.astype(said.dtype.numpy)))
+        scores = b.expr("add", scores, b.constant(base.astype(said.dtype.numpy)))
     stored = b.cast(b.store(scores, said.dtype), DTYPES[to])
     if transform != "NONE" and (to != "float32" or (targets == 1 and transform != "PROBIT")):
         b.decline(f"post_transform {transform} of {targets} targets ({to})")
