@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, parser
 
 from tests.session.models import ADD_RELU, DYNAMIC
-from vkep import InferenceSession, SessionOptions
+from vkep import InferenceSession, InvalidInputError, SessionOptions, dtypes
 from vkep.memory import ArenaConfig
 
 FEEDS = {"x": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)}
@@ -145,3 +146,27 @@ def test_shapes_that_no_tensor_has(open_session: Open, shape: Any, error: type[E
         session.empty_device_tensor(shape)
     with session.empty_device_tensor([np.int64(2), 0]) as tensor:
         assert tensor.shape == (2, 0)
+
+
+IDENTITY = '<ir_version: 10, opset_import: ["" : 21]> g ({type}[n] x) => ({type}[n] y) {{ y = Identity(x) }}'
+
+
+@pytest.mark.parametrize(
+    "name", ["float", "float16", "double", "bfloat16", "int8", "int32", "int64", "uint8", "uint64", "bool"]
+)
+def test_lists_of_numbers_take_the_inputs_type(open_session: Open, name: str) -> None:
+    session = open_session(parser.parse_model(IDENTITY.format(type=name)))
+    expected = np.array([0, 1, 1], helper.tensor_dtype_to_np_dtype(getattr(TensorProto, name.upper())))
+    for numbers in ([0.0, 1.0, 1.0], [0, 1, 1], (False, True, True), [np.int64(0), 1, 1.0]):
+        (y,) = session.run(None, {"x": numbers})
+        assert y.dtype == expected.dtype and y.tolist() == expected.tolist()
+    assert session.run(None, {"x": []})[0].shape == (0,)
+    wrong: list[Any] = [["1"], [None], [[1], [2, 3]], [1j], [1 << 70]]
+    if dtypes.DTYPES[expected.dtype.name].kind != "float":
+        wrong += [[0.5], [300.5], [float("nan")]]
+    for numbers in wrong:
+        with pytest.raises(InvalidInputError, match="input 'x'"):
+            session.run(None, {"x": numbers})
+    other = np.zeros(3, np.uint16)  # an array has a type, which nothing converts
+    with pytest.raises(InvalidInputError, match="got dtype uint16"):
+        session.run(None, {"x": other})

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, parser
 
 import vkep
 from tests.session.models import CPU_MIDDLE, model, reference
@@ -204,6 +204,22 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(PipelineStore, "_make", count)
     return made
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_view_that_memory_cannot_hold(open_session: Open, engine: str, order: str) -> None:
+    """A broadcast view has few bytes; evaluators read a copy. Their own error names one of their source files."""
+    session = open_session(
+        parser.parse_model(
+            '<ir_version: 8, opset_import: ["": 17]> g (string[n, m] x) => (string[n, m] y) { y = Identity(x) }'
+        )
+    )
+    names = np.array(["a"], object)
+    shape = (1 << 40, 4) if order == "C" else (4, 1 << 40)
+    with pytest.raises(MemoryError, match=r"copying 'x', object \[.*needs 35184372088832 bytes"):
+        session.run(None, {"x": np.broadcast_to(names, shape)})
+    (y,) = session.run(None, {"x": np.broadcast_to(names, (2, 3))})
+    assert y.tolist() == [["a"] * 3] * 2
 
 
 def test_a_function_body_asks_for_no_other_input_than_it_needs(open_session: Open) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from gpu_shared.errors import OutOfHostMemoryError
 from vkep.device.tensor import on_host
 from vkep.errors import InvalidInputError, UnsupportedModelError, VkepError
 from vkep.files import MEMORY_BYTES
@@ -67,9 +68,10 @@ class CpuRunner:
         """Run on the inputs in ``values``; outputs are added there as arrays.
 
         Raises `InvalidInputError` with the evaluator's message where a node refuses its inputs, and for a result of more
-        elements than the machine has bytes of memory; `VkepError` where no evaluator knows the nodes.
+        elements than the machine has bytes of memory; `OutOfHostMemoryError` for a view whose copy needs more than that;
+        `VkepError` where no evaluator knows the nodes.
         """
-        feeds = self._feeds(values)
+        feeds = {name: self._contiguous(name, value) for name, value in self._feeds(values).items()}
         self._check_elements(feeds)
         evaluate = self._run or self._chosen(feeds)
         try:
@@ -94,6 +96,21 @@ class CpuRunner:
         read = {name for node in step.nodes for name in node.reads}
         feeds = {name: on_host(values[name]) for name in step.inputs if name in read}
         return feeds | {name: gathered(value, tensor) for name, value in step.lists.items()}
+
+    def _contiguous(self, name: str, value: Any) -> Any:
+        """An array as evaluators take it. A broadcast view may have any number of elements in few bytes."""
+        if not isinstance(value, np.ndarray) or value.flags.c_contiguous:
+            return value
+        try:
+            if value.nbytes <= MEMORY_BYTES:
+                return np.ascontiguousarray(value)
+        except MemoryError:
+            pass
+        raise OutOfHostMemoryError(
+            f"copying {name!r}, {value.dtype} {list(value.shape)}, for {self._nodes()} on the CPU",
+            hint=f"a contiguous copy needs {value.nbytes} bytes, and this machine has {MEMORY_BYTES} bytes of memory; use a "
+            "smaller input",
+        )
 
     def _check_elements(self, feeds: Mapping[str, Any]) -> None:
         """Count the elements of results that numbers among the inputs decide: onnxruntime's kernels may end the process for

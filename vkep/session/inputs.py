@@ -5,12 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import onnx
 
 from vkep import dtypes
 from vkep.device.tensor import DeviceTensor
-from vkep.errors import InvalidInputError
+from vkep.errors import InvalidInputError, shown
 from vkep.graph.model import ValueInfo
+
+
+def array_of(name: str, value: Any, info: ValueInfo) -> np.ndarray[Any, Any]:
+    """What numpy makes of a list, a scalar or another object. Python's own numbers have no type of their own: they become
+    the input's, as in ONNX Runtime. Raises `InvalidInputError` for what has no array, and where the type would change
+    them: 1.5 for an integer."""
+    kind = dtypes.from_onnx(info.elem_type)
+    try:
+        array = np.asarray(value)
+    except (ValueError, OverflowError) as error:  # lists of different lengths
+        raise InvalidInputError(f"input {name!r}: {error} ({_describe(info)})") from error
+    if kind is None or array.dtype == kind.numpy or not isinstance(value, (list, tuple, bool, int, float)):
+        return array
+    if array.dtype.kind not in "biuf":  # an integer of more than 64 bits is an object
+        raise InvalidInputError(f"input {name!r}: got dtype {array.dtype}, expected {kind} ({_describe(info)})")
+    with np.errstate(all="ignore"):
+        converted = array.astype(kind.numpy)
+        same = kind.kind == "float" or np.array_equal(converted.astype(array.dtype), array)
+    if not same:
+        raise InvalidInputError(f"input {name!r}: {shown(value)} has values that {kind} lacks ({_describe(info)})")
+    return converted
 
 
 def check_inputs(declared: Mapping[str, ValueInfo], values: Mapping[str, Any]) -> None:

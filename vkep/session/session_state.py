@@ -30,7 +30,7 @@ from vkep.graph.initializers import with_initializers
 from vkep.graph.load import ModelSource
 from vkep.graph.model import Model, ValueInfo
 from vkep.session.executor import Targets, Watch, check_target, own_array, own_tensor
-from vkep.session.inputs import check_inputs, no_dict, wrong_names
+from vkep.session.inputs import array_of, check_inputs, no_dict, wrong_names
 from vkep.session.options import SessionOptions, spirv_folder
 from vkep.session.ort_value import OrtValue
 from vkep.session.planned_graph import PlannedGraph, Use, allowed, overwritten
@@ -160,7 +160,7 @@ class SessionState:
         if isinstance(value, DeviceTensor):
             self.check_tensor(value, f"input {name!r}")
         elif not isinstance(value, np.ndarray) and info.elem_type:
-            value = np.asarray(value)  # a list, a scalar, or an object that numpy converts
+            value = array_of(name, value, info)
         return value
 
     def graph_of(self, values: Mapping[str, Any]) -> PlannedGraph:
