@@ -11,13 +11,13 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from vkep.errors import shortened
+from vkep.errors import NoFileError, shortened
 
 #: bytes of this machine's memory; of its address space where the system does not tell
 MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 1 << 47
 
 
-def open_file(path: Path, what: str = "file", error: type[Exception] = FileNotFoundError) -> io.FileIO:
+def open_file(path: Path, what: str = "file", error: type[Exception] = NoFileError) -> io.FileIO:
     """Open a regular file for reading. Raises ``error`` where there is none, or where the system refuses to open it;
     ``what`` names it in the message."""
     with _reported(path, what, error):
@@ -31,7 +31,7 @@ def open_file(path: Path, what: str = "file", error: type[Exception] = FileNotFo
     return file
 
 
-def file_status(path: Path, what: str = "file", error: type[Exception] = FileNotFoundError) -> os.stat_result:
+def file_status(path: Path, what: str = "file", error: type[Exception] = NoFileError) -> os.stat_result:
     """The status of a regular file. Raises as `open_file`."""
     with _reported(path, what, error):
         status = os.stat(path)
@@ -39,7 +39,7 @@ def file_status(path: Path, what: str = "file", error: type[Exception] = FileNot
     return status
 
 
-def read_file(path: Path, what: str = "file", error: type[Exception] = FileNotFoundError) -> bytes:
+def read_file(path: Path, what: str = "file", error: type[Exception] = NoFileError) -> bytes:
     """The bytes of a file that is opened by `open_file`. Raises ``error`` also for one that is larger than the
     machine's memory, or that cannot be read."""
     with open_file(path, what, error) as file:

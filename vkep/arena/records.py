@@ -8,6 +8,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from gpu_shared.errors import PicklableError
+from vkep.errors import also_onnxruntimes
 
 
 class StreamUse(NamedTuple):
@@ -68,6 +69,7 @@ class RegionOutOfMemory(MemoryError):
     """A source cannot provide a region of the requested size; the text says why."""
 
 
+@also_onnxruntimes("RuntimeException")
 class ArenaOutOfMemory(MemoryError, PicklableError):
     """A request that no region has room for. Existing blocks stay valid and the arena stays usable.
 

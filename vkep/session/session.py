@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 from gpu_shared.collector import steady_close
 from gpu_shared.steady import check_wanted, on_end, settle_within, steady
 from gpu_shared.uncopied import Uncopied
-from vkep.errors import InvalidInputError
+from vkep.errors import InvalidInputError, join_onnxruntime
 from vkep.session.contexts import ContextAhead
 from vkep.session.options import SessionOptions, merged_options
 from vkep.session.ort_options import CPU, PROVIDER_OPTIONS, VULKAN, provider_overrides
@@ -89,6 +89,7 @@ class InferenceSession(Uncopied):
         **overrides: Any,
     ) -> None:
         started = time.perf_counter_ns()
+        join_onnxruntime()
         self.options = options_of(options, providers, provider_options, sess_options=sess_options, **overrides)
         self._open(model, context, started)
 
