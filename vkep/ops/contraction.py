@@ -9,6 +9,7 @@ import numpy as np
 
 from vkep.dtypes import DTYPES, DType
 from vkep.graph.attributes import GemmAttributes
+from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor, broadcast_shapes, collapse, same_shape
 from vkep.kernels.matmul import MatMulProblem
@@ -126,6 +127,5 @@ def scaled(b: Builder, x: Tensor, factor: float) -> Tensor:
         return b.pointwise("mul", x, factor)
     if factor == int(factor):
         return b.pointwise("mul", x, int(factor))
-    wide = b.expr("(double({0}) * {1})", b.expr("same", x), b.constant(np.array(factor, np.float64)), ctype="double")
-    kind = x.dtype.glsl_compute
-    return b.store(b.expr("cast", wide, ctype=kind), x.dtype)
+    value, by = b.reads(x, b.constant(np.array(factor, np.float64)))
+    return b.store(fn.cast(fn.cast(value, "double") * by, value.ctype), x.dtype, shape=x.shape)

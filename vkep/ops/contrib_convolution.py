@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from vkep.dtypes import DTYPES
 from vkep.graph.attributes import ConvAttributes, ConvTransposeAttributes
+from vkep.ir import algebra as fn
+from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import FLOATING, SINGLE
 from vkep.ops.contraction import matrix_product
 from vkep.ops.contrib import MICROSOFT, activated, channels_first, channels_last, outputs
+from vkep.ops.contrib_fused import silu
 from vkep.ops.convolution import conv_, conv_transpose
 from vkep.ops.gather import gathered
 from vkep.ops.generators import positions
@@ -128,7 +129,7 @@ def causal_conv_with_state(
     a = ConvAttributes(group=channels, dilations=[dilation])
     y = conv_(b, whole, weight, bias, a=a)
     if activation != "none":
-        y = b.pointwise("({0} / (1.0 + exp(-{0})))", y)
+        y = b.pointwise(silu, y)
     present = whole.slice(2, steps, reach)
     return outputs(b, *((t.transpose((0, 2, 1)) for t in (y, present)) if channels_last else (y, present)))
 
@@ -166,20 +167,21 @@ def varlen_causal_conv_with_state(
     b.expect("initial_state", first, (packed.batch, channels, reach))
     table = with_history(b, x, first.transpose((0, 2, 1)))
     rows = [
-        packed.rows(b, table, packed.owner, b.expr(f"({{0}} - {k * dilation})", packed.place), reach, (tokens,))
+        packed.rows(b, table, packed.owner, b.expr("sub", packed.place, k * dilation), reach, (tokens,))
         for k in range(1, taps)
     ]
     by_tap = b.reshape(weight, (channels, taps)).transpose((1, 0))
     total = b.expr("mul", x, by_tap.slice(0, taps - 1, 1))
     for k, row in enumerate(rows, 1):
-        total = b.expr("({0} + {1} * {2})", total, row, by_tap.slice(0, taps - 1 - k, 1))
+        total = total + b.expr("mul", row, by_tap.slice(0, taps - 1 - k, 1))
     if bias is not None:
         total = b.expr("add", total, bias)
     if activation != "none":
-        total = b.expr("({0} / (1.0 + exp(-{0})))", total)
+        total = silu(total)
     y = b.store(total, x.dtype, shape=x.shape)
     each = b.reshape(positions(b, packed.batch), (packed.batch, 1))
-    last = b.expr(f"({{0}} - {reach} + {{1}})", b.reshape(packed.lengths, (packed.batch, 1)), positions(b, reach))
+    length, back, place = b.reads(b.reshape(packed.lengths, (packed.batch, 1)), reach, positions(b, reach))
+    last = length - back + place
     state = packed.rows(b, table, each, last, reach, (packed.batch, reach)) if reach else first.transpose((0, 2, 1))
     update = None
     if state_update_capacity:
@@ -189,12 +191,9 @@ def varlen_causal_conv_with_state(
         slot = b.reshape(positions(b, state_update_capacity), (1, state_update_capacity))
         shape = (packed.batch, state_update_capacity)
         found = packed.rows(b, table, each, slot, reach, shape)
-        count, length, slots = (
-            b.reshape(t, (*t.shape, 1, 1) if t is not slot else (1, *shape[1:], 1))
-            for t in (capture_count, packed.lengths, slot)
-        )
-        kept = b.expr("({1} < {2} && {1} < {3} ? {0} : 0.0)", found, slots, count, length, ctype="float")
-        update = b.store(kept, x.dtype, shape=found.shape)
+        ends = [b.reshape(t, (packed.batch, 1, 1)) for t in (capture_count, packed.lengths)]
+        value, at, count, length = b.reads(found, b.reshape(slot, (1, state_update_capacity, 1)), *ends)
+        update = b.store(where((at < count) & (at < length), value, 0.0), x.dtype, shape=found.shape)
     return outputs(b, y, state.transpose((0, 2, 1)), update)
 
 
@@ -222,25 +221,22 @@ def word_conv_embedding(
             b.invalid(f"{name} is {said}, the weights have {is_}")
     if not 0 < window <= length:
         b.invalid(f"windows of {window} in words of {length} characters")
-    known = b.expr("({0} >= 0 && {0} < {1})", words, table.shape[0], ctype="bool")
-    at = b.store(b.expr("({0} ? {1} : 0)", known, words, ctype="int"), _INT32, shape=words.shape)
-    rows = gathered(b, table, at)
+    word, entries = b.reads(words, table.shape[0])
+    known = (word >= 0) & (word < entries)
+    rows = gathered(b, table, b.store(where(known, word, 0), _INT32, shape=words.shape))
     # length of a word: its positive characters, none where the first is not positive
-    positive = b.store(b.expr("({0} > 0 ? 1 : 0)", words, ctype="int"), _INT32, shape=words.shape)
+    positive = b.store(fn.cast(word > 0, "int"), _INT32, shape=words.shape)
     total = reduce_axes(b, "sum", positive, [1], True)
-    lengths = b.pointwise("({0} > 0 ? {1} : 0)", positive.slice(1, 0, 1), total, dtype=_INT32)
-    reached = b.expr(
-        "({0} < max({1}, {2}))", b.constant(np.arange(length, dtype=np.int32)), lengths, window, ctype="bool"
-    )
-    kept = b.store(b.expr("({0} && {1})", known, reached, ctype="bool"), _BOOL, shape=words.shape)
-    rows = b.store(b.expr("({0} ? {1} : 0.0)", b.reshape(kept, (count, length, 1)), rows, ctype="float"), _FLOAT32)
+    lengths = b.pointwise(lambda first, sum_: where(first > 0, sum_, 0), positive.slice(1, 0, 1), total)
+    at, characters, least = b.reads(positions(b, length), lengths, window)
+    kept = b.store(known & (at < fn.maximum(characters, least)), _BOOL, shape=words.shape)
+    rows = b.pointwise(lambda v, keep: where(keep, v, 0.0), rows, b.reshape(kept, (count, length, 1)))
     places = length - window + 1
     spread = rows.view((count, places, window * width), (length * width, width, 1))
     product = matrix_product(b, spread, b.reshape(w, (filters, window * width)).transpose((1, 0)))
-    place = b.constant(np.arange(places, dtype=np.int32).reshape(places, 1))
-    ends = b.expr("(max({0}, {1}) - {1})", b.reshape(lengths, (count, 1, 1)), window)
-    value = b.expr("limited_tanh({0})", b.expr("add", product, bias))
-    value = b.expr("({0} <= {1} ? {2} : -1e12)", place, ends, value, ctype="float")
+    place, ends = b.reshape(positions(b, places), (places, 1)), b.reshape(lengths, (count, 1, 1))
+    at, characters, least, sum_, added = b.reads(place, ends, window, product, bias)
+    value = where(at <= fn.maximum(characters, least) - least, fn.tanh(sum_ + added), -1e12)
     best = reduce_axes(b, "max", b.store(value, _FLOAT32, shape=product.shape), [1], False)
     # ONNX Runtime leaves the row of an empty word as its memory was
-    return b.pointwise("({0} > 0 ? {1} : 0.0)", b.reshape(lengths, (count, 1)), best, dtype=_FLOAT32)
+    return b.pointwise(lambda v, characters: where(characters > 0, v, 0.0), best, b.reshape(lengths, (count, 1)))

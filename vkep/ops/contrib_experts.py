@@ -9,17 +9,22 @@ Semantics: the operators' schemas in ONNX Runtime (docs/ContribOperators.md), an
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from vkep.dtypes import DTYPES, DType
+from vkep.ir import algebra as fn
+from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
+from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.kernels.grouped import GroupedCodesProblem, GroupedProductProblem, GroupRowsProblem, block_of, no_codes
 from vkep.kernels.launch import is_cpu
 from vkep.ops.allowed import SINGLE
 from vkep.ops.contraction import matrix_product
 from vkep.ops.contrib import MICROSOFT, outputs, unpacked_codes, wants_output
-from vkep.ops.contrib_fused import SIGMOID, SILU, gated_parts
+from vkep.ops.contrib_fused import gated_parts, silu
 from vkep.ops.elementwise import gelu
 from vkep.ops.gather import elements_at, gather_, gathered, scatter_elements_
 from vkep.ops.normalization import softmax_over
@@ -102,16 +107,16 @@ class Matrices:
         codes = unpacked_codes(b, b.contiguous(self.weights), self.bits)
         scales = b.reshape(self.scales, (count, n, self.scales.size // (count * n), 1))
         blocks = scales.shape[2]
-        value = b.expr("cast", b.reshape(codes, (count, n, blocks, codes.shape[2] // blocks)), ctype="float")
         zeros: Tensor | float = float(1 << (self.bits - 1))
         if self.zero_points is not None:
             unpacked = unpacked_codes(b, b.contiguous(self.zero_points), self.bits)
             by_rows = self.zero_points.rank == 2
             whole = unpacked.slice(1, 0, n) if by_rows else unpacked.slice(2, 0, blocks)
             zeros = b.reshape(whole, (count, n, blocks, 1))
-        value = b.expr("({0} - float({1}))", value, zeros, ctype="float")
         shape = (count, n, blocks, codes.shape[2] // blocks)
-        return b.reshape(b.store(b.expr("mul", value, scales, ctype="float"), dtype, shape=shape), codes.shape)
+        scale, code, zero = b.reads(scales, b.reshape(codes, shape), zeros)
+        value = (fn.cast(code, "float") - fn.cast(zero, "float")) * scale
+        return b.reshape(b.store(value, dtype, shape=shape), codes.shape)
 
 
 def _applied(b: Builder, x: Tensor, matrices: Matrices, owners: Tensor | None = None) -> Tensor:
@@ -160,8 +165,13 @@ def _activated(b: Builder, a: MoEAttributes, y: Tensor, third: Tensor | None) ->
     if a.activation_type == "gelu":
         made = gelu(b, y, approximate="tanh")
     else:
-        codes = {"relu": "relu({0})", "silu": SILU, "identity": "same", "relu2": "(relu({0}) * relu({0}))"}
-        made = b.pointwise(codes[a.activation_type], y)
+        functions: dict[str, Callable[[Expr], Expr]] = {
+            "relu": fn.relu,
+            "silu": silu,
+            "identity": lambda v: v,
+            "relu2": lambda v: fn.relu(v) * fn.relu(v),
+        }
+        made = b.pointwise(functions[a.activation_type], y)
     return made if third is None else b.pointwise("mul", made, third)
 
 
@@ -247,8 +257,7 @@ def mixture(
         rows = gathered(b, b.reshape(y, (y.shape[0] * y.shape[1], hidden)), places)
         each = b.reshape(rows, (tokens, a.k, hidden))
     weights = b.reshape(factors, (tokens, a.k, 1))
-    weighted = b.expr("where", b.expr("ne", weights, 0), b.expr("mul", weights, each), 0)
-    parts = b.store(weighted, _FLOAT32, shape=each.shape)
+    parts = b.pointwise(lambda by, v: where(fn.equal(by, 0.0), 0.0, by * v), weights, each, dtype=_FLOAT32)
     return b.reshape(b.cast(reduce_axes(b, "sum", parts, [1], False), x.dtype), x.shape)
 
 
@@ -368,7 +377,7 @@ def moe_group_router(
     if min(top_k, topk_group, group_topk) < 1 or topk_group > n_group or top_k > experts // n_group * topk_group:
         b.invalid(f"{top_k} experts of {topk_group} groups, of {experts} in {n_group} groups")
     tokens, dtype = logits.size // experts, logits.dtype
-    scores = b.pointwise(SIGMOID, b.cast(b.reshape(logits, (tokens, experts)), _FLOAT32))
+    scores = b.pointwise("sigmoid", b.cast(b.reshape(logits, (tokens, experts)), _FLOAT32))
     biased = b.pointwise("add", scores, b.reshape(expert_bias, (experts,)))
     if not wants_output(b, 0):
         return outputs(b, None, biased, scores)
@@ -380,11 +389,10 @@ def moe_group_router(
         open_ = scatter_elements_(
             b, b.full((tokens, n_group), 0, _FLOAT32), groups, b.full(groups.shape, 1, _FLOAT32), 1, "none"
         )
-        lowest = b.full((), float("-inf"), _FLOAT32)
-        spread = b.reshape(open_, (tokens, n_group, 1))
-        held = b.expr("({0} != 0.0 ? {1} : {2})", spread, b.reshape(biased, (tokens, n_group, each)), lowest)
-        ranked = b.reshape(b.store(held, _FLOAT32, shape=(tokens, n_group, each)), (tokens, experts))
+        spread, grouped = b.reshape(open_, (tokens, n_group, 1)), b.reshape(biased, (tokens, n_group, each))
+        ranked = b.pointwise(lambda v, is_open: where(fn.equal(is_open, 0.0), -math.inf, v), grouped, spread)
+        ranked = b.reshape(ranked, (tokens, experts))
     _, chosen = top_k_of(b, ranked, top_k, 1, 1)
-    logarithms = b.pointwise("log(max({0}, 1e-20))", elements_at(b, scores, chosen, 1, "an expert"))
+    logarithms = b.pointwise(lambda v: fn.log(fn.maximum(v, 1e-20)), elements_at(b, scores, chosen, 1, "an expert"))
     made = scatter_elements_(b, b.full((tokens, experts), router_sentinel, _FLOAT32), chosen, logarithms, 1, "none")
     return outputs(b, b.cast(made, dtype), biased, scores)

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from vkep.dtypes import DTYPES
+from vkep.ir import algebra as fn
+from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
@@ -26,7 +28,11 @@ from vkep.ops.signal import transformed
 
 _FLOAT32, _BOOL, _UINT32 = (DTYPES[n] for n in ("float32", "bool", "uint32"))
 _DOUBLES = (*FLOATS, "float64")
-SIGMOID, SILU = "(1.0 / (1.0 + exp(-{0})))", "({0} / (1.0 + exp(-{0})))"
+
+
+def silu(x: Expr) -> Expr:
+    """``x * sigmoid(x)``"""
+    return x / (1.0 + fn.exp(-x))
 
 
 @operator("BiasAdd", domain=MICROSOFT, types={"x bias skip": FLOATS})
@@ -72,8 +78,10 @@ def _bitmask(b: Builder, mask: Tensor | None, size: int) -> Tensor:
     b.copy(b.reshape(mask, (size,)), out=padded.slice(0, 0, size))
     b.copy(b.full((32 * words - size,), False, _BOOL), out=padded.slice(0, size, 32 * words - size))
     place = b.constant(np.arange(32, dtype=np.uint32))
-    bits = b.expr("({0} ? 1u << {1} : 0u)", b.reshape(padded, (words, 32)), place, ctype="uint")
-    return reduce_axes(b, "sum", b.store(bits, _UINT32, shape=(words, 32)), [1], False)
+    bits = b.pointwise(
+        lambda kept, at: fn.cast(kept, "uint") << at, b.reshape(padded, (words, 32)), place, dtype=_UINT32
+    )
+    return reduce_axes(b, "sum", bits, [1], False)
 
 
 @operator("BitmaskDropout", domain=MICROSOFT, types={"data": FLOATING})
@@ -116,22 +124,22 @@ def bitmask_bias_dropout(
 operator("TransposeMatMul", domain=MICROSOFT, types={"x y": (*FLOATS, "bfloat16", "float64")})(fused_matmul)
 
 
-def _declare_complex(op_type: str, real: str, imaginary: str) -> None:
+def _declare_complex(op_type: str, conjugate: bool) -> None:
     def lower(b: Builder, x: Tensor, y: Tensor) -> Tensor:
         if not x.rank or not y.rank or x.shape[-1] != 2 or y.shape[-1] != 2:
             b.invalid(f"numbers of shape {list(x.shape)} and {list(y.shape)}; the last axis is two parts")
         out = b.empty(x.dtype, np.broadcast_shapes(x.shape, y.shape))
-        (xr, xi), (yr, yi) = ([t.slice(t.rank - 1, k, 1) for k in (0, 1)] for t in (x, y))
-        for k, code in enumerate((real, imaginary)):
-            value = b.expr(code, xr, xi, yr, yi)
+        xr, xi, yr, yi = b.reads(*[t.slice(t.rank - 1, k, 1) for t in (x, y) for k in (0, 1)])
+        values = (xr * yr + xi * yi, xi * yr - xr * yi) if conjugate else (xr * yr - xi * yi, xr * yi + xi * yr)
+        for k, value in enumerate(values):
             b.store(value, x.dtype, out=out.slice(out.rank - 1, k, 1))
         return out
 
     operator(op_type, domain=MICROSOFT, types={"x y": _DOUBLES})(lower)
 
 
-_declare_complex("ComplexMul", "({0} * {2} - {1} * {3})", "({0} * {3} + {1} * {2})")
-_declare_complex("ComplexMulConj", "({0} * {2} + {1} * {3})", "({1} * {2} - {0} * {3})")
+_declare_complex("ComplexMul", conjugate=False)
+_declare_complex("ComplexMulConj", conjugate=True)
 
 
 # ---- gates
@@ -141,7 +149,7 @@ _declare_complex("ComplexMulConj", "({0} * {2} + {1} * {3})", "({1} * {2} - {0} 
 def scaled_silu(b: Builder, x: Tensor, scale: Tensor | None = None, *, alpha: float = 1.0) -> Tensor:
     b.expect("scale", scale, (), (1,))
     scaled = b.pointwise("mul", x, alpha if scale is None else scale, shape=x.shape)
-    return b.pointwise("mul", scaled, b.pointwise(SIGMOID, scaled))
+    return b.pointwise("mul", scaled, b.pointwise("sigmoid", scaled))
 
 
 @operator("SwiGLU", domain=MICROSOFT, types={"gate up": SINGLE})
@@ -163,19 +171,19 @@ def swiglu(
     b.expect("up", up, gate.shape)
     gated, raised = gated_parts(b, gate, up, activation_alpha, activation_beta, limit if limit > 0 else None)
     if round_activation:
-        gated = b.expr("same", b.store(gated, gate.dtype, shape=gate.shape))
-    return b.store(b.expr("mul", gated, raised), gate.dtype, shape=gate.shape)
+        [gated] = b.reads(b.store(gated, gate.dtype, shape=gate.shape))
+    return b.store(gated * raised, gate.dtype, shape=gate.shape)
 
 
 def gated_parts(
     b: Builder, gate: Tensor, up: Tensor, alpha: float, beta: float, limit: float | None
 ) -> tuple[Expr, Expr]:
     """The factors of a SwiGLU: ``gate * sigmoid(alpha * gate)`` and ``up + beta``, both clamped at ``limit`` before."""
-    g, u = b.expr("same", gate), b.expr("same", up)
+    g, u, steep, offset = b.reads(gate, up, alpha, beta)
     if limit is not None:
-        g = b.expr("where", b.expr("gt", g, limit), limit, g)
-        u = b.expr("limited", u, -limit, limit)
-    return swish(*b.reads(g, alpha)), b.expr("add", u, beta)
+        most = b.reads(g, limit)[1]
+        g, u = where(g > most, most, g), fn.limited(u, -most, most)
+    return swish(g, steep), u + offset
 
 
 @operator("GatedAdd", domain=MICROSOFT, types={"x y gate": SINGLE})
@@ -192,10 +200,9 @@ def linear_attention_gate(
     for what, tensor in {"dt_bias": dt_bias, "decay_scale": decay_scale}.items():
         b.expect(what, tensor, a.shape[-1:])
     b.expect("b", y, a.shape)
-    total = b.expr("add", a, dt_bias)
-    soft = b.expr("(max({0}, 0.0) + log(1.0 + exp(-abs({0}))))", total)
-    decay = b.store(b.expr("mul", soft, decay_scale), a.dtype, shape=a.shape)
-    return outputs(b, decay, None if y is None else b.pointwise(SIGMOID, y))
+    value, bias, scale = b.reads(a, dt_bias, decay_scale)
+    decay = b.store(fn.softplus(value + bias) * scale, a.dtype, shape=a.shape)
+    return outputs(b, decay, None if y is None else b.pointwise("sigmoid", y))
 
 
 # ---- norms
@@ -209,7 +216,7 @@ def _grouped(
         b.invalid(f"activation is {activation}, expected 0 or 1 (SiLU)")
     scale, bias = (b.cast(t, x.dtype) for t in (gamma, beta))
     made = group_normalization(b, x, scale, bias, num_groups=groups, epsilon=epsilon)
-    return b.pointwise(SILU, made) if activation else made
+    return b.pointwise(silu, made) if activation else made
 
 
 def _norm_of_groups(
@@ -290,7 +297,7 @@ def branchwise_rms_norm(
 def gated_rms_norm(
     b: Builder, x: Tensor, scale: Tensor, gate: Tensor, *, activation: str = "silu", epsilon: float = 1e-5
 ) -> Tensor:
-    gates = {"silu": SILU, "swish": SILU, "sigmoid": SIGMOID}
+    gates = {"silu": silu, "swish": silu, "sigmoid": fn.sigmoid}
     if activation not in gates:
         b.invalid(f"activation is {activation!r}, expected one of {', '.join(gates)}")
     width = scale.size
@@ -299,8 +306,8 @@ def gated_rms_norm(
     b.expect("gate", gate, x.shape)
     rows = b.cast(b.reshape(x, (x.size // width, width)), _FLOAT32)
     made, _, _ = row_norm(b, rows, b.cast(scale, _FLOAT32), epsilon=epsilon, rms=True)
-    opened = b.expr(gates[activation], b.reshape(gate, rows.shape))
-    return b.reshape(b.store(b.expr("mul", made, opened, ctype="float"), x.dtype, shape=rows.shape), x.shape)
+    value, opened = b.reads(made, b.reshape(gate, rows.shape))
+    return b.reshape(b.store(value * gates[activation](opened), x.dtype, shape=rows.shape), x.shape)
 
 
 # ---- hyper-connections: several parallel streams [..., branches, features]
@@ -345,8 +352,8 @@ def hyper_connection_post_mix(
         order = (*range(len(lead)), len(lead) + 1, len(lead))
         kept = matrix_product(b, b.cast(stream_mix, _FLOAT32).transpose(order), streams)
     gates = _mix(b, "post_mix", post_mix, streams.shape)
-    value = b.expr("({0} + {1} * {2})", kept, gates, b.reshape(block, (*lead, 1, width)), ctype="float")
-    return b.reshape(b.store(value, x.dtype, shape=streams.shape), x.shape)
+    stream, gate, added = b.reads(kept, gates, b.reshape(block, (*lead, 1, width)))
+    return b.reshape(b.store(stream + gate * added, x.dtype, shape=streams.shape), x.shape)
 
 
 @operator("EngramGate", domain=MICROSOFT, types={"key query value key_scale query_scale conv_scale": SINGLE})
@@ -375,7 +382,7 @@ def engram_gate(
 
     products = b.pointwise("mul", normed(key, key_scale), normed(query, query_scale))
     dot = b.expr("mul", reduce_axes(b, "sum", products, [3], True), 1.0 / math.sqrt(max(width, 1)))
-    gate = b.expr(SIGMOID, b.expr("(sign({0}) * sqrt(max(abs({0}), 1e-6)))", dot))
+    gate = fn.sigmoid(fn.sign(dot) * fn.sqrt(fn.maximum(abs(dot), 1e-6)))
     wide = b.store(b.expr("mul", gate, b.reshape(value, (*lead, 1, width))), _FLOAT32, shape=key.shape)
     return outputs(
         b, b.cast(wide, key.dtype), None if conv_scale is None else b.cast(normed(wide, conv_scale), key.dtype)

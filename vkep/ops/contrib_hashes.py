@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from vkep.dtypes import DTYPES
+from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
@@ -87,7 +88,7 @@ def _hashes(
         if k and hidden is not None:
             value = b.expr("where", hidden, fill, value, ctype=dtype.glsl_compute)
         term = b.expr("mul", value, multipliers.slice(0, k, 1))
-        mix = term if mix is None else b.expr("({0} ^ {1})", mix, term)
+        mix = term if mix is None else mix ^ term
         if k:
             first = (k - 1) * a.n_head_per_ngram
             mixed = b.reshape(b.store(mix, dtype, shape=lead), (*lead, 1))
@@ -181,9 +182,8 @@ def varlen_ngram_hash_mapping(
         crossings = [b.expr("ne", s, t, ctype="bool") for s, t in pairwise(segments)]
     hashes = _hashes(b, a, shifts, multipliers, vocab_sizes, head_offsets, eos, crossings)
     row = b.reshape(positions(b, packed.batch), (packed.batch, 1))
-    last = b.expr(
-        f"({{0}} - {a.earlier} + {{1}})", b.reshape(packed.lengths, (packed.batch, 1)), positions(b, a.earlier)
-    )
+    length, back, place = b.reads(b.reshape(packed.lengths, (packed.batch, 1)), a.earlier, positions(b, a.earlier))
+    last = length - back + place
     present = packed.rows(b, table, row, last, a.earlier, history)
     present_segments = None
     if segment_table is not None:
@@ -199,7 +199,7 @@ def _shifted(b: Builder, a: HashAttributes, packed: Packed, rows: Tensor, past: 
     table = with_history(b, rows, past)
     shape = (packed.tokens,)
     shifts = [
-        packed.rows(b, table, packed.owner, b.expr(f"({{0}} - {k})", packed.place), a.earlier, shape)
+        packed.rows(b, table, packed.owner, b.expr("sub", packed.place, k), a.earlier, shape)
         for k in range(1, a.max_ngram_size)
     ]
     return [rows, *shifts], table
@@ -216,9 +216,8 @@ def _captured(
     shape = (packed.batch, a.state_update_capacity, a.earlier)
     row = b.reshape(positions(b, packed.batch), (packed.batch, 1, 1))
     slot = b.reshape(positions(b, a.state_update_capacity), (1, a.state_update_capacity, 1))
-    place = b.expr(f"({{0}} + 1 - {a.earlier} + {{1}})", slot, positions(b, a.earlier))
-    found = packed.rows(b, table, row, place, a.earlier, shape)
-    count, length = (b.reshape(t, (packed.batch, 1, 1)) for t in (capture_count, packed.lengths))
-    asked = b.expr("({0} < {1} && {0} < {2})", slot, count, length, ctype="bool")
-    kind = found.dtype.glsl_compute
-    return b.store(b.expr("where", asked, found, b.scalar_like(a.pad_id, found), ctype=kind), found.dtype, shape=shape)
+    ends = [b.reshape(t, (packed.batch, 1, 1)) for t in (capture_count, packed.lengths)]
+    at, first, place, count, length = b.reads(slot, 1 - a.earlier, positions(b, a.earlier), *ends)
+    found = packed.rows(b, table, row, at + first + place, a.earlier, shape)
+    value, pad = b.reads(found, a.pad_id)
+    return b.store(where((at < count) & (at < length), value, pad), found.dtype, shape=shape)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from vkep.dtypes import DTYPES
 from vkep.graph.attributes import RecurrentAttributes
+from vkep.ir import algebra as fn
+from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.ops.contraction import matrix_product
@@ -189,12 +191,14 @@ def _attended(
     """[batch, depth]: the memory's places, weighted by the softmax of ``v . tanh(key + query)`` (Bahdanau)."""
     batch, places, width = keys.shape
     query = b.reshape(matrix_product(b, h, query_weights), (batch, 1, width))
-    near = b.store(b.expr("({2} * limited_tanh({0} + {1}))", keys, query, v), _FLOAT32, shape=keys.shape)
+    near = b.pointwise(
+        lambda key, asked, by: by * fn.tanh(key + asked), keys, query, v, dtype=_FLOAT32, shape=keys.shape
+    )
     scores = reduce_axes(b, "sum", near, [2], keepdims=False)
-    raised = b.expr("exp({0})", scores)
+    raised = b.expr("exp", scores)
     if lengths is not None:
-        ends = b.reshape(lengths, (batch, 1))
-        raised = b.expr("({1} < {2} ? {0} : 0.0)", raised, positions(b, places), ends, ctype="float")
+        place, end = b.reads(positions(b, places), b.reshape(lengths, (batch, 1)))
+        raised = where(place < end, raised, 0.0)
     shares = b.store(raised, _FLOAT32, shape=scores.shape)
     total = reduce_axes(b, "sum", shares, [1], keepdims=True)
     weights = b.pointwise("div", shares, total)

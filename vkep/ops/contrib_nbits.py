@@ -15,7 +15,7 @@ from vkep.ops.contrib import (
     simplified_layer_normalization,
     with_skip,
 )
-from vkep.ops.contrib_fused import SILU
+from vkep.ops.contrib_fused import silu
 from vkep.ops.contrib_quantized import matmul_nbits_
 from vkep.ops.normalization import row_norm
 from vkep.ops.registry import FLOATS, operator
@@ -67,7 +67,7 @@ def matmul_nbits_mlp(
         matmul_nbits_(b, rows, codes, scales, None, None, bias, K=K, N=N, bits=bits, block_size=block_size)
         for codes, scales, bias in ((gate, gate_scales, gate_bias), (up, up_scales, up_bias))
     )
-    return outputs(b, b.store(b.expr("mul", b.expr(SILU, gated), raised), x.dtype), summed)
+    return outputs(b, b.pointwise(lambda gate, up: silu(gate) * up, gated, raised, dtype=x.dtype), summed)
 
 
 @operator(

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from vkep.dtypes import DTYPES, DType
+from vkep.ir import algebra as fn
+from vkep.ir.algebra import equal, where
 from vkep.ir.builder import Builder
-from vkep.ir.expr import Expr
+from vkep.ir.expr import Expr, apply
 from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import SINGLE
 from vkep.ops.attention import rotated
@@ -37,11 +39,12 @@ def gemma_rotary_embedding(b: Builder, emb: Tensor, q: Tensor, q_rot: Tensor, k:
     if emb.rank != 3 or any(t.rank != 4 or (t.shape[0], *t.shape[2:]) != emb.shape for t in (q, k)):
         b.invalid(f"angles {list(emb.shape)} for queries {list(q.shape)} and keys {list(k.shape)}")
     angle = b.reshape(emb, (emb.shape[0], 1, *emb.shape[1:]))
-    cos, sin = (b.store(b.expr(f"accurate_{f}({{0}})", angle), q.dtype, shape=angle.shape) for f in ("cos", "sin"))
-    return [
-        b.pointwise("({0} * {1} + {2} * {3})", x, cos, turned, sin, shape=x.shape)
-        for x, turned in ((q, q_rot), (k, k_rot))
-    ]
+    cos, sin = (b.pointwise(f, angle, dtype=q.dtype) for f in ("cos", "sin"))
+
+    def rotation(x: Expr, cos: Expr, turned: Expr, sin: Expr) -> Expr:
+        return x * cos + turned * sin
+
+    return [b.pointwise(rotation, x, cos, turned, sin, shape=x.shape) for x, turned in ((q, q_rot), (k, k_rot))]
 
 
 @operator(
@@ -96,7 +99,8 @@ def _of_streams(b: Builder, table: Tensor, positions: Tensor, source: np.ndarray
     rows = rows_at(b, table, positions, "a position")
     stream = b.constant(source.astype(np.int32))
     parts = [b.reshape(rows.slice(0, k, 1), rows.shape[1:]) for k in range(3)]
-    value = b.expr("({0} == 0 ? {1} : ({0} == 1 ? {2} : {3}))", stream, *parts, ctype="float")
+    which, first, second, third = b.reads(stream, *parts)
+    value = where(equal(which, 0), first, where(equal(which, 1), second, third))
     return b.store(value, table.dtype, shape=rows.shape[1:])
 
 
@@ -167,9 +171,9 @@ def gated_relative_position_bias(
     b.expect("bias", bias, weight.shape[1:])
     product = b.pointwise("add", matrix_product(b, heads, weight), bias)
     sums = reduce_axes(b, "sum", b.reshape(product, (batch, num_heads, length, 2, weight.shape[1] // 2)), [4], False)
-    u, r = (b.expr("(1.0 / (1.0 + exp(-{0})))", sums.slice(3, k, 1)) for k in (0, 1))
-    gate = b.expr("({0} * ({1} * {2} - 1.0) + 2.0)", u, r, eco_a)
-    return b.store(b.expr("mul", gate, rel_pos), query.dtype, shape=(batch, num_heads, length, length))
+    u, r, factor, place = b.reads(sums.slice(3, 0, 1), sums.slice(3, 1, 1), eco_a, rel_pos)
+    gate = fn.sigmoid(u) * (fn.sigmoid(r) * factor - 1.0) + 2.0
+    return b.store(gate * place, query.dtype, shape=(batch, num_heads, length, length))
 
 
 # ---- tokens, checks, hashes
@@ -186,14 +190,13 @@ def ngram_repeat_block(b: Builder, ids: Tensor, scores: Tensor, *, ngram_size: i
         return scores
     repeats: Expr | None = None
     for j in range(before):
-        same = b.expr("eq", ids.slice(1, j, many), ids.slice(1, length - before + j, 1), ctype="bool")
-        repeats = same if repeats is None else b.expr("and", repeats, same)
-    minus, plus = "uintBitsToFloat(0xff800000u)", "uintBitsToFloat(0x7f800000u)"
+        same = equal(*b.reads(ids.slice(1, j, many), ids.slice(1, length - before + j, 1)))
+        repeats = same if repeats is None else repeats & same
     last = b.copy(ids.slice(1, before, many))
     if repeats is None:
         bans = b.full(last.shape, -np.inf, _FLOAT32)
     else:
-        bans = b.store(b.expr(f"({{0}} ? {minus} : {plus})", repeats, ctype="float"), _FLOAT32, shape=last.shape)
+        bans = b.store(b.expr("where", repeats, -np.inf, np.inf, ctype="float"), _FLOAT32, shape=last.shape)
     return scatter_elements_(b, scores, last, b.contiguous(bans), 1, "min", what="a token", from_end=False)
 
 
@@ -201,12 +204,15 @@ def ngram_repeat_block(b: Builder, ids: Tensor, scores: Tensor, *, ngram_size: i
 def is_all_finite(b: Builder, *xs: Tensor, isinf_only: int = 0, isnan_only: int = 0) -> Tensor:
     if isinf_only and isnan_only:
         b.invalid("isinf_only and isnan_only are both set")
-    wrong = "isinf({0})" if isinf_only else "isnan({0})" if isnan_only else "(isinf({0}) || isnan({0}))"
+
+    def finite(x: Expr) -> Expr:
+        return ~(fn.isinf(x) if isinf_only else fn.isnan(x) if isnan_only else fn.isinf(x) | fn.isnan(x))
+
     each = []
     for x in xs:
         if x.dtype.kind != "float":
             b.decline(f"an input of {x.dtype}; the kernels take floats")
-        fine = b.store(b.expr(f"(!{wrong})", x, ctype="bool"), _BOOL, shape=x.shape)
+        fine = b.pointwise(finite, x, dtype=_BOOL)
         each.append(reduce_axes(b, "all", fine, range(x.rank), False) if x.rank else fine)
     whole = b.expr("same", each[0])
     for one in each[1:]:
@@ -214,36 +220,32 @@ def is_all_finite(b: Builder, *xs: Tensor, isinf_only: int = 0, isnan_only: int 
     return b.store(whole, _BOOL, shape=())
 
 
-#: the 32-bit words of an element, the lower one first
-_WORDS = {
-    "int32": ("uint({0})",),
-    "uint32": ("{0}",),
-    "float32": ("floatBitsToUint({0})",),
-    "int64": ("uint({0})", "uint({0} >> 32)"),
-    "uint64": ("uint({0})", "uint({0} >> 32)"),
-    "float64": ("unpackDouble2x32({0}).x", "unpackDouble2x32({0}).y"),
-}
+def _words(x: Expr) -> list[Expr]:
+    """The 32-bit words of an element, the lower one first."""
+    if x.ctype == "double":
+        return [apply("low_word", x), apply("high_word", x)]
+    low = fn.float_bits(x) if x.ctype == "float" else fn.cast(x, "uint")
+    return [low, fn.cast(x >> 32, "uint")] if x.ctype in ("int64_t", "uint64_t") else [low]
 
 
-@operator("MurmurHash3", domain=MICROSOFT, types={"x": tuple(_WORDS)})
+def _turned(value: Expr, bits: int) -> Expr:
+    return (value << bits) | (value >> (32 - bits))
+
+
+@operator("MurmurHash3", domain=MICROSOFT, types={"x": ("int32", "uint32", "float32", "int64", "uint64", "float64")})
 def murmur_hash(b: Builder, x: Tensor, *, positive: int = 1, seed: int = 0) -> Tensor:
     """MurmurHash3_x86_32 (Appleby) of each element's bytes."""
-
-    def turned(value: Expr, bits: int) -> Expr:
-        return b.expr(f"(({{0}} << {bits}) | ({{0}} >> {32 - bits}))", value)
-
-    words = _WORDS[x.dtype.name]
-    state = b.expr(f"({seed & 0xFFFFFFFF}u + 0u * {words[0]})", x, ctype="uint")
+    words = _words(b.reads(x)[0])
+    state = b.reads(words[0], seed & 0xFFFFFFFF)[1]
     for word in words:
-        mixed = turned(b.expr(f"({word} * 0xcc9e2d51u)", x, ctype="uint"), 15)
-        state = turned(b.expr("({0} ^ ({1} * 0x1b873593u))", state, mixed), 13)
-        state = b.expr("({0} * 5u + 0xe6546b64u)", state)
-    state = b.expr(f"({{0}} ^ {4 * len(words)}u)", state)
-    for shift, factor in ((16, "0x85ebca6bu"), (13, "0xc2b2ae35u")):
-        state = b.expr(f"(({{0}} ^ ({{0}} >> {shift})) * {factor})", state)
-    state = b.expr("({0} ^ ({0} >> 16))", state)
+        mixed = _turned(word * 0xCC9E2D51, 15)
+        state = _turned(state ^ (mixed * 0x1B873593), 13) * 5 + 0xE6546B64
+    state = state ^ (4 * len(words))
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        state = (state ^ (state >> shift)) * factor
+    state = state ^ (state >> 16)
     made: DType = _UINT32 if positive == 1 else _INT32
-    return b.store(b.expr("same" if positive == 1 else "int({0})", state, ctype=made.glsl_compute), made, shape=x.shape)
+    return b.store(fn.cast(state, made.glsl_compute), made, shape=x.shape)
 
 
 @operator("SampleOp", domain=MICROSOFT, types={"x": (*FLOATS, "float64", "int32", "int64", "uint32", "uint64")})

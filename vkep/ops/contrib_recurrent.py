@@ -9,12 +9,13 @@ import math
 from dataclasses import dataclass
 
 from vkep.dtypes import DTYPES
+from vkep.ir import algebra as fn
+from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.kernels.linear_attention import MANY, NONE, PER_HEAD, LinearAttentionProblem
 from vkep.ops.allowed import SINGLE
 from vkep.ops.contrib import MICROSOFT, outputs
-from vkep.ops.contrib_fused import SIGMOID
 from vkep.ops.gather import gathered
 from vkep.ops.generators import positions
 from vkep.ops.packed import Packed
@@ -165,7 +166,7 @@ def gated_delta_net(
             b.invalid(f"update_rule {a.update_rule!r} without beta")
         b.expect("beta", beta, (*lead, heads))
         rate = b.cast(b.reshape(beta, (tokens, heads)), _FLOAT32)
-        gates.append(b.pointwise(SIGMOID, rate) if a.beta_activation == "sigmoid" else rate)
+        gates.append(b.pointwise("sigmoid", rate) if a.beta_activation == "sigmoid" else rate)
     given = [b.reshape(t, (tokens, t.size // tokens)) for t in (q, k, v, *gates)]
     packed = None if starts is None else Packed.of(b, starts, tokens)
     if packed is None:
@@ -188,7 +189,7 @@ def gated_delta_net(
     b.compute(problem, [b.contiguous(t) for t in (*padded[:3], state, *padded[3:])], made)
     y = b.reshape(made[0], (batch * steps, made[0].shape[2]))
     if packed is not None:
-        at = b.pointwise(f"({{0}} * {steps} + {{1}})", packed.owner, packed.place)
+        at = b.pointwise(lambda owner, place, each: owner * each + place, packed.owner, packed.place, steps)
         y = gathered(b, y, at)
     out = b.cast(b.reshape(y, (*lead, max(q.shape[1], heads), v.shape[2])), query.dtype)
     return outputs(b, out, made[1].transpose((0, 1, 3, 2)))
@@ -222,7 +223,7 @@ def _token_heads(
 
 def _unit_rows(b: Builder, x: Tensor) -> Tensor:
     total = reduce_axes(b, "sumsq", x, [2], keepdims=True)
-    return b.pointwise("({0} * inversesqrt({1} + 1e-6))", x, total)
+    return b.pointwise(lambda v, squares: v * fn.inversesqrt(squares + 1e-6), x, total)
 
 
 def _decay(
@@ -246,15 +247,14 @@ def _decay(
     b.expect("a_log", a_log, (heads,))
     b.expect("dt_bias", dt_bias, (heads,), (heads, size), (heads * size,))
     wide = (heads, 1) if len(shape) == 3 else (heads,)
-    rate = b.reshape(a_log, wide)
-    total = b.expr("same", raw)
+    total, rate, least = b.reads(raw, b.reshape(a_log, wide), a.gate_lower_bound)
     if dt_bias is not None:
-        total = b.expr("add", total, b.reshape(dt_bias, wide if dt_bias.size == heads else (heads, size)))
+        total = total + b.reads(b.reshape(dt_bias, wide if dt_bias.size == heads else (heads, size)))[0]
     if a.gate_activation in ("softplus", "qwen"):
-        soft = b.expr("(max({0}, 0.0) + log(1.0 + exp(-abs({0}))))", total)
-        return b.store(b.expr("(-exp({0}) * {1})", rate, soft), _FLOAT32, shape=shape)
-    scaled = b.expr("(exp({0}) * {1})", rate, total)
-    return b.store(b.expr("({1} / (1.0 + exp(-{0})))", scaled, a.gate_lower_bound), _FLOAT32, shape=shape)
+        made = -fn.exp(rate) * fn.softplus(total)
+    else:
+        made = least * fn.sigmoid(fn.exp(rate) * total)
+    return b.store(made, _FLOAT32, shape=shape)
 
 
 def _padded(b: Builder, packed: Packed, x: Tensor) -> Tensor:
@@ -262,7 +262,7 @@ def _padded(b: Builder, packed: Packed, x: Tensor) -> Tensor:
     shape = (packed.batch, packed.tokens)
     each, step = b.reshape(positions(b, packed.batch), (packed.batch, 1)), positions(b, packed.tokens)
     length = b.reshape(packed.lengths, (packed.batch, 1))
-    inside = b.expr("min", step, length, ctype="int")
+    inside = b.expr("min", step, length)
     rows = packed.rows(b, x, each, inside, 0, shape)
     wide, ends = b.reshape(step, (packed.tokens, 1)), b.reshape(length, (packed.batch, 1, 1))
-    return b.pointwise("({1} < {2} ? {0} : 0.0)", rows, wide, ends, dtype=_FLOAT32, shape=rows.shape)
+    return b.pointwise(lambda v, at, end: where(at < end, v, 0.0), rows, wide, ends, dtype=_FLOAT32, shape=rows.shape)

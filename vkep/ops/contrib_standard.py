@@ -12,7 +12,10 @@ import numpy as np
 
 from vkep.dtypes import DTYPES
 from vkep.graph.attributes import PoolAttributes
+from vkep.ir import algebra as fn
+from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
+from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor, broadcast_shapes
 from vkep.kernels.elimination import InverseProblem
 from vkep.kernels.sampling import CropProblem
@@ -83,9 +86,12 @@ def distances(b: Builder, x: Tensor, y: Tensor, *, metric: str = "sqeuclidean") 
         b.invalid(f"distances of rows of {x.shape} and {y.shape}")
     squares = [reduce_axes(b, "sumsq", t, [1], keepdims=True) for t in (x, y)]
     product = matrix_product(b, x, y.transpose((1, 0)))
-    root = "sqrt" if metric == "euclidean" else ""
-    code = f"{root}(max({{0}} + {{1}} - 2.0 * {{2}}, 0.0))"
-    return b.pointwise(code, squares[0], squares[1].transpose((1, 0)), product, shape=product.shape)
+
+    def distance(x: Expr, y: Expr, both: Expr) -> Expr:
+        square = fn.maximum(x + y - 2.0 * both, 0.0)
+        return fn.sqrt(square) if metric == "euclidean" else square
+
+    return b.pointwise(distance, squares[0], squares[1].transpose((1, 0)), product, shape=product.shape)
 
 
 @operator("MatMulInteger16", domain=MICROSOFT, types={"a": ("int16", "uint16"), "y": ("int16", "uint16")})
@@ -157,8 +163,8 @@ def qlinear_softmax(
     axes = range(first, x.rank if opset < 13 else first + 1)
     dense, sizes = middle(b, b.store(real(b, x, x_scale, x_zero_point), _FLOAT32, shape=x.shape), list(axes))
     # ONNX Runtime counts whole steps: 1 / scale is cut to a whole number
-    steps = b.expr("({0} * floor({1}))", softmax_over(b, dense, *sizes, log=False), b.divide(1.0, y_scale))
-    return b.store(rounded_to(b, steps, y_zero_point, x.dtype), x.dtype, shape=x.shape)
+    share, steps = b.reads(softmax_over(b, dense, *sizes, log=False), b.divide(1.0, y_scale))
+    return b.store(rounded_to(b, share * fn.floor(steps), y_zero_point, x.dtype), x.dtype, shape=x.shape)
 
 
 @operator("NhwcMaxPool", domain=MICROSOFT, types={"x": _BYTES})
@@ -198,7 +204,7 @@ def qlinear_average_pool(
     means = _in_floats(b, x, x_scale, x_zero_point, function, channels_last)
     value = b.divide(means, y_scale)
     if y_zero_point is not None:  # rounded with the zero point in it, unlike QuantizeLinear: ties differ
-        value = b.expr("({0} + float({1}))", value, y_zero_point)
+        value = value + fn.cast(b.reads(y_zero_point)[0], "float")
     return b.store(rounded_to(b, value, None, x.dtype), x.dtype, shape=means.shape)
 
 
@@ -226,7 +232,7 @@ def qlinear_sigmoid(
     y_scale: Tensor,
     y_zero_point: Tensor | None = None,
 ) -> Tensor:
-    value = b.expr("(1.0 / (1.0 + exp(-{0})))", real(b, x, x_scale, x_zero_point))
+    value = fn.sigmoid(real(b, x, x_scale, x_zero_point))
     return b.store(quantized(b, value, y_scale, y_zero_point, x.dtype), x.dtype, shape=x.shape)
 
 
@@ -241,8 +247,10 @@ def qlinear_leaky_relu(
     *,
     alpha: float = 0.01,
 ) -> Tensor:
-    value = b.expr("({0} < 0.0 ? {0} * {1} : {0})", real(b, x, x_scale, x_zero_point), alpha)
-    return b.store(quantized(b, value, y_scale, y_zero_point, x.dtype), x.dtype, shape=x.shape)
+    value, slope = b.reads(real(b, x, x_scale, x_zero_point), alpha)
+    return b.store(
+        quantized(b, where(value < 0.0, value * slope, value), y_scale, y_zero_point, x.dtype), x.dtype, shape=x.shape
+    )
 
 
 # ---- images and matrices
@@ -309,13 +317,12 @@ def image_scaler(b: Builder, x: Tensor, *, bias: Sequence[float] = (), scale: fl
 
 @operator("ParametricSoftplus", types={"x": ("float32",)}, schema=False)
 def parametric_softplus(b: Builder, x: Tensor, *, alpha: float, beta: float) -> Tensor:
-    code = "({1} * ({2} * {0} > 0.0 ? {2} * {0} + log(exp(-{2} * {0}) + 1.0) : log(exp({2} * {0}) + 1.0)))"
-    return b.pointwise(code, x, alpha, beta)
+    return b.pointwise(lambda v, size, steep: size * fn.softplus(steep * v), x, alpha, beta)
 
 
 @operator("ScaledTanh", types={"x": ("float32",)}, schema=False)
 def scaled_tanh(b: Builder, x: Tensor, *, alpha: float, beta: float) -> Tensor:
-    return b.pointwise("({1} * limited_tanh({2} * {0}))", x, alpha, beta)
+    return b.pointwise(lambda v, size, steep: size * fn.tanh(steep * v), x, alpha, beta)
 
 
 @operator("Crop", types={"x": ("float32",)}, schema=False)

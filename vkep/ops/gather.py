@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from vkep.dtypes import DTYPES
+from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.kernels.gather import GatherElementsProblem, GatherNDProblem, GatherProblem
@@ -209,14 +210,15 @@ def tensor_scatter(
         b.invalid(f"a cache of shape {list(past_cache.shape)} and an update of {list(update.shape)} along axis {where}")
     b.expect("write_indices", write_indices, past_cache.shape[:1])
     steps = positions(b, update.shape[where], np.int64)
-    at = b.expr("same", b.reshape(steps, [*update.shape[where : where + 1], *[1] * (update.rank - where - 1)]))
+    steps = b.reshape(steps, [*update.shape[where : where + 1], *[1] * (update.rank - where - 1)])
+    at, places = b.reads(steps, past_cache.shape[where])
     if write_indices is not None:
         first = b.expr("same", b.reshape(write_indices, [write_indices.size, *[1] * (update.rank - 1)]))
         if mode == "circular":  # of the remainder first: an index near 2**63 has no sum
-            first = b.expr("({0} < 0 ? {0} : {0} % {1})", first, past_cache.shape[where])
-        at = b.expr("add", at, first)
+            first = fn.where(first < 0, first, first % places)
+        at = at + first
     if mode == "circular":
-        at = b.expr("({0} < 0 ? {0} : {0} % {1})", at, past_cache.shape[where])
+        at = fn.where(at < 0, at, at % places)
     indices = b.store(at, DTYPES["int64"], shape=update.shape)
     return scatter_elements_(b, past_cache, indices, update, where, "none", what="a place to write", from_end=False)
 
@@ -235,7 +237,8 @@ def reverse_sequence(
     time = b.reshape(positions(b, steps, np.int64), spread)
     lengths = b.reshape(sequence_lens, [x.shape[d] if d == batch_axis else 1 for d in range(x.rank)])
     # a length that is negative or too long leads to an index that is out of range
-    at = b.expr("({1} < 0 ? {3} : {0} < {1} ? {1} - {2} - {0} : {0})", time, lengths, 1, -1 - steps)
+    step, length, outside = b.reads(time, lengths, -1 - steps)
+    at = fn.where(length < 0, outside, fn.where(step < length, length - 1 - step, step))
     indices = b.store(at, DTYPES["int64"], shape=x.shape)
     return elements_at(b, x, indices, time_axis, f"a length is outside [0, {steps}]")
 

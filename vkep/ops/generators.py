@@ -10,6 +10,8 @@ from onnx import numpy_helper
 
 from vkep import dtypes
 from vkep.dtypes import DTYPES, DType
+from vkep.ir import algebra as fn
+from vkep.ir.algebra import equal
 from vkep.ir.builder import LARGEST, Builder
 from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SINGLE, every
@@ -31,9 +33,9 @@ def trilu(b: Builder, x: Tensor, k: Tensor | None = None, *, upper: int = 1) -> 
     shift = 0 if k is None else _diagonal(whole(b.number(k, "k")))
     rows = b.reshape(positions(b, x.shape[-2]), [x.shape[-2], 1])
     cols = positions(b, x.shape[-1])
-    keep = b.expr("({1} - {0} >= {2})" if upper else "({1} - {0} <= {2})", rows, cols, shift, ctype="bool")
-    zero = "false" if x.dtype.kind == "bool" else f"{x.dtype.glsl_compute}(0)"
-    return b.store(b.expr(f"({{1}} ? {{0}} : {zero})", x, keep), x.dtype, shape=x.shape)
+    [value], [row, col, diagonal] = b.reads(x), b.reads(rows, cols, shift)
+    keep = col - row >= diagonal if upper else col - row <= diagonal
+    return b.store(fn.where(keep, value, False if x.dtype.kind == "bool" else 0), x.dtype, shape=x.shape)
 
 
 def _diagonal(k: int) -> int:
@@ -60,9 +62,8 @@ def eye_like(b: Builder, x: Tensor, *, dtype: int | None = None, k: int = 0) -> 
     made = numeric(b, dtype, x.dtype)
     rows = b.reshape(positions(b, x.shape[0]), [x.shape[0], 1])
     cols = positions(b, x.shape[1])
-    on = b.expr("({1} - {0} == {2})", rows, cols, _diagonal(k), ctype="bool")
-    code = "same" if made.kind == "bool" else f"({{0}} ? {made.glsl_compute}(1) : {made.glsl_compute}(0))"
-    return b.store(b.expr(code, on, ctype=made.glsl_compute), made, shape=x.shape)
+    row, col, diagonal = b.reads(rows, cols, _diagonal(k))
+    return b.store(fn.cast(equal(col - row, diagonal), made.glsl_compute), made, shape=x.shape)
 
 
 @operator("OneHot", since=9, types={"T1": every("OneHot", "T1", ARITHMETIC), "T3": every("OneHot", "T3")})
@@ -77,16 +78,12 @@ def one_hot(b: Builder, indices: Tensor, depth: Tensor, values: Tensor, *, axis:
     shape = [*indices.shape[:where], count, *indices.shape[where:]]
     spread = b.reshape(indices, [*indices.shape[:where], 1, *indices.shape[where:]])
     place = b.reshape(positions(b, count), [count, *[1] * (indices.rank - where)])
-    kind = indices.dtype.glsl_compute
-    at = b.expr("cast", place, ctype=kind)
+    at = b.expr("cast", place, ctype=indices.dtype.glsl_compute)
+    index, classes = b.reads(spread, count)
     if indices.dtype.kind != "uint":  # a negative index counts from the end; one out of range matches no position
-        spread_e = b.expr("({0} < {1} ? {0} + {2} : {0})", spread, 0, count)
-    else:
-        spread_e = b.expr("same", spread)
-    on = b.expr("eq", spread_e, at, ctype="bool")
-    off_value, on_value = values.slice(0, 0, 1), values.slice(0, 1, 1)
-    chosen = b.expr("where", on, on_value, off_value, ctype=values.dtype.glsl_compute)
-    return b.store(chosen, values.dtype, shape=shape)
+        index = fn.where(index < 0, index + classes, index)
+    off_value, on_value = b.reads(values.slice(0, 0, 1), values.slice(0, 1, 1))
+    return b.store(fn.where(equal(index, at), on_value, off_value), values.dtype, shape=shape)
 
 
 @operator("Range", types={"T": every("Range", among=ARITHMETIC)})

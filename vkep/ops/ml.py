@@ -12,6 +12,8 @@ import numpy as np
 import onnx
 
 from vkep.dtypes import DTYPES, DType
+from vkep.ir import algebra as fn
+from vkep.ir.algebra import equal, where
 from vkep.ir.builder import Builder, Operand
 from vkep.ir.tensor import Tensor
 from vkep.kernels.lookup import LookupProblem
@@ -81,7 +83,7 @@ def linear_classifier(
         return [labels_at(b, labels, scores), transformed(b, scores, post_transform)]
     if count != 1 or len(labels) != 2:
         b.decline(f"{count} scores for {len(labels)} integer labels")
-    holds = b.expr("({0} > 0.0)", scores, ctype="bool")
+    holds = b.expr("gt", scores, 0.0)
     return [one_of_two(b, holds, labels, rows.shape[0]), two_scores(b, scores, post_transform, complement=True)]
 
 
@@ -92,7 +94,7 @@ def linear_classifier(
 def scaler(b: Builder, x: Tensor, *, offset: Floats = (), scale: Floats = ()) -> Tensor:
     offsets, scales = (_per_feature(b, name, v, x) for name, v in (("offset", offset), ("scale", scale)))
     wide = b.cast(x, DTYPES["float64"]) if x.dtype.name == "float64" else b.cast(x, FLOAT)
-    return b.cast(b.pointwise("(({0} - {1}) * {2})", wide, offsets, scales), FLOAT)
+    return b.cast(b.pointwise(lambda v, less, by: (v - less) * by, wide, offsets, scales), FLOAT)
 
 
 def _per_feature(b: Builder, name: str, values: Floats | Ints, x: Tensor, dtype: DType = FLOAT) -> Tensor:
@@ -123,21 +125,22 @@ def imputer(
         values = values[:1]  # as ONNX Runtime does
     given = _per_feature(b, "imputed values", values, x, x.dtype if whole else FLOAT)
     if not whole and math.isnan(replaced_value_float):
-        return b.pointwise("(isnan({0}) ? {1} : {0})", x, given)
+        return b.pointwise(lambda v, new: where(fn.isnan(v), new, v), x, given)
     out = b.scalar_like(replaced_value_int64 if whole else float(np.float32(replaced_value_float)), x)
-    return b.pointwise("({0} == {1} ? {2} : {0})", x, out, given)
+    return b.pointwise(lambda v, old, new: where(equal(v, old), new, v), x, out, given)
 
 
 @operator("Binarizer", domain=ML, types={"T": FEATURES})
 def binarizer(b: Builder, x: Tensor, *, threshold: float = 0.0) -> Tensor:
+    number: Operand = x
+    below: float = float(np.float32(threshold))
     if x.dtype.kind == "int":  # an integer is greater than the threshold exactly where it is greater than its floor
-        below = math.floor(threshold) if math.isfinite(threshold) else 0
-        if abs(below) >= 2**31 or not math.isfinite(threshold):
+        if not math.isfinite(threshold) or abs(below := math.floor(threshold)) >= 2**31:
             b.decline(f"threshold is {threshold}")
-        return b.pointwise("({0} > {1} ? {2} : {3})", x, *(b.scalar_like(v, x) for v in (below, 1, 0)))
-    number = b.require(x, "(!isnan({0}))", "an element is NaN")
-    given = (b.scalar_like(v, x) for v in (float(np.float32(threshold)), 1.0, 0.0))
-    return b.pointwise("({0} > {1} ? {2} : {3})", number, *given, dtype=x.dtype, shape=x.shape)
+    else:
+        number = b.require(x, lambda v: ~fn.isnan(v), "an element is NaN")
+    kind = x.dtype.glsl_compute
+    return b.pointwise(lambda v, least: fn.cast(v > least, kind), number, below, dtype=x.dtype, shape=x.shape)
 
 
 @operator("Normalizer", domain=ML, types={"T": FEATURES})
@@ -149,7 +152,7 @@ def normalizer(b: Builder, x: Tensor, *, norm: str = "MAX") -> Tensor:
         b.invalid(f"norm is {norm!r}, expected one of {sorted(sizes)}")
     rows = b.cast(x, FLOAT)
     size = reduce_axes(b, sizes[norm], rows, [x.rank - 1], keepdims=True)
-    return b.pointwise("({1} != 0.0 ? {0} / {1} : {0})", rows, size)
+    return b.pointwise(lambda v, by: where(equal(by, 0.0), v, v / by), rows, size)
 
 
 @operator("FeatureVectorizer", domain=ML, types={"T1": FEATURES})
@@ -199,9 +202,9 @@ def one_hot_encoder(b: Builder, x: Tensor, *, cats_int64s: Ints = (), zeros: int
     at = gathered(b, b.constant(np.append(first, -1).astype(np.int32)), found)
     column: Operand = b.reshape(at, [*x.shape, 1])
     if not zeros:
-        column = b.require(column, "({0} >= {1})", "an element is no category", 0)
+        column = b.require(column, "ge", "an element is no category", 0)
     holds = b.expr("eq", column, positions(b, len(keys)), ctype="bool")
-    return b.pointwise("float({0})", holds, dtype=FLOAT, shape=[*x.shape, len(keys)])
+    return b.pointwise("cast", holds, dtype=FLOAT, shape=[*x.shape, len(keys)])
 
 
 def _encoded(b: Builder, x: Tensor, keys: np.ndarray, values: np.ndarray, default: object) -> Tensor:

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from vkep.dtypes import DTYPES
+from vkep.ir import algebra as fn
 from vkep.ir import expr as ex
+from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.ops.gather import gathered
@@ -25,8 +27,6 @@ ML = "ai.onnx.ml"
 FEATURES = ("float32", "float64", "int64", "int32")
 FLOAT, INT64 = DTYPES["float32"], DTYPES["int64"]
 TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
-#: formula without cancellation for large negative numbers
-_LOGISTIC = "({0} < 0.0 ? exp({0}) / (1.0 + exp({0})) : 1.0 / (1.0 + exp(-{0})))"
 #: SOFTMAX_ZERO treats a score below this as 0
 _ZERO = 1e-7
 
@@ -50,7 +50,7 @@ def transformed(b: Builder, scores: Tensor, transform: str) -> Tensor:
     if transform == "NONE":
         return scores
     if transform == "LOGISTIC":
-        return b.pointwise(_LOGISTIC, scores)
+        return b.pointwise(_logistic, scores)
     if transform == "SOFTMAX":
         return softmax_over(b, b.contiguous(scores), scores.shape[0], scores.shape[1], 1)
     if transform == "PROBIT":
@@ -58,17 +58,24 @@ def transformed(b: Builder, scores: Tensor, transform: str) -> Tensor:
     if transform != "SOFTMAX_ZERO":
         b.invalid(f"post_transform is {transform!r}, expected one of {TRANSFORMS}")
     most = reduce_axes(b, "max", scores, [1], keepdims=True)
-    raised = b.pointwise("(abs({0}) > {2} ? exp({0} - {1}) : {0} * exp(-{1}))", scores, most, _ZERO)
+    raised = b.pointwise(lambda v, level: where(abs(v) > _ZERO, fn.exp(v - level), v * fn.exp(-level)), scores, most)
     return b.store(b.divide(raised, reduce_axes(b, "sum", raised, [1], keepdims=True)), FLOAT)
+
+
+def _logistic(x: ex.Expr) -> ex.Expr:
+    """Without overflow of the exponential."""
+    size = fn.exp(-abs(x))
+    return where(x < 0.0, size, 1.0) / (1.0 + size)
 
 
 def _probit(b: Builder, scores: Tensor) -> Tensor:
     """sqrt(2) erfinv(2 p - 1), by ONNX Runtime's approximation (Winitzki, 2008, with a = 0.147)."""
-    p = b.expr("(2.0 * {0} - 1.0)", scores)
-    log = b.expr("log((1.0 - {0}) * (1.0 + {0}))", p)
-    half = b.expr("({1} + 0.5 * {0})", log, 2 / (math.pi * 0.147))
-    size = b.expr("sqrt(sqrt({0} * {0} - {1} * {2}) - {0})", half, log, 1 / 0.147)
-    return b.store(b.expr("({0} < 0.0 ? -{2} : {2}) * {1}", p, size, math.sqrt(2)), FLOAT, shape=scores.shape)
+    [score] = b.reads(scores)
+    p = 2.0 * score - 1.0
+    log = fn.log((1.0 - p) * (1.0 + p))
+    half = 2 / (math.pi * 0.147) + 0.5 * log
+    size = fn.sqrt(fn.sqrt(half * half - log * (1 / 0.147)) - half)
+    return b.store(where(p < 0.0, -size, size) * math.sqrt(2), FLOAT, shape=scores.shape)
 
 
 def labels_at(b: Builder, labels: Sequence[int], scores: Tensor) -> Tensor:
@@ -88,6 +95,6 @@ def two_scores(b: Builder, score: Tensor, transform: str, complement: bool) -> T
     if transform == "PROBIT":
         b.decline("post_transform PROBIT of one score for two classes: ONNX Runtime gives the second class none")
     logistic = transform == "LOGISTIC"
-    other = b.pointwise("(-{0})" if logistic or not complement else "(1.0 - {0})", score)
+    other = b.pointwise(lambda v: -v if logistic or not complement else 1.0 - v, score)
     both = concat(b, other, score, axis=1)
     return transformed(b, both, "LOGISTIC") if logistic else both

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vkep.dtypes import DTYPES
+from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.kernels.ngrams import NgramProblem
@@ -55,6 +56,9 @@ def tf_idf_vectorizer(
             b.invalid(f"weights has {len(weights)} values, expected {len(columns)}")
         factors = np.ones(len(grams), np.float32)
         factors[columns[: len(weights)]] = weights
-        code = "({0} > 0.0 ? {1} : 0.0)" if mode == "IDF" else "mul"
-        result = b.pointwise(code, counts, b.constant(factors))
+        by = b.constant(factors)
+        once = mode == "IDF"
+        result = b.pointwise(
+            lambda count, factor: where(count > 0.0, factor, 0.0) if once else count * factor, counts, by
+        )
     return b.reshape(result, [len(grams)]) if x.rank == 1 else result

@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from vkep.dtypes import DTYPES, DType
+from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
+from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.kernels.cumsum import ScanProblem
 from vkep.kernels.random import RandomProblem
@@ -93,8 +95,8 @@ _declare_random("RandomNormal", _normal, _normal_like)
 def bernoulli(b: Builder, x: Tensor, *, dtype: int | None = None, seed: float | None = None) -> Tensor:
     made = numeric(b, dtype, x.dtype)
     chance, compute = draw(b, x.shape, seed), made.glsl_compute
-    code = "({0} < float({1}))" if made.kind == "bool" else f"({{0}} < float({{1}}) ? {compute}(1) : {compute}(0))"
-    return b.store(b.expr(code, chance, x, ctype=compute), made, shape=x.shape)
+    drawn, probability = b.reads(chance, x)
+    return b.store(fn.cast(drawn < fn.cast(probability, "float"), compute), made, shape=x.shape)
 
 
 @operator("Multinomial", types={"T1": every("Multinomial", "T1", FLOATING)})
@@ -108,22 +110,21 @@ def multinomial(b: Builder, x: Tensor, *, dtype: int = 6, sample_size: int = 1, 
         b.decline(f"{batch} x {sample_size} samples of {classes} classes; expected a table of 1 to {MOST_COMPARED}")
     logits = b.cast(x, _FLOAT32)
     greatest = reduce_axes(b, "max", logits, [1], keepdims=True)
-    weights = b.contiguous(b.store(b.expr("exp({0} - {1})", logits, greatest), _FLOAT32, shape=x.shape))
+    weights = b.contiguous(b.pointwise(lambda v, most: fn.exp(v - most), logits, greatest))
     # for each class the sum of the weights up to and including it
     below = scan(b, weights, ScanProblem(batch, classes, 1, "float32"))
     total = below.slice(1, classes - 1, 1)
-    place = b.expr(
-        "min({0} * {1}, uintBitsToFloat(floatBitsToUint({1}) - 1u))",
-        draw(b, [batch, sample_size], seed),
-        total,
+
+    def below_total(drawn: Expr, whole: Expr) -> Expr:
+        return fn.minimum(drawn * whole, fn.from_float_bits(fn.float_bits(whole) - 1))
+
+    at = b.pointwise(below_total, draw(b, [batch, sample_size], seed), total)
+    passed = b.pointwise(
+        lambda v, place: fn.cast(v <= place, "int"),
+        b.reshape(below, [batch, 1, classes]),
+        b.reshape(at, [batch, sample_size, 1]),
+        dtype=_INT32,
     )
-    at = b.store(place, _FLOAT32, shape=[batch, sample_size])
-    passed = b.store(
-        b.expr("({0} <= {1} ? 1 : 0)", b.reshape(below, [batch, 1, classes]), b.reshape(at, [batch, sample_size, 1]),
-               ctype="int"),
-        _INT32,
-        shape=[batch, sample_size, classes],
-    )  # fmt: skip
     return b.cast(reduce_axes(b, "sum", passed, [2], keepdims=False), made)
 
 
@@ -136,10 +137,8 @@ def dropped(b: Builder, x: Tensor, rate: float, seed: int | None) -> list[Tensor
     if not 0 <= rate < 1:
         b.decline(f"ratio is {rate}, expected at least 0 and below 1")
     mask = b.pointwise("ge", draw(b, x.shape, seed), float(rate), dtype=_BOOL, shape=x.shape)
-    zero = f"{x.dtype.glsl_compute}(0)"
     factor = b.constant(_scale_of(rate, x.dtype))
-    y = b.store(b.expr(f"({{1}} ? {{0}} * {{2}} : {zero})", x, mask, factor), x.dtype, shape=x.shape)
-    return [y, mask]
+    return [b.pointwise(lambda v, kept, by: fn.where(kept, v * by, 0), x, mask, factor), mask]
 
 
 def _scale_of(rate: float, dtype: DType) -> np.ndarray:

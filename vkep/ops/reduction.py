@@ -8,7 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from vkep.dtypes import DTYPES
+from vkep.ir import algebra as fn
+from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
+from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.kernels.argreduce import ArgReduceProblem
 from vkep.kernels.cumsum import ScanProblem
@@ -48,14 +51,21 @@ def _whole_mean(b: Builder, x: Tensor, axes: Sequence[int], keepdims: bool) -> T
     kind = DTYPES["uint64" if x.dtype.name == "uint64" else "int64"]
     wide, count = b.cast(x, kind), math.prod(x.shape[a] for a in axes)
     whole = reduce_axes(b, "sum", b.pointwise("div", wide, count), axes, keepdims)
-    left = reduce_axes(b, "sum", b.pointwise("({0} - {0} / {1} * {1})", wide, count), axes, keepdims)
-    mean = b.expr("({0} + {1} / {2})", whole, left, count)
-    if kind.kind == "int":  # the quotient and the remainders may have different signs
-        rest = b.expr("({0} - {0} / {1} * {1})", left, count)
-        mean = b.expr(
-            "({0} > {2} && {1} < {2} ? {0} - {3} : ({0} < {2} && {1} > {2} ? {0} + {3} : {0}))", mean, rest, 0, 1
-        )
-    return b.cast(b.store(mean, kind, shape=whole.shape), x.dtype)
+    left = reduce_axes(b, "sum", b.pointwise(_remainder, wide, count), axes, keepdims)
+    return b.cast(b.pointwise(_whole_quotient, whole, left, count), x.dtype)
+
+
+def _remainder(x: Expr, count: Expr) -> Expr:
+    return x - x / count * count
+
+
+def _whole_quotient(whole: Expr, left: Expr, count: Expr) -> Expr:
+    """The mean, of the sums of the quotients and of the remainders by ``count``, which may have different signs."""
+    mean = whole + left / count
+    if whole.ctype == "uint64_t":
+        return mean
+    rest = _remainder(left, count)
+    return where((mean > 0) & (rest < 0), mean - 1, where((mean < 0) & (rest > 0), mean + 1, mean))
 
 
 def _double_log_sum(b: Builder, x: Tensor, axes: Sequence[int], keepdims: bool, of_exp: bool) -> Tensor:
@@ -63,7 +73,7 @@ def _double_log_sum(b: Builder, x: Tensor, axes: Sequence[int], keepdims: bool, 
     if not of_exp:
         return b.pointwise("log", reduce_axes(b, "sum", x, axes, keepdims))
     most = reduce_axes(b, "max", x, axes, keepdims=True)
-    level = b.pointwise("(isinf({0}) ? {1} : {0})", most, 0.0)
+    level = b.pointwise(lambda v: where(fn.isinf(v), 0.0, v), most)
     total = reduce_axes(b, "sum", b.pointwise("exp", b.pointwise("sub", x, level)), axes, keepdims=True)
     made = b.pointwise("add", b.pointwise("log", total), level)
     return made if keepdims else b.reshape(made, [d for i, d in enumerate(x.shape) if i not in axes])
@@ -158,7 +168,8 @@ def _hardmax(b: Builder, x: Tensor, axis: int) -> Tensor:
         return b.empty(x.dtype, x.shape)
     top = _arg(b, True, x, axis, 1, 0)
     places = b.reshape(positions(b, x.shape[axis], np.int64), [x.shape[axis], *[1] * (x.rank - axis - 1)])
-    return b.store(b.expr("({0} == {1} ? 1.0 : 0.0)", top, places, ctype="float"), x.dtype, shape=x.shape)
+    kind = x.dtype.glsl_compute
+    return b.pointwise(lambda best, at: fn.cast(fn.equal(best, at), kind), top, places, dtype=x.dtype, shape=x.shape)
 
 
 def _running(b: Builder, x: Tensor, axis: Tensor, exclusive: int, reverse: int, product: bool) -> Tensor:

@@ -126,7 +126,8 @@ def affine_grid(b: Builder, theta: Tensor, size: Tensor, *, align_corners: int =
             places = (2 * np.arange(length) + 1) / max(length, 1) - 1
         place = b.constant(places.astype(wide).reshape([length, *[1] * (rank - axis)]))
         factor = b.reshape(theta.slice(2, column, 1), [batch, *[1] * rank, rank])
-        total = b.expr("({2} + {0} * {1})", factor, place, total)
+        by, at = b.reads(factor, place)
+        total = total + by * at
     return b.store(total, theta.dtype, shape=[batch, *spatial, rank])
 
 

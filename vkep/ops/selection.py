@@ -9,6 +9,7 @@ import numpy as np
 
 from vkep.dtypes import DTYPES
 from vkep.ir.builder import Builder
+from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.kernels.cumsum import ScanProblem
 from vkep.kernels.gather import GatherProblem
@@ -24,7 +25,7 @@ _INT64 = DTYPES["int64"]
 def positions_of(b: Builder, mask: Tensor) -> list[Tensor]:
     """The flat positions (int64, filled from the front) where ``mask`` (bool) is true, and their number (int64 [1])."""
     total = mask.size
-    ones = b.store(b.expr("({0} ? 1 : 0)", mask, ctype="int"), DTYPES["int32"], shape=mask.shape)
+    ones = b.pointwise("cast", mask, dtype=DTYPES["int32"])
     found, count = b.empty(_INT64, [total]), b.empty(_INT64, [1])
     place = scan(b, b.reshape(ones, [total]), ScanProblem(1, total, 1, "int32"))
     b.compute(CompactProblem(total), [place], [found, count])
@@ -48,10 +49,15 @@ def non_zero_take(b: Builder, found: Tensor, count: Tensor, x: Tensor) -> Tensor
     if any(map(serves_others, steps + list(x.shape))):
         indices = b.empty(_INT64, [x.rank, many])
         for d in range(x.rank):
-            b.store(b.expr("({0} / {1} % {2})", flat, steps[d], x.shape[d]), _INT64, out=indices.slice(0, d, 1))
+            b.pointwise(_index, flat, steps[d], x.shape[d], out=indices.slice(0, d, 1))
         return indices
     step, size = (b.constant(np.array(v, np.int64).reshape(-1, 1)) for v in (steps, x.shape))
-    return b.store(b.expr("({0} / {1} % {2})", flat, step, size), _INT64, shape=[x.rank, many])
+    return b.pointwise(_index, flat, step, size, shape=[x.rank, many])
+
+
+def _index(flat: Expr, step: Expr, size: Expr) -> Expr:
+    """Along an axis of ``size``, of elements ``step`` apart."""
+    return flat / step % size
 
 
 @operator("NonMaxSuppressionFill", domain=SIZED, types={"boxes": ("float32",), "scores": ("float32",)})

@@ -42,7 +42,7 @@ def fourier(b: Builder, x: Tensor, inverse: bool = False) -> Tensor:
     cos = b.constant(np.cos(angle)[..., None].astype(x.dtype.numpy))
     sin = b.constant(np.stack([-np.sin(angle), np.sin(angle)], -1).astype(x.dtype.numpy))
     inner = b.reshape(inner, (rows, after, first, 2))
-    turned = b.pointwise("({0} * {1} + {2} * {3})", inner, cos, inner.slice(3, 1, 2, -1), sin)
+    turned = b.pointwise(lambda x, c, y, s: x * c + y * s, inner, cos, inner.slice(3, 1, 2, -1), sin)
     outer = fourier(b, b.reshape(turned.transpose((0, 2, 1, 3)), (rows * first, after, 2)), inverse)
     return b.reshape(b.reshape(outer, (rows, first, after, 2)).transpose((0, 2, 1, 3)), (rows, n, 2))
 

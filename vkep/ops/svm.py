@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
+from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.kernels.coupling import CoupledProblem
 from vkep.ops.contraction import matrix_product
@@ -52,7 +54,8 @@ def svm_regressor(
     else:
         scores = matrix_product(b, rows, matrix_of(b, "coefficients", coefficients, rows.shape[1], 1))
     if one_class:
-        return b.pointwise("({0} + {1} > 0.0 ? 1.0 : -1.0)", scores, rho[0])
+        score, offset = b.reads(scores, rho[0])
+        return b.store(b.expr("where", score + offset > 0.0, 1.0, -1.0, ctype="float"), FLOAT, shape=scores.shape)
     return b.pointwise("add", scores, rho[0])
 
 
@@ -65,12 +68,12 @@ def svm_kernel(b: Builder, rows: Tensor, vectors: Tensor, kernel_type: str, para
         apart = b.expr("sub", b.reshape(rows, [rows.shape[0], 1, rows.shape[1]]), vectors)
         shape = [rows.shape[0], *vectors.shape]
         squares = reduce_axes(b, "sumsq", b.store(apart, FLOAT, shape=shape), [2], keepdims=False)
-        return b.pointwise("exp({0} * {1})", squares, -gamma)
+        return b.pointwise(lambda v, by: fn.exp(v * by), squares, -gamma)
     product = matrix_product(b, rows, vectors.transpose((1, 0)))
     if kernel_type == "POLY":
-        return b.pointwise("accurate_pow({0} * {1} + {2}, {3})", product, gamma, first, degree)
+        return b.pointwise(lambda v, by, add, power: fn.power(v * by + add, power), product, gamma, first, degree)
     if kernel_type == "SIGMOID":
-        return b.pointwise("limited_tanh({0} * {1} + {2})", product, gamma, first)
+        return b.pointwise(lambda v, by, add: fn.tanh(v * by + add), product, gamma, first)
     if kernel_type != "LINEAR":
         b.invalid(f"kernel_type is {kernel_type!r}, expected LINEAR, POLY, RBF or SIGMOID")
     return product
@@ -111,7 +114,7 @@ def svm_classifier(
     scores = b.pointwise(
         "add", matrix_product(b, near, b.constant(weights)), b.constant(np.array(rho[:pairs], np.float32))
     )
-    wins = b.pointwise("({0} > 0.0 ? 1.0 : 0.0)", scores)
+    wins = b.pointwise(lambda v: fn.cast(v > 0.0, "float"), scores)
     votes = b.pointwise("add", matrix_product(b, wins, b.constant(first - second)), b.constant(second.sum(0)))
     label = labels_at(b, labels, votes)
     if prob_a or prob_b:
@@ -127,9 +130,12 @@ def _probabilities(b: Builder, scores: Tensor, classes: int, prob_a: Floats, pro
     if len(prob_a) != len(prob_b) or len(prob_a) < pairs:
         b.invalid(f"{len(prob_a)} values of prob_a and {len(prob_b)} of prob_b for {pairs} pairs of classes")
     slope, offset = (b.constant(np.array(values[:pairs], np.float32)) for values in (prob_a, prob_b))
-    first = b.expr("(1.0 / (1.0 + exp({0} * {1} + {2})))", scores, slope, offset)
-    inside = b.store(b.expr("limited({0}, 1e-7, 1.0 - 1e-7)", first), FLOAT, shape=scores.shape)
-    return b.result(CoupledProblem(scores.shape[0], classes), inside)
+
+    def inside(v: Expr, by: Expr, add: Expr) -> Expr:
+        return fn.limited(1.0 / (1.0 + fn.exp(v * by + add)), 1e-7, 1.0 - 1e-7)
+
+    first = b.pointwise(inside, scores, slope, offset, shape=scores.shape)
+    return b.result(CoupledProblem(scores.shape[0], classes), first)
 
 
 def _pairs(counts: Ints, coefficients: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -163,7 +169,7 @@ def _liblinear(
     if len(labels) == 2 and not by_score:
         most = reduce_axes(b, "max", scores, [1], keepdims=True)
         positive = min(coefficients) >= 0
-        best = b.expr("({0} >= {1})" if positive else "({0} > {1})", most, 0.5 if positive else 0.0, ctype="bool")
-        second = b.expr("({0} < {1})", scores.slice(1, 0, 1), scores.slice(1, 1, 1), ctype="bool")
-        label = one_of_two(b, b.expr("({0} || {1})", best, second, ctype="bool"), labels, rows.shape[0])
+        greatest, first, second = b.reads(most, scores.slice(1, 0, 1), scores.slice(1, 1, 1))
+        best = greatest >= 0.5 if positive else greatest > 0.0
+        label = one_of_two(b, best | (first < second), labels, rows.shape[0])
     return [label, transformed(b, scores, post_transform)]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
-from vkep.ir.builder import Builder, Operand
+from vkep.ir import algebra as fn
+from vkep.ir.algebra import where
+from vkep.ir.builder import Builder
+from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.ops.registry import operator
 
@@ -14,13 +16,13 @@ TRAINING = "ai.onnx.preview.training"
 _TYPES = {"T1": ("float32",), "T2": ("int64",), "T3": ("float32",)}
 
 
-def _stepped(b: Builder, inputs: Sequence[Tensor], states: int, step: Callable[..., Sequence[Operand]]) -> list[Tensor]:
+def _stepped(b: Builder, inputs: Sequence[Tensor], states: int, step: Callable[..., Sequence[Expr]]) -> list[Tensor]:
     """Apply ``step(x, gradient, *states)`` to each tensor that is optimized: the new tensors, then each one's
     states."""
     count, left = divmod(len(inputs), 2 + states)
     if left or not count:
         b.invalid(f"{len(inputs)} tensors; expected {2 + states} for each tensor to be optimized")
-    found = [step(*inputs[k::count]) for k in range(count)]
+    found = [step(*b.reads(*inputs[k::count])) for k in range(count)]
     return [  # an expression of constants alone has no type and no shape of its own
         b.pointwise("same", values[part], dtype=x.dtype, shape=x.shape)
         for part in range(1 + states)
@@ -38,12 +40,13 @@ def adagrad(
     epsilon: float = 1e-6,
     norm_coefficient: float = 0.0,
 ) -> list[Tensor]:
-    rate = b.expr("({0} / (1.0 + {1} * {2}))", r, b.expr("float({0})", t, ctype="float"), decay_factor)
+    first, time, decay, norm, least = b.reads(r, t, decay_factor, norm_coefficient, epsilon)
+    rate = first / (1.0 + fn.cast(time, "float") * decay)
 
-    def step(x: Tensor, gradient: Tensor, squares: Tensor) -> Sequence[Operand]:
-        slope = b.expr("mul_add", x, norm_coefficient, gradient)
-        summed = b.expr("({0} + {1} * {1})", squares, slope)
-        return b.expr("({0} - {1} * {2} / (sqrt({3}) + {4}))", x, rate, slope, summed, epsilon), summed
+    def step(x: Expr, gradient: Expr, squares: Expr) -> Sequence[Expr]:
+        slope = x * norm + gradient
+        summed = squares + slope * slope
+        return x - rate * slope / (fn.sqrt(summed) + least), summed
 
     return _stepped(b, inputs, 1, step)
 
@@ -60,20 +63,26 @@ def adam(
     norm_coefficient: float = 0.0,
     norm_coefficient_post: float = 0.0,
 ) -> list[Tensor]:
-    logs = [float(np.log(factor)) if factor > 0 else -1e30 for factor in (beta, alpha)]
-    time = b.expr("float({0})", t, ctype="float")
-    bias = "({1} > 0.0 ? {0} * sqrt(LEFT2) / LEFT3 : {0})"
-    for k in (2, 3):  # 1 - factor ** t without cancellation
-        half = f"max(0.5 * {{1}} * {{{k}}}, -40.0)"
-        bias = bias.replace(f"LEFT{k}", f"(-2.0 * exp({half}) * accurate_sinh({half}))")
-    rate = b.expr(bias, r, time, *logs)
+    logs = [math.log(factor) if factor > 0 else -1e30 for factor in (beta, alpha)]
+    first, count, log_beta, log_alpha, norm, least, kept = b.reads(
+        r, t, *logs, norm_coefficient, epsilon, 1 - norm_coefficient_post
+    )
+    old_mean, new_mean, old_square, new_square = b.reads(first, alpha, 1 - alpha, beta, 1 - beta)[1:]
+    time = fn.cast(count, "float")
 
-    def step(x: Tensor, gradient: Tensor, mean: Tensor, squares: Tensor) -> Sequence[Operand]:
-        slope = b.expr("mul_add", x, norm_coefficient, gradient)
-        mean_now = b.expr("({0} * {2} + {1} * {3})", mean, slope, alpha, 1 - alpha)
-        squares_now = b.expr("({0} * {2} + {1} * {1} * {3})", squares, slope, beta, 1 - beta)
-        moved = b.expr("({0} - {1} * {2} / (sqrt({3}) + {4}))", x, rate, mean_now, squares_now, epsilon)
-        return b.expr("({0} * {1})", moved, 1 - norm_coefficient_post), mean_now, squares_now
+    def left(log: Expr) -> Expr:
+        """1 - factor ** t without cancellation."""
+        half = fn.maximum(0.5 * time * log, -40.0)
+        return -2.0 * fn.exp(half) * fn.sinh(half)
+
+    rate = where(time > 0.0, first * fn.sqrt(left(log_beta)) / left(log_alpha), first)
+
+    def step(x: Expr, gradient: Expr, mean: Expr, squares: Expr) -> Sequence[Expr]:
+        slope = x * norm + gradient
+        mean_now = mean * old_mean + slope * new_mean
+        squares_now = squares * old_square + slope * slope * new_square
+        moved = x - rate * mean_now / (fn.sqrt(squares_now) + least)
+        return moved * kept, mean_now, squares_now
 
     return _stepped(b, inputs, 2, step)
 
@@ -91,13 +100,12 @@ def momentum(
 ) -> list[Tensor]:
     if mode not in ("standard", "nesterov"):
         b.invalid(f"mode is {mode!r}, expected standard or nesterov")
-    share = b.expr("(float({0}) > 0.0 ? {1} : 1.0)", t, b.scalar_like(beta, r), ctype="float")
+    rate, time, kept, damped, norm = b.reads(r, t, alpha, beta, norm_coefficient)
+    share = where(time > 0, damped, 1.0)
 
-    def step(x: Tensor, gradient: Tensor, velocity: Tensor) -> Sequence[Operand]:
-        slope = b.expr("mul_add", x, norm_coefficient, gradient)
-        now = b.expr("({0} * {1} + {2} * {3})", velocity, alpha, share, slope)
-        if mode == "standard":
-            return b.expr("({0} - {1} * {2})", x, r, now), now
-        return b.expr("({0} - {1} * ({2} + {3} * {4}))", x, r, slope, alpha, now), now
+    def step(x: Expr, gradient: Expr, velocity: Expr) -> Sequence[Expr]:
+        slope = x * norm + gradient
+        now = velocity * kept + share * slope
+        return x - rate * (now if mode == "standard" else slope + kept * now), now
 
     return _stepped(b, inputs, 1, step)

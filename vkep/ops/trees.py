@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,9 @@ import onnx
 from onnx import numpy_helper
 
 from vkep.dtypes import DTYPES
+from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
+from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.kernels.trees import FEATURE_SHIFT, LEAF, MISSING, MODES, TreeLeafProblem, TreeSumProblem
 from vkep.ops.allowed import FLOATING, every
@@ -187,12 +190,16 @@ def features_of(b: Builder, x: Tensor) -> tuple[Tensor, type[np.floating]]:
     return b.contiguous(x if wide else b.cast(x, FLOAT)), np.float64 if wide else np.float32
 
 
+def _weight(said: Expr, absent: float = 0.0) -> Expr:
+    return fn.where(fn.isnan(said), absent, said)
+
+
 def _regressed(
     b: Builder, said: Tensor, trees: int, aggregate: str, base: Array, transform: str, to: str = "float32"
 ) -> Tensor:
     """Scores of targets after averaging, base values and the post-transform."""
     targets = said.shape[1]
-    scores = b.expr("(isnan({0}) ? {1} : {0})", said, 0.0)
+    scores = _weight(b.reads(said)[0])
     if aggregate == "AVERAGE":
         scores = b.expr("div", scores, float(trees))
     if base.size:
@@ -259,8 +266,7 @@ def tree_ensemble_classifier(
         return _one_of_two(b, said, labels, weighed, bool((weights >= 0).all()), base, a.post_transform)
     if base.size not in (0, len(labels)):
         b.invalid(f"{base.size} base values for {len(labels)} classes")
-    scores = b.pointwise("(isnan({0}) ? {1} : {0})", said, 0.0)
-    candidates = b.pointwise("(isnan({0}) ? uintBitsToFloat(0xff800000u) : {0})", said)
+    scores, candidates = b.pointwise(_weight, said), b.pointwise(lambda v: _weight(v, -math.inf), said)
     if base.size:
         scores = candidates = b.pointwise("add", scores, b.constant(base))
     return [labels_at(b, labels, candidates), transformed(b, scores, a.post_transform)]
@@ -273,15 +279,14 @@ def _one_of_two(
     if no weight is negative, else above 0. ``weighed``: whether each class has weights."""
     least = 0.5 if positive else 0.0
     if weighed == [False, True] and not base.size:
-        scores = b.pointwise("(isnan({0}) ? {1} : {0})", said, 0.0)
-        holds = b.expr("({0} > {1})", scores.slice(1, 1, 1), least, ctype="bool")
+        scores = b.pointwise(_weight, said)
+        holds = b.expr("gt", scores.slice(1, 1, 1), least)
         return [one_of_two(b, holds, labels, said.shape[0]), transformed(b, scores, transform)]
     if weighed[1] or base.size > 1:
         b.decline("two classes with weights or base values of both, where ONNX Runtime's label is not that of a class")
-    score = b.pointwise(
-        "((isnan({0}) ? {1} : {0}) + {2})", said.slice(1, 0, 1), 0.0, float(base[0]) if base.size else 0.0
-    )
-    holds = b.expr("({0} > {1})", score, least, ctype="bool")
+    first = float(base[0]) if base.size else 0.0
+    score = b.pointwise(lambda v, more: _weight(v) + more, said.slice(1, 0, 1), first)
+    holds = b.expr("gt", score, least)
     return [one_of_two(b, holds, labels, said.shape[0]), two_scores(b, score, transform, positive)]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from vkep.dtypes import DTYPES
+from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
@@ -23,9 +24,9 @@ from vkep.sizes import whole
 _BOOL, _INT32, _INT64 = DTYPES["bool"], DTYPES["int32"], DTYPES["int64"]
 
 
-def _same(b: Builder, x: Tensor, y: Tensor) -> Expr:
-    both_nan = " || (isnan({0}) && isnan({1}))" if x.dtype.kind == "float" else ""
-    return b.expr(f"({{0}} == {{1}}{both_nan})", x, y, ctype="bool")
+def _differ(x: Expr, y: Expr) -> Expr:
+    different = fn.not_equal(x, y)
+    return different & ~(fn.isnan(x) & fn.isnan(y)) if x.ctype in ("float", "double") else different
 
 
 @operator("UniqueFill", domain=SIZED, types={})
@@ -44,11 +45,11 @@ def unique_fill(b: Builder, x: Tensor, *, axis: int | None = None, sorted: int =
     begins = b.empty(_BOOL, [x.size])
     b.copy(b.full([1], True, _BOOL), out=begins.slice(0, 0, 1))
     if x.size > 1:
-        again = _same(b, values.slice(0, 1, x.size - 1), values.slice(0, 0, x.size - 1))
-        b.store(b.expr("not", again), _BOOL, out=begins.slice(0, 1, x.size - 1))
+        now, before = (values.slice(0, k, x.size - 1) for k in (1, 0))
+        b.pointwise(_differ, now, before, out=begins.slice(0, 1, x.size - 1))
     if sorted:
         found, count = positions_of(b, b.copy(begins.slice(0, x.size - 1, x.size, -1)))
-        back = b.store(b.expr("({1} - {0})", found, x.size - 1), _INT64, shape=[x.size])
+        back = b.pointwise(lambda at, last: last - at, found, x.size - 1)
         return [gathered(b, places, back), count]
     firsts = scatter_elements_(b, b.full([x.size], False, _BOOL), places, begins, 0, "none")
     return positions_of(b, firsts)
@@ -72,7 +73,7 @@ def _slice_ranks(b: Builder, x: Tensor, axis: int) -> Tensor:
         pairs = rows // 2
         wide = b.cast(ranks, _INT64) if count > 46340 else ranks  # count**2 in 31 bits
         firsts, seconds = (wide.slice(0, k, pairs, 2) for k in (0, 1))
-        joined = _row_ranks(b, b.pointwise("({0} * {2} + {1})", firsts, seconds, count))
+        joined = _row_ranks(b, b.pointwise(lambda x, y, n: x * n + y, firsts, seconds, count))
         if rows % 2:
             odd = b.empty(_INT32, (pairs + 1, count))
             b.copy(joined, out=odd.slice(0, 0, pairs))
@@ -89,8 +90,8 @@ def _row_ranks(b: Builder, keys: Tensor) -> Tensor:
     grows = b.empty(_INT32, keys.shape)
     b.copy(b.full([rows, 1], 0, _INT32), out=grows.slice(1, 0, 1))
     if count > 1:
-        again = _same(b, values.slice(1, 1, count - 1), values.slice(1, 0, count - 1))
-        b.store(b.expr("({0} ? 0 : 1)", again, ctype="int"), _INT32, out=grows.slice(1, 1, count - 1))
+        now, before = (values.slice(1, k, count - 1) for k in (1, 0))
+        b.pointwise(lambda x, y: fn.cast(_differ(x, y), "int"), now, before, out=grows.slice(1, 1, count - 1))
     rank = scan(b, grows, ScanProblem(rows, count, 1, "int32"))
     return scatter_elements_(b, b.full(keys.shape, 0, _INT32), places, rank, 1, "none")
 
