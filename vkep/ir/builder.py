@@ -19,7 +19,7 @@ from vkep.ir import float8
 from vkep.ir.custom import CustomProblem, Emit
 from vkep.ir.ops import BaseTarget, KernelOp, Op, Pointwise
 from vkep.ir.place import Place
-from vkep.ir.pointwise_ops import OPERATIONS
+from vkep.ir.pointwise_ops import OPERATIONS, stored_as
 from vkep.ir.tensor import Storage, Tensor, broadcast_shapes, contiguous_strides
 from vkep.kernels.problem import Problem
 from vkep.kernels.select import choose
@@ -214,7 +214,7 @@ class Builder:
             shape = _broadcast([t for a in args for t in _tensors(a)])
         result = self._applied(op, args, dtype.glsl_compute)
         if dtype.kind in ("int", "uint") and dtype.itemsize < 4:  # wrap as the stored type does
-            result = ex.Expr(dtype.glsl_compute, ex.stored_as(dtype), (result,))
+            result = fn.stored_as(result, dtype)
         return self.store(result, dtype, shape=shape, out=out)
 
     def _applied(self, op: str | Callable[..., ex.Expr], args: Sequence[Operand], ctype: str) -> ex.Expr:
@@ -336,7 +336,7 @@ class Builder:
         if source.ctype == to.glsl_compute:
             return fn.stored_as(source, to)
         value = fn.cast(source, to.glsl_compute)
-        return value if ex.stored_as(to) == "same" else fn.stored_as(value, to)
+        return value if stored_as(to) == "same" else fn.stored_as(value, to)
 
     # ---- inside
 

@@ -8,12 +8,9 @@ from typing import Any, Union
 
 import numpy as np
 
-from vkep.dtypes import sign_extended as sign_extended
 from vkep.errors import ExpressionError
 from vkep.ir.meaning import NUMPY
 from vkep.ir.pointwise_ops import OPERATIONS
-from vkep.ir.pointwise_ops import rounded as rounded
-from vkep.ir.pointwise_ops import stored_as as stored_as
 from vkep.ir.tensor import Tensor
 from vkep.sizes import serves_others
 

@@ -85,9 +85,6 @@ def rounded(dtype: DType, code: str) -> str:
     return code
 
 
-#: a float32 NaN
-NAN = "uintBitsToFloat(0x7fc00000u)"
-
 _REAL, _NUMBER, _INTEGER, _ANY = (f"{kind} -> {kind}" for kind in ("real", "number", "integer", "any"))
 _REALS, _NUMBERS, _INTEGERS = (f"{kind} {kind} -> {kind}" for kind in ("real", "number", "integer"))
 _COMPARED, _BOOLS = "number number -> bool", "bool bool -> bool"

@@ -151,12 +151,15 @@ def rotated(b: Builder, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) 
     cos, sin = b.reshape(cos, angle_shape), b.reshape(sin, angle_shape)
     sign_shape, sign_strides = ((2,), (1,)) if interleaved else ((2, 1), (1, 0))
     sign = b.constant(np.array([-1, 1], np.float32)).view(sign_shape, sign_strides)
-    turned = b.expr("({0} * {1} + {4} * {2} * {3})", source, cos, other, sin, sign)
-    b.store(turned, x.dtype, out=target)
+    b.pointwise(_turned, source, other, cos, sin, sign, out=target)
     if 2 * half < x.shape[3]:
         rest = x.shape[3] - 2 * half
         b.copy(x.slice(3, 2 * half, rest), out=out.slice(3, 2 * half, rest))
     return out
+
+
+def _turned(x: Expr, other: Expr, cos: Expr, sin: Expr, sign: Expr) -> Expr:
+    return x * cos + sign * other * sin
 
 
 def expect_turns(b: Builder, x: Tensor, cos: Tensor, sin: Tensor) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from vkep.dtypes import DTYPES
+from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
+from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.kernels.gather import GatherProblem
 from vkep.ops.attention import angles, rotated
@@ -227,7 +229,7 @@ def one_token(
     heads = heads_of(b, q, k)
     mask = Mask()
     if reach is not None:
-        mask.conditions.append(b.expr("({0} <= {1})", heads.key_index(b), reach, ctype="bool"))
+        mask.conditions.append(b.expr("le", heads.key_index(b), reach))
     if mask_index[0] is not None:
         add_padding(b, mask, heads, mask_index[0], mask_index[1])
     if attention_bias is not None:
@@ -251,10 +253,13 @@ def _of_beams(b: Builder, buffer: Tensor, indirection: Tensor, length: Tensor) -
     own = np.arange(batch, dtype=np.int32).reshape(batch, 1, 1)
     first = b.constant(own // beams * beams)
     head = b.constant(np.arange(heads, dtype=np.int32).reshape(1, heads, 1))
-    place = positions(b, keys)
-    row = b.expr("({0} < {1} ? {2} + {3} : {4})", place, length, first, beam, b.constant(own), ctype="int")
-    index = b.expr(f"(({{0}} * {heads} + {{1}}) * {keys} + {{2}})", row, head, place, ctype="int")
-    at = b.store(index, _INT32, shape=(batch, heads, keys))
+
+    def row_at(place: Expr, head: Expr, length: Expr, first: Expr, beam: Expr, own: Expr) -> Expr:
+        row = where(place < length, first + beam, own)
+        return (row * heads + head) * keys + place
+
+    indices = (positions(b, keys), head, length, first, beam, b.constant(own))
+    at = b.pointwise(row_at, *indices, shape=(batch, heads, keys))
     out = b.empty(buffer.dtype, buffer.shape)
     rows = batch * heads * keys
     b.compute(GatherProblem(1, rows, size, rows, buffer.dtype.name, "int32"), [b.contiguous(buffer), at], [out])
@@ -318,6 +323,6 @@ def add_padding(b: Builder, mask: Mask, heads: Heads, padding: Tensor, filter_va
             rows, view = queries, part.view((batch, 1, *part.shape[1:]), (part.strides[0], 0, *part.strides[1:]))
         else:
             b.decline(f"a padding mask of shape {list(padding.shape)} for {batch} sequences of {keys} keys")
-        counts = b.expr("({0} > 0)", view, ctype="bool")
-    added = b.expr("({0} ? 0.0 : {1})", counts, b.constant(np.array(filter_value, np.float32)), ctype="float")
+        counts = b.expr("gt", view, 0)
+    added = b.expr("where", counts, 0.0, filter_value, ctype="float")
     mask.biases.append(b.store(added, DTYPES["float32"], shape=(batch, 1, 1, rows, keys)))

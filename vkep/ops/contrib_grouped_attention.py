@@ -11,7 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from vkep.dtypes import DTYPES, DType
-from vkep.ir.builder import Builder, Operand
+from vkep.ir import algebra as fn
+from vkep.ir.algebra import where
+from vkep.ir.builder import Builder
+from vkep.ir.expr import Expr, leaf
 from vkep.ir.tensor import Tensor
 from vkep.ops.attention import angles, expect_turns, rotated
 from vkep.ops.contrib import MICROSOFT, outputs
@@ -188,7 +191,7 @@ def group_query_attention(
     if scores is not None and qk_output == 1:  # 0 where a query does not see a key
         seen = mask.allowed(b)
         wide_scores = b.reshape(scores, heads.shape)
-        kept = b.expr("({0} ? {1} : 0.0)", seen, wide_scores, ctype="float") if seen is not None else None
+        kept = where(seen, leaf(wide_scores), 0) if seen is not None else None
         scores = scores if kept is None else b.reshape(b.store(kept, wide, shape=heads.shape), scores.shape)
     if step is not None:
         present_key, present_value = step.remaining(b, present_key), step.remaining(b, present_value)
@@ -232,17 +235,16 @@ def _first(b: Builder, lengths: Tensor, counts: Tensor | None, length: int, used
     batch = lengths.size
     if counts is not None:
         b.expect_range("query_seqlens", counts, 0, length)
-        start: Operand = b.expr("({0} + 1 - {1})", lengths, b.reshape(counts, (batch,)))
+        tokens, new = b.reads(lengths, b.reshape(counts, (batch,)))
         reason = f"a sequence is shorter than its query_seqlens, or has no room for {length} new tokens among {room}"
-        start = b.require(start, lambda x, most: (x >= 0) & (x <= most), reason, room - length)
+        start = b.require(tokens + 1 - new, lambda v, most: (v >= 0) & (v <= most), reason, room - length)
         return b.pointwise("same", start, dtype=_INT32, shape=(batch,))
     if length == used:  # a prompt begins at 0 whatever its padding
         return b.full((batch,), 0, _INT32)
     if length == 1:
         return lengths
-    start = b.require(
-        b.expr("add", lengths, 1 - length), lambda x: x >= 0, f"seqlens_k is too small for {length} new tokens"
-    )
+    reason = f"seqlens_k is too small for {length} new tokens"
+    start = b.require(b.expr("add", lengths, 1 - length), lambda v: v >= 0, reason)
     return b.pointwise("same", start, dtype=_INT32, shape=(batch,))
 
 
@@ -276,12 +278,12 @@ def _numbers(b: Builder, past: Tensor, lengths: Tensor, used: int) -> Tensor:
         return past
     place = b.reshape(positions(b, past.shape[2]), (1, 1, past.shape[2], 1))
     end = b.reshape(lengths, (lengths.size, 1, 1, 1))
-    return b.pointwise(
-        "({0} <= {1} || {0} >= {4} || !(isnan({2}) || isinf({2})) ? {2} : {3})",
-        *(place, end, past, b.scalar_like(0, past), used),
-        dtype=past.dtype,
-        shape=past.shape,
-    )
+
+    def finite(place: Expr, end: Expr, value: Expr, used: Expr) -> Expr:
+        unread = (place > end) & (place < used)
+        return where(unread & (fn.isnan(value) | fn.isinf(value)), 0, value)
+
+    return b.pointwise(finite, place, end, past, used, dtype=past.dtype, shape=past.shape)
 
 
 def _turned(b: Builder, q: Tensor, first: Tensor, rotary: Rotary) -> Tensor:

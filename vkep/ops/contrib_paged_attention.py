@@ -8,7 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vkep.dtypes import DTYPES
+from vkep.ir import algebra as fn
+from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
+from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.ops.attention import angles, expect_turns, rotated
 from vkep.ops.contrib import MICROSOFT, in_float32, outputs
@@ -112,13 +115,12 @@ def paged_attention(
             b.invalid("do_rotary without tables of cos and sin")
         q, k = (_turned(b, t, place, cos_cache, sin_cache, bool(a.rotary_interleaved)) for t in (q, k))
     if slots is None:
-        column = b.pointwise(f"min({{0}} / {page}, {most - 1})", place)
-        owned = b.reshape(b.pointwise(f"({{0}} * {most} + {{1}})", packed.owner, column), (tokens,))
+        owned = b.pointwise(_page_at, packed.owner, place, page, most, shape=(tokens,))
         found = gathered(b, b.reshape(block_table, (batch * most,)), owned)
-        slots = b.pointwise(f"({{0}} < 0 ? -1 : {{0}} * {page} + {{1}} % {page})", found, place)
+        slots = b.pointwise(_slot_at, found, place, page)
     b.expect("slot_mapping", slots, (tokens,))
     caches = [_written(b, cache, rows, slots) for cache, rows in ((key_cache, k), (value_cache, v))]
-    at = b.pointwise("max({0}, 0)", block_table)
+    at = b.pointwise("max", block_table, 0)
     keys, values = (
         b.reshape(gathered(b, t, at, 0, "a page", False), (batch, most * page, kv_heads, size)).transpose((0, 2, 1, 3))
         for t in caches
@@ -136,14 +138,29 @@ def paged_attention(
     if a.is_causal:
         mask.conditions.append(b.expr("le", key_at, query_at, ctype="bool"))
     if a.local_window_size > 0:
-        mask.conditions.append(b.expr("({0} > {1} - {2})", key_at, query_at, a.local_window_size, ctype="bool"))
+        mask.conditions.append(b.expr("gt", key_at, b.expr("sub", query_at, a.local_window_size)))
     there = b.reshape(block_table, (batch, most, 1)).expand((batch, most, page))
     mask.conditions.append(b.expr("ge", b.reshape(there, (batch, 1, 1, 1, most * page)), 0, ctype="bool"))
     factor = a.scale or default_scale(size)
     y = sdpa(b, wide, keys, values, heads, mask, scale=factor, softcap=a.softcap, sink=head_sink).y
     lines = b.reshape(y.transpose((0, 2, 1, 3)), (batch * bound, a.num_heads * size))
-    line = b.pointwise(f"({{0}} * {bound} + min({{1}}, {bound - 1}))", packed.owner, packed.place)
+    line = b.pointwise(_line_at, packed.owner, packed.place, bound)
     return outputs(b, gathered(b, lines, line), *caches)
+
+
+def _page_at(owner: Expr, place: Expr, page: Expr, most: Expr) -> Expr:
+    """The element of the block table [batch, most] with the page of a sequence's position."""
+    return owner * most + fn.minimum(place / page, most - 1)
+
+
+def _slot_at(found: Expr, place: Expr, page: Expr) -> Expr:
+    """The row of a position in the caches, of the page that is ``found``; -1 where there is none."""
+    return where(found < 0, -1, found * page + place % page)
+
+
+def _line_at(owner: Expr, place: Expr, bound: Expr) -> Expr:
+    """The row of a position among those of all sequences, ``bound`` of each."""
+    return owner * bound + fn.minimum(place, bound - 1)
 
 
 def _longest(b: Builder, metadata: Tensor | None, tokens: int) -> int:
@@ -186,7 +203,7 @@ def _written(b: Builder, cache: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
     whole = b.empty(cache.dtype, (count + 1, width))  # a row behind the cache takes what is not written
     b.copy(b.reshape(cache, (count, width)), out=whole.slice(0, 0, count))
     b.copy(b.full((1, width), 0, cache.dtype), out=whole.slice(0, count, 1))
-    at = b.store(b.expr(f"({{0}} < 0 ? {count} : {{0}})", slots, ctype="int"), _INT32, shape=slots.shape)
+    at = b.pointwise(lambda slot, behind: where(slot < 0, behind, slot), slots, count)
     index = b.reshape(b.cast(at, _INT64), (slots.size, 1))
     made = scatter_nd(b, whole, index, b.reshape(b.cast(rows, cache.dtype), (rows.shape[0], width)))
     return b.reshape(made.slice(0, 0, count), cache.shape)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from vkep.dtypes import DTYPES
+from vkep.ir.algebra import not_equal, where
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.ops.attention import expect_turns
@@ -67,7 +68,7 @@ def sparse_attention(
     if length == used:  # a prompt begins at 0 whatever its padding
         first = b.full((batch,), 0, _INT32)
     else:
-        first = b.pointwise("({0} - {1})", lengths, length)
+        first = b.pointwise("sub", lengths, length)
     rotary = None
     if do_rotary:
         if cos_cache is None or sin_cache is None:
@@ -108,10 +109,10 @@ def _dense_layouts(b: Builder, rows: Tensor, columns: Tensor, heads: int, used: 
 def _seen(b: Builder, blocks: np.ndarray, first: Tensor, length: int, used: int, size: int) -> Tensor:
     """bool [batch, heads, queries, keys] from whole blocks, for queries from position ``first`` on."""
     batch = first.shape[0]
-    row = b.expr(f"(({{0}} + {{1}}) / {size})", positions(b, length), b.reshape(first, (batch, 1)), ctype="int")
+    row = b.expr("div", b.expr("add", positions(b, length), b.reshape(first, (batch, 1))), size)
     at = b.store(row, _INT32, shape=(batch, length))
     of_queries = gathered(b, b.constant(blocks), at)  # [batch, queries, heads, blocks]
-    key = b.store(b.expr(f"({{0}} / {size})", positions(b, used)), _INT32, shape=(used,))
+    key = b.pointwise("div", positions(b, used), size)
     return gathered(b, of_queries, key, 3).transpose((0, 2, 1, 3))
 
 
@@ -178,16 +179,16 @@ def longformer(
     heads = heads_of(b, q, k)
     is_global = b.expr("ne", b.reshape(flags, (batch, 1, 1, 1, length)), 0, ctype="bool")
     padding = b.reshape(mask, (batch, 1, 1, 1, length))
-    near = b.expr(f"(abs({{0}} - {{1}}) <= {window})", heads.query_index(b), heads.key_index(b), ctype="bool")
-    seen = b.expr("({0} || {1})", near, is_global, ctype="bool")
+    distance = abs(b.expr("sub", heads.query_index(b), heads.key_index(b)))
+    seen = b.expr("le", distance, window) | is_global
     # a masked token has no effect on others, and its own row is 0
-    kept = b.expr("({0} >= 0.0)", padding, ctype="bool")
-    own = b.expr("({0} >= 0.0)", b.reshape(mask, (batch, 1, 1, length, 1)), ctype="bool")
+    kept = b.expr("ge", padding, 0)
+    own = b.expr("ge", b.reshape(mask, (batch, 1, 1, length, 1)), 0)
     local = Mask(conditions=[seen, kept, own], may_hide_rows=True)
     scale = default_scale(q.shape[3])
     y = sdpa(b, q, k, v, heads, local, scale=scale).y
     everywhere = Mask(conditions=[kept, own], may_hide_rows=True)
     global_y = sdpa(b, global_q, global_k, global_v, heads, everywhere, scale=scale).y
     flagged = b.reshape(flags, (batch, 1, length, 1))
-    chosen = b.expr("({0} != 0 ? {1} : {2})", flagged, global_y, y, ctype="float")
-    return merge_heads(b, b.store(chosen, x.dtype, shape=y.shape))
+    chosen = b.pointwise(lambda flag, x, y: where(not_equal(flag, 0), x, y), flagged, global_y, y, dtype=x.dtype)
+    return merge_heads(b, chosen)

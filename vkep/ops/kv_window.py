@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from vkep.dtypes import DTYPES
+from vkep.ir import algebra as fn
+from vkep.ir.algebra import where
 from vkep.ir.builder import LARGEST, Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
@@ -44,8 +46,8 @@ class Window:
         own = b.constant(np.arange(batch * heads, dtype=np.int32).reshape(batch, heads, 1))
         place = positions(b, self.capacity)
         shift = b.reshape(self.shift, (batch, 1, 1))
-        row = b.expr(f"({{0}} * {rows} + min({{1}} + {{2}}, {rows - 1}))", own, place, shift, ctype="int")
-        at = b.store(row, _INT32, shape=(batch, heads, self.capacity))
+        row, step, by = b.reads(own, place, shift)
+        at = b.store(row * rows + fn.minimum(step + by, rows - 1), _INT32, shape=(batch, heads, self.capacity))
         out = b.empty(joined.dtype, (batch, heads, self.capacity, size))
         count = batch * heads * self.capacity
         problem = GatherProblem(1, batch * heads * rows, size, count, joined.dtype.name, "int32")
@@ -58,7 +60,7 @@ class Window:
             b.invalid(f"attention_bias has shape {list(bias.shape)}, expected 4 axes")
         most = bias.shape[3] - 1
         place = b.reshape(positions(b, self.rows), (1, 1, 1, self.rows))
-        column = b.expr(f"min({{0}} + {{1}}, {most})", place, b.reshape(self.begin, (batch, 1, 1, 1)), ctype="int")
+        column = fn.minimum(b.expr("add", place, b.reshape(self.begin, (batch, 1, 1, 1))), most)
         shape = (batch, *bias.shape[1:3], self.rows)
         wide = b.broadcast("attention_bias", bias, (batch, *bias.shape[1:]))
         return elements_at(b, wide, b.store(column, _INT32, shape=shape), 3, "a position of attention_bias")
@@ -72,29 +74,24 @@ def window(b: Builder, lengths: Tensor, counts: Tensor | None, length: int, capa
         b.invalid(f"local_window_size is {size}, expected 1 to the cache's {capacity} rows")
     batch = lengths.size
     b.expect_range("seqlens_k", lengths, 0, LARGEST - 1 - capacity)
-    after = b.expr("({0} + 1)", lengths, ctype="int")
+    after = b.expr("same", lengths) + 1
     if counts is None:
-        before: Expr = b.expr("max({0} - {1}, 0)", after, length, ctype="int")
+        before = fn.maximum(after - length, 0)
     else:
         b.expect_range("query_seqlens", counts, 0, length)
-        known = b.require(
-            b.expr("({0} - {1})", after, b.reshape(counts, (batch,)), ctype="int"),
-            "({0} >= 0)",
-            "a sequence is shorter than its query_seqlens",
-        )
-        before = b.expr("same", known, ctype="int")
-    first = b.store(_held(b, before, capacity, size), _INT32, shape=(batch,))
-    dropped = b.expr("(({0} - {1}) - ({2} - {3}))", after, _held(b, after, capacity, size), before, first, ctype="int")
-    shift = b.store(dropped, _INT32, shape=(batch,))
+        earlier = b.expr("sub", after, b.reshape(counts, (batch,)))
+        before = b.expr("same", b.require(earlier, lambda v: v >= 0, "a sequence is shorter than its query_seqlens"))
+    first = b.store(_held(before, capacity, size), _INT32, shape=(batch,))
+    begin = b.expr("sub", before, first)
+    shift = b.store(after - _held(after, capacity, size) - begin, _INT32, shape=(batch,))
     seen = b.reshape(b.store(before, _INT32, shape=(batch,)), (batch, 1))
     steps = positions(b, length).view((1, length), (0, 1))
     places = b.cast(b.pointwise("add", steps, seen, dtype=_INT32, shape=(batch, length)), _INT64)
-    begin = b.store(b.expr("({0} - {1})", before, first, ctype="int"), _INT32, shape=(batch,))
-    return Window(capacity, capacity + length, first, places, begin, shift)
+    return Window(capacity, capacity + length, first, places, b.store(begin, _INT32, shape=(batch,)), shift)
 
 
-def _held(b: Builder, tokens: Expr, capacity: int, size: int) -> Expr:
+def _held(tokens: Expr, capacity: int, size: int) -> Expr:
     """How many of so many tokens the cache holds: it drops as many at once as it has rows beyond the window, and one."""
     at_once = capacity - size + 1
-    dropped = f"(({{0}} - {capacity} + {at_once - 1}) / {at_once} * {at_once})"
-    return b.expr(f"({{0}} <= {capacity} ? {{0}} : {{0}} - {dropped})", tokens, ctype="int")
+    dropped = (tokens - capacity + (at_once - 1)) / at_once * at_once
+    return where(tokens <= capacity, tokens, tokens - dropped)

@@ -340,7 +340,7 @@ def _attend_block(
     probabilities = _softmax(b, scores, heads, scoring.sink)
     seen = mask.allowed(b, with_biases=True) if mask.may_hide_rows else None
     if seen is not None:
-        kept = b.expr("({0} ? {1} : 0.0)", seen, probabilities, ctype="float")
+        kept = b.expr("where", seen, probabilities, 0.0)
         probabilities = b.store(kept, q.dtype, shape=heads.shape)
     if scores_stage == 3:
         stages[3] = probabilities
