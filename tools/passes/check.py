@@ -13,7 +13,6 @@ from unittest import mock
 import numpy as np
 
 from tools.passes.order import checked_size, misordered
-from vkep.dtypes import DTYPES
 from vkep.ir import expr as ex
 from vkep.ir.host_memory import HostMemory, InvalidAccess
 from vkep.ir.interpreter import Interpreter
@@ -105,11 +104,13 @@ class _Watch:
             if expected is None or expected.size != made.size:
                 continue
             self.report.compared += 1
-            expected = expected.view(np.uint8) if t.dtype.kind == "bits" else expected
-            kind = np.float64 if t.dtype.kind == "float" else expected.dtype
-            was = np.ma.array(expected.astype(kind).reshape(made.shape), mask=np.ma.getmaskarray(made))
+            was = np.ma.array(_numbers(expected, t).reshape(made.shape), mask=np.ma.getmaskarray(made))
+            now = np.ma.array(_numbers(np.ma.getdata(made), t), mask=np.ma.getmaskarray(made))
             rtol = max(self._rtol, _AS_EXPECTED.get(t.dtype.name, _EXPECTED))
-            what = _difference(_State([was], set()), _State([made], set()), [t], rtol)
+            if t.dtype.kind in ("int", "uint") and "round" in _names(ops):  # a tie of float32 is none of float64
+                near = np.abs(was - now) <= 1
+                now[near] = was[near]
+            what = _difference(_State([was], set()), _State([now], set()), [t], rtol)
             if what:
                 self._failed(LOWERING, what, _described(ops))
                 return
@@ -213,13 +214,27 @@ def watched(inputs: Inputs | None = None, seed: int = 0, expected: Inputs | None
         yield watch.report
 
 
+def _numbers(values: np.ndarray, like: Tensor) -> np.ndarray:
+    """Elements in 64 bits; 8-bit and 4-bit floats, of which zero has two codes, as floats."""
+    kind = like.dtype.kind
+    if kind == "bits":
+        values = np.ascontiguousarray(values).view(like.dtype.numpy)
+    return values.astype({"bool": np.bool_, "int": np.int64, "uint": np.int64}.get(kind, np.float64))
+
+
 def _tolerance(ops: Iterable[Op]) -> float:
+    names = _names(ops)
+    return max([_CLOSE, *(rtol for name, rtol in _ROUNDED.items() if name in names)])
+
+
+def _names(ops: Iterable[Op]) -> set[str]:
+    """The names of all operations in expressions."""
     names: set[str] = set()
     for op in ops:
         expr = op.expr if isinstance(op, Pointwise) else op.epilogue
         if expr is not None:
             names.update(node.op for node in _nodes(expr))
-    return max([_CLOSE, *(rtol for name, rtol in _ROUNDED.items() if name in names)])
+    return names
 
 
 def _nodes(expr: ex.Expr) -> Iterator[ex.Expr]:
@@ -236,7 +251,7 @@ def _difference(before: _State, after: _State, results: Sequence[Tensor], rtol: 
         where = np.ma.getmaskarray(was) != np.ma.getmaskarray(now)
         kept = ~np.ma.getmaskarray(was)
         was, now = np.ma.getdata(was), np.ma.getdata(now)
-        if DTYPES[t.dtype.name].kind == "float":
+        if was.dtype.kind == "f":
             finite = np.abs(was[np.isfinite(was)])
             atol = rtol * _OF_GREATEST / _CLOSE * float(finite.max(initial=0.0))
             where = where | kept & ~np.isclose(was, now, rtol, atol, equal_nan=True)
