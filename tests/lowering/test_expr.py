@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import struct
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+import vkep
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DTYPES
 from vkep.errors import ExpressionError
@@ -279,3 +282,19 @@ def test_an_expression_of_any_depth(b: Builder) -> None:
     twice = ex.inline(changed, {ex.leaves(changed)[0]: deep})
     assert ex.tensors(twice) == [x] and ex.count(twice) == 2 * depth + 2
     assert _generate(twice).result == f"t{2 * depth + 1}"
+
+
+#: the table of operations, the code that is made of it, and the docstring about GLSL of a user's operator
+_WITH_TEMPLATES = {"pointwise_ops.py", "code.py", "expr.py"}
+
+
+def test_no_expression_of_vkep_is_glsl_text() -> None:
+    """Passes, the interpreter and the evaluation on the host know operations by name."""
+    sources = [path for path in Path(vkep.__file__).parent.rglob("*.py") if path.name not in _WITH_TEMPLATES]
+    texts = [
+        f"{path}:{node.lineno}: {node.value}"
+        for path in sources
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.search(r"\{\d\}", node.value)
+    ]
+    assert len(sources) > 300 and not texts, "\n".join(texts)

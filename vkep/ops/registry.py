@@ -2,7 +2,7 @@
 
     @operator("LeakyRelu", types={"T": FLOATS})
     def leaky_relu(b: Builder, x: Tensor, *, alpha: float = 0.01) -> Tensor:
-        return b.pointwise("({0} < 0 ? {0} * {1} : {0})", x, alpha)
+        return b.pointwise(lambda v, slope: where(v < 0, v * slope, v), x, alpha)
 
 Positional parameters after the builder are the inputs in schema order (``None`` by default where optional; ``*xs``
 where variadic); keyword-only ones are attributes with the schema's defaults, and ``opset`` of an operator of ONNX is
