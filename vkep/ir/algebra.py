@@ -74,6 +74,11 @@ def stored_as(x: Expr, dtype: DType) -> Expr:
     return apply(pointwise_ops.stored_as(dtype), x)
 
 
+def swish(x: Expr, slope: Operand | None = None) -> Expr:
+    """``x * sigmoid(slope * x)``; without a slope the SiLU."""
+    return x / (1.0 + exp(-x if slope is None else -slope * x))
+
+
 def _named(op: str) -> Callable[[Expr], Expr]:
     def function(x: Expr) -> Expr:
         return apply(op, x)

@@ -15,7 +15,6 @@ from vkep.dtypes import DTYPES
 from vkep.graph.attributes import ConvAttributes, GemmAttributes, LayerNormAttributes
 from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
-from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.ops.contraction import gemm, matrix_product, scaled
 from vkep.ops.convolution import conv_
@@ -85,14 +84,9 @@ def fast_gelu(b: Builder, x: Tensor, bias: Tensor | None = None) -> Tensor:
     return gelu(b, x, approximate="tanh")
 
 
-def swish(x: Expr, alpha: Expr) -> Expr:
-    """``x * sigmoid(alpha * x)``."""
-    return x / (1 + fn.exp(-alpha * x))
-
-
 @operator("QuickGelu", domain=MICROSOFT, types={"x": FLOATS})
 def quick_gelu(b: Builder, x: Tensor, *, alpha: float = 1.702) -> Tensor:
-    return b.pointwise(swish, x, alpha)
+    return b.pointwise(fn.swish, x, alpha)
 
 
 @operator("BiasDropout", domain=MICROSOFT, types={"data bias residual": FLOATS})

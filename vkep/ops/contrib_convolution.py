@@ -16,7 +16,6 @@ from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import FLOATING, SINGLE
 from vkep.ops.contraction import matrix_product
 from vkep.ops.contrib import MICROSOFT, activated, channels_first, channels_last, outputs
-from vkep.ops.contrib_fused import silu
 from vkep.ops.convolution import conv_, conv_transpose
 from vkep.ops.gather import gathered
 from vkep.ops.generators import positions
@@ -129,7 +128,7 @@ def causal_conv_with_state(
     a = ConvAttributes(group=channels, dilations=[dilation])
     y = conv_(b, whole, weight, bias, a=a)
     if activation != "none":
-        y = b.pointwise(silu, y)
+        y = b.pointwise(fn.swish, y)
     present = whole.slice(2, steps, reach)
     return outputs(b, *((t.transpose((0, 2, 1)) for t in (y, present)) if channels_last else (y, present)))
 
@@ -177,7 +176,7 @@ def varlen_causal_conv_with_state(
     if bias is not None:
         total = b.expr("add", total, bias)
     if activation != "none":
-        total = silu(total)
+        total = fn.swish(total)
     y = b.store(total, x.dtype, shape=x.shape)
     each = b.reshape(positions(b, packed.batch), (packed.batch, 1))
     length, back, place = b.reads(b.reshape(packed.lengths, (packed.batch, 1)), reach, positions(b, reach))

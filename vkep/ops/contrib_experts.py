@@ -24,7 +24,7 @@ from vkep.kernels.launch import is_cpu
 from vkep.ops.allowed import SINGLE
 from vkep.ops.contraction import matrix_product
 from vkep.ops.contrib import MICROSOFT, outputs, unpacked_codes, wants_output
-from vkep.ops.contrib_fused import gated_parts, silu
+from vkep.ops.contrib_fused import gated_parts
 from vkep.ops.elementwise import gelu
 from vkep.ops.gather import elements_at, gather_, gathered, scatter_elements_
 from vkep.ops.normalization import softmax_over
@@ -167,7 +167,7 @@ def _activated(b: Builder, a: MoEAttributes, y: Tensor, third: Tensor | None) ->
     else:
         functions: dict[str, Callable[[Expr], Expr]] = {
             "relu": fn.relu,
-            "silu": silu,
+            "silu": fn.swish,
             "identity": lambda v: v,
             "relu2": lambda v: fn.relu(v) * fn.relu(v),
         }

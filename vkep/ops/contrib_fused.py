@@ -18,7 +18,7 @@ from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import FLOATING, SINGLE
 from vkep.ops.contraction import matrix_product
-from vkep.ops.contrib import MICROSOFT, fused_matmul, outputs, swish
+from vkep.ops.contrib import MICROSOFT, fused_matmul, outputs
 from vkep.ops.elementwise import gelu
 from vkep.ops.normalization import group_normalization, row_norm, softmax_over
 from vkep.ops.random import dropped, training_rate
@@ -28,11 +28,6 @@ from vkep.ops.signal import transformed
 
 _FLOAT32, _BOOL, _UINT32 = (DTYPES[n] for n in ("float32", "bool", "uint32"))
 _DOUBLES = (*FLOATS, "float64")
-
-
-def silu(x: Expr) -> Expr:
-    """``x * sigmoid(x)``"""
-    return x / (1.0 + fn.exp(-x))
 
 
 @operator("BiasAdd", domain=MICROSOFT, types={"x bias skip": FLOATS})
@@ -183,7 +178,7 @@ def gated_parts(
     if limit is not None:
         most = b.reads(g, limit)[1]
         g, u = where(g > most, most, g), fn.limited(u, -most, most)
-    return swish(g, steep), u + offset
+    return fn.swish(g, steep), u + offset
 
 
 @operator("GatedAdd", domain=MICROSOFT, types={"x y gate": SINGLE})
@@ -216,7 +211,7 @@ def _grouped(
         b.invalid(f"activation is {activation}, expected 0 or 1 (SiLU)")
     scale, bias = (b.cast(t, x.dtype) for t in (gamma, beta))
     made = group_normalization(b, x, scale, bias, num_groups=groups, epsilon=epsilon)
-    return b.pointwise(silu, made) if activation else made
+    return b.pointwise(fn.swish, made) if activation else made
 
 
 def _norm_of_groups(
@@ -297,7 +292,7 @@ def branchwise_rms_norm(
 def gated_rms_norm(
     b: Builder, x: Tensor, scale: Tensor, gate: Tensor, *, activation: str = "silu", epsilon: float = 1e-5
 ) -> Tensor:
-    gates = {"silu": silu, "swish": silu, "sigmoid": fn.sigmoid}
+    gates = {"silu": fn.swish, "swish": fn.swish, "sigmoid": fn.sigmoid}
     if activation not in gates:
         b.invalid(f"activation is {activation!r}, expected one of {', '.join(gates)}")
     width = scale.size

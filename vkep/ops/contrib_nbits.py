@@ -7,6 +7,7 @@ Semantics: the operators' schemas in ONNX Runtime (docs/ContribOperators.md).
 from __future__ import annotations
 
 from vkep.graph.attributes import LayerNormAttributes
+from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.ops.contrib import (
@@ -15,7 +16,6 @@ from vkep.ops.contrib import (
     simplified_layer_normalization,
     with_skip,
 )
-from vkep.ops.contrib_fused import silu
 from vkep.ops.contrib_quantized import matmul_nbits_
 from vkep.ops.normalization import row_norm
 from vkep.ops.registry import FLOATS, operator
@@ -67,7 +67,7 @@ def matmul_nbits_mlp(
         matmul_nbits_(b, rows, codes, scales, None, None, bias, K=K, N=N, bits=bits, block_size=block_size)
         for codes, scales, bias in ((gate, gate_scales, gate_bias), (up, up_scales, up_bias))
     )
-    return outputs(b, b.pointwise(lambda gate, up: silu(gate) * up, gated, raised, dtype=x.dtype), summed)
+    return outputs(b, b.pointwise(lambda gate, up: fn.swish(gate) * up, gated, raised, dtype=x.dtype), summed)
 
 
 @operator(

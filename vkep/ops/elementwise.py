@@ -183,7 +183,7 @@ def mish(b: Builder, x: Tensor) -> Tensor:
 
 @operator("Swish", types={"T": every("Swish", among=FLOATING)})
 def swish(b: Builder, x: Tensor, *, alpha: float = 1.0) -> Tensor:
-    return b.pointwise(lambda v, slope: v / (1 + fn.exp(-slope * v)), x, alpha)
+    return b.pointwise(fn.swish, x, alpha)
 
 
 @operator("Identity", types={"T": every("Identity"), "V": every("Identity", "V")})
