@@ -17,8 +17,10 @@ from vkep.ir import float8
 from vkep.ir.builder import Builder
 from vkep.ir.evaluate import evaluate
 from vkep.ir.meaning import NUMPY
+from vkep.ir.ops import Pointwise
 from vkep.ir.pointwise_ops import KINDS, OPERATIONS
 from vkep.ir.tensor import Tensor
+from vkep.ops.quantization import dequantized
 
 _TYPES = {"float": "float32", "double": "float64", "int": "int32", "uint": "uint32", "int64_t": "int64",
           "uint64_t": "uint64", "bool": "bool"}  # fmt: skip
@@ -165,6 +167,17 @@ def test_casts_from_each_type_to_each_other_have_a_meaning_on_the_host(b: Builde
     for to in (d for d in DTYPES.values() if d.kind != "bits"):
         found = evaluate(b.cast_expr(leaf, DTYPES[name], to), {leaf: values}.__getitem__)
         assert found.dtype == NUMPY[to.glsl_compute] and found.tolist() == [0, 1, 1, 0]
+
+
+def test_integers_are_rounded_to_float_before_they_are_scaled(b: Builder) -> None:
+    inputs = {name: Tensor.contiguous(DTYPES[name], (2,)) for name in ("int32", "float32")}
+    dequantized(b, inputs["int32"], inputs["float32"], None, DTYPES["float32"], 0, 0)
+    [op] = b.ops
+    assert isinstance(op, Pointwise)
+    arrays = {"int32": np.array([2**24 + 1, -5], np.int32), "float32": np.array([3, 0.5], np.float32)}
+    leaves = {leaf: arrays[leaf.tensor.dtype.name] for leaf in ex.leaves(op.expr) if leaf.tensor is not None}
+    found = evaluate(op.expr, lambda leaf: leaves[leaf].reshape(leaf.tensor.shape if leaf.tensor else ()))
+    assert found.reshape(-1).tolist() == [2.0**24 * 3, -2.5]
 
 
 def test_text_has_no_meaning_on_the_host(b: Builder) -> None:

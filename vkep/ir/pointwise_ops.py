@@ -117,7 +117,6 @@ OPERATIONS = {
     "mod": Operation("({0} % {1})", meaning.remainder, _INTEGERS),
     "exact_remainder": Operation("exact_remainder({0}, {1})", meaning.size_of_remainder, _REALS),
     "mul_add": Operation("({0} * {1} + {2})", lambda x, y, z: x * y + z, "number number number -> number"),
-    "mul_float": Operation("(float({0}) * {1})", np.multiply, "any float -> float"),
     "neg": Operation("(-{0})", np.negative, _NUMBER),
     "abs": Operation("abs({0})", np.abs, "signed -> signed"),
     "with_sign": Operation("with_sign({0}, {1})", np.copysign, _REALS),

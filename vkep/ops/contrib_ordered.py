@@ -98,7 +98,7 @@ def _quantized(b: Builder, x: Tensor, scale: Tensor) -> Tensor:
 
 def _real(b: Builder, x: Tensor, scale: Tensor, to: DType) -> Tensor:
     factor = fn.stored_as(b.expr("same", scale), to)
-    return b.store(b.expr("mul_float", x, factor, ctype="float"), to, shape=x.shape)
+    return b.store(b.expr("cast", x, ctype="float") * factor, to, shape=x.shape)
 
 
 @operator("QuantizeWithOrder", domain=MICROSOFT, types={"x": FLOATS, "scale": _S})
@@ -158,7 +158,7 @@ def qordered_layer_normalization(
 def _product(b: Builder, x: Tensor, matrix: Tensor, alpha: Expr, *added: Expr) -> Tensor:
     """``alpha * (x @ matrix)`` and what is added to it, in float32, rounded to int8."""
     total = matrix_product(b, x, matrix, _INT32)
-    value = b.expr("mul_float", total, alpha, ctype="float")
+    value = b.expr("cast", total, ctype="float") * alpha
     for term in added:
         value = b.expr("add", value, term)
     return _saturated(b, value, total.shape)
@@ -195,7 +195,7 @@ def qordered_matmul(
         b.expect("C", c, shape, shape[-2:], (1, *shape[-2:]))
         _scalars(b, scale_C=c_scale)
         c = b.reshape(c, c.shape[-a.rank :])
-        added.append(b.expr("mul_float", c, b.divide(c_scale, y_scale), ctype="float"))
+        added.append(b.expr("cast", c, ctype="float") * b.divide(c_scale, y_scale))
     alpha = ratio(b, a_scale, b_scale, y_scale)
     matrix = _to_rows(b, y, _COL)
     if a.rank == 2 and matrix.rank == 3:
@@ -277,7 +277,7 @@ def qordered_attention(
     scores = _product(b, q, k.transpose((0, 1, 3, 2)), ratio(b, q_scale, k_scale, scores_scale))
     # a masked key is 0 after the softmax too, so that a row without any key is 0
     kept = None if mask is None else b.expr("ne", b.reshape(mask, (batch, 1, 1, length)), 0, ctype="bool")
-    value = b.expr("mul_float", scores, scores_scale, ctype="float") * default_scale(q.shape[3])
+    value = b.expr("mul", b.expr("cast", scores, ctype="float"), scores_scale) * default_scale(q.shape[3])
     if kept is not None:
         value = where(kept, value, -1e30)
     weights = b.contiguous(b.store(value, _FLOAT32, shape=scores.shape))

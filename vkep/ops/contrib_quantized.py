@@ -199,7 +199,7 @@ def gather_block_quantized(
     elif data.dtype is _UINT8:
         value = b.expr("sub", value, 1 << (bits - 1))
     factor = _repeated(b, factors, axis, block_size, length)
-    result = b.expr("mul_float", value, factor, ctype="float")
+    result = b.expr("mul", fn.cast(value, "float"), factor)
     return b.store(fn.stored_as(result, scales.dtype), scales.dtype, shape=rows.shape)
 
 
@@ -255,7 +255,7 @@ def dynamic_quantize_matmul(
 
 def _scaled_to_float(b: Builder, product: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None) -> Tensor:
     factor = b.expr("mul", a_scale, b_scale, ctype="float")
-    value = b.expr("mul_float", product, factor, ctype="float")
+    value = b.expr("cast", product, ctype="float") * factor
     b.expect("bias", bias, product.shape[-1:])
     if bias is not None:
         value = b.expr("add", value, bias)
@@ -299,7 +299,7 @@ def real(b: Builder, x: Tensor, scale: Tensor, zero_point: Tensor | None) -> Exp
     value = b.expr("cast", x, ctype="int")
     if zero_point is not None:
         value = value - b.expr("cast", zero_point, ctype="int")
-    return b.expr("mul_float", value, scale, ctype="float")
+    return b.expr("mul", fn.cast(value, "float"), scale)
 
 
 _declare_qlinear("QLinearAdd", "add")
@@ -348,7 +348,7 @@ def qgemm(
     if c is not None:
         value = b.expr("add", value, c)
     factor = b.expr("mul", b.expr("mul", a_scale, b_scale), alpha)
-    result = b.expr("mul_float", value, factor, ctype="float")
+    result = fn.cast(value, "float") * factor
     if y_scale is not None:
         result = b.divide(result, y_scale)
     if y_scale is None or y_zero_point is None:

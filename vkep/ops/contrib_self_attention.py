@@ -162,7 +162,7 @@ def qattention(
         b.expect(what, tensor, (), (1,), (sum(sizes),))
     total = integer_product(b, x, weights, x_zero, w_zero)
     factor = b.expr("mul", x_scale, w_scale, ctype="float")
-    value = b.expr("add", b.expr("mul_float", total, factor, ctype="float"), bias)
+    value = b.expr("add", b.expr("cast", total, ctype="float") * factor, bias)
     product = b.store(value, bias.dtype, shape=total.shape)
     parts = _split(b, product, sizes, num_heads)
     return _attended(b, parts, mask_index, past, None, scale, mask_filter_value, bool(unidirectional))

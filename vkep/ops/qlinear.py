@@ -11,6 +11,7 @@ import numpy as np
 
 from vkep.dtypes import DTYPES
 from vkep.graph.attributes import ConvAttributes
+from vkep.ir import algebra as fn
 from vkep.ir import float8
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
@@ -91,7 +92,7 @@ def qlinear_matmul(
         floats = matrix_product(b, b.cast(a, _FLOAT32), b.cast(y, _FLOAT32))
         return b.store(float8.encode(b.expr("mul", floats, factor), made), made, shape=floats.shape)
     product = integer_product(b, a, y, a_zero_point, b_zero_point)
-    value = b.expr("mul_float", product, factor, ctype="float")
+    value = b.expr("cast", product, ctype="float") * factor
     result = rounded_to(b, value, _rows(b, a, y_zero_point), y_zero_point.dtype)
     return b.store(result, y_zero_point.dtype, shape=product.shape)
 
@@ -153,5 +154,5 @@ def qlinear_conv(
     if bias is not None:
         value = b.expr("add", value, _channels(b, bias, len(shape), 1))
     factor = ratio(b, x_scale, _channels(b, w_scale, len(shape), 1), y_scale)
-    result = rounded_to(b, b.expr("mul_float", value, factor, ctype="float"), y_zero_point, y_zero_point.dtype)
+    result = rounded_to(b, fn.cast(value, "float") * factor, y_zero_point, y_zero_point.dtype)
     return b.store(result, y_zero_point.dtype, shape=shape)

@@ -188,7 +188,7 @@ def dequantized(
         value = b.expr("cast", b.reshape(x, shape), ctype="int")
     if zero is not None:
         value = value - b.expr("cast", zero, ctype="int")
-    result = b.expr("mul_float", value, factor, ctype="float")
+    result = b.expr("mul", fn.cast(value, "float"), factor)
     return b.reshape(b.store(fn.stored_as(result, to), to, shape=shape), x.shape)
 
 
