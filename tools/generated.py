@@ -38,6 +38,7 @@ GENERATORS = (
     Generator("tools.aten_table", ("docs/executorch.md",)),
     Generator("tools.backend_suite.contrib", ("docs/operators.md",), ("--write",)),
     Generator("tools.tosa_coverage", ("docs/vgf.md",), ("--write",)),
+    Generator("tools.ort_api", ("docs/python-api.md",), ("--write",)),
     Generator("tools.plan_digests", ("tests/lowering/data/plan_digests.json",), ("--write",)),
     Generator("tools.device_records", ("docs/devices.md",), ("--write",), slow=True),
     Generator(

@@ -37,7 +37,33 @@ if _typing.TYPE_CHECKING:
     from vkep.graph.model import ModelMetadata
     from vkep.memory import ArenaOutOfMemory
     from vkep.session import InferenceSession, IOBinding, NodeArg, Report, SessionOptions
-    from vkep.session.ort_options import ExecutionMode, GraphOptimizationLevel
+    from vkep.session.ort_devices import (
+        OrtAllocatorType,
+        OrtDevice,
+        OrtDeviceMemoryType,
+        OrtDeviceVendorId,
+        OrtEpAssignedNode,
+        OrtEpAssignedSubgraph,
+        OrtEpDevice,
+        OrtExecutionProviderDevicePolicy,
+        OrtHardwareDevice,
+        OrtHardwareDeviceType,
+        OrtMemType,
+        get_ep_devices,
+    )
+    from vkep.session.ort_module import (
+        copy_tensors,
+        disable_telemetry_events,
+        enable_telemetry_events,
+        has_collective_ops,
+        preload_dlls,
+        set_default_logger_callback,
+        set_default_logger_severity,
+        set_default_logger_verbosity,
+        set_global_thread_pool_sizes,
+        set_seed,
+    )
+    from vkep.session.ort_options import ExecutionMode, ExecutionOrder, GraphOptimizationLevel
     from vkep.session.ort_value import OrtValue
     from vkep.session.replicas import Replicas
     from vkep.session.run_options import RunOptions
@@ -50,18 +76,41 @@ _LAZY = {
     "DelegateLease": "gpu_shared",
     "DeviceTensor": "vkep.device.tensor",
     "ExecutionMode": "vkep.session.ort_options",
+    "ExecutionOrder": "vkep.session.ort_options",
     "GraphOptimizationLevel": "vkep.session.ort_options",
     "IOBinding": "vkep.session",
     "InferenceSession": "vkep.session",
     "ModelMetadata": "vkep.graph.model",
     "NodeArg": "vkep.session",
+    "OrtAllocatorType": "vkep.session.ort_devices",
+    "OrtDevice": "vkep.session.ort_devices",
+    "OrtDeviceMemoryType": "vkep.session.ort_devices",
+    "OrtDeviceVendorId": "vkep.session.ort_devices",
+    "OrtEpAssignedNode": "vkep.session.ort_devices",
+    "OrtEpAssignedSubgraph": "vkep.session.ort_devices",
+    "OrtEpDevice": "vkep.session.ort_devices",
+    "OrtExecutionProviderDevicePolicy": "vkep.session.ort_devices",
+    "OrtHardwareDevice": "vkep.session.ort_devices",
+    "OrtHardwareDeviceType": "vkep.session.ort_devices",
+    "OrtMemType": "vkep.session.ort_devices",
     "OrtValue": "vkep.session.ort_value",
     "Replicas": "vkep.session.replicas",
     "Report": "vkep.session",
     "RunOptions": "vkep.session.run_options",
     "SessionOptions": "vkep.session",
     "SharedGpuContext": "gpu_shared",
+    "copy_tensors": "vkep.session.ort_module",
+    "disable_telemetry_events": "vkep.session.ort_module",
+    "enable_telemetry_events": "vkep.session.ort_module",
+    "get_ep_devices": "vkep.session.ort_devices",
+    "has_collective_ops": "vkep.session.ort_module",
     "live_counts": "gpu_shared",
+    "preload_dlls": "vkep.session.ort_module",
+    "set_default_logger_callback": "vkep.session.ort_module",
+    "set_default_logger_severity": "vkep.session.ort_module",
+    "set_default_logger_verbosity": "vkep.session.ort_module",
+    "set_global_thread_pool_sizes": "vkep.session.ort_module",
+    "set_seed": "vkep.session.ort_module",
 }
 
 __all__ = [
@@ -80,6 +129,7 @@ __all__ = [
     "DeviceTensor",
     "DriverNotFoundError",
     "ExecutionMode",
+    "ExecutionOrder",
     "ForkedProcessError",
     "GpuError",
     "GraphOptimizationLevel",
@@ -89,6 +139,17 @@ __all__ = [
     "InvalidModelError",
     "ModelMetadata",
     "NodeArg",
+    "OrtAllocatorType",
+    "OrtDevice",
+    "OrtDeviceMemoryType",
+    "OrtDeviceVendorId",
+    "OrtEpAssignedNode",
+    "OrtEpAssignedSubgraph",
+    "OrtEpDevice",
+    "OrtExecutionProviderDevicePolicy",
+    "OrtHardwareDevice",
+    "OrtHardwareDeviceType",
+    "OrtMemType",
     "OrtValue",
     "OutOfDeviceMemoryError",
     "Replicas",
@@ -102,14 +163,27 @@ __all__ = [
     "SyncMode",
     "UnsupportedModelError",
     "VkepError",
+    "copy_tensors",
     "devices",
+    "disable_telemetry_events",
+    "enable_telemetry_events",
     "get_all_providers",
     "get_available_providers",
+    "get_build_info",
     "get_device",
+    "get_ep_devices",
+    "get_version_string",
+    "has_collective_ops",
     "live_counts",
     "make_shared_gpu_compile_specs",
     "parse_shared_gpu_compile_spec",
+    "preload_dlls",
+    "print_debug_info",
+    "set_default_logger_callback",
     "set_default_logger_severity",
+    "set_default_logger_verbosity",
+    "set_global_thread_pool_sizes",
+    "set_seed",
 ]
 
 
@@ -136,21 +210,23 @@ def get_device() -> str:
     return "GPU"
 
 
-def set_default_logger_severity(severity: int) -> None:
-    """Set the minimum severity of log messages, as ``onnxruntime.set_default_logger_severity`` does: 0 (all) to 4
-    (fatal).
+def get_version_string() -> str:
+    """Return vkep's version."""
+    return __version__
 
-    It sets the levels of the standard library's loggers ``vkep`` and ``gpu_shared``. Raises ``ValueError`` for another
-    number.
-    """
-    import logging
 
-    from vkep.session.run_options import LEVELS
+def get_build_info() -> str:
+    """Return vkep's version and the target of its shaders."""
+    return f"vkep {__version__}, Vulkan 1.3, SPIR-V 1.6"
 
-    if severity not in range(len(LEVELS)):
-        raise ValueError(f"severity is {severity!r}, expected 0 to {len(LEVELS) - 1}")
-    for name in ("vkep", "gpu_shared"):
-        logging.getLogger(name).setLevel(LEVELS[severity])
+
+def print_debug_info() -> None:
+    """Print the versions of vkep and Python, the platform, and the Vulkan devices. Raises `DriverNotFoundError`."""
+    import platform
+
+    print(f"vkep version: {__version__}\npython: {platform.python_version()}\nplatform: {platform.platform()}")
+    for device in devices():
+        print(device)
 
 
 def __getattr__(name: str) -> _typing.Any:

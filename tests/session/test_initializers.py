@@ -35,7 +35,7 @@ def test_they_are_given_as_to_onnx_runtime(open_session: Any) -> None:
     options.add_initializer("w", vkep.OrtValue.ortvalue_from_numpy(GIVEN))
     options.add_initializer("v", GIVEN)
     np.testing.assert_array_equal(
-        open_session(parser.parse_model(TEXT), options=options).run(None, {"x": X})[0], X * GIVEN + GIVEN
+        open_session(parser.parse_model(TEXT), sess_options=options).run(None, {"x": X})[0], X * GIVEN + GIVEN
     )
 
 

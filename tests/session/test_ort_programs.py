@@ -89,6 +89,63 @@ print(y.numpy().tolist(), z.shape(), z.data_type(), z.tensor_size_in_bytes())
 value.update_inplace(-x)
 print(session.run_with_ort_values(["y"], {"x": value})[0].numpy().tolist())
 """,
+    "arguments by name": """
+session = ort.InferenceSession(
+    path_or_bytes="model.onnx", sess_options=ort.SessionOptions(), providers=ort.get_available_providers(), provider_options=None,
+    enable_fallback=0, disabled_optimizers=["ConstantFolding"],
+)
+print(session.run(output_names=["y"], input_feed={"x": x}, run_options=None)[0].tolist())
+value = ort.OrtValue.ortvalue_from_numpy(x, device_type="cpu", device_id=0)
+print(session.run_with_ort_values(output_names=["y"], input_dict_ort_values={"x": value})[0].numpy().tolist())
+binding = session.io_binding()
+binding.bind_cpu_input(name="x", arr_on_cpu=x)
+binding.bind_output(name="z", device_type="cpu")
+session.run_with_iobinding(iobinding=binding, run_options=None)
+print(binding.copy_outputs_to_cpu()[0].tolist())
+binding.bind_ortvalue_input(name="x", ortvalue=value)
+session.run_with_iobinding(binding)
+print(binding.get_outputs()[0].numpy().tolist())
+value.update_inplace(data=-x)
+print(value.numpy().tolist())
+out = ort.OrtValue.ortvalue_from_shape_and_type(shape=[2, 3], element_type=np.float32, device_type="cpu", device_id=0)
+print(out.shape(), out.device_name())
+""",
+    "module functions": """
+ort.set_seed(7)
+ort.set_default_logger_severity(3)
+ort.set_default_logger_verbosity(0)
+ort.disable_telemetry_events()
+ort.preload_dlls(cuda=False, cudnn=False)
+print(ort.has_collective_ops(), isinstance(ort.get_version_string(), str), isinstance(ort.get_build_info(), str))
+print(ort.OrtDevice.make("cpu", 0).device_type(), ort.OrtDevice.make("cuda", 1).device_id(), ort.OrtMemType.CPU.value)
+messages = []
+ort.set_default_logger_callback(lambda *message: messages.append(message), severity=2)
+ort.set_default_logger_callback(None)
+ort.set_default_logger_severity(2)
+""",
+    "devices": """
+device = ort.get_ep_devices()[0]
+print(isinstance(device.ep_name, str), isinstance(device.device.vendor_id, int), dict(device.ep_options) is not None)
+options = ort.SessionOptions()
+print(options.has_providers())
+options.add_provider_for_devices([device], {})
+print(options.has_providers())
+session = ort.InferenceSession("model.onnx", sess_options=options)
+print(device.ep_name in session.get_providers(), session.run(["y"], {"x": x})[0].tolist())
+session.disable_fallback()
+session.enable_fallback()
+print(len(session.get_input_epdevices()))
+""",
+    "values of other libraries": """
+value = ort.OrtValue.from_dlpack(x)
+print(value.shape(), value.data_ptr() == x.ctypes.data, value.numpy().tolist())
+half = np.array([0x3F80, 0x4000], np.uint16)
+print(ort.OrtValue.ortvalue_from_numpy_with_onnx_type(half, 16).data_type())
+""",
+    "lists": """
+session = ort.InferenceSession("model.onnx")
+print(session.run(["y"], {"x": x.tolist()})[0].tolist(), session.run(["y"], {"x": [[1, 2, 3]]})[0].dtype)
+""",
     "arrays bound by address": """
 session = ort.InferenceSession("model.onnx")
 y = np.empty((2, 3), np.float32)

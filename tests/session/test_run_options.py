@@ -70,7 +70,7 @@ def test_the_tag_and_the_severity_of_what_a_run_logs(vulkan: object, caplog: pyt
 
 def test_run_options_of_the_wrong_kind(open_session: Open) -> None:
     session: Any = open_session(ADD_RELU)
-    with pytest.raises(TypeError, match=r"run_options is of <class 'dict'>, expected vkep\.RunOptions"):
+    with pytest.raises(TypeError, match=r"run_options is of <class 'dict'>, expected RunOptions of vkep"):
         session.run(None, FEEDS, {"terminate": True})
     options: Any = RunOptions()
     for name, value, error in (

@@ -7,7 +7,6 @@ what its sizes change.
 
 from __future__ import annotations
 
-import secrets
 import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gpu_shared.commands import CommandBuffer
+from vkep.device import fresh
 from vkep.device.slab import Slab
 from vkep.memory.device_arena import DeviceBlock
 from vkep.memory.staging_ring import StagingArena
@@ -292,7 +292,7 @@ class ArgumentTable:
             image.bound = []  # until all of them are written
             slots = [addresses[port] + addend for port, addend in zip(self._ports, image.addends, strict=True)]
             for k in self._fresh:
-                slots[k] = secrets.randbits(64)
+                slots[k] = fresh.bits()
             self._slots.pack_into(image.bytes, 0, *slots)
             image.bound = addresses
         if self._unified:

@@ -40,11 +40,11 @@ class IOBinding(Uncopied):
 
     # ---- inputs
 
-    def bind_cpu_input(self, name: str, array: Array) -> None:
+    def bind_cpu_input(self, name: str, arr_on_cpu: Array) -> None:
         """Bind an array of the input's shape and dtype. It is uploaded at each run. Raises `InvalidInputError` for a
         name that is no input."""
         self._check(name, self._session.inputs, "input")
-        self.inputs[name] = array
+        self.inputs[name] = arr_on_cpu
 
     def bind_input(
         self,
@@ -139,6 +139,10 @@ class IOBinding(Uncopied):
         # leading elements of a tensor are as many as the run made
         leading = isinstance(result, DeviceTensor) and bool(result.room)
         return OrtValue.of(result) if bound is None or leading else bound
+
+    def get_outputs_as_ortvaluevector(self) -> list[OrtValue]:
+        """The bound outputs of the last run as values, in binding order."""
+        return [v if isinstance(v, OrtValue) else OrtValue.of(v) for v in self.get_outputs()]
 
     def copy_outputs_to_cpu(self) -> list[Array]:
         """The bound outputs of the last run as arrays of their shapes and dtypes, in binding order. Raises as

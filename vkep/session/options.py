@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_shared.compile_spec import SharedGpuCompileSpec, make_shared_gpu_compile_specs, parse_shared_gpu_compile_spec
 from vkep.own_files import own_folder
 from vkep.placement.policy import PREFERENCES
-from vkep.session.ort_options import OrtSessionOptions
+from vkep.session.ort_options import OrtSessionOptions, is_onnxruntimes, of_onnxruntime
 
 if TYPE_CHECKING:
     import numpy as np
@@ -171,11 +171,15 @@ class SessionOptions(OrtSessionOptions):
         return ArenaConfig.from_options(self.arena, strict=True) if self.arena else None
 
 
-def merged_options(options: SessionOptions | None, overrides: Mapping[str, Any]) -> SessionOptions:
-    """A session's options: ``options`` with ``overrides``. Raises `TypeError` for an unknown name, and as
-    `SessionOptions`."""
+def merged_options(options: Any, overrides: Mapping[str, Any]) -> SessionOptions:
+    """A session's options: ``options`` (vkep's, onnxruntime's or None) with ``overrides``. Raises `TypeError` for an
+    unknown name, and as `SessionOptions`."""
+    if is_onnxruntimes(options, "execution_mode"):
+        options = of_onnxruntime(options, SessionOptions())
     if options is not None and not isinstance(options, SessionOptions):
-        raise TypeError(f"options is of {type(options)}, expected vkep.SessionOptions")
+        raise TypeError(
+            f"sess_options is of {type(options)}, expected vkep.SessionOptions or onnxruntime.SessionOptions"
+        )
     options = options or SessionOptions()
     known = SessionOptions.__dataclass_fields__
     for name in overrides:

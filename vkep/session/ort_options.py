@@ -6,13 +6,17 @@ import difflib
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
 logger = logging.getLogger("vkep.session")
 
 VULKAN, CPU = "VulkanExecutionProvider", "CPUExecutionProvider"
 _PREFIX = "ep.vulkanexecutionprovider."
+#: keyword arguments of ``onnxruntime.InferenceSession`` about its own optimizer, configuration and repeated runs
+WITHOUT_EFFECT = ("enable_fallback", "disabled_optimizers", "read_config_from_model")
+_THEIR_PREFIX = "onnxruntime_profile_"  #: onnxruntime's default of ``profile_file_prefix``
 
 
 class GraphOptimizationLevel(IntEnum):
@@ -23,6 +27,14 @@ class GraphOptimizationLevel(IntEnum):
     ORT_ENABLE_EXTENDED = 2
     ORT_ENABLE_LAYOUT = 3
     ORT_ENABLE_ALL = 99
+
+
+class ExecutionOrder(IntEnum):
+    """Accepted without an effect: a plan's order is chosen for its memory."""
+
+    DEFAULT = 0
+    PRIORITY_BASED = 1
+    MEMORY_EFFICIENT = 2
 
 
 class ExecutionMode(IntEnum):
@@ -37,11 +49,12 @@ class OrtSessionOptions:
     logging; set their level there."""
 
     free_dimensions: Mapping[str, int]
+    profile_file_prefix: str
     initializers: Mapping[str, Any]
 
     graph_optimization_level = GraphOptimizationLevel.ORT_ENABLE_ALL
     execution_mode = ExecutionMode.ORT_SEQUENTIAL
-    execution_order = 0
+    execution_order = ExecutionOrder.DEFAULT
     intra_op_num_threads = 0
     inter_op_num_threads = 0
     enable_cpu_mem_arena = True
@@ -70,6 +83,31 @@ class OrtSessionOptions:
         """Set a symbolic dimension's size (``free_dimensions``)."""
         self.free_dimensions = {**self.free_dimensions, name: size}
 
+    def add_external_initializers(self, names: Sequence[str], values: Sequence[Any]) -> None:
+        """`add_initializer` for each name. Raises ``ValueError`` where there are not as many values."""
+        for name, value in zip(names, values, strict=True):
+            self.add_initializer(name, value)
+
+    def add_provider(self, name: str, options: Mapping[str, Any]) -> None:
+        """Set the options of ``VulkanExecutionProvider``; another provider leads to a warning. Raises as ``providers=``."""
+        for option, value in provider_overrides([(name, options)]).items():
+            setattr(self, option, value)
+        object.__setattr__(self, "_providers", [*self.__dict__.get("_providers", ()), name])
+
+    def add_provider_for_devices(self, devices: Sequence[Any], options: Mapping[str, Any]) -> None:
+        """`add_provider` for the first of ``devices``, which `get_ep_devices` lists. Raises ``ValueError`` for none."""
+        if not devices:
+            raise ValueError("add_provider_for_devices: no devices; get_ep_devices() lists them")
+        self.add_provider(devices[0].ep_name, {**devices[0].ep_options, **options})
+
+    def has_providers(self) -> bool:
+        """Whether `add_provider` or `add_provider_for_devices` was called."""
+        return bool(self.__dict__.get("_providers"))
+
+    def set_provider_selection_policy(self, policy: int) -> None:
+        """Accepted without an effect: ``device`` or `add_provider_for_devices` chooses a device; by default it is the first
+        usable one in the order discrete, integrated, virtual, CPU."""
+
     def add_initializer(self, name: str, value: Any) -> None:
         """Replace an initializer (``initializers``) by an array, or an ``OrtValue`` of vkep's or ONNX Runtime's."""
         self.initializers = {**self.initializers, name: value.numpy() if hasattr(value, "numpy") else value}
@@ -95,6 +133,43 @@ class OrtSessionOptions:
             f"register_custom_ops_library({path!r}): such a library has kernels for ONNX Runtime's memory; "
             "docs/adding-an-operator.md says how vkep takes an operator of your own"
         )
+
+
+def is_onnxruntimes(options: object, attribute: str) -> bool:
+    """Whether an object is of that class of onnxruntime's own options that has the attribute."""
+    return type(options).__module__.startswith("onnxruntime.") and hasattr(options, attribute)
+
+
+_Options = TypeVar("_Options", bound=OrtSessionOptions)
+
+
+def of_onnxruntime(theirs: Any, ours: _Options) -> _Options:
+    """``ours`` with the attributes and the provider's entries of an ``onnxruntime.SessionOptions``. Free dimensions,
+    replaced initializers, libraries and providers cannot be read there. Raises as setting them in ``ours``."""
+    plain = (
+        name for name, value in vars(OrtSessionOptions).items() if not name.startswith("_") and not callable(value)
+    )
+    for name in (*plain, "enable_profiling"):
+        kind = type(getattr(ours, name))
+        if hasattr(theirs, name):  # else it is newer than theirs
+            value = getattr(theirs, name)
+            setattr(ours, name, kind(int(value) if issubclass(kind, int) else value))
+    if theirs.profile_file_prefix != _THEIR_PREFIX:
+        ours.profile_file_prefix = theirs.profile_file_prefix
+    from vkep.arena.config import ArenaConfig  # imports the arena, which is not needed until the device is open
+
+    entries = [_PREFIX + name for name in (*PROVIDER_OPTIONS, *_ONLY_THERE, *ArenaConfig().to_options())]
+    for key in (*entries, "ep.context_enable"):
+        text = None
+        with suppress(RuntimeError):  # not set
+            text = theirs.get_session_config_entry(key)
+        if text is not None and (key in entries or text == "1"):
+            ours.add_session_config_entry(key, text)
+    if theirs.has_providers():
+        logger.warning(
+            "the providers of an onnxruntime.SessionOptions cannot be read: pass them to the session, or use vkep.SessionOptions"
+        )
+    return ours
 
 
 def _fields(options: object) -> Mapping[str, Any]:

@@ -39,13 +39,28 @@ class OrtValue:
 
     @classmethod
     def ortvalue_from_numpy(
-        cls, array: Array, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
+        cls, numpy_obj: Array, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
     ) -> OrtValue:
         """A value with the array's shape, dtype and content. For the host it shares the array's memory, if that is
         C-contiguous; for the GPU it is a copy. Raises ``ValueError`` for another device."""
         if on_gpu(device_type):
-            return cls(np.array(array, order="C"), device_id=device_id)
-        return cls(np.asarray(array, order="C"))
+            return cls(np.array(numpy_obj, order="C"), device_id=device_id)
+        return cls(np.asarray(numpy_obj, order="C"))
+
+    @classmethod
+    def ortvalue_from_numpy_with_onnx_type(cls, data: Array, onnx_element_type: int) -> OrtValue:
+        """A value of the array's shape on the host, whose bytes are elements of ``onnx_element_type`` (a number of
+        ``onnx.TensorProto``), such as uint16 for bfloat16. Raises ``TypeError``, ``ValueError`` for elements of other sizes."""
+        dtype = element_dtype(onnx_element_type)
+        if data.dtype.itemsize != dtype.itemsize:
+            raise ValueError(f"data has elements of {data.dtype.itemsize} bytes, expected {dtype.itemsize} ({dtype})")
+        return cls(np.asarray(data, order="C").view(dtype.numpy))
+
+    @classmethod
+    def from_dlpack(cls, data: Any) -> OrtValue:
+        """A value over the memory of another library's tensor on the host. Raises ``BufferError`` and as
+        ``numpy.from_dlpack``."""
+        return cls(np.from_dlpack(data))
 
     @classmethod
     def ortvalue_from_shape_and_type(
@@ -139,18 +154,18 @@ class OrtValue:
         array = self.numpy()
         return (array if self._device_id < 0 else array.copy()).__dlpack__(**asked)
 
-    def update_inplace(self, array: Array) -> None:
+    def update_inplace(self, data: Array) -> None:
         """Replace the content. Raises ``ValueError`` for another shape or dtype."""
-        if array.shape != self._shape or array.dtype != self._dtype.numpy:
+        if data.shape != self._shape or data.dtype != self._dtype.numpy:
             raise ValueError(
-                f"OrtValue {self.data_type()} {self.shape()}: got an array of {array.dtype} {list(array.shape)}"
+                f"OrtValue {self.data_type()} {self.shape()}: got an array of {data.dtype} {list(data.shape)}"
             )
         if isinstance(self._value, DeviceTensor):
-            self._value.write(array)
+            self._value.write(data)
         elif self._value is None:
-            self._value = np.array(array, order="C")
+            self._value = np.array(data, order="C")
         else:
-            self._value[...] = array
+            self._value[...] = data
 
     def on(self, delegate: VulkanDelegate, what: str) -> Array | DeviceTensor:
         """The value in the form that a session's run takes. Raises `InvalidInputError` where it is for another

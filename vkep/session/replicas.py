@@ -39,20 +39,20 @@ class RenewedSession:
         self.session = open_session()
 
     def run(
-        self, names: Sequence[str] | None, feeds: Mapping[str, Array], run_options: RunOptions | None = None
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Array], run_options: RunOptions | None = None
     ) -> list[Any]:
         """As `InferenceSession.run`. Raises `DeviceLostError` where the new device was lost as well, or is not
         available."""
         session = self.session
         try:
-            return session.run(names, feeds, run_options)
+            return session.run(output_names, input_feed, run_options)
         except DeviceLostError as lost:
-            return self._renewed(session, lost).run(names, feeds, run_options)
+            return self._renewed(session, lost).run(output_names, input_feed, run_options)
         except ClosedError:
             # another thread, whose run was lost too, has closed the session between the two lines above
             if self._closed or session is self.session:
                 raise
-            return self.session.run(names, feeds, run_options)
+            return self.session.run(output_names, input_feed, run_options)
 
     def _renewed(self, lost: InferenceSession, error: DeviceLostError) -> InferenceSession:
         with self._lock:
@@ -148,7 +148,7 @@ class Replicas(Uncopied):
         return self.sessions[0].get_outputs()
 
     def run(
-        self, output_names: Sequence[str] | None, feeds: Mapping[str, Array], run_options: RunOptions | None = None
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Array], run_options: RunOptions | None = None
     ) -> list[Any]:
         """`InferenceSession.run` on the device with the fewest runs in progress: the same arguments, results and
         errors. Raises `DeviceLostError` where no device is left."""
@@ -156,7 +156,7 @@ class Replicas(Uncopied):
         while True:
             index = self._begin(failed)
             try:
-                return self._sessions[index].run(output_names, feeds, run_options)
+                return self._sessions[index].run(output_names, input_feed, run_options)
             except DeviceLostError as lost:
                 failed[index] = lost
                 if len(failed) == len(self._sessions):

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 
 from vkep.errors import RunTerminatedError
+from vkep.session.ort_options import is_onnxruntimes
 
 #: maps ONNX Runtime's severities (verbose, info, warning, error, fatal) to the standard library's levels
 LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
@@ -25,6 +26,9 @@ class RunOptions:
     log_verbosity_level, only_execute_path_to_fetches, the entries of `add_run_config_entry`: kept, without an effect.
     """
 
+    terminate = False
+    logid = ""
+    log_severity_level = -1
     log_verbosity_level = 0
     only_execute_path_to_fetches = False
 
@@ -102,10 +106,11 @@ def stop_if_told() -> None:
 
 
 def checked_run_options(options: object) -> RunOptions | None:
-    """Return ``options`` if they are `RunOptions`. Raises ``TypeError``."""
-    if options is not None and not isinstance(options, RunOptions):
-        raise TypeError(f"run_options is of {type(options)}, expected vkep.RunOptions or None")
-    return options
+    """Return ``options`` if they are `RunOptions` or onnxruntime's, whose attributes are read in the same way. Raises
+    ``TypeError``."""
+    if options is not None and not isinstance(options, RunOptions) and not is_onnxruntimes(options, "terminate"):
+        raise TypeError(f"run_options is of {type(options)}, expected RunOptions of vkep or onnxruntime, or None")
+    return options  # type: ignore[return-value]
 
 
 def _tagged(record: logging.LogRecord) -> bool:

@@ -19,7 +19,8 @@ from gpu_shared.uncopied import Uncopied
 from vkep.errors import InvalidInputError, join_onnxruntime
 from vkep.session.contexts import ContextAhead
 from vkep.session.options import SessionOptions, merged_options
-from vkep.session.ort_options import CPU, PROVIDER_OPTIONS, VULKAN, provider_overrides
+from vkep.session.ort_options import WITHOUT_EFFECT, provider_overrides
+from vkep.session.ort_session import OrtSession
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from vkep.session.executor import IslandExecutor
     from vkep.session.external import ExternalSemaphore
     from vkep.session.ort_value import OrtValue
-    from vkep.session.profiling import SessionProfile
     from vkep.session.report import MemoryReport, Report
     from vkep.session.run_options import RunOptions
     from vkep.session.session_state import Array, Feed
@@ -54,16 +54,16 @@ class NodeArg:
     shape: list[Dim] | None
 
 
-class InferenceSession(Uncopied):
+class InferenceSession(OrtSession, Uncopied):
     """A model ready to run on Vulkan.
 
     Args:
-        model: a path, the model's bytes, or an ``onnx.ModelProto``.
-        options: see `SessionOptions`; keyword arguments override its fields.
+        path_or_bytes: a path, the model's bytes, or an ``onnx.ModelProto``.
+        sess_options: see `SessionOptions`; keyword arguments override its fields. Or onnxruntime's options
+            (`vkep.session.ort_options.of_onnxruntime`).
         providers: as ``onnxruntime.InferenceSession`` takes them. The options of ``VulkanExecutionProvider`` apply; a
             provider other than this one and the CPU's leads to a warning.
         provider_options: the options of each provider, in the same order.
-        sess_options: another name of ``options``, as in ONNX Runtime.
         context: a `SharedGpuContext` to use instead of the one that the options name; or the `lease` of another session, for
             a session that belongs to it.
 
@@ -79,19 +79,18 @@ class InferenceSession(Uncopied):
 
     def __init__(
         self,
-        model: ModelSource,
-        options: SessionOptions | None = None,
+        path_or_bytes: ModelSource,
+        sess_options: SessionOptions | None = None,
         providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None,
         provider_options: Sequence[Mapping[str, Any]] | None = None,
         *,
-        sess_options: SessionOptions | None = None,
         context: SharedGpuContext | DelegateLease | None = None,
         **overrides: Any,
     ) -> None:
         started = time.perf_counter_ns()
         join_onnxruntime()
-        self.options = options_of(options, providers, provider_options, sess_options=sess_options, **overrides)
-        self._open(model, context, started)
+        self.options = options_of(sess_options, providers, provider_options, **overrides)
+        self._open(path_or_bytes, context, started)
 
     @steady
     def _open(self, model: ModelSource, context: SharedGpuContext | DelegateLease | None, started: int) -> None:
@@ -134,24 +133,6 @@ class InferenceSession(Uncopied):
         """The model's metadata."""
         return self.model.metadata
 
-    def get_session_options(self) -> SessionOptions:
-        """The options of this session."""
-        return self.options
-
-    def get_providers(self) -> list[str]:
-        """The execution providers of this session, under ONNX Runtime's names."""
-        return [VULKAN] if self.options.fallback == "error" else [VULKAN, CPU]
-
-    def get_provider_options(self) -> dict[str, dict[str, str]]:
-        """The options in effect, by provider, as texts."""
-        device = self._delegate.capabilities
-        mine = {"device": str(device.index), "device_name": device.name}
-        for name, value in vars(self.options).items():
-            if name in PROVIDER_OPTIONS and name not in mine and value is not None:
-                mine[name] = str(int(value)) if isinstance(value, bool) else str(value)
-        mine |= {f"arena.{k.removeprefix('arena.')}": str(v) for k, v in self.options.arena.items()}
-        return {VULKAN: mine, CPU: {}} if CPU in self.get_providers() else {VULKAN: mine}
-
     @property
     def context(self) -> SharedGpuContext:
         """The shared context that the session runs on."""
@@ -165,7 +146,7 @@ class InferenceSession(Uncopied):
     # ---- running
 
     def run(
-        self, output_names: Sequence[str] | None, feeds: Mapping[str, Feed], run_options: RunOptions | None = None
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Feed], run_options: RunOptions | None = None
     ) -> list[Any]:
         """Run the model; results of ``output_names`` (None, or none: all) in order.
 
@@ -179,14 +160,14 @@ class InferenceSession(Uncopied):
         """
         parts = self._parts
         names = parts.outputs if output_names is None else self._wanted(output_names)
-        values = parts.inputs_of(feeds)
+        values = parts.inputs_of(input_feed)
         parts.execute(values, {}, run_options)
         return [parts.result(values[name], name) for name in names]
 
     def run_async(
         self,
         output_names: Sequence[str] | None,
-        feeds: Mapping[str, Feed],
+        input_feed: Mapping[str, Feed],
         callback: Callable[[list[Any], Any, str], object],
         user_data: Any = None,
         run_options: RunOptions | None = None,
@@ -195,13 +176,13 @@ class InferenceSession(Uncopied):
         error)``: the list that `run` returns and an empty text, or an empty list and the error's text where the run
         failed. An exception in the callback is logged.
 
-        `close`, and the end of the interpreter, wait for it. Arrays in ``feeds`` must not change until then. Raises
+        `close`, and the end of the interpreter, wait for it. Arrays in ``input_feed`` must not change until then. Raises
         ``TypeError``, `InvalidInputError` and `ClosedError` at once for arguments that are wrong in any run.
         """
         if not callable(callback):
             raise TypeError(f"callback is {callback!r}, expected a function of results, user_data and an error's text")
         names = self._parts.outputs if output_names is None else self._wanted(output_names)
-        values = self._parts.inputs_of(feeds)
+        values = self._parts.inputs_of(input_feed)
 
         def work() -> None:
             results, error = [], ""
@@ -218,13 +199,16 @@ class InferenceSession(Uncopied):
         self._parts.later(work)
 
     def run_with_ort_values(
-        self, output_names: Sequence[str] | None, feeds: Mapping[str, OrtValue], run_options: RunOptions | None = None
+        self,
+        output_names: Sequence[str] | None,
+        input_dict_ort_values: Mapping[str, OrtValue],
+        run_options: RunOptions | None = None,
     ) -> list[OrtValue]:
         """`run` with and to `OrtValue`, with the shapes and types of the model's inputs and outputs. The results are on
         the host. Raises as `run`."""
         from vkep.session.ort_value import OrtValue
 
-        return [OrtValue.of(result) for result in self.run(output_names, feeds, run_options)]
+        return [OrtValue.of(result) for result in self.run(output_names, input_dict_ort_values, run_options)]
 
     def io_binding(self) -> IOBinding:
         """A new binding for `run_with_iobinding`."""
@@ -232,13 +216,13 @@ class InferenceSession(Uncopied):
 
         return IOBinding(self)
 
-    def run_with_iobinding(self, binding: IOBinding, run_options: RunOptions | None = None) -> None:
+    def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
         """Run with bound inputs and outputs; results are in the binding. Raises as `run`."""
         parts = self._parts
-        targets = parts.targets(binding.inputs, binding.outputs)
-        values = parts.inputs_of(binding.inputs)
+        targets = parts.targets(iobinding.inputs, iobinding.outputs)
+        values = parts.inputs_of(iobinding.inputs)
         parts.execute(values, targets, run_options)
-        binding.results = parts.bound_results(values, binding.outputs)
+        iobinding.results = parts.bound_results(values, iobinding.outputs)
 
     def device_tensor(self, array: Array) -> DeviceTensor:
         """Upload an array, or anything that numpy converts (lists, other libraries' tensors on the host), to the
@@ -386,24 +370,6 @@ class InferenceSession(Uncopied):
         self._delegate.results.trim()
         return self._delegate.arena.shrink()
 
-    def end_profiling(self) -> str:
-        """Write the events that ``enable_profiling`` has collected, as a list of trace events that Perfetto opens, and
-        return the file's name: ``<profile_file_prefix>_<date>_<time>.json``. While a profile is collected each run is
-        followed by a second one that times its dispatches. Raises ``ValueError`` where ``enable_profiling`` was not
-        set, ``OSError``.
-        """
-        return self._profile().end()
-
-    def get_profiling_start_time_ns(self) -> int:
-        """`time.perf_counter_ns` when the profile began; 0 without ``enable_profiling``, as in ONNX Runtime."""
-        profile = self._parts.profile
-        return 0 if profile is None else profile.start_ns
-
-    def _profile(self) -> SessionProfile:
-        if self._parts.profile is None:
-            raise ValueError("this session has no profile: open it with enable_profiling=True")
-        return self._parts.profile
-
     # ---- closing
 
     @steady_close
@@ -448,18 +414,14 @@ class InferenceSession(Uncopied):
 
 
 def options_of(
-    options: SessionOptions | None = None,
+    sess_options: SessionOptions | None = None,
     providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None,
     provider_options: Sequence[Mapping[str, Any]] | None = None,
-    *,
-    sess_options: SessionOptions | None = None,
     **overrides: Any,
 ) -> SessionOptions:
     """The options of a session with these arguments of `InferenceSession`. Raises as `merged_options`."""
-    if options is not None and sess_options is not None:
-        raise TypeError("InferenceSession got options and sess_options, expected one of them")
-    overrides = {**provider_overrides(providers, provider_options), **overrides}
-    return merged_options(sess_options if options is None else options, overrides)
+    overrides = {name: value for name, value in overrides.items() if name not in WITHOUT_EFFECT}
+    return merged_options(sess_options, {**provider_overrides(providers, provider_options), **overrides})
 
 
 def _node_arg(info: ValueInfo) -> NodeArg:
