@@ -105,7 +105,7 @@ def _intercepted(ask: Callable[[str, Callable[..., Any], Any], Any]) -> Iterator
     """Every function that prefers asks ``ask``; nothing is kept from one call to another, and threads are none."""
     keep, prefer = _places(len(sys.modules))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(emit, "ThreadPoolExecutor", _Serial)
+        patch.setattr(emit, "Threads", _Serial)
         asking = [(module, name, value, _asking(value, ask)) for module, name, value in prefer]
         try:
             for module, name, _, other in (*keep, *asking):

@@ -36,7 +36,7 @@ NORMS: dict[str, tuple[str, dict[str, tuple[int, ...]], dict[str, Any], str]] = 
         "InstanceNormalization",
         {"x": (2, 3, 4), "s": (3,), "b": (1,)},
         {},
-        r"bias has shape \[1\], expected \[3\]",
+        r"B has shape \[1\], expected \[3\]",
     ),
     "group scale": (
         "GroupNormalization",
@@ -50,7 +50,12 @@ NORMS: dict[str, tuple[str, dict[str, tuple[int, ...]], dict[str, Any], str]] = 
         {"num_groups": 2},
         r"bias has shape \[4, 1\], expected \[4\]",
     ),
-    "groups": ("GroupNormalization", {"x": (2, 4, 3), "s": (4,), "b": (4,)}, {"num_groups": 3}, "do not divide into 3"),
+    "groups": (
+        "GroupNormalization",
+        {"x": (2, 4, 3), "s": (4,), "b": (4,)},
+        {"num_groups": 3},
+        "3 groups of the channels",
+    ),
     "layer scale": (
         "LayerNormalization",
         {"x": (2, 4), "s": (3,)},

@@ -15,8 +15,8 @@ from vkep.passes.split import MAX_OPERANDS, split_wide
 from vkep.sizes import matches
 
 #: maximum number of producers fused into one expression, and of operations in it: they bound the shader's size. Drivers need
-#: more than linear time for long ones: lavapipe 2 seconds for 100 steps of Max, 13 seconds for 200.
-MAX_FUSED, MAX_OPERATIONS = 64, 128
+#: more than linear time for long ones: lavapipe 2 seconds for 100 steps of Max (four operations each), 13 seconds for 200.
+MAX_FUSED, MAX_OPERATIONS = 64, 512
 
 
 def optimize(ops: list[Op], results: Iterable[Tensor], caps: DeviceCapabilities) -> list[Op]:

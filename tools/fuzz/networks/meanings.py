@@ -65,10 +65,12 @@ def wide(value: Array) -> Array:
 
 
 def _rounded(value: Array, kind: str, rng: np.random.Generator) -> Array:
+    """The value with an error of its type's rounding. Small whole numbers are exact: sizes are computed from them."""
     if kind not in _UNITS:
         return value
     unit, least = _UNITS[kind]
-    error = rng.uniform(-1, 1, value.shape)
+    exact = (value == np.rint(value)) & (np.abs(value) * unit < 0.25)
+    error = np.where(exact, 0, rng.uniform(-1, 1, value.shape))
     return np.asarray(value + (np.abs(value) * unit + least) * error)
 
 
