@@ -4,7 +4,7 @@ registered.
 ONNX Runtime reads ``device_id`` among provider options as the number of a hardware device (a PCI id) and uses the CPU
 where none matches, and it has no options for the sessions of a plugin. One method is wrapped for both, and for programs
 that name other providers, or none (`vkep.ort.programs`). In DLPack ``onnxruntime.OrtValue`` reports Vulkan memory as
-CUDA's; that is fixed.
+CUDA's; that is fixed. Where Vulkan replaces CUDA's provider, its device's name means the Vulkan device too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vkep.ops import registry
 from vkep.ort import library
 from vkep.ort.names import EP_NAME
 from vkep.ort.options import SESSION_PREFIX, EpOptions, as_texts
-from vkep.ort.values import dlpack_methods
+from vkep.ort.values import device_maker, dlpack_methods, replaced_names
 from vkep.session.cpu import NOT_REPLACED
 from vkep.session.foreign_options import translated
 
@@ -81,6 +81,10 @@ def install(onnxruntime: ModuleType) -> None:
     _replace(kind, _METHOD, create)
     _replace(onnxruntime, "get_available_providers", get_available_providers)
     _replace(onnxruntime, "get_device", get_device)
+    devices: Any = getattr(onnxruntime, "OrtDevice", None)
+    if hasattr(devices, "make"):
+        made = device_maker(onnxruntime, devices.make, lambda: replaced_names(replaced - {""}, available()))
+        _replace(devices, "make", staticmethod(made))
     values: Any = onnxruntime.OrtValue
     own = [getattr(values, name, None) for name in ("__dlpack__", "__dlpack_device__")]
     if all(own):
@@ -89,7 +93,7 @@ def install(onnxruntime: ModuleType) -> None:
 
 
 def _replace(owner: Any, name: str, value: Any) -> None:
-    _undo.append(functools.partial(setattr, owner, name, getattr(owner, name)))
+    _undo.append(functools.partial(setattr, owner, name, vars(owner)[name]))
     setattr(owner, name, value)
 
 
@@ -141,12 +145,17 @@ def rewritten(providers: Any, provider_options: Any, configured: bool = False) -
     made: dict[str, dict[Any, Any]] = {}
     for name, own in zip(names, options, strict=True):
         if name in replaced and EP_NAME not in names:
-            made.setdefault(EP_NAME, {} if name == CPU else _device_renamed(own))
+            made.setdefault(EP_NAME, {} if name == CPU else _device_renamed(_without_first_device(own)))
         if name == EP_NAME:
             made[name] = _device_renamed(own)
         elif name not in replaced or name == CPU:
             made[name] = own
     return list(made), list(made.values())
+
+
+def _without_first_device(options: dict[Any, Any]) -> dict[Any, Any]:
+    """Options of another provider, whose device 0 is the best one: for vkep that is the default, not the index 0."""
+    return {key: value for key, value in options.items() if key != "device_id" or str(value).strip() != "0"}
 
 
 def _device_renamed(options: dict[Any, Any]) -> dict[Any, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,10 +81,57 @@ def _memory_of(onnxruntime: Any, device: int | str | None) -> tuple[int, int]:
     from gpu_shared.instance import list_devices, select_device
 
     caps = select_device(list_devices(), device).capabilities
-    mine = [d.ep_metadata["vulkan_uuid"] for d in onnxruntime.get_ep_devices() if d.ep_name == EP_NAME]
-    if caps.uuid not in mine:
+    memory = _memories(onnxruntime).get(caps.uuid)
+    if memory is None:
         raise RuntimeError(f"{EP_NAME} has no device {caps.name} in ONNX Runtime: call vkep.ort.register() first")
-    return mine.index(caps.uuid), caps.vendor_id
+    return memory
+
+
+def _memories(onnxruntime: Any) -> dict[str, tuple[int, int]]:
+    """(number, vendor) of each device's memory in ONNX Runtime, by the device's UUID."""
+    mine = [d for d in onnxruntime.get_ep_devices() if d.ep_name == EP_NAME]
+    return {d.ep_metadata["vulkan_uuid"]: (k, d.device.vendor_id) for k, d in enumerate(mine)}
+
+
+# ---- devices' names
+
+#: names of devices in ONNX Runtime's Python API that stand for a provider's; of all others "gpu" does
+_NAMES = {
+    "CUDAExecutionProvider": "cuda",
+    "TensorrtExecutionProvider": "cuda",
+    "NvTensorRTRTXExecutionProvider": "cuda",
+    "ROCMExecutionProvider": "cuda",
+    "MIGraphXExecutionProvider": "cuda",
+    "DmlExecutionProvider": "dml",
+    "CANNExecutionProvider": "cann",
+    "WebGpuExecutionProvider": "webgpu",
+}
+_NPUS = ("CANNExecutionProvider", "QNNExecutionProvider", "OpenVINOExecutionProvider", "VitisAIExecutionProvider")
+
+
+def replaced_names(providers: Iterable[str], available: Sequence[str]) -> set[str]:
+    """The names of devices that mean Vulkan's where it replaces these providers: "cuda", "gpu" ... ONNX Runtime calls the
+    memory of every GPU "cuda" (`OrtValue.device_name`), and programs pass that on: it does, but where CUDA's provider is
+    among the ``available`` ones."""
+    names = {_NAMES.get(provider, "gpu") for provider in providers if provider != "CPUExecutionProvider"}
+    if names:
+        names |= {"gpu"} if "CUDAExecutionProvider" in available else {"gpu", "cuda"}
+    return names | ({"npu"} if not set(_NPUS).isdisjoint(providers) else set())
+
+
+def device_maker(onnxruntime: Any, make: Callable[..., Any], names: Callable[[], set[str]]) -> Callable[..., Any]:
+    """``onnxruntime.OrtDevice.make``, around its own: ``names`` mean the Vulkan device with the number that is passed; 0: the
+    default device of sessions. `OrtValue` and `IOBinding` make all devices by this method."""
+
+    @functools.wraps(make)
+    def make_device(ort_device_name: Any, device_id: Any, vendor_id: Any = -1) -> Any:
+        is_ours = vendor_id >= 0 and (int(device_id), int(vendor_id)) in _memories(onnxruntime).values()
+        if ort_device_name in names() and not is_ours:
+            number, vendor_id = _memory_of(onnxruntime, int(device_id) or None)
+            return make("gpu", number, vendor_id)
+        return make(ort_device_name, device_id, vendor_id)
+
+    return make_device
 
 
 # ---- DLPack
