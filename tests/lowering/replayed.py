@@ -22,7 +22,7 @@ from vkep import sizes
 from vkep.passes import emit
 from vkep.plan.records import Dispatch, Plan, Space
 from vkep.plan.schedule import schedule
-from vkep.sizes import Formulas, Size, Trace, at_hand
+from vkep.sizes import Formulas, Real, Size, Trace, at_hand, is_size
 
 _PREFER = (
     sizes.divides,
@@ -64,10 +64,10 @@ class Choices:
     @functools.cached_property
     def _read(self) -> tuple[Formulas, list[tuple[str, Any, Any, bool]]]:
         """Formulas for the sizes that were asked about, and the questions as `_mapped` reads them, with whether they have one."""
-        found: list[Size] = []
+        found: list[Size | Real] = []
         questions = []
 
-        def note(size: Size) -> Size:
+        def note(size: Size | Real) -> Size | Real:
             found.append(size)
             return size
 
@@ -165,11 +165,11 @@ class _Serial:
 _AS_IT_IS = frozenset({int, str, float, bool, bytes, type(None), frozenset, DeviceCapabilities})
 
 
-def _mapped(value: Any, size: Callable[[Size], Any]) -> Any:
+def _mapped(value: Any, size: Callable[[Size | Real], Any]) -> Any:
     """A structure of arguments as tuples, with something in place of its sizes, and of functions their names."""
     if type(value) in _AS_IT_IS:
         return value
-    if isinstance(value, Size):
+    if is_size(value):
         return size(value)
     if isinstance(value, (tuple, list)):
         return tuple([v if type(v) in _AS_IT_IS else _mapped(v, size) for v in value])

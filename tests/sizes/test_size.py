@@ -235,13 +235,15 @@ def test_functions_of_sizes() -> None:
     assert len(trace.conditions) == 3  # that each is 2 at least
 
 
-def test_floats_are_computed_and_ask_for_their_sizes_where_they_decide() -> None:
+def test_floats_are_computed_and_decide_under_the_condition_of_the_comparison() -> None:
     trace, (n, m, _) = traced([16, 7, 2])
     scale = 1.0 / n**0.5 + 0.25 * m
     assert isinstance(scale, Real) and scale.hint == 1 / 16**0.5 + 0.25 * 7
     assert trace.formulas([scale, -scale, n / m])([64, 3, 2]) == (1 / 64**0.5 + 0.75, -(1 / 64**0.5 + 0.75), 64 / 3)
     assert not trace.fixed_symbols()
-    assert scale > 0 and trace.fixed_symbols() == [0, 1]
+    assert 0 < scale <= 2.5 and scale != 2.5 and not trace.fixed_symbols()
+    assert trace.holds().hold([64, 7, 2]) and not trace.holds().hold([64, 10, 2])
+    assert float(scale) == scale.hint and trace.fixed_symbols() == [0, 1]
     assert not trace.holds().hold([64, 7, 2])
 
 
@@ -260,15 +262,33 @@ def test_sizes_compare_with_floats() -> None:
     assert n > 12.5 and m < 7.5 and n != 7.0
     holds = trace.holds()
     assert holds.hold([13, 7, 2]) and not holds.hold([12, 7, 2]) and not holds.hold([13, 8, 2])
-    assert n > m / 2 and n != m / 2 and np.int64(17) > n and n == np.int64(16)
-    assert trace.fixed_symbols() == [0, 1]
+    assert n > 1.5 * m and n != m / 2 and m / 2 < n and not trace.fixed_symbols()
+    assert trace.holds().hold([16, 7, 2]) and trace.holds().hold([13, 7, 2])
+    assert np.int64(17) > n and n == np.int64(16) and trace.fixed_symbols() == [0]
 
 
-def test_sizes_round_to_themselves_and_floats_ask() -> None:
+def test_sizes_and_floats_round_without_a_condition() -> None:
     trace, (n, m, _) = traced([16, 7, 2])
     assert math.floor(n) is n and math.ceil(n) is n and round(n) is n and n**5 == n * n * n * n * n
+    half = m / 2
+    rounded = [math.floor(half), math.ceil(half), round(half), math.trunc(half)]
+    assert trace.formulas(rounded)([16, 9, 2]) == (4, 5, 4, 4)
     assert not trace.fixed_symbols()
-    assert not (n - 16) / m and trace.fixed_symbols() == [0, 1]
+    assert int(half) == 3 and trace.fixed_symbols() == [1]
+
+
+def test_floats_of_an_element_type_are_those_of_numpy() -> None:
+    trace, (n, m, _) = traced([16, 7, 2])
+    third = called("float32.Div", n, 3.0)
+    half = called("float16.Mul", called("float16.Cast", m), 0.1)
+    whole_part = called("int64.Cast", called("float32.Div", n, 0.0))
+    assert isinstance(third, Real) and isinstance(whole_part, Size)
+    assert trace.formulas([third, half, whole_part])([40, 9, 2]) == (
+        float(np.float32(40) / np.float32(3)),
+        float(np.float16(np.float32(9) * np.float32(0.1))),
+        2**63 - 1,
+    )
+    assert called("float32.Div", 1.0, 3.0) == float(np.float32(1) / np.float32(3))
 
 
 def test_sizes_in_text() -> None:

@@ -140,9 +140,9 @@ class ArrayWeight(Weight):
 
 
 class SizesWeight(Weight):
-    """Integers (or booleans) that are computed from a run's sizes: shapes and values computed from them.
+    """Numbers that are computed from a run's sizes: shapes and values computed from them.
 
-    ``array()`` holds objects, among them `vkep.sizes.Size`. The bytes are those of the current sizes.
+    ``array()`` holds objects, among them `vkep.sizes.Size` and `Real`. The bytes are those of the current sizes.
     """
 
     def __init__(self, name: str, values: np.ndarray, elem_type: int) -> None:
@@ -156,7 +156,7 @@ class SizesWeight(Weight):
         """The constant of these numbers' current values."""
         dtype = dtypes.from_onnx(self.elem_type)
         assert dtype is not None
-        plain = [int(value) for value in self._values.reshape(-1).tolist()]
+        plain = [(float if dtype.kind == "float" else int)(value) for value in self._values.reshape(-1).tolist()]
         return ArrayWeight(self.name, np.array(plain, dtype.numpy).reshape(self.shape))
 
     def _digest(self) -> str:

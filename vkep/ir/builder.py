@@ -24,7 +24,7 @@ from vkep.ir.tensor import Storage, Tensor, broadcast_shapes, contiguous_strides
 from vkep.kernels.problem import Problem
 from vkep.kernels.select import choose
 from vkep.plan.records import FRESH
-from vkep.sizes import matches, wholes
+from vkep.sizes import matches, serves_others, wholes
 
 #: limits of kernels: a tensor's elements, and the value of an integer
 LARGEST = 1 << 31
@@ -354,7 +354,8 @@ class Builder:
             return operand
         if isinstance(operand, Tensor):
             weight = operand.storage.weight
-            if weight is not None and matches(operand.size, 1) and not _opaque(operand.dtype):
+            known = weight is not None and not serves_others(operand.offset)
+            if weight is not None and known and matches(operand.size, 1) and not _opaque(operand.dtype):
                 # a scalar constant is an argument, not a load
                 return ex.Const(operand.dtype.glsl_compute, value=weight.array().item(operand.offset))
             return ex.leaf(operand)

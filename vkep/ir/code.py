@@ -13,7 +13,7 @@ from vkep.ir.composed import composed
 from vkep.ir.expr import Checked, Const, Expr, Leaf, remaining
 from vkep.ir.pointwise_ops import KINDS, glsl
 from vkep.ir.tensor import Tensor
-from vkep.sizes import serves_others
+from vkep.sizes import called, serves_others
 
 #: 32-bit argument type that passes a scalar of a compute type
 _SCALAR_KINDS = {"float": "float", "int": "int", "uint": "uint"}
@@ -100,10 +100,15 @@ class _Writer:
         key = (node.ctype, node if sized else node.value)  # a size equals other numbers in some runs only
         if key not in self._constants or node.value != node.value:  # NaN is not equal to itself: keep separate
             kind = _SCALAR_KINDS.get(node.ctype)
-            if kind is None and sized and -(1 << 31) <= node.value < 1 << 31:
+            if kind is None and sized and node.ctype != "double" and -(1 << 31) <= node.value < 1 << 31:
                 name = f"c{len(self.scalars)}"
                 self.scalars.append((name, "int", node.value))
                 self._constants[key] = f"{node.ctype}(args.{name})"
+            elif kind is None and sized and node.ctype == "double":
+                name = f"c{len(self.scalars)}"
+                words = [(f"{name}{part}", "uint", called(f"{part}_word", node.value)) for part in ("low", "high")]
+                self.scalars += words
+                self._constants[key] = f"packDouble2x32(uvec2(args.{name}low, args.{name}high))"
             elif kind is None:
                 self._constants[key] = _bits(
                     float(node.value) if node.ctype == "double" else int(node.value), node.ctype

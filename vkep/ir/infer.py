@@ -88,7 +88,7 @@ def shape_of(node: Node, name: str, shape: tuple[int, ...]) -> Weight:
 
 
 def sizes_weight(name: str, numbers: Any, shape: tuple[int, ...], elem_type: int = onnx.TensorProto.INT64) -> Weight:
-    """A constant of integers (one, or a sequence); symbolic where a run's size is among them."""
+    """A constant of numbers (one, or a sequence); symbolic where one depends on a run's sizes."""
     flat = np.empty(math.prod(shape), object)
     flat[:] = [numbers] if not shape else list(numbers)
     if any(map(is_size, flat)):

@@ -177,14 +177,14 @@ Step = IslandStep | VgfStep | KpStep | CpuStep | DeferredStep | ControlStep
 
 @dataclass(frozen=True)
 class SizedConstant:
-    """Integers that are computed from a run's sizes, such as a shape."""
+    """Numbers that are computed from a run's sizes, such as a shape."""
 
     numbers: Formulas
     shape: tuple[int, ...]
     dtype: DType
 
     def array(self, sizes: Sequence[int]) -> np.ndarray:
-        """The values for a run's ``sizes``, with the constant's shape and dtype (integers)."""
+        """The values for a run's ``sizes``, with the constant's shape and dtype."""
         return np.array(self.numbers(sizes), self.dtype.numpy).reshape(self.shape)
 
 

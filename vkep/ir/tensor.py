@@ -78,8 +78,8 @@ class Tensor:
         one); None where they are not known while lowering."""
         if self.storage.weight is None:
             return None
-        if any(map(serves_others, self.shape)):
-            return None  # the content is known, but not its size
+        if any(map(serves_others, (*self.shape, self.offset))):
+            return None  # the content is known, but not which part of it
         base = self.storage.weight.array()
         if self.size == 0:
             return np.empty(self.shape, self.dtype.numpy)

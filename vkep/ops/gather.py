@@ -18,6 +18,7 @@ from vkep.kernels.scatter import ScatterElementsProblem, ScatterNDProblem
 from vkep.ops.allowed import FLOATING, every
 from vkep.ops.generators import positions
 from vkep.ops.registry import INDICES, operator
+from vkep.sizes import whole
 
 
 def fault_of(b: Builder, indices: Tensor, extents: Sequence[int], reason: str, from_end: bool = True) -> str:
@@ -55,7 +56,7 @@ def gathered(b: Builder, data: Tensor, indices: Tensor, axis: int = 0, what: str
     fault = fault_of(b, indices, [extent], outside(extent, axis, what, from_end), from_end) if what else ""
     shape = [*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :]]
     if indices.array is not None and indices.size == 1:  # one known index is a view
-        return b.reshape(data.slice(axis, int(indices.array.reshape(-1)[0]) % extent, 1), shape)
+        return b.reshape(data.slice(axis, whole(indices.array.reshape(-1)[0]) % extent, 1), shape)
     outer, inner = math.prod(data.shape[:axis]), math.prod(data.shape[axis + 1 :])
     problem = GatherProblem(
         outer, extent, inner, indices.size, data.dtype.name, indices.dtype.name, fault=fault, from_end=from_end

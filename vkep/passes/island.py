@@ -18,6 +18,7 @@ from vkep.ir.tensor import Storage, Tensor, contiguous_strides
 from vkep.kernels.tuning import Choice
 from vkep.passes.emit import emit
 from vkep.passes.pipeline import Goal, run_passes
+from vkep.passes.written_sizes import write_sizes
 from vkep.plan.records import Port
 from vkep.sizes import Trace
 
@@ -87,6 +88,8 @@ class Island:
             results.append(self.builder.copy(tensor, out=out))
         if not results:
             return None
+        if trace is not None:
+            write_sizes(self.builder)
         ops = run_passes(self.builder.ops, Goal(results, caps, shared))
         planned = emit(ops, ports, caps, check_data=self.builder.check_data, tuned=tuned, trace=trace, shared=shared)
         return IslandStep(planned.plan, planned.weights, tuple(self.nodes), planned.sizes, tuple(written))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -14,10 +15,9 @@ from vkep import dtypes
 from vkep.errors import Decline
 from vkep.graph.model import Node
 from vkep.graph.weights import SizesWeight, Weight
-from vkep.graph.windows import slice_span
 from vkep.ir.infer import sizes_weight
 from vkep.placement.fold import FoldError, fold, fold_weights
-from vkep.sizes import hint, is_size, serves_others
+from vkep.sizes import REALS, called, hint, is_size, largest, serves_others
 
 #: maximum number of elements of a shape or a list of axes or pads: larger values are data, which kernels compute for
 #: every size
@@ -25,7 +25,16 @@ _LARGEST_SHAPE = 16
 #: operators whose result's number of elements is given by the values of the inputs
 _MAKES_DATA = frozenset({"ConstantOfShape", "Expand", "Range", "Tile"})
 _WHOLE = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.INT32})
+_FLOAT = frozenset({getattr(onnx.TensorProto, name) for name in ("BFLOAT16", "DOUBLE", "FLOAT", "FLOAT16")})
 _BOOL = onnx.TensorProto.BOOL
+#: operators that only move elements, with the inputs whose elements they move
+_MOVES: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys(
+        ("Compress", "Expand", "Flatten", "GatherElements", "GatherND", "Identity", "ReverseSequence"), (0,)
+    ),
+    **dict.fromkeys(("Slice", "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze"), (0,)),
+    **dict.fromkeys(("Pad", "ScatterElements", "ScatterND"), (0, 2)),
+}
 
 
 def _quotient(a: Any, b: Any) -> Any:
@@ -46,6 +55,12 @@ _BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
     "Min": min,
     "Max": max,
 }
+#: reductions of a vector
+_REDUCED: Mapping[str, Callable[[Any, Any], Any]] = {
+    "ReduceMax": largest,
+    "ReduceProd": operator.mul,
+    "ReduceSum": operator.add,
+}
 _TESTS: Mapping[str, Callable[[Any, Any], bool]] = {
     "Equal": operator.eq,
     "Less": operator.lt,
@@ -64,12 +79,12 @@ def fold_with_sizes(
         return None
     if not any(isinstance(w, SizesWeight) for w in inputs):
         return fold_weights(node, inputs, opsets)
-    results = fold_sizes(node, inputs)
+    results = fold_sizes(node, inputs, opsets)
     if results is not None:
         return results
     made = fold(node, [None if w is None else _array_at_hand(w) for w in inputs], opsets)
-    if any(result is not None and result.size > _LARGEST_SHAPE for result in made):
-        return None
+    if any(r is not None and (r.size > _LARGEST_SHAPE or (r.size and r.dtype.kind not in "iub")) for r in made):
+        return None  # data, and not a shape: kernels compute it from the sizes
     if _grows(node, inputs, opsets, made):
         return None
     return fold_weights(node, [w.fixed() if isinstance(w, SizesWeight) else w for w in inputs], opsets)
@@ -87,22 +102,25 @@ def _grows(
     return any(a is not None and b is not None and a.size != b.size for a, b in zip(made, more, strict=True))
 
 
-def fold_sizes(node: Node, inputs: Sequence[Weight | None]) -> list[Weight | None] | None:
+def fold_sizes(node: Node, inputs: Sequence[Weight | None], opsets: Mapping[str, int]) -> list[Weight | None] | None:
     """The node's outputs, where a symbolic size is among its inputs and their values need not be known; else None."""
     if node.domain or not any(isinstance(w, SizesWeight) for w in inputs):
         return None
     arrays = [None if w is None else _objects(w) for w in inputs]
     try:
-        found = _folded(node, [w.elem_type if w is not None else 0 for w in inputs], arrays)
-    except (TypeError, ValueError, LookupError, ArithmeticError, Decline):
+        kinds = [w.elem_type if w is not None else 0 for w in inputs]
+        found = _folded(node, kinds, arrays) or _moved(node, kinds, arrays, opsets)
+    except (TypeError, ValueError, LookupError, ArithmeticError, Decline, FoldError):
         return None  # the ordinary path reports what is wrong
     if found is None:
         return None
     results, elem_type = found
-    if not isinstance(results, list):
+    if isinstance(results, np.ndarray):
         results = [results]
     return [
-        sizes_weight(name, values.reshape(-1) if values.shape else values.item(), values.shape, elem_type)
+        None
+        if values is None
+        else sizes_weight(name, values.reshape(-1) if values.shape else values.item(), values.shape, elem_type)
         for name, values in zip(node.outputs, results, strict=True)
     ]
 
@@ -133,7 +151,7 @@ def _objects(weight: Weight) -> np.ndarray[Any, Any]:
 
 def _folded(
     node: Node, types: Sequence[int], arrays: Sequence[np.ndarray[Any, Any] | None]
-) -> tuple[np.ndarray[Any, Any] | list[np.ndarray[Any, Any]], int] | None:
+) -> tuple[np.ndarray[Any, Any], int] | None:
     op, first, kind = node.op_type, arrays[0], types[0]
     if first is None:
         return None
@@ -148,10 +166,9 @@ def _folded(
     if op == "Where":
         return _each(lambda c, x, y: x if c else y, first, arrays[1], arrays[2]), types[1]
     if op == "Cast":
-        to = int(node.attributes["to"])
-        return (first, to) if kind in _WHOLE and to in _WHOLE else None
-    if op == "Identity":
-        return first, kind
+        return _cast(first, kind, int(node.attributes["to"]))
+    if kind in _FLOAT and all(k == kind for k in types) and f"float32.{op}" in REALS:
+        return _each(functools.partial(called, f"{_named(kind)}.{op}"), *arrays), kind
     if op == "Size":
         return np.array(first.size, object), onnx.TensorProto.INT64
     if op == "Shape":
@@ -165,26 +182,52 @@ def _folded(
     if op == "Gather":
         indices = _plain(arrays[1])
         return None if indices is None else (_object(first.take(indices, axis=node.attributes.get("axis", 0))), kind)
-    if op in ("Unsqueeze", "Squeeze"):
-        axes = _plain(arrays[1]) if len(arrays) > 1 else node.attributes.get("axes")
-        axes = None if axes is None else tuple(int(a) for a in np.reshape(axes, -1))
-        if op == "Unsqueeze":
-            return (np.expand_dims(first, axes), kind) if axes is not None else None
-        return first.squeeze(axes), kind
-    if op == "Slice":
-        return _sliced(first, [_plain(a) for a in arrays[1:]], kind)
-    if op == "ReduceProd" and first.ndim == 1 and not node.attributes.get("noop_with_empty_axes"):
-        product = _object(np.multiply.reduce(first))
-        return (product.reshape(1) if node.attributes.get("keepdims", 1) else product), kind
-    if op == "Split" and first.ndim == 1:
-        lengths = _plain(arrays[1]) if len(arrays) > 1 else node.attributes.get("split")
-        each = -(-first.size // len(node.outputs))
-        ends = np.cumsum([each] * len(node.outputs) if lengths is None else lengths)
-        return np.split(first, ends[:-1].tolist()), kind
+    if op in _REDUCED and kind in _WHOLE and first.ndim == 1 and not node.attributes.get("noop_with_empty_axes"):
+        result = _object(functools.reduce(_REDUCED[op], first.tolist()))
+        return (result.reshape(1) if node.attributes.get("keepdims", 1) else result), kind
     if op == "Reshape":
         shape = _plain(arrays[1])
         return None if shape is None else (first.reshape([int(d) for d in shape]), kind)
     return None
+
+
+def _cast(values: np.ndarray[Any, Any], kind: int, to: int) -> tuple[np.ndarray[Any, Any], int] | None:
+    if kind in _WHOLE and to in _WHOLE:
+        return values, to
+    if to == _BOOL:
+        return _each(operator.ne, values, np.zeros((), object)), to
+    if to in _FLOAT or (kind in _FLOAT and to in _WHOLE):
+        return _each(functools.partial(called, f"{_named(to)}.Cast"), values), to
+    return None
+
+
+def _named(kind: int) -> str:
+    dtype = dtypes.from_onnx(kind)
+    assert dtype is not None
+    return dtype.name
+
+
+def _moved(
+    node: Node, types: Sequence[int], arrays: Sequence[np.ndarray[Any, Any] | None], opsets: Mapping[str, int]
+) -> tuple[list[np.ndarray[Any, Any] | None], int] | None:
+    """The outputs of an operator of `_MOVES`, which is evaluated on the numbers of the elements (from 1 on) in place of them."""
+    if node.attributes.get("reduction", "none") != "none" or node.attributes.get("mode", "constant") != "constant":
+        return None
+    moves, elements, inputs = _MOVES.get(node.op_type, ()), [0], list[np.ndarray[Any, Any] | None]()
+    for k, array in enumerate(arrays):
+        if array is None or k not in moves:
+            inputs.append(_plain(array) if array is not None else None)
+            if array is not None and inputs[-1] is None:
+                return None
+            continue
+        inputs.append(np.arange(len(elements), len(elements) + array.size).reshape(array.shape))
+        elements += array.reshape(-1).tolist()
+    made = fold(node, inputs, opsets) if moves else []
+    if not made or any(r is not None and r.size > _LARGEST_SHAPE for r in made):
+        return None
+    table = np.empty(len(elements), object)
+    table[:] = elements
+    return [None if r is None else _object(table[r]) for r in made], types[0]
 
 
 def _each(function: Callable[..., Any], *arrays: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
@@ -215,22 +258,3 @@ def _object(value: Any) -> np.ndarray[Any, Any]:
     made = np.empty((), object)
     made[()] = value
     return made
-
-
-def _sliced(
-    first: np.ndarray[Any, Any], given: Sequence[np.ndarray[Any, Any] | None], kind: int
-) -> tuple[np.ndarray[Any, Any], int] | None:
-    starts, ends, axes, steps = [*given, None, None][:4]
-    if starts is None or ends is None:
-        return None
-    listed = [list(map(int, a)) if a is not None else None for a in (starts, ends, axes, steps)]
-    for start, end, axis, step in zip(
-        listed[0] or [],
-        listed[1] or [],
-        listed[2] or range(len(starts)),
-        listed[3] or [1] * len(starts),
-        strict=True,
-    ):
-        begin, count = slice_span(first.shape[axis], start, end, step)
-        first = first.take(range(begin, begin + count * step, step), axis)
-    return first, kind

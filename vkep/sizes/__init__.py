@@ -5,7 +5,7 @@ the form of both in a plan: plain data, computed for other sizes at once.
 """
 
 from vkep.sizes.caches import cached, clear_caches
-from vkep.sizes.formulas import Formulas
+from vkep.sizes.formulas import REALS, Formulas
 from vkep.sizes.size import (
     Real,
     Size,
@@ -29,6 +29,7 @@ from vkep.sizes.size import (
 from vkep.sizes.trace import Trace
 
 __all__ = [
+    "REALS",
     "Formulas",
     "Real",
     "Size",

@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from ml_dtypes import bfloat16
+
 from vkep.sizes.magic import magic
 
 #: an operand of a node: a number, ("sum", terms, const) over nodes before it, or ("node", k) for a float
@@ -37,8 +40,85 @@ def _single(number: float) -> float:
 
 
 _FLOAT32 = struct.Struct("<f")
-#: functions of integers
-CALLS: Mapping[str, Callable[..., int]] = {
+_DOUBLE, _DOUBLE_BITS = struct.Struct("<II"), struct.Struct("<d")
+#: ONNX's elementwise operators of floats, each by the function of numpy that folding evaluates it with
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "Abs": np.absolute,
+    "Add": np.add,
+    "Cast": lambda x: x,
+    "Ceil": np.ceil,
+    "Cos": np.cos,
+    "Div": np.divide,
+    "Exp": np.exp,
+    "Floor": np.floor,
+    "Log": np.log,
+    "Max": lambda *x: functools.reduce(np.maximum, x),
+    "Min": lambda *x: functools.reduce(np.minimum, x),
+    "Mul": np.multiply,
+    "Neg": np.negative,
+    "Pow": np.power,
+    "Reciprocal": np.reciprocal,
+    "Round": np.rint,
+    "Sin": np.sin,
+    "Sqrt": np.sqrt,
+    "Sub": np.subtract,
+}
+
+
+def _rounding(function: Callable[..., Any], dtype: Callable[[Any], Any]) -> Callable[..., float]:
+    """A function of numbers in the arithmetic of float32 (of float64 for that type), whose result is rounded to a type."""
+    wide = np.float64 if dtype is np.float64 else np.float32
+
+    def rounded(*numbers: float) -> float:
+        with np.errstate(all="ignore"):
+            return float(dtype(function(*map(wide, numbers))))
+
+    return rounded
+
+
+def _truncated(bits: int) -> Callable[[float], int]:
+    """The integer that kernels convert a float to: truncated, NaN as 0, numbers beyond the type as its ends."""
+
+    def truncated(number: float) -> int:
+        low, high = -(1 << bits - 1), (1 << bits - 1) - 1
+        if math.isnan(number):
+            return 0
+        return min(max(int(number), low), high) if math.isfinite(number) else (low if number < 0 else high)
+
+    return truncated
+
+
+#: functions of numbers that return a float: an operator in the arithmetic of an element type ("float32.Mul")
+REALS: Mapping[str, Callable[..., float]] = {
+    f"{dtype.__name__}.{name}": _rounding(function, dtype)
+    for dtype in (np.float16, bfloat16, np.float32, np.float64)
+    for name, function in _FUNCTIONS.items()
+}
+#: functions that decide between two floats, as 0 or 1
+TESTS: Mapping[str, Callable[[float, float], int]] = {
+    "less": lambda a, b: int(a < b),
+    "at_most": lambda a, b: int(a <= b),
+    "equal": lambda a, b: int(a == b),
+}
+#: functions of a float that return its 32 lower or higher bits in float64
+_WORDS: Mapping[str, Callable[[float], int]] = {
+    "low_word": lambda number: _DOUBLE.unpack(_DOUBLE_BITS.pack(number))[0],
+    "high_word": lambda number: _DOUBLE.unpack(_DOUBLE_BITS.pack(number))[1],
+}
+#: functions of floats that return an integer
+WHOLES: Mapping[str, Callable[[float], int]] = {
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "round": round,
+    "int32.Cast": _truncated(32),
+    "int64.Cast": _truncated(64),
+}
+#: functions of numbers
+CALLS: Mapping[str, Callable[..., Any]] = {
+    **REALS,
+    **TESTS,
+    **WHOLES,
+    **_WORDS,
     "bit_length": lambda n: int(n).bit_length(),
     "gcd": math.gcd,
     "max": max,

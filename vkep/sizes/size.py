@@ -16,6 +16,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from vkep.sizes.formulas import CALLS
 
 #: nodes whose values are multiplied, in ascending order
@@ -196,9 +198,10 @@ class Size:
             return False
         if other.__class__ is int or other.__class__ is Size:
             return self.trace.is_zero(self - other)
-        if isinstance(other, float) or other.__class__ is Real:
-            number = float(other)
-            return number.is_integer() and self.trace.is_zero(self - int(number))
+        if other.__class__ is Real:
+            return bool(other == self)
+        if isinstance(other, float):
+            return other.is_integer() and self.trace.is_zero(self - int(other))
         return self.trace.is_zero(self - other.__index__()) if hasattr(other, "__index__") else NotImplemented
 
     def __bool__(self) -> bool:
@@ -227,8 +230,8 @@ class Size:
 
 
 class Real:
-    """A float that is computed from sizes. It is written to a plan's arguments, and comparisons use its current
-    value."""
+    """A float that is computed from sizes. It is written to a plan's arguments. A comparison decides by its current value, and
+    the trace records the condition that it comes out the same."""
 
     __slots__ = ("hint", "node", "trace")
 
@@ -268,28 +271,49 @@ class Real:
     def __float__(self) -> float:
         return self.trace.fixed_real(self)
 
+    def __int__(self) -> int:
+        return int(float(self))
+
+    def __floor__(self) -> Any:
+        return self.trace.called("floor", self)
+
+    def __ceil__(self) -> Any:
+        return self.trace.called("ceil", self)
+
+    def __trunc__(self) -> Any:
+        return self.trace.called("int64.Cast", self)
+
+    def __round__(self) -> Any:
+        return self.trace.called("round", self)
+
     def __eq__(self, other: object) -> bool:
-        if other.__class__ is Real:
-            return other.node == self.node or float(self) == float(other)
-        return float(self) == other
+        if other.__class__ is Real and other.node == self.node:
+            return True
+        return self._decides("equal", self, other)
 
     def __bool__(self) -> bool:
-        return float(self) != 0
+        return not self._decides("equal", self, 0.0)
 
     def __hash__(self) -> int:
         return hash((id(self.trace), self.node))
 
     def __lt__(self, other: Any) -> bool:
-        return float(self) < float(other)
+        return self._decides("less", self, other)
 
     def __gt__(self, other: Any) -> bool:
-        return float(self) > float(other)
+        return self._decides("less", other, self)
 
     def __le__(self, other: Any) -> bool:
-        return float(self) <= float(other)
+        return self._decides("at_most", self, other)
 
     def __ge__(self, other: Any) -> bool:
-        return float(self) >= float(other)
+        return self._decides("at_most", other, self)
+
+    def _decides(self, name: str, *pair: Any) -> bool:
+        """A comparison of two numbers; records the condition that it comes out the same."""
+        if not all(is_size(x) or isinstance(x, (int, float, np.number)) for x in pair):
+            return NotImplemented
+        return bool(self.trace.called(name, *[x.item() if isinstance(x, np.number) else x for x in pair]))
 
     def __repr__(self) -> str:
         return repr(self.hint)
@@ -309,8 +333,8 @@ def is_size(value: object) -> bool:
 
 
 def called(name: str, *arguments: Any) -> Any:
-    """Apply a function of `vkep.sizes.formulas.CALLS` to integers."""
-    sized = next((a for a in arguments if a.__class__ is Size), None)
+    """Apply a function of `vkep.sizes.formulas.CALLS`."""
+    sized = next((a for a in arguments if is_size(a)), None)
     return CALLS[name](*arguments) if sized is None else sized.trace.called(name, *arguments)
 
 
@@ -420,6 +444,8 @@ def fixed_text(text: str, trace: Tracing) -> str:
 
 def _difference(a: Any, b: Any) -> Any:
     """An integer that is positive exactly where ``a > b``."""
+    if a.__class__ is Real or b.__class__ is Real:
+        return called("less", b, a)
     if a.__class__ not in (int, Size):
         a = _rounded(a, math.ceil)
     if b.__class__ not in (int, Size):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from vkep.sizes.formulas import BINARY, CALLS, Formulas, Operand, nodes_of
-from vkep.sizes.size import Real, Size, Terms, hint, made
+from vkep.sizes.formulas import BINARY, CALLS, REALS, TESTS, WHOLES, Formulas, Operand, nodes_of
+from vkep.sizes.size import Real, Size, Terms, hint, is_size, made
 
 #: conditions: the relation of a polynomial to 0
 ZERO, NONZERO, AT_LEAST = "==", "!=", ">="
@@ -147,11 +147,17 @@ class Trace:
         return self._of("%", inside, b, inside.hint % b, 0, b - 1)
 
     def called(self, name: str, *arguments: Any) -> Any:
-        """A function of `vkep.sizes.formulas.CALLS`, from integers to an integer."""
-        if not any(a.__class__ is Size for a in arguments):
+        """A function of `vkep.sizes.formulas.CALLS`."""
+        if not any(map(is_size, arguments)):
             return CALLS[name](*arguments)
         value, low, high = CALLS[name](*map(hint, arguments)), 0, _MOST
-        if name == "gcd":
+        if name in REALS:
+            return Real(self, self._node(name, tuple(map(operand, arguments)), value, -_MOST, _MOST), value)
+        if name in WHOLES:
+            low = -_MOST
+        elif name in TESTS:
+            high = 1
+        elif name == "gcd":
             low = 1  # of numbers that are not all 0
         elif name == "max":
             bounds = [self.bounds(a) if a.__class__ is Size else (a, a) for a in arguments]
