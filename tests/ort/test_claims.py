@@ -178,3 +178,32 @@ def test_an_error_of_a_signals_handler_is_no_reason_to_decline(monkeypatch: pyte
             steps[step]()
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_session_that_is_partitioned_says_so_once(session: OpenSession, caplog: pytest.LogCaptureFixture) -> None:
+    texts = "t = StringNormalizer(s) u = StringNormalizer(t) v = StringNormalizer(u)"
+    text = f"g (float[n,4] x, string[m] s) => (float[n,4] y, string[k] v) {{ a = Relu(x) {texts} y = Neg(a) }}"
+    with caplog.at_level("WARNING", "vkep.ort"):
+        opened = session(graph(text), all_on_vulkan=False)
+        x, s = np.ones((2, 4), np.float32), np.array(["a", "b"], object)
+        for _ in range(2):
+            opened.run(None, {"x": x, "s": s})
+    (message,) = caplog.messages
+    assert message.startswith(f"3 of the model's 5 nodes run on other providers, and the rest on {EP} in 1 part. Str")
+    assert " and 2 more: " in message and "at INFO (docs/ort.md, 'What is claimed')" in message
+    caplog.clear()
+    with caplog.at_level("WARNING", "vkep.ort"):
+        session(graph("g (float[n,4] x) => (float[n,4] y) { a = Relu(x) y = Neg(a) }"))
+    assert caplog.messages == []
+
+
+def test_bodies_count_and_driven_nodes_do_not(session: OpenSession, caplog: pytest.LogCaptureFixture) -> None:
+    body = "then_branch = a () => (float[2] p) {{ p = Relu(x) }}, else_branch = b () => (float[2] q) {{ {} }}"
+    text = "g (float[2] x, bool c, string[2] s) => (float[2] y) {{ y = If(c) <" + body + "> }}"
+    texts = "z = StringNormalizer(s) m = Size(z) n = Cast<to = 1>(m) q = Add(n, x)"
+    with caplog.at_level("WARNING", "vkep.ort"):
+        session(graph(text.format("q = Neg(x)")), all_on_vulkan=False)
+        assert caplog.messages == []
+        session(graph(text.format(texts)), all_on_vulkan=False)
+    (message,) = caplog.messages
+    assert "StringNormalizer" in message and "drives" not in message

@@ -8,7 +8,7 @@ that the model leaves open are sizes: a node is declined for what holds at every
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_shared.capabilities import DeviceCapabilities
@@ -31,6 +31,11 @@ from vkep.sizes import Size, Trace, clear_caches
 
 logger = logging.getLogger("vkep.ort")
 
+#: reasons of nodes that Vulkan was not asked for
+_ELSEWHERE = "another execution provider has it"
+_DRIVEN = "ONNX Runtime drives it; the nodes of its bodies are claimed by themselves"
+_SHOWN = 3  #: reasons in a warning
+
 #: the value of the sizes while claims are made: that of images and sequences, so that few refusals depend on it
 _HINT = 64
 
@@ -44,6 +49,12 @@ class Claims:
     drivers: tuple[Node, ...]
     declined: Mapping[str, str]  #: maps a node's title to the reason
     program: Program | None
+    count: int = 0  #: nodes of the graph
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """The nodes that Vulkan was asked for and declined, with the reasons."""
+        return {title: why for title, why in self.declined.items() if why not in (_ELSEWHERE, _DRIVEN)}
 
     def program_for(self, nodes: Sequence[Node], outputs: Sequence[str]) -> Program | None:
         """The islands already planned that compute exactly ``nodes`` (except folded ones) and the values ``outputs``:
@@ -108,7 +119,37 @@ def claim(
     for title, reason in declined.items():
         logger.info("not on Vulkan: %s: %s", title, reason)
     islands = _islands(view, verdicts, min_partition_size)
-    return Claims((*islands, *((n,) for n in graph.nodes if is_context(n))), drivers, declined, program)
+    return Claims(
+        (*islands, *((n,) for n in graph.nodes if is_context(n))), drivers, declined, program, len(graph.nodes)
+    )
+
+
+def warn_of_partitions(claims: Collection[Claims]) -> None:
+    """Log once for a session that other providers run some of its nodes: ``claims`` are those of its graphs and bodies."""
+    refused = [(title, why) for part in claims for title, why in part.refused.items()]
+    if not refused:
+        return
+    titles: dict[str, list[str]] = {}
+    for title, why in refused:
+        titles.setdefault(why, []).append(title)
+    most = sorted(titles, key=lambda why: -len(titles[why]))
+    reasons = [f"{titles[why][0]}{_others(len(titles[why]) - 1)}: {why}" for why in most[:_SHOWN]]
+    islands = sum(len(part.islands) for part in claims)
+    logger.warning(
+        "%d of the model's %d nodes run on other providers, and the rest on %s in %d part%s. %s%s. The logger vkep.ort names "
+        "each node at INFO (docs/ort.md, 'What is claimed')",
+        len(refused),
+        sum(part.count for part in claims),
+        EP_NAME,
+        islands,
+        "" if islands == 1 else "s",
+        "; ".join(reasons),
+        f"; and {len(most) - _SHOWN} more reasons" if len(most) > _SHOWN else "",
+    )
+
+
+def _others(count: int) -> str:
+    return f" and {count} more" if count else ""
 
 
 def _placements_by_sizes(view: OrtGraphView, caps: DeviceCapabilities, policy: Policy | None) -> Sequence[Placement]:
@@ -152,12 +193,10 @@ def _judge(view: OrtGraphView, placements: Iterable[Placement], verdicts: _Verdi
         if not any(name in view.pointers for name in node.outputs):
             continue  # part of a function body: it belongs to a node of the graph
         if node.outputs in verdicts.taken or _assigned_elsewhere(view, node):
-            verdicts.reasons.setdefault(node.outputs, "another execution provider has it")
+            verdicts.reasons.setdefault(node.outputs, _ELSEWHERE)
         elif node.domain == OPAQUE:
             verdicts.reasons[node.outputs] = (
-                "ONNX Runtime drives it; the nodes of its bodies are claimed by themselves"
-                if node.bodies
-                else "ONNX Runtime's interface does not give its attributes"
+                _DRIVEN if node.bodies else "ONNX Runtime's interface does not give its attributes"
             )
         elif node.outputs in on_lists:  # it, or a node that replaces it
             verdicts.reasons[node.outputs] = "its sequences and optionals are values of ONNX Runtime's"

@@ -12,7 +12,7 @@ from vkep.ir.program import IslandStep, Program
 from vkep.ort import memory
 from vkep.ort.allocator import ALLOCATORS
 from vkep.ort.boundary import NULL, CStruct, behind, ffi, lib, status, value
-from vkep.ort.claims import Claims, claim
+from vkep.ort.claims import Claims, claim, warn_of_partitions
 from vkep.ort.context_data import compatibility
 from vkep.ort.context_nodes import ContextSettings
 from vkep.ort.control_flow import ControlKernel, control_entries, is_ours_to_drive
@@ -61,6 +61,9 @@ class Ep(CStruct, struct="OrtEp"):
                 "ep.context_enable compiles fused nodes, and option 'kernels' is 'registry': set one of the two"
             )
         self._claims: list[Claims] = []
+        self._newest: dict[
+            int, Claims
+        ] = {}  # by the node whose body the graph is; ONNX Runtime asks again after it changed one
         self._failure: BaseException | None = None
         self._model_inputs: set[str] = set()
         self.runtime = Runtime(ort, device, options, graphs=not context.enabled)
@@ -127,6 +130,7 @@ class Ep(CStruct, struct="OrtEp"):
         for node in claims.drivers:
             self.ort.check(self.ort.ep_api.EpGraphSupportInfo_AddSingleNode(info, view.pointer_of(node)))
         self._claims.append(claims)
+        self._newest[view.parent] = claims
 
     @status
     def GetPreferredDataLayout(self, out: Any) -> None:
@@ -183,7 +187,9 @@ class Ep(CStruct, struct="OrtEp"):
     def OnSessionInitializationEnd(self) -> None:
         if self._failure is not None:
             raise self._failure
+        warn_of_partitions(self._newest.values())
         self._overrides.close()
+        self._newest.clear()
         self._claims.clear()  # and with them the host's copies of packed weights
 
     # ---- memory and order
@@ -245,6 +251,7 @@ class Ep(CStruct, struct="OrtEp"):
     def release(self) -> None:
         super().release()
         self._claims.clear()
+        self._newest.clear()
         self._overrides.close()
         self._kernels.close()
         self._stream.release()

@@ -120,6 +120,11 @@ class OrtGraphView:
         return bool(self._parent != NULL)
 
     @property
+    def parent(self) -> int:
+        """The address of the node whose body this is; 0 for the model's graph."""
+        return int(ffi.cast("uintptr_t", self._parent))
+
+    @property
     def has_own_driver(self) -> bool:
         """Whether this is the body of an operator other than ONNX's If, Loop and Scan, which executes it itself
         (BeamSearch)."""
