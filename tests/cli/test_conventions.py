@@ -200,6 +200,16 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path, start: bytes, says: str
         load_model(tmp_path / "m.onnx")
 
 
+@pytest.mark.parametrize("producer", ["TFL3 converter", "ET12", 'the {"old"} one', 'abcd{"x"'])
+def test_a_producer_whose_name_looks_like_another_format_is_read(producer: str) -> None:
+    info = onnx.helper.make_tensor_value_info("x", 1, [1])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "g", [info], [
+        onnx.helper.make_tensor_value_info("y", 1, [1])
+    ])  # fmt: skip
+    model = onnx.helper.make_model(graph, producer_name=producer)
+    assert [node.op_type for node in load_model(model.SerializeToString()).graph.nodes] == ["Identity"]
+
+
 def test_notebooks_show_texts() -> None:
     from gpu_shared.capabilities import DeviceCapabilities, DeviceInfo
     from vkep.session.report import Report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -59,12 +60,13 @@ def test_attributes_have_the_same_values_at_first(kind: str) -> None:
 
 
 @pytest.mark.gpu
-def test_onnxruntimes_own_options_are_read(open_session: Open) -> None:
+def test_onnxruntimes_own_options_are_read(open_session: Open, tmp_path: Path) -> None:
     proto = parser.parse_model(MODEL)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.intra_op_num_threads = 3
     options.enable_profiling = True
+    options.profile_file_prefix = str(tmp_path / "profile")
     options.add_session_config_entry("ep.vulkanexecutionprovider.concurrency", "1")
     options.add_session_config_entry("ep.vulkanexecutionprovider.arena.max_mem", "1073741824")
     session = open_session(proto, sess_options=options, fallback="error")
@@ -76,7 +78,7 @@ def test_onnxruntimes_own_options_are_read(open_session: Open) -> None:
     run.terminate = True
     with pytest.raises(vkep.RunTerminatedError):
         session.run(None, {"x": X}, run)
-    session.end_profiling()
+    assert Path(session.end_profiling()).parent == tmp_path
     for name, value in (("optimized_model_filepath", "a.onnx"), ("ep.context_enable", "1")):
         refused = onnxruntime.SessionOptions()
         if "." in name:

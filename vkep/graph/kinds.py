@@ -23,4 +23,13 @@ def other_kind(start: bytes) -> str:
     """What a file is that begins so and can be no ONNX model; empty where that is not known."""
     if start.lstrip(b"\xef\xbb\xbf \t\r\n")[:16].lower().startswith(_HTML):
         return "an HTML page or XML text: the download failed, or needs a login"
-    return next((kind for offset, sign, kind in _SIGNATURES if start[offset:].startswith(sign)), "")
+    found = (
+        kind for offset, sign, kind in _SIGNATURES if start[offset:].startswith(sign) and _ends_number(start, offset)
+    )
+    return next(found, "")
+
+
+def _ends_number(start: bytes, offset: int) -> bool:
+    """Whether the bytes before a signature may end a small little-endian number. A model's ``producer_name``, which is there
+    too, has no byte of 0."""
+    return not offset or start[offset - 1] == 0

@@ -141,8 +141,9 @@ class BifurcationProblem(Problem):
     @property
     def fault(self) -> str:
         """The error's message where the predictions do not match the source tokens."""
-        told = f"prev_suffix_match_idx leaves another number of source tokens than {self.predictions - 1}"
-        return told if self.predictions else ""
+        if not self.predictions:
+            return ""
+        return f"prev_suffix_match_idx leaves another number of source tokens than {self.predictions - 1}"
 
     def reference(
         self, source: np.ndarray, current: np.ndarray, start: np.ndarray, predicted: np.ndarray | None = None

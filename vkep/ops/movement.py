@@ -28,10 +28,10 @@ def reshape(b: Builder, data: Tensor, shape: Tensor, *, allowzero: int = 0) -> T
     if not allowzero:
         dims = [data.shape[i] if d == 0 and i < data.rank else d for i, d in enumerate(dims)]
     elif 0 in dims and -1 in dims:  # ONNX leaves it open; as ONNX Runtime: the open size is that of the others than 0
-        known, held = (math.prod(d for d in sizes if d > 0) for sizes in (dims, data.shape))
-        if data.size or held % known:
+        known, present = (math.prod(d for d in sizes if d > 0) for sizes in (dims, data.shape))
+        if data.size or present % known:
             b.invalid(f"shape {dims} has a size of 0, and one that does not follow from those of {list(data.shape)}")
-        dims[dims.index(-1)] = held // known
+        dims[dims.index(-1)] = present // known
     if -1 in dims:
         known = math.prod(d for d in dims if d != -1)
         if not known:
