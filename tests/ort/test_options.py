@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import vkep
 from tests.ort.conftest import OpenSession, device_number, device_of, graph, where
+from vkep.memory import ArenaConfig
+from vkep.session.contexts import resolve_context
 
 ADD = graph("g (float[2,3] x) => (float[2,3] y) { y = Add(x, x) }")
 CHAIN = graph("g (float[2,3] x) => (float[2,3] y) { a = Add(x, x) b = Mul(a, x) y = Relu(b) }")
@@ -145,6 +148,40 @@ def test_arena_options_reach_the_sessions_arena(session: OpenSession) -> None:
     runtime = next(ep.runtime for ep in live("OrtEp") if ep.runtime.context.label == "small arena:0")
     assert runtime.domain.arena.config.max_mem == 33554432
     assert runtime.domain.arena.config.extend_strategy.value == "kSameAsRequested"
+
+
+def test_each_shared_allocators_arena_has_its_options_or_warns(
+    registered: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`CreateSharedAllocator` with options, while other allocators of the context are in use."""
+    from vkep.ort.allocator import ArenaAllocator, PinnedAllocator, ReadOnlyAllocator
+    from vkep.ort.boundary import NULL, live
+
+    ort, small, other = live("OrtEpFactory")[-1].ort, ArenaConfig(max_mem=4 << 20), ArenaConfig(max_mem=8 << 20)
+    context = resolve_context(vkep.SessionOptions(token="shared allocators"))
+    made: list[Any] = []
+
+    def allocator(kind: Any, config: ArenaConfig | None) -> Any:
+        made.append(kind(ort, NULL, lambda: (context, config)))
+        return made[-1]
+
+    with caplog.at_level("WARNING"):
+        pinned = allocator(PinnedAllocator, None)
+        pinned._take(100)
+        device = allocator(ArenaAllocator, small)
+        with pytest.raises(vkep.ArenaOutOfMemory):
+            device.domain.alloc(16 << 20)
+        assert caplog.messages == []  # the pinned memory has an arena of its own
+        allocator(ReadOnlyAllocator, other).domain.reserve(100)
+        assert "keeps its configuration: arena.max_mem is 4194304 (asked: 8388608)" in caplog.text
+        caplog.clear()
+        allocator(PinnedAllocator, small)._take(100)
+        assert "pinned memory of ONNX Runtime has users and keeps its configuration" in caplog.text
+        for used in made:
+            used.release()
+        with pytest.raises(vkep.ArenaOutOfMemory):
+            allocator(PinnedAllocator, small)._take(16 << 20)
+        made[-1].release()
 
 
 def test_the_environments_arena_options_are_overridden_by_the_sessions() -> None:

@@ -299,14 +299,18 @@ def shared_arena(
     """The arena of a user's context under ``key``, created by ``make`` for the first user; a different ``config`` logs a
     warning."""
     shared = user.shared_resource(("vkep.memory", key), make)
-    there = shared.value.config
-    if config is not None and config != there:
+    warn_of_another(shared.value, config)
+    return shared
+
+
+def warn_of_another(arena: BufferArena, config: ArenaConfig | None) -> None:
+    """Log a warning where a later user's ``config`` differs from the arena's."""
+    if config is not None and config != arena.config:
         logger.warning(
             "%s has users and keeps its configuration: %s; close their sessions first, or use another context",
-            shared.value.label,
-            ", ".join(f"{k} is {old} (asked: {new})" for k, (old, new) in there.differences(config).items()),
+            arena.label,
+            ", ".join(f"{k} is {old} (asked: {new})" for k, (old, new) in arena.config.differences(config).items()),
         )
-    return shared
 
 
 def shared_device_arena(

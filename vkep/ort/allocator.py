@@ -15,12 +15,15 @@ from vkep import dtypes
 from vkep.graph.weights import unpack
 from vkep.memory.device_arena import BufferArena, shared_arena
 from vkep.ort.boundary import NULL, CStruct, ffi, lib, releases, status, value
-from vkep.ort.memory import NUMBER_SHIFT, MemoryDomain, domain_of
+from vkep.ort.memory import NUMBER_SHIFT, MemoryDomain, acquire, domain_of
 from vkep.ort.tensors import address, byte_count, shape_of, tensor_array
 from vkep.ort.transfers import Item, in_c
 
 if TYPE_CHECKING:
+    from gpu_shared.context import SharedGpuContext
+    from gpu_shared.lease import DelegateLease
     from gpu_shared.resources import SharedResource
+    from vkep.arena.config import ArenaConfig
     from vkep.memory.device_arena import DeviceBlock
     from vkep.ort.api import Ort
 
@@ -32,6 +35,8 @@ DEFAULT_MEMORY, HOST_ACCESSIBLE = 0, 5
 DEVICE_ALLOCATOR, READ_ONLY_ALLOCATOR = 0, 2
 
 
+#: a context, and settings of an arena
+OpenContext = Callable[[], "tuple[SharedGpuContext, ArenaConfig | None]"]
 _MOST_VENDORS = 16  # of a VkepTransfer
 _UP = 1  # vkep_copies's value for copies to the device
 
@@ -39,20 +44,20 @@ _UP = 1  # vkep_copies's value for copies to the device
 class ReadOnlyAllocator(CStruct, struct="OrtAllocator"):
     """Memory for initializers: one buffer each, because they live as long as the session.
 
-    ``open_domain`` returns the memory's domain (for this allocator to release) at the first allocation, so that a
-    registered library whose provider is not used opens no device.
+    ``open_context`` opens the context at the first allocation, so that a registered library whose provider is not used opens
+    no device; its arena's settings apply where nothing uses that arena yet.
     """
 
-    def __init__(self, ort: Ort, info: Any, open_domain: Callable[[], MemoryDomain]) -> None:
+    def __init__(self, ort: Ort, info: Any, open_context: OpenContext) -> None:
         super().__init__()
-        self._ort, self._info, self._open = ort, info, open_domain
+        self._ort, self._info, self._open = ort, info, open_context
         self._domain: MemoryDomain | None = None
 
     @property
     def domain(self) -> MemoryDomain:
         """The domain that it allocates from, opened on first use."""
         if self._domain is None:
-            self._domain = self._open()
+            self._domain = acquire(*self._open())
             self._opened(self._domain)
         return self._domain
 
@@ -106,8 +111,8 @@ class ArenaAllocator(ReadOnlyAllocator, struct="OrtAllocator"):
 
     room = "VkepAllocator"
 
-    def __init__(self, ort: Ort, info: Any, open_domain: Callable[[], MemoryDomain]) -> None:
-        super().__init__(ort, info, open_domain)
+    def __init__(self, ort: Ort, info: Any, open_context: OpenContext) -> None:
+        super().__init__(ort, info, open_context)
         memory, pointer = self._memory, self.pointer
         memory.alloc, memory.alloc_on_stream, memory.free = pointer.Alloc, pointer.AllocOnStream, pointer.Free
         pointer.Alloc, pointer.Free = ffi.addressof(lib, "vkep_alloc"), ffi.addressof(lib, "vkep_free")
@@ -136,16 +141,24 @@ class PinnedAllocator(ReadOnlyAllocator, struct="OrtAllocator"):
     """Host memory that the device can access, cached for the host, from an arena that all sessions on the context
     share. ONNX Runtime allocates outputs for the host there. Its pointers are host addresses; no stream orders it."""
 
-    def __init__(self, ort: Ort, info: Any, open_domain: Callable[[], MemoryDomain]) -> None:
-        super().__init__(ort, info, open_domain)
+    def __init__(self, ort: Ort, info: Any, open_context: OpenContext) -> None:
+        super().__init__(ort, info, open_context)
+        self._lease: DelegateLease | None = None
         self._arena: SharedResource[BufferArena] | None = None
         self._blocks: dict[int, tuple[DeviceBlock, memoryview]] = {}  # by the host's address
         self._lock = threading.Lock()
 
-    def _opened(self, domain: MemoryDomain) -> None:
-        device = domain.context.device
-        make = functools.partial(BufferArena, device, "download", label="pinned memory of ONNX Runtime")
-        self._arena = shared_arena(domain.lease, "pinned arena", make, None)
+    @property
+    def arena(self) -> BufferArena:
+        """The arena, opened on first use: not the device arena of the context, which keeps no settings of this one."""
+        with self._lock:
+            if self._arena is None:
+                context, config = self._open()
+                label = "pinned memory of ONNX Runtime"
+                self._lease = context.lease(label, copies_only=True)
+                make = functools.partial(BufferArena, context.device, "download", config, label=label)
+                self._arena = shared_arena(self._lease, "pinned arena", make, config)
+            return self._arena.value
 
     @value(NULL)
     def Alloc(self, nbytes: int) -> Any:
@@ -156,9 +169,7 @@ class PinnedAllocator(ReadOnlyAllocator, struct="OrtAllocator"):
         return self._pointer(self._take, nbytes)
 
     def _take(self, nbytes: int) -> int:
-        self.domain  # noqa: B018  # opens it
-        assert self._arena is not None
-        block = self._arena.value.alloc(nbytes)
+        block = self.arena.alloc(nbytes)
         seen = block.mapped
         assert seen is not None, "host-visible memory is mapped"
         place = int(ffi.cast("uintptr_t", ffi.from_buffer(seen)))
@@ -194,6 +205,9 @@ class PinnedAllocator(ReadOnlyAllocator, struct="OrtAllocator"):
         if self._arena is not None:
             self._arena.release()
             self._arena = None
+        if self._lease is not None:
+            self._lease.close()
+            self._lease = None
         super().release()
 
 

@@ -200,7 +200,7 @@ class Ep(CStruct, struct="OrtEp"):
         kind = (self.ort.get(api.MemoryInfoGetType, "int", info), api.MemoryInfoGetDeviceMemType(info))
         own = self._devices.memory_info(self.runtime.device, kind)
         context = self.runtime.context
-        out[0] = ALLOCATORS[kind](self.ort, own, lambda: memory.acquire(context)).pointer
+        out[0] = ALLOCATORS[kind](self.ort, own, lambda: (context, None)).pointer
 
     @status
     def GetDefaultMemoryDevice(self, out: Any) -> None:

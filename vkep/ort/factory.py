@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import vkep
 from gpu_shared.capabilities import DeviceCapabilities
 from gpu_shared.external import MEMORY_KINDS, can_import_memory, can_import_semaphore
 from vkep.ort import memory
-from vkep.ort.allocator import ALLOCATORS, DataTransfer
+from vkep.ort.allocator import ALLOCATORS, DataTransfer, OpenContext
 from vkep.ort.api import Ort
 from vkep.ort.boundary import NULL, CStruct, OrtError, behind, entry_point, ffi, live, releases, status, value
 from vkep.ort.context_data import Fit, fit
@@ -25,6 +25,10 @@ from vkep.ort.options import EpOptions, arena_options, session_options
 from vkep.ort.overrides import check_known_answers
 from vkep.ort.streams import SyncStream
 from vkep.session.contexts import resolve_context
+
+if TYPE_CHECKING:
+    from gpu_shared.context import SharedGpuContext
+    from vkep.arena.config import ArenaConfig
 
 logger = logging.getLogger("vkep.ort")
 _NAME = ffi.new("char[]", EP_NAME.encode())
@@ -150,7 +154,7 @@ class Factory(CStruct, struct="OrtEpFactory"):
     def CreateSyncStreamForDevice(self, device: Any, options: Any, out: Any) -> None:
         number = self.ort.ep_api.MemoryDevice_GetDeviceId(device)
         opener = self._opener(self.devices.by_number(number), EpOptions())
-        out[0] = SyncStream(self.ort, opener()).pointer
+        out[0] = SyncStream(self.ort, memory.acquire(*opener())).pointer
 
     # ---- an application's own Vulkan objects
 
@@ -158,7 +162,7 @@ class Factory(CStruct, struct="OrtEpFactory"):
     def CreateExternalResourceImporterForDevice(self, ep_device: Any, out: Any) -> None:
         out[0] = NULL
         device = self._device_of(ep_device)
-        domain = self._opener(device, EpOptions())()
+        domain = memory.acquire(*self._opener(device, EpOptions())())
         try:
             gpu = domain.context.device
             if any(can_import_memory(gpu, kind) for kind in MEMORY_KINDS) or can_import_semaphore(gpu):
@@ -213,12 +217,12 @@ class Factory(CStruct, struct="OrtEpFactory"):
     def _environment(self) -> dict[str, str]:
         return self.ort.take_pairs(self.ort.ep_api.GetEnvConfigEntries)
 
-    def _opener(self, device: DeviceCapabilities, chosen: EpOptions) -> Callable[[], memory.MemoryDomain]:
-        def open_domain() -> memory.MemoryDomain:
+    def _opener(self, device: DeviceCapabilities, chosen: EpOptions) -> OpenContext:
+        def open_context() -> tuple[SharedGpuContext, ArenaConfig | None]:
             session = session_options(device, self._interop_of(device).applied(chosen))
-            return memory.acquire(resolve_context(session), session.arena_config())
+            return resolve_context(session), session.arena_config()
 
-        return open_domain
+        return open_context
 
 
 @entry_point("vkep_CreateEpFactories")

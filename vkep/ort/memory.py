@@ -23,7 +23,7 @@ from vkep.arena.records import ArenaOutOfMemory
 from vkep.device.tensor import DeviceTensor, ExternalBlock
 from vkep.device.uses import Uses
 from vkep.dtypes import DType
-from vkep.memory.device_arena import DeviceArena, DeviceBlock, shared_device_arena
+from vkep.memory.device_arena import DeviceArena, DeviceBlock, shared_device_arena, warn_of_another
 from vkep.memory.upload import Uploader
 from vkep.ort.boundary import ffi, lib
 from vkep.ort.transfers import Transfers, in_c
@@ -253,11 +253,13 @@ _domains: dict[int, MemoryDomain] = {}
 
 
 def acquire(context: SharedGpuContext, config: ArenaConfig | None = None) -> MemoryDomain:
-    """Take a reference to the domain of a context, which is created for its first user; `MemoryDomain.release` it."""
+    """Take a reference to the domain of a context, which is created for its first user; `MemoryDomain.release` it. A later
+    ``config`` that differs logs a warning."""
     with _registry_lock:
         for domain in _domains.values():
             if domain.context is context:
                 domain.users += 1
+                warn_of_another(domain.arena, config)
                 return domain
         number = next(n for n in range(1 << 15) if n not in _domains)
         domain = _domains[number] = MemoryDomain(context, config, number)

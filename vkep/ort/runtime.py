@@ -45,7 +45,7 @@ class Runtime:
             self.policy: Policy = _policy(session, context, graphs)
             if self.policy.graphs:
                 self.graphs = VgfDelegate(self.delegate, sync_mode=options.sync_mode)
-            self.domain = memory.acquire(context, session.arena_config())
+            self.domain = memory.acquire(context)  # the delegate has set the arena's options
         except BaseException:
             if self.graphs is not None:
                 self.graphs.close()
