@@ -28,7 +28,9 @@ FLOAT = 1
 class Planned(Executable):
     """Stands for an executable."""
 
-    def __init__(self, known: Mapping[str, Known], trace: Trace | None = None, over: Over = ()) -> None:
+    def __init__(
+        self, known: Mapping[str, Known], trace: Trace | None = None, over: Over = (), whole: bool = False
+    ) -> None:
         super().__init__(Program((), {}, ()), ())
         self.direct = True
         self.known = dict(known)
@@ -130,7 +132,7 @@ def test_static_shapes_have_one_signature_after_which_the_graph_can_be_sealed() 
 def test_a_session_that_is_closed_while_it_plans_keeps_nothing() -> None:
     made: list[Planned] = []
 
-    def plan(known: Mapping[str, Known], trace: Trace | None = None, over: Over = ()) -> Planned:
+    def plan(known: Mapping[str, Known], trace: Trace | None = None, over: Over = (), whole: bool = False) -> Planned:
         planned.close()  # as a progress callback may
         made.append(Planned(known))
         return made[0]
@@ -164,7 +166,9 @@ def test_a_plan_made_ahead_is_not_in_use() -> None:
 class Sized(Planned):
     """Stands for an executable that serves all sizes of its inputs."""
 
-    def __init__(self, known: Mapping[str, Known], trace: Trace | None = None, over: Over = ()) -> None:
+    def __init__(
+        self, known: Mapping[str, Known], trace: Trace | None = None, over: Over = (), whole: bool = False
+    ) -> None:
         super().__init__(known)
         self.program = Program((), {}, (), (), trace.holds() if trace is not None else None)
 

@@ -43,7 +43,9 @@ class Maker:
     def __init__(self, lower: Callable[[Mapping[str, Any]], object] = lambda known: None) -> None:
         self.lower, self.made = lower, list[Made]()
 
-    def __call__(self, known: Mapping[str, Known], *, trace: Trace | None = None, over: Over = ()) -> Made:
+    def __call__(
+        self, known: Mapping[str, Known], *, trace: Trace | None = None, over: Over = (), whole: bool = False
+    ) -> Made:
         self.lower(known)
         self.made.append(Made(known, trace))
         return self.made[-1]

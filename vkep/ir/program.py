@@ -133,6 +133,8 @@ class DeferredStep:
     outputs: tuple[str, ...]
     values: tuple[str, ...]  #: the values whose content the plan depends on
     constants: Mapping[str, Weight | HostValue]  #: the sequences and optionals whose elements are inputs
+    #: the names of the inputs' dimensions that are sizes, by input and axis, and of numbers that earlier steps compute (axis -1)
+    sizes: Mapping[tuple[str, int], str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

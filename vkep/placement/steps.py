@@ -32,7 +32,7 @@ from vkep.passes.island import Island
 from vkep.placement.graph_islands import GraphIslands
 from vkep.placement.growing import Growing
 from vkep.placement.kompute import KpRegions
-from vkep.sizes import Formulas, Trace, plain_text
+from vkep.sizes import Formulas, Trace, is_size, plain_text
 
 
 class Placed:
@@ -171,7 +171,14 @@ class Placed:
         outputs = tuple(n for n in made if n in set(self.outputs))
         values = tuple([name for name in inputs if name in self.needs])
         lists = self._lists(self.deferred, set(made))
-        return DeferredStep(tuple(self.deferred), inputs, outputs, values, {**constants, **lists})
+        sizes = {
+            (name, axis): f"{dim.terms} {dim.const}"
+            for name in inputs
+            for axis, dim in enumerate(getattr(self.known.get(name), "shape", ()))
+            if is_size(dim)
+        }
+        sizes.update({(name, -1): name for name in values if name in self.made})
+        return DeferredStep(tuple(self.deferred), inputs, outputs, values, {**constants, **lists}, sizes)
 
     def _needs(self, nodes: Sequence[Node], made: set[str]) -> tuple[tuple[str, ...], dict[str, Weight]]:
         """The inputs of a group of nodes, and the constants that it reads."""

@@ -25,7 +25,7 @@ from vkep.ir.program import DeferredStep, HostValue, NoValue, Over, ValueSpec, d
 from vkep.session.executor import Executable, Targets, Values, Watch
 from vkep.session.following import Following, Signature, known_of
 from vkep.session.sequences import known_list, spread
-from vkep.session.sized_plans import MakePlan, SizedPlans
+from vkep.session.sized_plans import UNKNOWN, MakePlan, Opened, SizedPlans
 
 logger = logging.getLogger("vkep")
 
@@ -46,6 +46,7 @@ class PlannedGraph:
         name: str = "session",
         asked: Collection[str] = (),
         check: Callable[[Mapping[str, Any]], None] | None = None,
+        opened: Opened = UNKNOWN,
     ) -> None:
         """
         Args:
@@ -55,8 +56,9 @@ class PlannedGraph:
             name: of the graph, for errors.
             asked: the inputs whose content a plan depends on.
             check: raises where a run's inputs do not match the graph's declarations. Called for new signatures.
+            opened: the sizes that are known to differ between runs.
         """
-        self._plans: SizedPlans | None = SizedPlans(make_plan, constants, capacity)
+        self._plans: SizedPlans | None = SizedPlans(make_plan, constants, capacity, opened)
         self._capacity = capacity
         self._name = name
         self._asked = asked

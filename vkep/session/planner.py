@@ -25,6 +25,7 @@ from vkep.session.options import SessionOptions, plans_folder, spirv_folder
 from vkep.session.planned_graph import DeferredExecutor, PlannedGraph
 from vkep.session.saved import SavedPlans, plan_key
 from vkep.session.shared_values import BufferSets
+from vkep.session.sized_plans import Opened
 from vkep.session.submit_batch import SubmitBatch
 from vkep.session.vgf_executor import GraphRefused, VgfExecutor
 from vkep.shaders.library import ShaderLibrary
@@ -66,19 +67,22 @@ class Planner:
         outputs: Sequence[str],
         trace: Trace | None = None,
         over: Over = (),
-    ) -> Executable:
+        whole: bool = False,
+    ) -> Executable | None:
         """As `plan`, for the whole model: a plan that was made before is loaded from the disk."""
         saved = self._saved
         key = plan_key(model, known, outputs, self._delegate.capabilities, self.policy, over) if saved else None
         if saved is None or key is None:
-            return self.plan(model.graph.nodes, known, outputs, trace, over)
+            return self.plan(model.graph.nodes, known, outputs, trace, over, whole)
         program = saved.program(key, model, outputs)
         # for a plan with sizes the file has the first sizes, and their conditions
         if program is not None and (trace is None or (program.conditions and program.conditions.hold(trace.values))):
             return self(program)
-        executable = self.plan(model.graph.nodes, known, outputs, trace, over)
+        executable = self.plan(model.graph.nodes, known, outputs, trace, over, whole)
         sized = trace is not None
-        if sized not in self._stored:  # plans for further sizes would each load the packed weights again
+        if (
+            executable is not None and sized not in self._stored
+        ):  # plans for further sizes would each load the packed weights again
             self._stored.add(sized)
             try:
                 saved.keep(key, executable.program, model)
@@ -94,9 +98,11 @@ class Planner:
         outputs: Sequence[str],
         trace: Trace | None = None,
         over: Over = (),
-    ) -> Executable:
+        whole: bool = False,
+    ) -> Executable | None:
         """Distribute nodes over the delegates and prepare the program; nodes that the converter or the driver refuses
-        are offered to the other delegate. Raises as `__call__`, and `InvalidInputError` for a node whose specification
+        are offered to the other delegate. ``whole``: None instead of a program some of whose nodes are planned later. Raises as
+        `__call__`, and `InvalidInputError` for a node whose specification
         ``known`` breaks."""
         # Imports every operator, which takes a tenth of a second: a saved plan does not need it.
         from vkep.placement.partition import lower
@@ -117,6 +123,8 @@ class Planner:
                 )
             except InvalidNode as invalid:
                 raise InvalidInputError(invalid.reason) from None
+            if whole and any(isinstance(step, DeferredStep) for step in program.steps):
+                return None
             try:
                 return self(program)
             except GraphRefused as refusal:
@@ -172,7 +180,9 @@ class Planner:
         return self._deferred(step)
 
     def _deferred(self, step: DeferredStep) -> DeferredExecutor:
-        return DeferredExecutor(step, self.graph(step.nodes, step.constants, step.outputs, asked=step.values))
+        opened = Opened(step.sizes, at_once=True)
+        graph = self.graph(step.nodes, step.constants, step.outputs, asked=step.values, opened=opened)
+        return DeferredExecutor(step, graph)
 
     def graph(
         self, nodes: Sequence[Node], constants: Mapping[str, Known], outputs: Sequence[str], **kwargs: Any
@@ -187,6 +197,14 @@ class Planner:
         """As `graph` for a whole model, whose plans are saved to disk if the options allow it."""
         make_plan = functools.partial(self.plan_model, model, outputs=outputs)
         weights = model.graph.weights
-        return PlannedGraph(
-            make_plan, weights, self._options.plan_cache_size, name=f"session of {model.source}", check=check
+        name = f"session of {model.source}"
+        opened = Opened(
+            {
+                (info.name, axis): dim or f"{info.name} {axis}"
+                for info in model.graph.inputs
+                for axis, dim in enumerate(info.shape or ())
+                if not isinstance(dim, int)
+            }
         )
+        capacity = self._options.plan_cache_size
+        return PlannedGraph(make_plan, weights, capacity, name=name, check=check, opened=opened)

@@ -13,6 +13,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -31,16 +32,30 @@ logger = logging.getLogger("vkep.session")
 _SEEN = 8
 #: a plan for sizes that differ from a run's by more than this factor was tuned for other sizes: another one is made
 _FAR = 16
-#: places outside the device: a plan with sizes must not have more nodes there
-_ELSEWHERE = ("cpu", "deferred")
 
 
 class MakePlan(Protocol):
     """Makes the executable from the known properties of every value: constants, and a specification of each input,
-    whose shapes may hold sizes of ``trace``. ``over``: the outputs that runs write to an input's memory.
+    whose shapes may hold sizes of ``trace``. ``over``: the outputs that runs write to an input's memory. ``whole``: None
+    instead of an executable some of whose nodes are planned later.
     """
 
-    def __call__(self, known: Mapping[str, Known], *, trace: Trace | None = None, over: Over = ()) -> Executable: ...
+    def __call__(
+        self, known: Mapping[str, Known], *, trace: Trace | None = None, over: Over = (), whole: bool = False
+    ) -> Executable | None: ...
+
+
+class Opened(NamedTuple):
+    """Sizes of a graph that are known to differ between runs before a second signature shows it."""
+
+    #: the name of a size by input and axis; axis -1: the only element of the input
+    names: Mapping[tuple[str, int], str] = MappingProxyType({})
+    #: whether the first plan has them: else only where some nodes wait for counts, whose plans would be made for each size
+    at_once: bool = False
+
+
+#: nothing is known
+UNKNOWN = Opened()
 
 
 class _Part(NamedTuple):
@@ -173,15 +188,14 @@ class _Sized:
 class SizedPlans:
     """The executables of one graph for new signatures. Not thread-safe: one signature is planned at a time."""
 
-    def __init__(self, make: MakePlan, constants: Mapping[str, Known], limit: int) -> None:
+    def __init__(self, make: MakePlan, constants: Mapping[str, Known], limit: int, opened: Opened = UNKNOWN) -> None:
         """``limit``: maximum number of plans with sizes."""
-        self._make, self._constants, self._limit = make, constants, limit
+        self._make, self._constants, self._limit, self._opened = make, constants, limit, opened
         self._plans: list[_Sized] = []
         self._signatures = Signatures()
         self._seen: dict[tuple[object, ...], list[tuple[int, ...]]] = {}
         self._rigid: set[tuple[tuple[object, ...], int]] = set()  # positions whose values a plan needs
-        # of the first plan: number of nodes that do not run on the device
-        self._elsewhere: set[tuple[str, str]] | None = None
+        self._on_cpu: set[str] | None = None  # of the first plan: the nodes there
 
     def executable(self, inputs: Mapping[str, Known], over: Over = ()) -> Executable:
         """The executable for a signature that is new: a plan with sizes that holds for it, or a new plan. ``over``: the outputs
@@ -191,16 +205,23 @@ class SizedPlans:
         near = self._nearest(numbers)
         if near is not None and self._is_near(near[0]):
             return near[1].executable.at(near[2])
-        made = self._with_sizes(inputs, numbers, over) if len(self._plans) < self._limit else None
+        names = self._names(inputs)
+        sized = len(self._plans) < self._limit
+        made = self._with_sizes(inputs, numbers, over, names if self._opened.at_once else {}) if sized else None
         if made is None and near is not None:
             return near[1].executable.at(near[2])
+        if made is None:
+            whole = bool(names) and sized and not self._plans and not self._opened.at_once
+            made = self._make({**self._constants, **inputs}, over=over, whole=whole)
+            if made is None:  # the parts that are planned later would be planned for this signature alone
+                made = self._with_sizes(inputs, numbers, over, names) or self._make(
+                    {**self._constants, **inputs}, over=over
+                )
+            elif self._on_cpu is None:
+                self._on_cpu = _on_cpu(made.program)
+        assert made is not None
         self._note(numbers)
-        if made is not None:
-            return made
-        executable = self._make({**self._constants, **inputs}, over=over)
-        if self._elsewhere is None:
-            self._elsewhere = _elsewhere(executable.program)
-        return executable
+        return made
 
     def match(
         self, marks: tuple[object, ...], names: Sequence[str], known: Callable[[str], Known], over: Over = ()
@@ -238,27 +259,45 @@ class SizedPlans:
         seen.append(tuple(numbers.values))
         del seen[:-_SEEN]
 
-    def _symbols(self, numbers: _Numbers) -> list[list[int]]:
-        """The places whose number differs from before, or will; those together that have been the same in every signature."""
+    def _names(self, inputs: Mapping[str, Known]) -> dict[int, str]:
+        """The names of the sizes in `Opened`, by their places."""
+        names, place = {}, 0
+        for name, known in inputs.items():
+            part = _part_of(known)
+            if isinstance(known, ValueSpec):
+                axes: Sequence[int] = range(len(known.shape))
+            else:
+                axes = (-1,) if len(part.values) == 1 else ()
+            names.update({place + k: self._opened.names.get((name, axis), "") for k, axis in enumerate(axes)})
+            place += len(part.values)
+        return {at: name for at, name in names.items() if name}
+
+    def _symbols(self, numbers: _Numbers, names: Mapping[int, str]) -> list[list[int]]:
+        """The places whose number differs from before, or will; those together that have been the same in every signature, and
+        have the same name."""
         seen = [*self._seen.get(numbers.kinds, ()), tuple(numbers.values)]
-        groups: dict[tuple[int, ...], list[int]] = {}
+        groups: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for place, column in enumerate(zip(*seen, strict=True)):
-            moves = len(set(column)) > 1 or place in numbers.growing
+            moves = len(set(column)) > 1 or place in numbers.growing or place in names
             if moves and numbers.values[place] > 1 and (numbers.kinds, place) not in self._rigid:
-                groups.setdefault(column, []).append(place)
+                groups.setdefault((names.get(place, ""), column), []).append(place)
         return list(groups.values())
 
-    def _with_sizes(self, inputs: Mapping[str, Known], numbers: _Numbers, over: Over) -> Executable | None:
-        """A new plan with symbolic sizes; None where no number changes, or lowering needs their values."""
-        symbols = self._symbols(numbers)
+    def _with_sizes(
+        self, inputs: Mapping[str, Known], numbers: _Numbers, over: Over, names: Mapping[int, str]
+    ) -> Executable | None:
+        """A new plan with symbolic sizes, those in ``names`` among them; None where no number changes, or lowering needs their
+        values."""
+        symbols = self._symbols(numbers, names)
         if all(numbers.growing.issuperset(group) for group in symbols):
             return None
-        trace = Trace(general=any(plan.is_near(numbers) for plan in self._plans))
+        trace = Trace(general=bool(names) or any(plan.is_near(numbers) for plan in self._plans))
         sizes = {
             place: size for group in symbols for size in [trace.symbol(numbers.values[group[0]])] for place in group
         }
         try:
             parent = self._make({**self._constants, **with_sizes(inputs, sizes)}, trace=trace, over=over)
+            assert parent is not None
         except (VkepError, GpuError):  # planning this signature alone reports its error
             return None
         except Exception:  # an operator that needs concrete numbers
@@ -272,10 +311,10 @@ class SizedPlans:
         # a place that is a size of another plan is fixed for this value alone: a buffer that is full
         free = {place for plan in self._plans if plan.kinds == numbers.kinds for place in plan.places}
         self._rigid.update((numbers.kinds, place) for k in fixed for place in symbols[k] if place not in free)
-        more = _elsewhere(parent.program) - (self._elsewhere or set())
+        more = _on_cpu(parent.program) - (self._on_cpu or set())
         if conditions is None or len(fixed) == len(symbols) or more or not _takes_sizes(parent.program):
             logger.debug(
-                "a plan with sizes is not kept: sizes %s of %s are fixed, %s run elsewhere", fixed, symbols, more
+                "a plan with sizes is not kept: sizes %s of %s are fixed, %s run on the CPU", fixed, symbols, more
             )
             self._rigid.update((numbers.kinds, place) for place in sizes if more or not _takes_sizes(parent.program))
             parent.close()
@@ -334,8 +373,9 @@ def _is_small(array: np.ndarray) -> bool:
     return may_be_sizes(dtypes.from_numpy(array.dtype), array.size)
 
 
-def _elsewhere(program: Program) -> set[tuple[str, str]]:
-    return {(p.node.title, p.where) for p in program.placements if p.where in _ELSEWHERE}
+def _on_cpu(program: Program) -> set[str]:
+    """The nodes of a program that run there: a plan with sizes must not have more of them."""
+    return {p.node.title for p in program.placements if p.where == "cpu"}
 
 
 def _takes_sizes(program: Program) -> bool:
