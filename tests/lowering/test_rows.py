@@ -52,6 +52,15 @@ MIXING = {
         f"g (float[n,4] x) => (float[n,4] y) {{ s = Shape (x) f = Cast <to = 1> (s) {K} c = Gather (f, k) y = Mul (x, c) }}",
         "number of rows",
     ),
+    "a function of the number of rows": (
+        "g (float[n,4] x) => (float[n,4] y) { s = Shape <end = 1> (x) f = Cast <to = 1> (s) r = Sqrt (f) y = Div (x, r) }",
+        "number of rows",
+    ),
+    "a column by the number of rows": (
+        "g (float[n,64] x) => (float[n,1] y) { s = Shape <end = 1> (x) o = Constant <value = int64[1] {1}> () e = Add (s, o) "
+        "y = Slice (x, s, e, o) }",
+        "number of rows",
+    ),
     "the place of a row": (
         f"g (float[n,4] x) => (float[n,4] y) {{ s = Shape (x) {K} c = Gather (s, k) o = Constant <value = int64 {{1}}> () "
         "r = Range (k, c, o) f = Cast <to = 1> (r) a = Constant <value = int64[1] {1}> () u = Unsqueeze (f, a) y = Add (x, u) }",
@@ -134,6 +143,16 @@ def test_models_with_independent_rows_are_proved(name: str) -> None:
         "r": draw.standard_normal((1, 16, 4), np.float32),
     }
     proto = model(APART[name], **(weights if "LSTM" in APART[name] else {}))
+    assert proof(proto).reason == ""
+
+
+def test_the_last_state_alone_of_a_recurrent_layer_is_proved() -> None:
+    text = (
+        "g (float[n,s,3] x) => (float[n,4] y) { t = Transpose <perm = [1,0,2]> (x) b, c = GRU <hidden_size = 4> (t, w, r) "
+        "y = Squeeze (c, k) }"
+    )
+    proto = model(text, w=np.ones((1, 12, 3), np.float32), r=np.ones((1, 12, 4), np.float32), k=np.array([0]))
+    proto.graph.node[1].output[0] = ""
     assert proof(proto).reason == ""
 
 

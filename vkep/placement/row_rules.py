@@ -49,12 +49,14 @@ class Value:
 
 @dataclass(frozen=True)
 class NodeView:
-    """A node, its inputs (None: absent) and the shapes of its results; ``count`` is the number of rows."""
+    """A node, its inputs (None: absent) and the shapes of its results; ``count`` is the number of rows, and ``depends`` tells
+    whether a size depends on it."""
 
     node: Node
     inputs: Sequence[Value | None]
     results: Sequence[tuple[Any, ...]]
     count: Any
+    depends: Callable[[Any], bool]
 
     def input(self, position: int) -> Value | None:
         """An input, None where it is absent."""
@@ -314,13 +316,16 @@ def _sliced_axes(view: NodeView, rank: int) -> Iterable[int]:
     starts, ends = view.numbers(1, "starts") or [], view.numbers(2, "ends") or []
     axes, steps = view.numbers(3, "axes", range(len(starts))) or [], view.numbers(4, "steps", [1] * len(starts)) or []
     shape = view.inputs[0].shape if view.inputs[0] is not None else ()
-    return [
-        axis
+    parts = [
+        (axis, start, end)
         for start, end, axis, step in zip(starts, ends, axes, steps, strict=True)
         if not (
             same(start, 0) and same(step, 1) and (same(end, shape[axis]) or (not is_size(end) and end >= 2**31 - 1))
         )
     ]
+    if any(view.depends(place) for _, *places in parts for place in places):
+        raise Mixes("the number of rows says which elements are taken")
+    return [axis for axis, *_ in parts]
 
 
 def _resized_axes(view: NodeView, rank: int) -> Iterable[int]:

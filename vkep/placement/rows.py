@@ -182,10 +182,9 @@ class _Rows:
         rule = RULES.get((node.domain, node.op_type))
         if rule is None:
             raise Mixes("nothing is known of how it treats rows")
-        rows = rule(NodeView(node, inputs, results, self._count))
-        return self._checked(
-            results, [rows] * len(results) if isinstance(rows, RowAxis) else list(rows)[: len(results)]
-        )
+        rows = rule(NodeView(node, inputs, results, self._count, self._depends))
+        each = [rows] * len(node.outputs) if isinstance(rows, RowAxis) else rows
+        return self._checked(results, [one for name, one in zip(node.outputs, each, strict=False) if name])
 
     def _value(self, name: str) -> Value:
         value = self._placed.known.get(name)

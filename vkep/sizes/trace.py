@@ -91,7 +91,7 @@ class Trace:
 
     def fixed_real(self, value: Real) -> float:
         """The same for a float: every size that it is computed from must keep its value."""
-        for symbol in self._symbols_of((((value.node,), 1),)):
+        for symbol in self.symbols_of(value):
             node = self._ids["symbol", (symbol,)]
             self.fixed(Size(self, (((node,), 1),), 0, int(self._hints[node])))
         return value.hint
@@ -250,11 +250,8 @@ class Trace:
         return found
 
     def symbols_of(self, value: Any) -> set[int]:
-        """The numbers of the symbols that an integer depends on."""
-        return self._symbols_of(value.terms) if value.__class__ is Size else set()
-
-    def _symbols_of(self, terms: Terms) -> set[int]:
-        waiting, seen, symbols = [n for product, _ in terms for n in product], set[int](), set[int]()
+        """The numbers of the symbols that a number depends on."""
+        waiting, seen, symbols = nodes_of(operand(value)), set[int](), set[int]()
         while waiting:
             node = waiting.pop()
             if node in seen:
