@@ -1,0 +1,1 @@
+"""Whole networks in float16 beside torch's, by one command."""
