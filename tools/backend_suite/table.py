@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 
 from tools.backend_suite import contrib, element_types
-from tools.backend_suite.cases import GRAPHS, KINDS, TOLERANCES
+from tools.backend_suite.cases import CORRECTED, GRAPHS, KINDS, TOLERANCES
 from tools.backend_suite.outcome import CPU, DECLINED, FAILED, STATES, VULKAN, Outcome, counts
 from tools.ort_suite import results
 
@@ -237,6 +237,8 @@ def _tolerances() -> str:
     lines = ["Compared with other tolerances than their own:"]
     for name, (rtol, atol, why) in TOLERANCES.items():
         lines.append(f"- `{name}`: rtol {rtol:g}, atol {atol:g}; {why}.")
+    names = ", ".join(f"`{name}`" for name in CORRECTED)
+    lines.append(f"\nCompared with the results that onnx has corrected since release 1.23: {names}.")
     return "\n".join(lines)
 
 
