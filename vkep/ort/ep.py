@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -53,9 +54,17 @@ class Ep(CStruct, struct="OrtEp"):
         options: EpOptions,
         context: ContextSettings,
         session: Any,
+        hides_nodes: bool = False,
     ) -> None:
+        """``hides_nodes``: the session's options assign nodes to other devices; graphs do not have them."""
         self.ort, self._devices, self.options = ort, devices, options
-        self._context = context
+        self._context, self._hides_nodes = context, hides_nodes
+        if hides_nodes:
+            logger.warning(
+                "session.layer_assignment_settings assigns nodes to other devices, and ONNX Runtime cannot fuse nodes of a "
+                "graph without them: the others run one by one (kernels=registry), or on other providers"
+            )
+            self.options = options = replace(options, kernels="registry")
         if context.enabled and options.kernels == "registry":
             raise ValueError(
                 "ep.context_enable compiles fused nodes, and option 'kernels' is 'registry': set one of the two"
@@ -124,6 +133,8 @@ class Ep(CStruct, struct="OrtEp"):
         islands = claims.islands
         if options.kernels == "registry":
             islands = offer_kernels(self.ort, view, info, islands)
+        if self._hides_nodes:
+            islands = ()  # ONNX Runtime would end the session
         for nodes in islands:
             pointers = ffi.new("OrtNode const *[]", [view.pointer_of(n) for n in nodes])
             self.ort.check(self.ort.ep_api.EpGraphSupportInfo_AddNodesToFuse(info, pointers, len(nodes), fusion))
