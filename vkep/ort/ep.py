@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_shared.capabilities import DeviceCapabilities
 from gpu_shared.collector import released
+from vkep.errors import UnsupportedModelError
 from vkep.ir.program import IslandStep, Program
 from vkep.ort import memory
 from vkep.ort.allocator import ALLOCATORS
@@ -74,6 +75,7 @@ class Ep(CStruct, struct="OrtEp"):
             int, Claims
         ] = {}  # by the node whose body the graph is; ONNX Runtime asks again after it changed one
         self._failure: BaseException | None = None
+        self._refusal: UnsupportedModelError | None = None
         self._model_inputs: set[str] = set()
         self.runtime = Runtime(ort, device, options, graphs=not context.enabled)
         try:
@@ -131,6 +133,16 @@ class Ep(CStruct, struct="OrtEp"):
         fusion.ort_version_supported = self.pointer.ort_version_supported
         fusion.drop_constant_initializers = True
         islands = claims.islands
+        lost = claims.lost_weights(view) if self._context.enabled and not view.in_body else []
+        if lost:
+            self._refusal = UnsupportedModelError(
+                f"ep.context_enable: bodies of If, Loop or Scan read the weights {lost}, which no other node that stays in "
+                "the compiled model reads: ONNX Runtime would write it without them. Put them into the bodies (as Constant "
+                "nodes), or do not compile the model"
+            )
+            islands = (
+                tuple(view.graph.nodes[:1]),
+            )  # `Compile` raises; ONNX Runtime would only log an error of this call
         if options.kernels == "registry":
             islands = offer_kernels(self.ort, view, info, islands)
         if self._hides_nodes:
@@ -155,6 +167,8 @@ class Ep(CStruct, struct="OrtEp"):
 
     @status
     def Compile(self, graphs: Any, fused: Any, count: int, infos: Any, context_nodes: Any) -> None:
+        if self._refusal is not None:
+            raise self._refusal
         made: list[FusedNode] = []
         try:
             for index in range(count):
