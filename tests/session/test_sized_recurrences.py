@@ -12,8 +12,14 @@ import pytest
 from tests.calls import noted
 from tests.session.models import model
 from tools.ort_cpu import cpu_session
+from tools.plan_devices import DEVICES
+from tools.size_conditions import declared
 from vkep import InferenceSession
+from vkep.graph import load_model
+from vkep.ir.program import IslandStep
+from vkep.plan.sized import instance
 from vkep.session.planner import Planner
+from vkep.sizes import Trace
 
 Open = Callable[..., InferenceSession]
 LENGTHS = (3, 5, 4, 7, 6, 9, 8, 11, 10, 12)
@@ -112,3 +118,19 @@ def test_few_plans_serve_sequences_of_every_length(
             np.testing.assert_allclose(
                 got, want, rtol=2e-3 if alone else 1e-4, atol=2e-3 if alone else 1e-5, strict=True
             )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", CASES)
+def test_a_plan_has_numbers_for_every_length_that_it_serves(case: str, device: str) -> None:
+    sized = declared(load_model(layer(case)[0]), {"n": 5, "b": 130})
+    program = sized.with_trace(Trace(), DEVICES[device])
+    assert program.conditions is not None
+    served = [
+        n for n in range(1, 40) if program.conditions.hold([sized.sizes[k] if k != "n" else n for k in sized.places])
+    ]
+    assert set(range(5, 16)) <= set(served)
+    for n in served:
+        for step in program.steps:
+            assert isinstance(step, IslandStep) and step.sizes is not None
+            instance(step.plan, step.sizes, [sized.sizes[k] if k != "n" else n for k in sized.places])

@@ -65,6 +65,7 @@ def dynamic_quantize_lstm(
     w, r = (t.transpose((0, 2, 1)) if t.rank == 3 else t for t in (w, r))
     others = {"W": w, "B": bias, "initial_h": initial_h, "initial_c": initial_c, "P": p}
     layer = layer_of(b, 4, x, r, sequence_lens, others, a)
+    layer.skips = False
     count, hidden = len(layer.directions), layer.hidden
     for name, scale in (
         ("W_scale", w_scale),
@@ -143,6 +144,7 @@ def attn_lstm(
     own = w.slice(2, 0, min(x.shape[-1], w.shape[2]))
     others = {"W": own, "B": bias, "initial_h": initial_h, "initial_c": initial_c, "P": p}
     layer = layer_of(b, 4, x, r, sequence_lens, others, a)
+    layer.skips = False
     count, hidden, (batch, places, depth) = len(layer.directions), layer.hidden, memory.shape
     width = v.shape[1]
     b.expect("M", memory, (layer.batch, places, depth))

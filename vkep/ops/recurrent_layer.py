@@ -21,7 +21,7 @@ from vkep.ir.tensor import Tensor
 from vkep.kernels.pad import PadProblem
 from vkep.kernels.recurrent import RecurrentProblem, carries
 from vkep.ops.contraction import matrix_product
-from vkep.sizes import hint, serves_others
+from vkep.sizes import active, hint, serves_others
 
 #: a function of a value and parameters alpha and beta, and the parameters' defaults (None: has none)
 _ACTIVATIONS: dict[str, tuple[Callable[..., Expr], float | None, float | None]] = {
@@ -101,8 +101,8 @@ def room_of(steps: int) -> int:
 class Layer:
     """Common to the three operators: shapes, the order of steps, and the outputs.
 
-    Steps have slots. Where their number is a size there are more slots (`room_of`), and every run computes all of them: the
-    first ones are the steps (the last ones, backwards), and the values of the others are not used.
+    Steps have slots. Where their number is a size there are more slots (`room_of`): the first ones are the steps (the last
+    ones, backwards), and the values of the others are not used.
     """
 
     b: Builder
@@ -112,6 +112,9 @@ class Layer:
     lengths: Tensor | None
     y: Tensor  #: [steps, directions, batch, hidden]
     room: int  #: number of slots
+    skips: bool = (
+        True  #: whether runs skip the slots that no step has, where the batch is no size; else they compute them
+    )
     #: [room, batch, hidden] of the hidden states ("h"), cells ("c") and results ("y") of a direction, where there are more slots
     slots: dict[tuple[int, str], Tensor] = field(default_factory=dict)
 
@@ -166,7 +169,12 @@ class Layer:
         if serves_others(self.steps):
             if (direction, kind) not in self.slots:
                 self.slots[direction, kind] = self.b.empty(dtype, (self.room, self.batch, self.hidden))
-            return _row(self.slots[direction, kind], slot)
+            row, step = _row(self.slots[direction, kind], slot), slot
+            if self.directions[direction]:
+                step = self.room - 1 - slot
+            if serves_others(self.batch) or not self.skips:
+                return row
+            return row.view((active(self.steps - step, self.batch), self.hidden), row.strides)
         return _row(self.y.slice(1, direction, 1), slot, 2) if kind == "y" else None
 
     def keep(self, new: Expr, old: Tensor, slot: int, direction: int, kind: str) -> Tensor:
