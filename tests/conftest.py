@@ -17,6 +17,7 @@ import pytest
 
 from gpu_shared import steady
 from gpu_shared.errors import DriverNotFoundError
+from tests.nightly import nightly
 from tools.waiting import LONG_S
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ Alive = Callable[[], dict[str, int]]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--run-slow", action="store_true", help="also run the tests that write gigabytes to disk")
+    parser.addoption("--nightly", action="store_true", help="also run what is marked nightly, and longer campaigns")
     parser.addoption(
         "--discrete", action="store_true", help="take the driver's device for a discrete GPU, in this process"
     )
@@ -44,6 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # optimizing. Tests take vectors of 4, but for kernels of GPUs, that need 8. Its cache does not tell them apart. By default
     # each device, and numpy in each process, starts a thread for each core, which takes most of the time on many cores.
     discrete = config.getoption("--discrete")
+    if config.getoption("--nightly"):
+        os.environ["VKEP_TEST_NIGHTLY"] = "1"  # for tests/nightly.py, and the processes that tests start
     os.environ.setdefault("GALLIVM_PERF", "nopt")
     os.environ.setdefault("LP_NUM_THREADS", "2")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of the workers, and of the processes that tests start
@@ -85,6 +89,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("gpu")
         if "needs_gigabytes" in getattr(item, "fixturenames", ()) and not config.getoption("--run-slow"):
             item.add_marker(pytest.mark.skip(reason="writes gigabytes: --run-slow runs it"))
+    if not nightly():
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("nightly")])
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -9,17 +9,19 @@ import numpy as np
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
-from tests.kernels.harness import Harness, as_discrete
+from tests.kernels.harness import EACH_DEVICE, Harness, as_discrete
+from vkep.kernels import all_kernels
 
 
 @pytest.fixture(scope="module")
 def gpu() -> Iterator[Harness]:
+    all_kernels()  # a problem's kernels are known where their modules are imported
     harness = Harness()
     yield harness
     harness.close()
 
 
-@pytest.fixture(params=["cpu", "discrete", "plain"])
+@pytest.fixture(params=EACH_DEVICE)
 def caps(request: pytest.FixtureRequest, gpu: Harness) -> DeviceCapabilities:
     """This device as it is selected for as a CPU driver, as a GPU, and as a GPU without subgroup operations."""
     if request.param == "plain":

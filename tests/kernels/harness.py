@@ -141,6 +141,10 @@ def _elements(array: np.ndarray, need: Need) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(-1).view(stored)
 
 
+#: as what a device is selected for: a CPU driver, a GPU, a GPU without subgroup operations
+EACH_DEVICE = ("cpu", "discrete", "plain")
+
+
 def as_discrete(caps: DeviceCapabilities) -> DeviceCapabilities:
     """A device as a discrete GPU, with no more lanes in a workgroup than shuffles combine (`shuffle_sizes`)."""
     lanes = min(caps.max_workgroup_invocations, launch._MOST_SUBGROUPS * caps.subgroup_size)

@@ -15,6 +15,7 @@ import pytest
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.devices import GPU
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
+from tests.nightly import alternately
 from vkep.dtypes import DTYPES
 from vkep.errors import Decline
 from vkep.kernels.attention import (
@@ -188,8 +189,7 @@ def check(got: np.ndarray, wanted: np.ndarray) -> None:
     np.testing.assert_allclose(got.astype(np.float64), wanted, rtol=atol, atol=atol)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("case", "dtype"), alternately(CASES, ["float32", "float16"]))
 def test_against_numpy(gpu: Harness, kernel: str, rng: np.random.Generator, case: Case, dtype: str) -> None:
     if dtype == "float32" and kernel == "cooperative":
         pytest.skip("the matrices are of float16")

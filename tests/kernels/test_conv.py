@@ -10,6 +10,7 @@ import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
+from tests.nightly import nightly_but
 from vkep.errors import Decline
 from vkep.kernels import winograd
 from vkep.kernels.conv import ConvProblem, pack_weights
@@ -167,6 +168,7 @@ def test_grids_folded_at_the_devices_limit(
     check(gpu, limited, SHAPES[name], rng, fused=True)
 
 
+@pytest.mark.parametrize("family", nightly_but(("cpu",), ("cpu", "discrete")), indirect=True)
 def test_images_beyond_the_devices_limit(gpu: Harness, family: DeviceCapabilities, rng: np.random.Generator) -> None:
     check(gpu, family, problem((70000, 1, 2, 2), 8, (2, 2)), rng)
 

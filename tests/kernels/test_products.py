@@ -10,6 +10,7 @@ import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, Tensor, as_discrete
+from tests.nightly import alternately
 from tools.plan_devices import DEVICES
 from vkep.errors import Decline
 from vkep.kernels.cooperative_tiles import float16_shape, no_cooperative_tile
@@ -169,8 +170,7 @@ MANY_ROWS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("case", MANY_ROWS, ids=str)
+@pytest.mark.parametrize(("case", "dtype"), alternately(MANY_ROWS, ["float32", "float16"]))
 def test_many_rows_by_few_bits_in_tiles(gpu: Harness, case: FewBits, dtype: str) -> None:
     caps = as_discrete(gpu.caps)
     dataclasses.replace(case, dtype=dtype).run(gpu, caps, candidate="tiled")

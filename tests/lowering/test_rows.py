@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import onnxruntime
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
+from tests.nightly import nightly
 from tools.backend_suite.cases import load_cases
 from tools.models.catalog import Options, build_model
 from vkep.errors import VkepError
@@ -221,11 +223,16 @@ def check_joined(proto: onnx.ModelProto, feeds: Feeds, draw: np.random.Generator
 
 
 def operator_cases() -> Iterator[tuple[str, onnx.ModelProto, Feeds]]:
-    """ONNX's cases of single operators, with each set of inputs that may have rows."""
+    """ONNX's cases of single operators, with each set of inputs that may have rows. By default some cases of each operator."""
+    seen = Counter[str]()
     for name, case in load_cases().items():
         if case.kind != "node" or case.is_random:
             continue
         proto = case.model()
+        types = {node.op_type for node in proto.graph.node}
+        seen.update(types)
+        if not nightly() and min(seen[op] for op in types) > 3:
+            continue
         infos = [info for info in proto.graph.input if info.type.HasField("tensor_type")]
         arrays = next(iter(case.data(proto)))[0]
         if len(infos) != len(arrays) or not all(isinstance(a, np.ndarray) for a in arrays):
@@ -257,7 +264,7 @@ def test_no_proved_operator_differs_when_rows_are_joined() -> None:
             if check_joined(proto, feeds, draw, name):
                 compared += 1
                 operators |= {node.op_type for node in proto.graph.node}
-    assert proved > 500 and compared > 0.8 * proved
+    assert proved > (500 if nightly() else 200) and compared > 0.8 * proved
     assert len(operators & {name for _, name in RULES}) > 100
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.lowering.replayed import Choices, compared
+from tests.nightly import nightly_but
 from tests.session.test_decode import decoder
 from tools.models.catalog import Options, build_model
 from tools.plan_devices import DEVICES
@@ -98,15 +99,21 @@ MODELS: Mapping[str, Mapping[str, int]] = {
 }
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("model", MODELS)
+#: on each device one model, on the CPU each
+CATALOG = [
+    pytest.param(model, device, marks=[] if device == "cpu" or model == "mobilenetv2" else pytest.mark.nightly)
+    for model in MODELS
+    for device in DEVICES
+]
+
+
+@pytest.mark.parametrize(("model", "device"), CATALOG)
 def test_models_of_the_catalog(model: str, device: str) -> None:
     loaded = load_model(build_model(model, Options(dynamic=True)).SerializeToString())
     assert check(declared(loaded, MODELS[model]), device, 1, 300)["others"] == 2
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "device"), CATALOG)
 def test_general_plans_of_the_catalog(model: str, device: str) -> None:
     """On a CPU driver they also serve sizes of 1, other than of 7x7 images, whose kernel takes three at least."""
     loaded = load_model(build_model(model, Options(dynamic=True)).SerializeToString())
@@ -164,7 +171,7 @@ def _node_cases() -> list[tuple[str, Case]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", nightly_but(("cpu",), DEVICES))
 def test_node_cases(device: str) -> None:
     totals = collections.Counter[str]()
     for k, (name, case) in enumerate(_node_cases()):

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
+from tests.nightly import nightly
 from tools.backend_suite import baseline, table
 from tools.backend_suite.cases import KINDS, _sources, load_cases
 from tools.backend_suite.outcome import CPU, DECLINED, FAILED, VULKAN, Outcome, counts
@@ -19,6 +20,8 @@ from tools.backend_suite.outcome import CPU, DECLINED, FAILED, VULKAN, Outcome, 
 ROOT = Path(__file__).resolve().parents[2]
 #: what the project promises of the node cases
 TARGET = 1150
+#: of ONNX's cases, which part runs: all take ten minutes of processor time
+EVERY = 1 if nightly() else 3
 
 
 @pytest.mark.slow
@@ -28,15 +31,14 @@ def test_no_case_of_the_baseline_is_lost(tmp_path: Path) -> None:
     results = tmp_path / "results.jsonl"
     kinds = [kind for kind in KINDS if kind != "light"]  # those are tests/session/test_models.py's
     command = [sys.executable, "-m", "tools.backend_suite", "--check", "--jobs", "2", "--results", str(results)]
-    command += ["--kinds", *kinds]
+    command += ["--every", str(EVERY), "--kinds", *kinds]
     path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "registry"), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
-    )
+    environment = {**os.environ, "PYTHONPATH": path, "VKEP_VALIDATION": "0"}  # only results are compared
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     outcomes = [Outcome(**json.loads(line)) for line in results.read_text().splitlines()]
-    assert len(outcomes) == sum(case.kind in kinds for case in load_cases().values())
-    assert counts(o for o in outcomes if o.name.startswith("node/"))[VULKAN] >= TARGET
+    assert len(outcomes) == len([case for case in load_cases().values() if case.kind in kinds][::EVERY])
+    assert counts(o for o in outcomes if o.name.startswith("node/"))[VULKAN] >= TARGET // EVERY
 
 
 def test_the_baseline_keeps_what_was_promised() -> None:

@@ -12,6 +12,7 @@ from onnx import helper, numpy_helper
 
 from gpu_shared import SharedGpuContext
 from tests import pipelines
+from tests.nightly import nightly
 from tools.ort_cpu import cpu_session
 from vkep import InferenceSession
 from vkep.session.session_state import Feed
@@ -62,8 +63,11 @@ def graph_of(
 
 @functools.cache
 def shared_context() -> SharedGpuContext:
-    """One for all: to make one takes longer than most cases."""
-    context = SharedGpuContext.create({"gpu_shared_context_token": "operators"})
+    """One for all: to make one takes longer than most cases. Only results are compared here: the validation layers, which take a
+    fifth of the time, watch it at night."""
+    context = SharedGpuContext.create(
+        {"gpu_shared_context_token": "operators"}, validation=None if nightly() else False
+    )
     pipelines.keep(context)
     return context
 

@@ -13,13 +13,14 @@ import onnx
 import onnxruntime
 import pytest
 
+from tests.nightly import nightly_but
 from tests.ort.conftest import ASSIGNMENT, OpenSession, reference, where
 from tools.models.catalog import BENCHMARKS, Options, build_model, reference_inputs
 
 EP = "VulkanExecutionProvider"
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 NO_CPU = {"session.disable_cpu_ep_fallback": "1"}
-SMALL = ("conv3x3", "light_squeezenet", "light_shufflenet")
+BY_DEFAULT = ("conv3x3", "light_squeezenet", "light_shufflenet", "mobilenetv2", "gpt2step")
 NAMES = [*BENCHMARKS, *sorted(p.stem for p in LIGHT.glob("light_*.onnx"))]
 
 
@@ -43,7 +44,7 @@ def hold(got: list[Any], expected: list[Any]) -> None:
         assert np.abs(ours - theirs).max() <= 1e-3 * scale
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in SMALL else pytest.mark.slow) for n in NAMES])
+@pytest.mark.parametrize("name", nightly_but(BY_DEFAULT, NAMES))
 def test_every_node_runs_on_vulkan(session: OpenSession, name: str) -> None:
     model, feeds = model_and_feeds(name)
     made = session(model, entries=NO_CPU)
@@ -51,7 +52,7 @@ def test_every_node_runs_on_vulkan(session: OpenSession, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mobilenetv2", "bert_enc", "gpt2step"])
+@pytest.mark.parametrize("name", nightly_but(("gpt2step",), ("mobilenetv2", "bert_enc", "gpt2step")))
 def test_with_open_dimensions(session: OpenSession, name: str) -> None:
     model, feeds = model_and_feeds(name, Options(dynamic=True))
     made = session(model, all_on_vulkan=False)

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
+from tests.nightly import nightly
 from tools.backend_suite import baseline, through_ort
 from tools.backend_suite.cases import load_cases
 from tools.backend_suite.outcome import CPU, DECLINED, FAILED, VULKAN, Outcome, counts
 
 ROOT = Path(__file__).resolve().parents[2]
 #: prime, so that a stride meets every kind of case
-EVERY = {"ort": 43, "ort-kernels": 67}
+EVERY = {"ort": 43, "ort-kernels": 67} if nightly() else {"ort": 89, "ort-kernels": 83}
 #: what the provider promises of the whole suite
 TARGET = 1650
 
@@ -34,7 +35,7 @@ def test_a_part_of_onnx_s_cases(tmp_path: Path, through: str) -> None:
     command = [sys.executable, "-W", "ignore", "-m", "tools.backend_suite", "--through", through, "--check"]
     command += ["--every", str(EVERY[through]), "--results", str(results)]
     path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "registry"), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path}
+    environment = {**os.environ, "PYTHONPATH": path, "VKEP_VALIDATION": "0"}  # only results are compared
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     outcomes = [Outcome(**json.loads(line)) for line in results.read_text().splitlines()]

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.nightly import nightly
+
 PRELUDE = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
@@ -334,16 +336,18 @@ def test_binding_while_other_threads_run_does_not_deadlock() -> None:
 
 @pytest.mark.usefixtures("no_layers")
 def test_a_short_soak_leaves_nothing_behind() -> None:
+    sizes = ["--sessions", "40", "--runs", "400"] if nightly() else ["--sessions", "12", "--runs", "120"]
     out = run(
-        """
+        f"""
         from tools.ort_soak import main
-        sys.exit(main(["--sessions", "40", "--runs", "400", "--threads", "8", "--allow", "20"]))
+        sys.exit(main([*{sizes}, "--threads", "8", "--allow", "20"]))
         """,
         MALLOC_ARENA_MAX="2",  # as the tool starts itself: glibc has up to eight heaps a core, which keep what was freed
     )
     assert "left behind: nothing; wrong answers: 0" in out
 
 
+@pytest.mark.nightly
 def test_memory_does_not_grow_over_many_sessions_and_runs() -> None:
     grown = float(
         run(

@@ -20,6 +20,7 @@ import pytest
 import vkep
 from gpu_shared import steady
 from gpu_shared.lease import DelegateLease
+from tests.nightly import nightly
 from tests.session.models import ADD_RELU, SLOW
 from tools.fuzz.interrupts import WHAT
 from tools.fuzz.moments import PROGRAMS, ones
@@ -41,11 +42,18 @@ def test_every_kind_is_tried() -> None:
     assert sorted(kind for _, kinds in TOGETHER for kind in kinds) == sorted(WHAT)
 
 
-@pytest.mark.parametrize("where", ["main", "thread"])
-@pytest.mark.parametrize(("count", "kinds"), TOGETHER)
+@pytest.mark.parametrize(
+    ("where", "count", "kinds"),
+    [
+        pytest.param(where, *together, marks=[] if usual == where else pytest.mark.nightly)
+        for usual, together in zip(("main", "thread", "main"), TOGETHER, strict=True)
+        for where in ("main", "thread")
+    ],
+)
 def test_nothing_is_lost(
     vulkan: object, request: pytest.FixtureRequest, kinds: tuple[str, ...], count: int, where: str
 ) -> None:
+    count = count if nightly() else count // 4
     if "opens" in kinds:  # an interrupted one creates its device beside the next
         request.getfixturevalue("no_layers")
     interrupts = _campaign("--what", *kinds, "--count", str(count), *(["--threads"] if where == "thread" else []))
@@ -68,7 +76,7 @@ def test_nothing_is_lost_at_any_point(vulkan: object, where: str) -> None:
 def test_the_garbage_collector_waits_for_nothing(vulkan: object) -> None:
     """It runs within calls, and deletes objects that close sessions."""
     kinds = ("opens", "shapes", "executes", "steps")
-    assert list(_campaign("--collector", "--what", *kinds, "--count", "10")) == list(kinds)
+    assert list(_campaign("--collector", "--what", *kinds, "--count", "10" if nightly() else "3")) == list(kinds)
 
 
 def _campaign(*arguments: str) -> dict[str, int]:

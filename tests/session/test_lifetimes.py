@@ -297,8 +297,14 @@ def language(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("what", [WORK[:2], WORK[2:4], WORK[4:]], ids="-".join)
+@pytest.mark.parametrize(
+    ("what", "end"),
+    [
+        pytest.param(what, end, id=f"{'-'.join(what)}-{end}", marks=[] if end == usual else pytest.mark.nightly)
+        for what, usual in zip((WORK[:2], WORK[2:4], WORK[4:]), itertools.cycle(ENDS), strict=False)
+        for end in ENDS
+    ],
+)
 def test_the_interpreter_ends_while_threads_are_at_work(
     vulkan: object, request: pytest.FixtureRequest, language: str, what: tuple[str, ...], end: str
 ) -> None:

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from tests.nightly import nightly_but
 from tools.models.catalog import Options, build_model, reference_inputs, reference_outputs, write_model
 from vkep import InferenceSession
 from vkep.kernels.launch import is_cpu
@@ -30,7 +31,16 @@ def _relative(got: Any, expected: Any) -> float:
 # ---- the light models of the onnx package, whose reference outputs lie beside them
 
 
-@pytest.mark.parametrize("path", sorted(LIGHT.glob("light_*.onnx")), ids=lambda p: p.stem.removeprefix("light_"))
+LIGHT_BY_DEFAULT = [
+    LIGHT / f"light_{name}.onnx" for name in ("bvlc_alexnet", "inception_v2", "shufflenet", "squeezenet")
+]
+
+
+@pytest.mark.parametrize(
+    "path",
+    nightly_but(LIGHT_BY_DEFAULT, sorted(LIGHT.glob("light_*.onnx"))),
+    ids=lambda p: p.stem.removeprefix("light_"),
+)
 def test_light_models(open_session: Open, path: Path) -> None:
     expected = onnx.TensorProto()
     expected.ParseFromString(path.with_name(f"{path.stem}_output_0.pb").read_bytes())
@@ -52,7 +62,7 @@ def test_there_are_nine_light_models() -> None:
 
 # ---- the benchmark models
 
-MODELS = ["mobilenetv2", "resnet18", "bert", "bert_enc", "gpt2step", pytest.param("resnet50", marks=pytest.mark.slow)]
+MODELS = ["mobilenetv2", "resnet18", "bert", "bert_enc", "gpt2step", "resnet50"]
 
 
 @pytest.fixture(scope="session")
@@ -77,7 +87,7 @@ def _stored(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         return inputs, {k[4:]: stored[k] for k in stored if k.startswith("out_")}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", nightly_but(("mobilenetv2", "resnet18", "bert_enc", "gpt2step"), MODELS))
 def test_benchmark_models(open_session: Open, written: Callable[..., Path], name: str) -> None:
     path = written(name)
     inputs, outputs = _stored(path)
@@ -91,7 +101,7 @@ def test_benchmark_models(open_session: Open, written: Callable[..., Path], name
         assert island.live_peak_bytes <= island.activation_bytes <= 1.1 * island.live_peak_bytes
 
 
-@pytest.mark.parametrize("name", ["mobilenetv2", "bert_enc", "gpt2step"])
+@pytest.mark.parametrize("name", nightly_but(("gpt2step",), ("mobilenetv2", "bert_enc", "gpt2step")))
 def test_float16_models(open_session: Open, written: Callable[..., Path], name: str) -> None:
     """Against float32 arithmetic on the same rounded weights. Activations are rounded to float16 (11 bits) at every
     store, so that errors grow with the depth: 2e-2 bounds the deepest model here.
@@ -138,7 +148,11 @@ def _dynamic(name: str, batch: int, **sizes: int) -> tuple[onnx.ModelProto, dict
     ("name", "signatures"),
     [
         ("bert_enc", [(1, {"sequence": 16}), (2, {"sequence": 48}), (1, {"sequence": 32}), (3, {"sequence": 16})]),
-        ("gpt2step", [(1, {"past": 8}), (1, {"past": 48}), (1, {"past": 64}), (1, {"past": 16})]),
+        pytest.param(
+            "gpt2step",
+            [(1, {"past": 8}), (1, {"past": 48}), (1, {"past": 64}), (1, {"past": 16})],
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_a_new_signature_plans_but_compiles_nothing(

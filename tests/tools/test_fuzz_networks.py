@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from onnx import helper, numpy_helper
 
 from gpu_shared import SharedGpuContext
+from tests.nightly import nightly
 from tools.fuzz.networks import compare, steps
 from tools.fuzz.networks.compare import difference, first_wrong, judge, with_outputs
 from tools.fuzz.networks.graph import Network
@@ -33,7 +34,7 @@ ALIKE: dict[str, Any] = {
 def test_a_short_campaign_finds_nothing(kind: str, symbolic: bool, shared_context: SharedGpuContext) -> None:
     """A short form of ``python -m tools.fuzz.networks``."""
 
-    @settings(max_examples=6, **ALIKE)
+    @settings(max_examples=6 if nightly() else 3, **ALIKE)
     @given(networks(kind, symbolic))
     def check(network: Network) -> None:
         assume(network.size > 4)
@@ -48,7 +49,7 @@ def test_float64_agrees_with_onnx_runtime(kind: str, symbolic: bool, monkeypatch
     """The evaluator's own operators mean what ONNX Runtime's do. Its norms of few elements have errors of up to 20 roundings."""
     monkeypatch.setattr(compare, "_FACTOR", 8 * compare._FACTOR)
 
-    @settings(max_examples=60, **ALIKE)
+    @settings(max_examples=60 if nightly() else 20, **ALIKE)
     @given(networks(kind, symbolic))
     def check(network: Network) -> None:
         every = with_outputs(network, [n for node in network.model.graph.node for n in node.output])
@@ -68,7 +69,7 @@ def test_float64_agrees_with_onnx_runtime(kind: str, symbolic: bool, monkeypatch
     ids=lambda step: step.__name__,
 )
 def test_operators_of_one_kind(step: steps.Step, kind: str, shared_context: SharedGpuContext) -> None:
-    @settings(max_examples=10, **ALIKE)
+    @settings(max_examples=10 if nightly() else 4, **ALIKE)
     @given(alone(step, kind))
     def check(network: Network) -> None:
         verdict = judge(network, shared_context)

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
+from tests.nightly import nightly_but
 from tools.fuzz.networks.compare import judge_passes
 from tools.fuzz.networks.graph import Network
 from tools.fuzz.networks.strategy import networks
@@ -44,13 +45,19 @@ def _holds(report: Report) -> None:
     assert not report.differences, "\n".join(map(str, report.differences))
 
 
-def _is_large(name: str) -> bool:
-    return name.startswith(_LARGE) or "in place" in name
+def _marks(name: str, by_default: bool) -> list[pytest.MarkDecorator]:
+    """Each model runs for one device by default."""
+    slow = [pytest.mark.slow] if name.startswith(_LARGE) or "in place" in name else []
+    return slow if by_default else [*slow, pytest.mark.nightly]
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, id=c.name, marks=[pytest.mark.slow] if _is_large(c.name) else []) for c in planned()]
+    ("case", "device"),
+    [
+        pytest.param(case, device, id=f"{case.name}-{device}", marks=_marks(case.name, k % len(DEVICES) == j))
+        for k, case in enumerate(planned())
+        for j, device in enumerate(DEVICES)
+    ],
 )
 def test_models(case: PlanCase, device: str) -> None:
     report = check_planned(case, DEVICES[device])
@@ -59,7 +66,7 @@ def test_models(case: PlanCase, device: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", nightly_but(("gpu with cooperative matrices",), DEVICES))
 def test_node_cases(device: str) -> None:
     total = Report()
     for name, case in node_cases():

@@ -9,7 +9,6 @@ from vkep.sizes.formulas import REALS, Formulas
 from vkep.sizes.size import (
     Real,
     Size,
-    active,
     at_hand,
     called,
     divides,
@@ -35,7 +34,6 @@ __all__ = [
     "Real",
     "Size",
     "Trace",
-    "active",
     "at_hand",
     "cached",
     "called",
