@@ -1,6 +1,6 @@
 // ONNX NonMaxSuppression: the workgroup of a (batch, class) pair repeatedly picks the best remaining box, and removes
-// those that overlap it by more than iou_threshold. `live` holds the remaining scores; picks are (batch, class, box)
-// int64 rows.
+// those that overlap it by more than iou_threshold. Each lane keeps a list of its remaining boxes in `live`, in order, and
+// shortens it while it looks for the best one. Picks are (batch, class, box) int64 rows.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -13,13 +13,18 @@ layout(constant_id = 4) const uint CENTERED = 0;
 layout(constant_id = 5) const uint HAS_THRESHOLD = 0;
 
 TENSOR(float, Floats)
+TENSOR(uint, Indices)
 TENSOR(vec4, Boxes)
 TENSOR(int64_t, Longs)
 
 const uint NONE = 0xffffffffu;
 #define DEAD uintBitsToFloat(0xff800000u)  // minus infinity: never selected
-shared float best_score[gl_WorkGroupSize.x];
-shared uint best_box[gl_WorkGroupSize.x];
+
+struct Candidate { float score; uint box; };
+Candidate better(Candidate a, Candidate b) {
+    return b.score > a.score || (b.score == a.score && b.box < a.box) ? b : a;
+}
+COMBINE_SHARED(best_of, Candidate, better)
 
 // (low, high) corners; ONNX gives any two opposite corners, or the centre and the size with x first.
 vec4 corners(vec4 box) {
@@ -39,45 +44,39 @@ void main() {
     if (pair >= args.pairs) return;
     uint batch = pair / args.classes, class_index = pair % args.classes;
     Boxes boxes = Boxes(operand(args.boxes, 0));
-    Floats scores = Floats(operand(args.scores, 1)), live = Floats(operand(args.live, 2));
+    Floats scores = Floats(operand(args.scores, 1));
+    Indices live = Indices(operand(args.live, 2));
     Longs picks = Longs(operand(args.picks, 3));
     uint first = batch * args.box_count, mine = pair * args.box_count;
+    const Candidate none = Candidate(DEAD, NONE);
+    Candidate best = none;
+    uint left = 0u;  // boxes in this lane's list: the elements of `live` at its number, in steps of a workgroup
     for (uint n = lane; n < args.box_count; n += gl_WorkGroupSize.x) {
         float score = scores.v[mine + n];
-        live.v[mine + n] = HAS_THRESHOLD != 0u && !(score > args.score_threshold) ? DEAD : score;
+        if (!(score > DEAD) || (HAS_THRESHOLD != 0u && !(score > args.score_threshold))) continue;
+        live.v[mine + left++ * gl_WorkGroupSize.x + lane] = n;
+        best = better(best, Candidate(score, n));
     }
     uint picked = 0u;
     for (; picked < args.most; ++picked) {
-        float score = DEAD;
-        uint box = NONE;
-        for (uint n = lane; n < args.box_count; n += gl_WorkGroupSize.x)
-            if (live.v[mine + n] > score) {
-                score = live.v[mine + n];
-                box = n;
-            }
-        best_score[lane] = score;
-        best_box[lane] = box;
-        barrier();
-        [[dont_unroll]] for (uint half_width = gl_WorkGroupSize.x / 2u; half_width > 0u; half_width /= 2u) {
-            if (lane < half_width) {
-                float other = best_score[lane + half_width];
-                uint other_box = best_box[lane + half_width];
-                if (other > best_score[lane] || (other == best_score[lane] && other_box < best_box[lane])) {
-                    best_score[lane] = other;
-                    best_box[lane] = other_box;
-                }
-            }
-            barrier();
-        }
-        uint chosen = best_box[0];
-        barrier();
+        uint chosen = best_of(best, lane, gl_WorkGroupSize.x).box;
         if (chosen == NONE) break;
-        if (lane < 3u)
-            picks.v[(pair * args.most + picked) * 3u + lane] =
-                int64_t(lane == 0u ? batch : lane == 1u ? class_index : chosen);
+        if (lane == 0u) {
+            uint to = (pair * args.most + picked) * 3u;
+            picks.v[to] = int64_t(batch);
+            picks.v[to + 1u] = int64_t(class_index);
+            picks.v[to + 2u] = int64_t(chosen);
+        }
         vec4 kept = corners(boxes.v[first + chosen]);
-        for (uint n = lane; n < args.box_count; n += gl_WorkGroupSize.x)
-            if (n == chosen || overlap(kept, corners(boxes.v[first + n])) > args.iou_threshold) live.v[mine + n] = DEAD;
+        uint before = left;
+        left = 0u;
+        best = none;
+        for (uint i = 0u; i < before; ++i) {
+            uint box = live.v[mine + i * gl_WorkGroupSize.x + lane];
+            if (box == chosen || overlap(kept, corners(boxes.v[first + box])) > args.iou_threshold) continue;
+            live.v[mine + left++ * gl_WorkGroupSize.x + lane] = box;
+            best = better(best, Candidate(scores.v[mine + box], box));
+        }
     }
     if (lane == 0u) Longs(operand(args.counts, 4)).v[pair] = int64_t(picked);
 }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
-from vkep.kernels.launch import ceil_div, flat_lanes, floor_power_of_two, grid
+from vkep.kernels.launch import ceil_div, flat_lanes, floor_power_of_two, grid, is_cpu
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.reference import undefined
 from vkep.kernels.select import Candidate, Emission, implement
@@ -140,9 +140,12 @@ class NonMaxSuppressionProblem(Problem):
 
 def _non_max_suppression(problem: NonMaxSuppressionProblem, e: Emission) -> KernelCall:
     threshold = problem.score_threshold
+    local = (
+        e.caps.subgroup_size if is_cpu(e.caps) else 256
+    )  # a CPU driver's lanes beyond a subgroup only wait for others
     return NMS.call(
         grid=grid(problem.pairs),
-        operands={**e.operands, "live": e.target.scratch("float32", (problem.pairs, problem.box_count))},
+        operands={**e.operands, "live": e.target.scratch("uint32", (problem.pairs, problem.box_count))},
         params={
             "pairs": problem.pairs,
             "classes": problem.classes,
@@ -152,7 +155,7 @@ def _non_max_suppression(problem: NonMaxSuppressionProblem, e: Emission) -> Kern
             "score_threshold": 0.0 if threshold is None else threshold,
         },
         spec={"CENTERED": int(problem.centered), "HAS_THRESHOLD": int(threshold is not None)},
-        local_size=(floor_power_of_two(min(64, e.caps.max_workgroup_invocations)),),
+        local_size=(floor_power_of_two(min(local, e.caps.max_workgroup_invocations)),),
     )
 
 

@@ -1,5 +1,5 @@
-"""TopK along the middle of a tensor viewed as [outer, axis, inner]: by k searches (``shaders/topk.comp``), or by a sort
-(``shaders/topk_sort.comp``)."""
+"""TopK along the middle of a tensor viewed as [outer, axis, inner]: by k searches (``shaders/topk.comp``), by histograms of
+bits that bound the result (``shaders/topk_select.comp``), or by a sort (``shaders/topk_sort.comp``)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from vkep.kernels.launch import (
     ceil_div,
     element_defines,
     flat_lanes,
+    floor_power_of_two,
+    grid,
     is_cpu,
     key_defines,
     lanes,
@@ -61,6 +63,14 @@ TOPK = Kernel(
     variants=_VARIANTS,
     reach=_search_reach,
 )
+TOPK_SELECT = Kernel(
+    "topk_select.comp",
+    operands=TOPK.operands,
+    params=TOPK.params,
+    spec={"LARGEST": 1},
+    variants=_VARIANTS,
+    reach=_search_reach,
+)
 TOPK_SORT = Kernel(
     "topk_sort.comp",
     operands=(
@@ -79,8 +89,11 @@ _WHOLE, _RUN = 512, 128
 _LONGEST_RUN = 32 * _RUN
 #: the most rounds, also where a plan that was made for a smaller k is used
 _MOST_ROUNDS = 256
-#: costs, in comparisons of two elements: of all merges of an element, of a choice among a column's lanes, of a dispatch
-_MERGING, _CHOICE, _DISPATCH = 32, 16, 100
+#: the most elements that a selection sorts (``SURVIVORS`` in ``shaders/topk_select.comp``), and the bins of its histograms
+_SURVIVORS = 2048
+#: costs, in comparisons of two elements: of all merges of an element, of a choice among a column's lanes, of a dispatch,
+#: of an element or a bin in a selection's histograms, of an element in a step of its sort, of its barriers
+_MERGING, _CHOICE, _DISPATCH, _COUNTING, _EXCHANGE, _BARRIERS = 32, 16, 100, 8, 4, 200
 
 
 @dataclass(frozen=True)
@@ -88,8 +101,9 @@ class TopKProblem(ColumnProblem):
     """``values`` (of ``dtype``) and ``indices`` (int64), both [outer, k, inner]: the k largest (else smallest) elements
     of the middle of ``x``, in order; equal ones by lower index first; NaN counts as the largest.
 
-    Work is ``axis * k`` comparisons per column for small k, else ``axis * log(axis)**2`` with temporary memory of two
-    keys (4 or 8 bytes) and two places (4 bytes) an element. Raises `InvalidNode` unless ``0 <= k <= axis``.
+    Work is ``axis * k`` comparisons per column for small k, ``axis + k * log(k)**2`` for k up to some thousand, else
+    ``axis * log(axis)**2`` with temporary memory of two keys (4 or 8 bytes) and two places (4 bytes) an element. Raises
+    `InvalidNode` unless ``0 <= k <= axis``.
     """
 
     k: int = 1
@@ -124,27 +138,48 @@ def _key_type(dtype: str) -> DType:
 
 
 def _takes_rounds(problem: TopKProblem, caps: DeviceCapabilities) -> str:
-    if not _is_small(problem.k, problem.axis, problem.columns, problem.inner, caps):
-        return "a sort compares less"
+    return _takes("rounds", problem, caps, _MOST_ROUNDS)
+
+
+def _takes_selection(problem: TopKProblem, caps: DeviceCapabilities) -> str:
+    return _takes("selection", problem, caps, _SURVIVORS)
+
+
+def _takes(name: str, problem: TopKProblem, caps: DeviceCapabilities, most: int) -> str:
+    fastest = _fastest(problem.k, problem.axis, problem.columns, problem.inner, problem.dtype, caps)
+    if fastest != name:
+        return f"expected to be slower than {fastest}"
     # always true for the size at hand; a plan with sizes has it as a condition
-    return "" if problem.k <= _MOST_ROUNDS else f"k is {problem.k}, expected up to {_MOST_ROUNDS}"
+    return "" if problem.k <= most else f"k is {problem.k}, expected up to {most}"
 
 
 @at_hand
-def _is_small(k: int, axis: int, columns: int, inner: int, caps: DeviceCapabilities) -> bool:
-    """Whether k searches are expected to be faster than a sort. Both compare elements; a GPU has many lanes for that,
-    of which k searches use few where there are few columns."""
+def _fastest(k: int, axis: int, columns: int, inner: int, dtype: str, caps: DeviceCapabilities) -> str:
+    """The candidate that is expected to be the fastest. All compare elements; a GPU has many lanes for that, of which
+    searches and selections use few where there are few columns."""
     merges = _merges(axis)
     if not merges:
-        return k * 8 <= axis
-    if k > _MOST_ROUNDS:
-        return False
-    at_once = 1 if is_cpu(caps) else BUSY_GROUPS * lanes(caps, columns * axis)
+        return "rounds" if k * 8 <= axis else "sort"
+    cpu = is_cpu(caps)
+    at_once = 1 if cpu else BUSY_GROUPS * lanes(caps, columns * axis)
     columns = max(columns, 1)
-    split = share_columns(columns, axis, inner, caps, shuffles=False).split
-    rounds = k * (ceil_div(axis, split) + (_CHOICE if split > 1 else 0)) * ceil_div(columns * split, at_once)
-    sort = (ceil_div(axis, 1 << merges) + _MERGING) * ceil_div(columns * axis, at_once) + merges * _DISPATCH
-    return rounds <= sort
+    costs = {"sort": (ceil_div(axis, 1 << merges) + _MERGING) * ceil_div(columns * axis, at_once) + merges * _DISPATCH}
+    if k <= _MOST_ROUNDS:
+        split = share_columns(columns, axis, inner, caps, shuffles=False).split
+        each = ceil_div(axis, split) + (_CHOICE if split > 1 else 0)
+        costs["rounds"] = k * each * ceil_div(columns * split, at_once)
+    local = _selection_lanes(caps)
+    shared = _SURVIVORS * (_key_type(dtype).itemsize + 4) + 4 * local + 16
+    if k <= _SURVIVORS and shared <= caps.max_shared_memory_bytes:
+        side, bits = 1 if cpu else local, (k - 1).bit_length()
+        sorting = bits * (bits + 1) // 2 * _EXCHANGE * ceil_div(1 << bits, side)
+        each = _COUNTING * ceil_div(axis + _SURVIVORS, side) + sorting + _BARRIERS
+        costs["selection"] = each * ceil_div(columns * side, at_once)
+    return min(costs, key=costs.__getitem__)
+
+
+def _selection_lanes(caps: DeviceCapabilities) -> int:
+    return floor_power_of_two(min(32 if is_cpu(caps) else 1024, caps.max_workgroup_invocations))
 
 
 @at_hand
@@ -163,6 +198,19 @@ def _rounds(problem: TopKProblem, e: Emission) -> KernelCall:
         spec={**share.spec, "LARGEST": int(problem.largest)},
         defines=element_defines(problem.dtype) | key_defines(problem.dtype),
         flops=problem.elements * problem.k,
+    )
+
+
+def _selected(problem: TopKProblem, e: Emission) -> KernelCall:
+    """A workgroup bounds a column's result by histograms of bits, and sorts what is within the bound."""
+    return TOPK_SELECT.call(
+        grid=grid(problem.columns),
+        operands=e.operands,
+        params=problem.params | {"k": problem.k},
+        spec={"LARGEST": int(problem.largest)},
+        defines=element_defines(problem.dtype) | key_defines(problem.dtype),
+        local_size=(_selection_lanes(e.caps),),
+        flops=problem.columns * (problem.axis * _COUNTING + 32 * problem.k),
     )
 
 
@@ -213,5 +261,6 @@ def _sorted(problem: TopKProblem, e: Emission) -> list[KernelCall]:
 implement(
     TopKProblem,
     Candidate("rounds", _rounds, when=_takes_rounds),
+    Candidate("selection", _selected, when=_takes_selection),
     Candidate("sort", _sorted, when=_takes_sort),
 )

@@ -1,0 +1,51 @@
+"""NonMaxSuppression: lists of remaining boxes, which lanes keep and shorten, against the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gpu_shared.capabilities import DeviceCapabilities
+from tests.kernels.harness import Harness, Tensor
+from vkep.kernels.selection import NonMaxSuppressionProblem
+
+
+def check(
+    gpu: Harness, caps: DeviceCapabilities, boxes: np.ndarray, scores: np.ndarray, most: int, least: float | None
+) -> np.ndarray:
+    batches, classes, box_count = scores.shape
+    counts = np.empty(batches * classes, np.int64)
+    for overlap in (0.0, 0.4, 1.0):
+        for centered in (False, True):
+            problem = NonMaxSuppressionProblem(batches, classes, box_count, most, overlap, least, centered)
+            outputs = [Tensor.empty((problem.pairs, most, 3), np.int64), Tensor.empty((problem.pairs,), np.int64)]
+            gpu.compute(problem, caps, [Tensor(boxes), Tensor(scores)], outputs, compare=False)
+            picks, counts = problem.reference(boxes, scores)
+            np.testing.assert_array_equal(outputs[1].array, counts)
+            for got, want, count in zip(outputs[0].array, picks, counts, strict=True):
+                np.testing.assert_array_equal(got[:count], want[:count])
+    return counts
+
+
+@pytest.mark.parametrize("box_count", [1, 3, 8, 255, 257, 1000])
+@pytest.mark.parametrize("least", [None, 0.5, 0.99])
+def test_lists_shorter_and_longer_than_a_workgroup(
+    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, box_count: int, least: float | None
+) -> None:
+    corner = rng.integers(0, 60, (2, box_count, 2)).astype(np.float32)
+    boxes = np.concatenate([corner, corner + rng.integers(-9, 20, corner.shape)], 2).astype(np.float32)
+    scores = rng.random((2, 3, box_count), np.float32)
+    for most in {1, min(7, box_count), min(box_count, 300)}:
+        check(gpu, caps, boxes, scores, most, least)
+
+
+def test_equal_scores_and_scores_that_are_never_selected(
+    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator
+) -> None:
+    corner = rng.integers(0, 300, (1, 600, 2)).astype(np.float32)
+    boxes = np.concatenate([corner, corner + 20], 2)
+    scores = rng.integers(0, 4, (1, 2, 600)).astype(np.float32)
+    scores[0, 1] = np.where(scores[0, 1] < 2, -np.inf, scores[0, 1])
+    for least in (None, 2.0, -1.0):
+        check(gpu, caps, boxes, scores, 600, least)
+    assert not check(gpu, caps, boxes, np.full((1, 1, 600), -np.inf, np.float32), 5, None).any()

@@ -1,0 +1,87 @@
+"""TopK by histograms of bits, of few elements of a long axis: ties, keys that differ in any digit, every element type."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpu_shared.capabilities import DeviceCapabilities
+from tests.kernels.harness import Harness, Tensor, as_discrete
+from tests.kernels.test_topk_sort import TYPES, expected
+from vkep.dtypes import DTYPES
+from vkep.kernels import topk
+from vkep.kernels.select import choose
+from vkep.kernels.topk import TopKProblem
+
+
+@pytest.fixture
+def selected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every problem is solved by a selection, also a small one."""
+    monkeypatch.setattr(topk, "_fastest", lambda *problem: "selection")
+
+
+def check(gpu: Harness, caps: DeviceCapabilities, x: np.ndarray, k: int, largest: bool, dtype: str, **how: Any) -> None:
+    outer, axis, inner = x.shape
+    values, indices = Tensor.empty((outer, k, inner), DTYPES[dtype].numpy), Tensor.empty((outer, k, inner), np.int64)
+    problem = TopKProblem(outer, axis, inner, dtype, k, largest)
+    gpu.compute(problem, caps, [Tensor(x)], [values, indices], candidate="selection", **how)
+    order = expected(x, k, largest)
+    np.testing.assert_array_equal(indices.array, order)
+    want = np.ascontiguousarray(np.take_along_axis(x, order, 1))
+    assert values.array.tobytes() == want.tobytes()  # also the sign of a zero, and NaN's bits
+
+
+@pytest.mark.usefixtures("selected")
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_element_types(gpu: Harness, rng: np.random.Generator, dtype: str, largest: bool) -> None:
+    """Few distinct values, so that a result ends between equal ones; and values of all bits."""
+    kind = DTYPES[dtype]
+    bits = np.frombuffer(rng.bytes(5000 * kind.itemsize), kind.numpy)
+    if kind.kind == "float":
+        some = np.array([-0.0, 0.0, np.nan, np.inf, -np.inf, -np.nan, 1.5, -1.5]).astype(kind.numpy)
+    else:
+        info = np.iinfo(kind.numpy)
+        some = np.array([info.min, info.min + 1, 0, 1, 2, info.max - 1, info.max], kind.numpy)
+    for x in (bits, rng.choice(some, 5000)):
+        for k in (1, 7, 700):
+            check(gpu, gpu.caps, x.reshape(1, 5000, 1), k, largest, dtype)
+        check(gpu, gpu.caps, x[:4998].reshape(2, 833, 3), 100, largest, dtype, indirect=True)
+
+
+@pytest.mark.usefixtures("selected")
+@pytest.mark.parametrize("axis", [1, 2, 31, 513, 2047, 2048, 2049, 4097, 9000])
+def test_axes_and_k(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, axis: int) -> None:
+    for k in {1, 2, axis // 2, axis - 1, axis, 1025, 2047, 2048} - {0}:
+        if k > min(axis, 2048):
+            continue
+        check(gpu, caps, rng.integers(-axis, axis, (1, axis, 1)).astype(np.int32), k, bool(k % 2), "int32")
+        check(gpu, caps, np.full((1, axis, 1), 3, np.float32), k, bool(k % 2), "float32", in_memory=k == axis)
+
+
+@pytest.mark.usefixtures("selected")
+@pytest.mark.parametrize("low", [0, 5, 10, 11, 21, 22, 32, 43, 52])
+def test_keys_that_differ_in_some_bits_only(gpu: Harness, rng: np.random.Generator, low: int) -> None:
+    """No histogram of the digits above tells them apart."""
+    x = (rng.permutation(2500).astype(np.uint64) << np.uint64(low)) + np.uint64(1 << 63)
+    for k in (1, 20, 1000):
+        check(gpu, gpu.caps, x.reshape(1, -1, 1), k, True, "uint64")
+        check(gpu, gpu.caps, np.sort(x).reshape(1, -1, 1), k, low % 2 == 0, "uint64")
+
+
+def test_few_of_a_long_axis_are_selected(gpu: Harness) -> None:
+    for shape, k in (((1, 100_000, 1), 300), ((1, 8400, 1), 300), ((64, 10_000, 1), 50), ((1, 1 << 20, 1), 2048)):
+        assert choose(TopKProblem(*shape, "float32", k), gpu.caps).candidate.name == "selection"
+    assert choose(TopKProblem(4000, 10_000, 1, "float32", 300), as_discrete(gpu.caps)).candidate.name == "selection"
+    small = dataclasses.replace(gpu.caps, max_shared_memory_bytes=16384)
+    assert choose(TopKProblem(1, 100_000, 1, "float32", 300), small).candidate.name == "sort"
+
+
+def test_a_selection_takes_one_dispatch_without_temporary_memory(gpu: Harness, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((1, 100_000, 1)).astype(np.float32)
+    values, indices = Tensor.empty((1, 300, 1), np.float32), Tensor.empty((1, 300, 1), np.int64)
+    gpu.compute(TopKProblem(1, 100_000, 1, "float32", 300), gpu.caps, [Tensor(x)], [values, indices])
+    np.testing.assert_array_equal(indices.array, expected(x, 300, True))
