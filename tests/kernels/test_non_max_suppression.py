@@ -49,3 +49,15 @@ def test_equal_scores_and_scores_that_are_never_selected(
     for least in (None, 2.0, -1.0):
         check(gpu, caps, boxes, scores, 600, least)
     assert not check(gpu, caps, boxes, np.full((1, 1, 600), -np.inf, np.float32), 5, None).any()
+
+
+def test_boxes_of_later_portions_overlap_those_of_earlier_ones(
+    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator
+) -> None:
+    """Scores close to each other, of many orders of magnitude, negative, and infinite: any may be bounded by one bin."""
+    corner = rng.integers(0, 200, (1, 1500, 2)).astype(np.float32)
+    boxes = np.concatenate([corner, corner + 9], 2)
+    near = rng.random(1500) * 1e-4 + 0.9
+    signed = rng.random(1500) * 1e-4 - 5e-5
+    scores = np.stack([near, signed, np.exp(-40 * rng.random(1500)), np.where(near > 0.90005, np.inf, near)])
+    assert check(gpu, caps, boxes, scores.astype(np.float32)[None], 1500, None).min() > 256
