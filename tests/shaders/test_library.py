@@ -131,7 +131,7 @@ def test_compile_many_reads_caches_without_threads(
     make_library().compile_many(requests)
     library = make_library()
     held = library.spirv(*requests[0])
-    monkeypatch.setattr(library_module, "ThreadPoolExecutor", None)  # would be a TypeError
+    monkeypatch.setattr(library_module, "Threads", None)  # would be a TypeError
     seen: list[tuple[int, int]] = []
     shaders = library.compile_many(requests, progress=lambda done, total, _: seen.append((done, total)))
     assert shaders[0] is held

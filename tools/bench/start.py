@@ -121,7 +121,7 @@ def one_process(model: str, start: float) -> dict[str, Span]:
     context = resolve_context(options)
     clock.mark("context")
     opened: Any = (
-        Generator(model, max_sequences=1, options=options, context=context)
+        Generator(model, max_sequences=1, sess_options=options, context=context)
         if language
         else vkep.InferenceSession(model, options, context=context)
     )

@@ -45,7 +45,13 @@ KNOWN: tuple[tuple[str, str, str, str], ...] = (
     ("LRN", "accepted", "NumDimensions|beta_|alpha_|size_ % 2", "the specification has any axes, sizes and factors"),
     (".*Attention", "accepted", "kv_sequence_length > 0", "no keys: the specification has no least number"),
     ("LpNormalization", "accepted", r"\[-0,-1\]", "axis 0 of a scalar"),
-    ("Resize", "differs", "align_corners.*3.14285", "the specification's own test has this value"),
+    (
+        "Clip",
+        "differs",
+        r"inf, expected 3\.402",
+        "without limits infinities stay; ONNX Runtime clips them to finite numbers",
+    ),
+    ("ReduceSum", "differs", r"int64\[121", "a sum of the largest integers wraps; ONNX Runtime loses part of it"),
     ("Einsum", "accepted", "lower-cased letters", "ONNX Runtime refuses upper-cased letters without an arrow"),
     ("(RNN|GRU|.*LSTM)", "accepted", "hidden_size", "an optional attribute that ONNX Runtime needs"),
     (

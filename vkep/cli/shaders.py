@@ -267,8 +267,12 @@ def _label(variant: ShaderVariant, in_memory: bool) -> str:
 @contextmanager
 def _as_usage() -> Iterator[None]:
     """Raise `UsageError` for arguments that fit no shader, and files that cannot be read or written."""
+    from vkep.shaders.errors import ShaderError
+
     try:
         yield
+    except ShaderError:
+        raise
     except (ValueError, OSError) as error:
         filename = getattr(error, "filename", None)
         raise UsageError(

@@ -69,6 +69,15 @@ class FusedProductProblem(Problem):
     def makes(self) -> tuple[Need, ...]:
         return (self.product if self.form.update is None else self.form.update).makes()
 
+    def restrided(self, name: str, strides: tuple[int, ...]) -> FusedProductProblem | None:
+        make = self.makes()[0]
+        alike = zip(make.shape, make.strides or (), strides, strict=True)
+        return (
+            self
+            if name == make.name and all(matches(size, 1) or matches(own, other) for size, own, other in alike)
+            else None
+        )
+
     def placed(self, operands: Mapping[str, Any]) -> FusedProductProblem:
         if self.form.update is not None:  # the order of the product's own result does not matter
             operands = {**operands, "y": operands["turned"]}

@@ -310,6 +310,12 @@ class SizedPlans:
         fixed = trace.fixed_symbols()
         # a place that is a size of another plan is fixed for this value alone: a buffer that is full
         free = {place for plan in self._plans if plan.kinds == numbers.kinds for place in plan.places}
+        # nor one that has not changed yet: what it is compared with may change as well (a past, and a total that follows it)
+        free.update(
+            place
+            for place in sizes
+            if {seen[place] for seen in self._seen.get(numbers.kinds, ())} <= {numbers.values[place]}
+        )
         self._rigid.update((numbers.kinds, place) for k in fixed for place in symbols[k] if place not in free)
         more = _on_cpu(parent.program) - (self._on_cpu or set())
         if conditions is None or len(fixed) == len(symbols) or more or not _takes_sizes(parent.program):
