@@ -46,7 +46,7 @@ float exact_quotient(float a, float b) {
         return uintBitsToFloat(b_size == 0x7f800000u || a_size == 0u ? 0x7fc00000u : sign | 0x7f800000u);
     if (b_size == 0x7f800000u || a_size == 0u) return uintBitsToFloat(sign);
     if (b_size < 0x00800000u) {  // its bits are a multiple of 2**-149
-        precise float part = a / float(b_size) * 1.8014398509481984e16 * 1.8014398509481984e16 * 2.199023255552e12;
+        precise float part = a * 1.8446744073709552e19 / float(b_size) * 3.8685626227668134e25;  // 2**64, 2**85
         return uintBitsToFloat(floatBitsToUint(part) & 0x7fffffffu | sign);
     }
     if (b_size > 0x7e800000u) return a * 5.9604644775390625e-08 / (b * 5.9604644775390625e-08);

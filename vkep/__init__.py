@@ -37,6 +37,7 @@ if _typing.TYPE_CHECKING:
     from vkep.graph.model import ModelMetadata
     from vkep.memory import ArenaOutOfMemory
     from vkep.session import InferenceSession, IOBinding, NodeArg, Report, SessionOptions
+    from vkep.session.ort_capi import capi as capi
     from vkep.session.ort_devices import (
         OrtAllocatorType,
         OrtDevice,
@@ -99,6 +100,7 @@ _LAZY = {
     "RunOptions": "vkep.session.run_options",
     "SessionOptions": "vkep.session",
     "SharedGpuContext": "gpu_shared",
+    "capi": "vkep.session.ort_capi",
     "copy_tensors": "vkep.session.ort_module",
     "disable_telemetry_events": "vkep.session.ort_module",
     "enable_telemetry_events": "vkep.session.ort_module",

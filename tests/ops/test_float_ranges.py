@@ -99,6 +99,16 @@ def test_remainders_of_any_size_are_exact() -> None:
     _same(np.where(flushed, expected, got), expected)
 
 
+def test_quotients_by_subnormal_numbers() -> None:
+    draw = np.random.default_rng(6)
+    x = (2.0 ** draw.uniform(-125, 10, 2000) * draw.choice([-1, 1], 2000)).astype(np.float32)
+    y = (2.0 ** draw.uniform(-148, -126, 2000)).astype(np.float32)
+    with np.errstate(all="ignore"):
+        exact = (x.astype(np.float64) / y).astype(np.float32)
+    assert np.isinf(exact).any() and np.isfinite(exact).any()
+    np.testing.assert_allclose(_run("Div", {"x": x, "y": y}), exact, 3e-7)
+
+
 def test_quotients_that_round_to_a_tie() -> None:
     """The quotient that IEEE 754 rounds to, before it is rounded to a whole number: a division by a reciprocal is one unit
     beside it.

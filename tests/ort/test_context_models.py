@@ -156,6 +156,43 @@ def test_damaged_nodes_are_refused(session: OpenSession, what: str) -> None:
         context_data.decode(broken, _device())
 
 
+BODIES = {
+    "If": "y = If(c) <then_branch = a () => (float[2,2] p) {{ p = Add({0}, {1}) }}, "
+    "else_branch = b () => (float[2,2] q) {{ q = Neg(x) }}>",
+    "Scan": "y = Scan<num_scan_inputs = 1, body = s (float[2] r) => (float[2] o) {{ m = Add({1}, r) o = Relu(m) }}>({0})",
+}
+OUTER_WEIGHT = (
+    "g (float[2,2] x, bool c) => (float[2,2] y, seq(float[2]) z) <float[2] w = {{3, 3}}> {{ t = Relu(x) {} {} }}"
+)
+
+
+@pytest.mark.parametrize("op_type", BODIES)
+@pytest.mark.parametrize("island", [False, True])
+def test_weights_that_only_bodies_read_are_named(
+    session: OpenSession, op_type: str, island: bool, tmp_path: Path
+) -> None:
+    """ONNX Runtime's writer leaves them out, and then refuses its own model."""
+    body = BODIES[op_type].format("t" if island else "x", "w")
+    first = "t = Relu(x) " if island else ""
+    text = f"g (float[2,2] x, bool c) => (float[2,2] y) <float[2] w = {{3, 3}}> {{ {first}{body} }}"
+    entries = {"ep.context_enable": "1", "ep.context_file_path": str(tmp_path / "c.onnx"), "ep.context_embed_mode": "1"}
+    with pytest.raises(
+        Exception, match=r"read the weights \['w'\], which no other node that stays in the compiled model"
+    ):
+        session(graph(text), entries=entries, all_on_vulkan=False)
+
+
+@pytest.mark.parametrize("op_type", BODIES)
+def test_weights_that_other_nodes_read_too_are_written(session: OpenSession, op_type: str, tmp_path: Path) -> None:
+    target = tmp_path / "c.onnx"
+    entries = {"ep.context_enable": "1", "ep.context_file_path": str(target), "ep.context_embed_mode": "1"}
+    text = OUTER_WEIGHT.format(BODIES[op_type].format("t", "w"), "z = SequenceConstruct(w, w)")
+    session(graph(text), entries=entries, all_on_vulkan=False)
+    x = np.ones((2, 2), np.float32)
+    y = session(str(target), all_on_vulkan=False).run(["y"], {"x": x, "c": np.array(True)})[0]
+    np.testing.assert_array_equal(y, x + 3)
+
+
 def test_kernels_of_the_registry_have_nothing_to_compile(session: OpenSession, model: Path) -> None:
     entries = {"ep.context_enable": "1", "ep.context_file_path": str(model.with_name("c.onnx"))}
     with pytest.raises(Exception, match="option 'kernels' is 'registry'"):

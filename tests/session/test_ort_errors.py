@@ -79,6 +79,32 @@ def test_a_mistake_is_caught_by_onnxruntimes_class(mistake: str) -> None:
         MISTAKES[mistake](vkep)
 
 
+CAUGHT = """
+import sys
+{first}
+import numpy as np, vkep as ort
+from onnx import parser
+proto = parser.parse_model('<ir_version: 9, opset_import: ["": 18]> g (float[n,4] x) => (float[n,4] y) {{ y = Relu(x) }}')
+state = ort.capi.onnxruntime_pybind11_state
+try:
+    ort.InferenceSession("no such file.onnx")
+except (state.NoSuchFile, state.EPFail) as error:
+    print(type(error).__name__)
+try:
+    ort.InferenceSession(proto).run(None, {{"x": np.ones((2, 5), np.float32)}})
+except state.InvalidArgument as error:
+    print(type(error).__name__)
+print(hasattr(state, "NoSuchClass"))
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("first", ["", "sys.modules['onnxruntime'] = None"], ids=["installed", "absent"])
+def test_classes_by_their_path_in_onnxruntime(first: str) -> None:
+    done = python(CAUGHT.format(first=first))
+    assert done.stdout.split() == ["NoFileError", "InvalidInputError", "False"], done.stderr
+
+
 def test_errors_keep_their_own_families() -> None:
     errors.join_onnxruntime()
     for kind in (vkep.InvalidInputError, vkep.InvalidModelError, vkep.UnsupportedModelError):

@@ -90,3 +90,19 @@ def test_few_plans_serve_every_count(open_session: Open, case: str, monkeypatch:
             assert got.dtype == expected.dtype
             np.testing.assert_allclose(got, expected, rtol=1e-6, strict=True)
     assert len(plans) <= (8 if "lists" in case else 4)  # of sizes more than 16 times apart
+
+
+def test_nodes_on_the_cpu_keep_no_size_fixed_beside_a_count(
+    open_session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """g (float[n,m] x, string[2] s) => (float[k] y, string[2] t) {
+        i = NonZero(x) p = Transpose(i) g = GatherND(x, p) y = Mul(g, g) t = StringConcat(s, s)
+    }"""
+    session, draw = open_session(model(text, opset=20).SerializeToString()), np.random.default_rng(3)
+    plans = noted(monkeypatch, Planner, "plan", lambda *_, **__: 1)
+    for _ in range(12):
+        x = np.maximum(image(draw), 0)
+        y, t = session.run(None, {"x": x, "s": np.array(["a", "b"], object)})
+        np.testing.assert_array_equal(y, x[x > 0] ** 2)
+        assert list(t) == ["aa", "bb"]
+    assert len(plans) <= 8  # a plan with sizes is compared with one for a signature, of the model and of its rest

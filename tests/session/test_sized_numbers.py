@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx.numpy_helper
 import pytest
 
 from tests.calls import noted
@@ -114,4 +115,20 @@ def test_few_plans_serve_numbers_of_every_size(open_session: Open, case: str, mo
         if k in (2, 5):
             alone = open_session(data).run(None, {"x": x})[0]
             np.testing.assert_allclose(got, alone, rtol=1e-6, atol=1e-7, strict=True)
+    assert len(plans) <= 3
+
+
+def test_products_of_turned_rows_with_a_weight(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weight is one matrix for each of a number of batches that is a size."""
+    proto = model(
+        "g (float[6,n,32] x) => (float[n,6,48] y) { t = Transpose<perm=[1,0,2]>(x) y = MatMul(t, w) }", opset=18
+    )
+    draw = np.random.default_rng(0)
+    weight = draw.normal(0, 0.3, (32, 48)).astype(np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    session = open_session(proto.SerializeToString())
+    plans = noted(monkeypatch, Planner, "plan", lambda *_, **__: 1)
+    for size in SIZES:
+        x = draw.normal(0, 1, (6, size, 32)).astype(np.float32)
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], x.transpose(1, 0, 2) @ weight, rtol=1e-4, atol=1e-4)
     assert len(plans) <= 3

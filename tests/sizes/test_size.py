@@ -16,6 +16,7 @@ from vkep.sizes import (
     Real,
     Size,
     Trace,
+    active,
     at_hand,
     called,
     divides,
@@ -275,6 +276,18 @@ def test_sizes_and_floats_round_without_a_condition() -> None:
     assert trace.formulas(rounded)([16, 9, 2]) == (4, 5, 4, 4)
     assert not trace.fixed_symbols()
     assert int(half) == 3 and trace.fixed_symbols() == [1]
+
+
+def test_an_extent_that_is_not_active_is_0_and_decides_as_if_it_were() -> None:
+    trace, (n, _, _) = traced([16, 7, 2])
+    rows = active(n - 10, 7)
+    assert rows == 7 and rows > 6 and int(rows) == 7 and active(n - 20, 7) == 7 and not trace.fixed_symbols()
+    wide = active(n - 10, 7) * n
+    assert wide > 100
+    assert trace.formulas([rows, wide, called("magic_shift", rows)])([9, 7, 2]) == (0, 0, magic(1)[1])
+    assert trace.formulas([rows])([11, 7, 2]) == (7,)
+    assert not trace.holds().hold([9, 7, 2]) and trace.holds().hold([15, 7, 2])  # 7 * 9 is not above 100
+    assert active(3, 7) == 7 and active(0, 7) == 0
 
 
 def test_floats_of_an_element_type_are_those_of_numpy() -> None:

@@ -55,7 +55,7 @@ def test_the_table_lists_what_was_not_measured() -> None:
     assert text.splitlines()[-1].startswith("FAULT far: float16 is 3.00 times")
 
 
-def _measured(name: str, *, device: str, peer: str) -> Row:
+def _measured(name: str, *, device: str, peer: str, optimize: bool) -> Row:
     return Row(name, 1e-6, 2e-3 if name == "bert" else 1e-3, 1e-3).judged()
 
 

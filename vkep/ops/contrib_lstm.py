@@ -65,6 +65,7 @@ def dynamic_quantize_lstm(
     w, r = (t.transpose((0, 2, 1)) if t.rank == 3 else t for t in (w, r))
     others = {"W": w, "B": bias, "initial_h": initial_h, "initial_c": initial_c, "P": p}
     layer = layer_of(b, 4, x, r, sequence_lens, others, a)
+    layer.skips = False
     count, hidden = len(layer.directions), layer.hidden
     for name, scale in (
         ("W_scale", w_scale),
@@ -84,11 +85,12 @@ def dynamic_quantize_lstm(
         inputs = b.reshape(products, (layer.steps, layer.batch, 4 * hidden))
         peepholes = None if p is None else rows_of(p, d, 0, 3 * hidden)
         h, c = initial_state(layer, initial_h, d, a.layout), initial_state(layer, initial_c, d, a.layout)
-        for t in layer.order(layer.directions[d]):
+        inputs = layer.in_slots(inputs, d)
+        for t in layer.order(d):
             parts = [step_rows(inputs, t), _quantized_product(b, h, r, r_scale, r_zero_point, d)]
             h, c = lstm_step(layer, t, d, functions[d], parts, peepholes, h, c, bool(input_forget))
-        finals[0].append(h)
-        finals[1].append(c)
+        finals[0].append(layer.last(h, d))
+        finals[1].append(layer.last(c, d))
     return results(layer, a.layout, *finals)
 
 
@@ -142,6 +144,7 @@ def attn_lstm(
     own = w.slice(2, 0, min(x.shape[-1], w.shape[2]))
     others = {"W": own, "B": bias, "initial_h": initial_h, "initial_c": initial_c, "P": p}
     layer = layer_of(b, 4, x, r, sequence_lens, others, a)
+    layer.skips = False
     count, hidden, (batch, places, depth) = len(layer.directions), layer.hidden, memory.shape
     width = v.shape[1]
     b.expect("M", memory, (layer.batch, places, depth))
@@ -163,7 +166,8 @@ def attn_lstm(
         peepholes = None if p is None else rows_of(p, d, 0, 3 * hidden)
         h, c = initial_state(layer, initial_h, d, 0), initial_state(layer, initial_c, d, 0)
         attended = b.full((batch, state), 0, _FLOAT32)
-        for t in layer.order(layer.directions[d]):
+        inputs = layer.in_slots(inputs, d)
+        for t in layer.order(d):
             parts = [step_rows(inputs, t), recurrence(b, attended, beside), recurrence(b, h, recurrent)]
             given = [part for part in parts if part is not None]
             h, c = lstm_step(layer, t, d, functions[d], given, peepholes, h, c, bool(input_forget))
@@ -172,14 +176,14 @@ def attn_lstm(
                 both = rows_of(output_weights, d, 0, hidden + depth)
                 own_part = matrix_product(b, h, both.slice(0, 0, hidden))
                 new = b.pointwise("add", own_part, matrix_product(b, new, both.slice(0, hidden, depth)))
-            attended = _kept(layer, new, attended, t)
-        finals[0].append(h)
-        finals[1].append(c)
+            attended = _kept(layer, new, attended, t - layer.start(d))
+        finals[0].append(layer.last(h, d))
+        finals[1].append(layer.last(c, d))
     return results(layer, 0, *finals)
 
 
-def _kept(layer: Layer, new: Tensor, old: Tensor, t: int) -> Tensor:
-    alive = layer.alive(t)
+def _kept(layer: Layer, new: Tensor, old: Tensor, step: int) -> Tensor:
+    alive = layer.alive(step)
     if alive is None:
         return new
     return layer.b.store(layer.b.expr("where", alive, new, old, ctype="float"), new.dtype, shape=new.shape)

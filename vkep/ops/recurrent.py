@@ -47,10 +47,11 @@ def step_rows(inputs: Tensor, step: int) -> Tensor:
 
 
 def _rnn_steps(layer: Layer, d: int, f: Activation, inputs: Tensor, r: Tensor, h: Tensor) -> Tensor:
-    for t in layer.order(layer.directions[d]):
+    inputs = layer.in_slots(inputs, d)
+    for t in layer.order(d):
         value = sum_of(layer.b, step_rows(inputs, t), recurrence(layer.b, h, r))
         h = layer.emit(f(layer.b, value), h, t, d)
-    return h
+    return layer.last(h, d)
 
 
 @operator("RNN", since=7, types={"T": _TYPES, "T1": ("int32",)})
@@ -94,7 +95,8 @@ def _gru_steps(
     b, hidden = layer.b, layer.hidden
     f, g = functions
     gated, last = r if linear else r.slice(0, 0, 2 * hidden), r.slice(0, 2 * hidden, hidden)
-    for t in layer.order(layer.directions[d]):
+    inputs = layer.in_slots(inputs, d)
+    for t in layer.order(d):
         xz, xr, xh = (gate(step_rows(inputs, t), k, hidden) for k in range(3))
         product = recurrence(b, h, gated)
         hz, hr = (None if product is None else gate(product, k, hidden) for k in range(2))
@@ -109,7 +111,7 @@ def _gru_steps(
             candidate = matrix_product(b, mixed, last.transpose((1, 0)))
         new = g(b, sum_of(b, xh, candidate))
         h = layer.emit((1 - z) * new + z * b.reads(h)[0], h, t, d)
-    return h
+    return layer.last(h, d)
 
 
 @operator("GRU", since=7, types={"T": _TYPES, "T1": ("int32",)})
@@ -178,7 +180,7 @@ def lstm_step(
     i_, o_, f_, c_ = ([gate(part, k, hidden) for part in parts] for k in range(4))
     i = f(b, sum_of(b, *i_, watched(c, 0)))
     forget = 1 - i if input_forget else f(b, sum_of(b, *f_, watched(c, 2)))
-    new_c = layer.keep(forget * b.reads(c)[0] + i * g(b, sum_of(b, *c_)), c, t)
+    new_c = layer.keep(forget * b.reads(c)[0] + i * g(b, sum_of(b, *c_)), c, t, d, "c")
     o = f(b, sum_of(b, *o_, watched(new_c, 1)))
     return layer.emit(b.expr("mul", o, h_of(b, b.expr("same", new_c))), h, t, d), new_c
 
@@ -194,10 +196,11 @@ def _lstm_steps(
     c: Tensor,
     input_forget: bool,
 ) -> tuple[Tensor, Tensor]:
-    for t in layer.order(layer.directions[d]):
+    inputs = layer.in_slots(inputs, d)
+    for t in layer.order(d):
         parts = [part for part in (step_rows(inputs, t), recurrence(layer.b, h, r)) if part is not None]
         h, c = lstm_step(layer, t, d, functions, parts, peepholes, h, c, input_forget)
-    return h, c
+    return layer.last(h, d), layer.last(c, d)
 
 
 @operator("LSTM", since=7, types={"T": _TYPES, "T1": ("int32",)})

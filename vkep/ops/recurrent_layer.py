@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from vkep.dtypes import DType
 from vkep.graph.attributes import RecurrentAttributes
 from vkep.ir import algebra as fn
 from vkep.ir import expr as ex
@@ -17,8 +18,10 @@ from vkep.ir.code import generate
 from vkep.ir.evaluate import evaluate
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
+from vkep.kernels.pad import PadProblem
 from vkep.kernels.recurrent import RecurrentProblem, carries
 from vkep.ops.contraction import matrix_product
+from vkep.sizes import active, hint, serves_others
 
 #: a function of a value and parameters alpha and beta, and the parameters' defaults (None: has none)
 _ACTIVATIONS: dict[str, tuple[Callable[..., Expr], float | None, float | None]] = {
@@ -85,9 +88,22 @@ def activations_of(
     return [made[i * count : (i + 1) * count] for i in range(directions)]
 
 
+#: least number of steps that a plan for any number of steps computes
+_LEAST_ROOM = 16
+
+
+def room_of(steps: int) -> int:
+    """The number of steps that a plan computes: where theirs is a size, half as many again or more, to serve larger ones."""
+    return max(_LEAST_ROOM, 1 << (hint(steps) * 3 // 2).bit_length()) if serves_others(steps) else steps
+
+
 @dataclass
 class Layer:
-    """Common to the three operators: shapes, the order of steps, and the outputs."""
+    """Common to the three operators: shapes, the order of steps, and the outputs.
+
+    Steps have slots. Where their number is a size there are more slots (`room_of`): the first ones are the steps (the last
+    ones, backwards), and the values of the others are not used.
+    """
 
     b: Builder
     x: Tensor  #: [steps, batch, inputs]
@@ -95,6 +111,12 @@ class Layer:
     directions: tuple[bool, ...]  #: True: the sequence is processed backwards
     lengths: Tensor | None
     y: Tensor  #: [steps, directions, batch, hidden]
+    room: int  #: number of slots
+    skips: bool = (
+        True  #: whether runs skip the slots that no step has, where the batch is no size; else they compute them
+    )
+    #: [room, batch, hidden] of the hidden states ("h"), cells ("c") and results ("y") of a direction, where there are more slots
+    slots: dict[tuple[int, str], Tensor] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -106,14 +128,34 @@ class Layer:
         """Number of sequences."""
         return self.x.shape[1]
 
-    def order(self, backwards: bool) -> Iterator[int]:
-        """The steps in the order in which they are computed."""
-        return iter(range(self.steps - 1, -1, -1) if backwards else range(self.steps))
+    def order(self, direction: int) -> Iterator[int]:
+        """The slots in the order in which they are computed."""
+        return iter(range(self.room - 1, -1, -1) if self.directions[direction] else range(self.room))
+
+    def start(self, direction: int) -> int:
+        """The slot of the first step."""
+        return self.room - self.steps if self.directions[direction] and serves_others(self.steps) else 0
 
     def inputs_part(self, w: Tensor, bias: Tensor | None) -> Tensor:
         """``x @ w.T + bias`` for all steps: [steps, batch, gates * hidden]."""
         out = matrix_product(self.b, self.x, w.transpose((1, 0)))
         return out if bias is None else self.b.pointwise("add", out, bias)
+
+    def in_slots(self, inputs: Tensor, direction: int) -> Tensor:
+        """The inputs' part of all steps [steps, ...] as [room, ...]."""
+        if not serves_others(self.steps):
+            return inputs
+        if self.steps >= self.room:
+            raise AssertionError(f"{self.steps} steps in {self.room} slots")
+        start = self.start(direction)
+        return self._moved(inputs, start, self.room - self.steps - start)
+
+    def _moved(self, t: Tensor, before: int, after: int) -> Tensor:
+        """A tensor with more (or fewer) places before and after those of its first axis. It is read and written as a whole: which
+        other accesses a part of it conflicts with would depend on sizes."""
+        rest = (0,) * (t.rank - 1)
+        problem = PadProblem(t.shape, (before, *rest), (after, *rest), t.dtype.name)
+        return self.b.result(problem, t)
 
     def alive(self, step: int) -> Expr | None:
         """Whether each sequence of the batch reaches a step; None where all do."""
@@ -122,23 +164,52 @@ class Layer:
         lengths = self.lengths.view((self.batch, 1), (self.lengths.strides[0], 0))
         return self.b.expr("gt", lengths, step, ctype="bool")
 
-    def keep(self, new: Expr, old: Tensor, step: int, out: Tensor | None = None) -> Tensor:
+    def _place(self, slot: int, direction: int, kind: str, dtype: DType) -> Tensor | None:
+        """Where a value of a slot is stored: a result in ``y`` if there is a slot for each step; None for a new tensor."""
+        if serves_others(self.steps):
+            if (direction, kind) not in self.slots:
+                self.slots[direction, kind] = self.b.empty(dtype, (self.room, self.batch, self.hidden))
+            row, step = _row(self.slots[direction, kind], slot), slot
+            if self.directions[direction]:
+                step = self.room - 1 - slot
+            if serves_others(self.batch) or not self.skips:
+                return row
+            return row.view((active(self.steps - step, self.batch), self.hidden), row.strides)
+        return _row(self.y.slice(1, direction, 1), slot, 2) if kind == "y" else None
+
+    def keep(self, new: Expr, old: Tensor, slot: int, direction: int, kind: str) -> Tensor:
         """Store a state: the new one where the sequence continues, else the old one."""
-        alive = self.alive(step)
+        alive = self.alive(slot - self.start(direction))
         if alive is not None:
             new = self.b.expr("where", alive, new, old, ctype=new.ctype)
+        out = self._place(slot, direction, kind, old.dtype)
         return self.b.store(new, old.dtype, shape=(self.batch, self.hidden), out=out)
 
-    def emit(self, new: Expr, old: Tensor, step: int, direction: int) -> Tensor:
+    def emit(self, new: Expr, old: Tensor, slot: int, direction: int) -> Tensor:
         """Store a hidden state in ``y``, which is zero after a sequence's end; returns the state for the next step."""
-        place = self.y.slice(0, step, 1).slice(1, direction, 1)
-        place = place.view(place.shape[2:], place.strides[2:])
-        alive = self.alive(step)
+        alive = self.alive(slot - self.start(direction))
         if alive is None:
-            return self.keep(new, old, step, out=place)
-        state = self.keep(new, old, step)
-        self.b.store(self.b.expr("where", alive, state, 0), state.dtype, out=place)
+            return self.keep(new, old, slot, direction, "y")
+        state = self.keep(new, old, slot, direction, "h")
+        out = self._place(slot, direction, "y", state.dtype)
+        self.b.store(self.b.expr("where", alive, state, 0), state.dtype, out=out)
         return state
+
+    def last(self, state: Tensor, direction: int) -> Tensor:
+        """The state after the last step; ``state``: the one after the last slot."""
+        found = [t for (d, _), t in self.slots.items() if d == direction and t.storage is state.storage]
+        if not found:
+            return state
+        slot = self.start(direction) if self.directions[direction] else self.steps - 1
+        return _row(self._moved(found[0], -slot, slot + 1 - self.room), 0)
+
+    def finish(self) -> None:
+        """Copy the results of the steps from their slots to ``y``."""
+        for (direction, kind), made in self.slots.items():
+            if kind == "y":
+                out, start = self.y.slice(1, direction, 1), self.start(direction)
+                out = out.view((out.shape[0], *out.shape[2:]), (out.strides[0], *out.strides[2:]))
+                self.b.copy(self._moved(made, -start, start + self.steps - self.room), out=out)
 
     def finals(self, states: Sequence[Tensor]) -> Tensor:
         """Each direction's last state: [directions, batch, hidden]."""
@@ -148,6 +219,12 @@ class Layer:
             source = ex.leaf(state)
             self.b.store(source, out.dtype, out=target.view(target.shape[1:], target.strides[1:]))
         return out
+
+
+def _row(t: Tensor, index: int, axes: int = 1) -> Tensor:
+    """An element of the first axis, without the first ``axes`` axes (of one element)."""
+    row = t.slice(0, index, 1)
+    return row.view(row.shape[axes:], row.strides[axes:])
 
 
 def layer_of(
@@ -186,7 +263,7 @@ def layer_of(
         y = b.empty(x.dtype, (batch, steps, count, hidden)).transpose((1, 2, 0, 3))
     else:
         y = b.empty(x.dtype, (steps, count, batch, hidden))
-    return Layer(b, x, hidden, directions, lengths, y)
+    return Layer(b, x, hidden, directions, lengths, y, room_of(steps))
 
 
 def rows_of(t: Tensor, index: int, start: int, length: int) -> Tensor:
@@ -216,6 +293,7 @@ def gate(gates: Tensor, index: int, hidden: int) -> Tensor:
 
 def results(layer: Layer, layout: int, *finals: Sequence[Tensor]) -> list[Tensor]:
     """The outputs Y, Y_h and Y_c of a layer."""
+    layer.finish()
     states = [layer.finals(states) for states in finals]
     if not layout:
         return [layer.y, *states]

@@ -56,6 +56,13 @@ class Claims:
         """The nodes that Vulkan was asked for and declined, with the reasons."""
         return {title: why for title, why in self.declined.items() if why not in (_ELSEWHERE, _DRIVEN)}
 
+    def lost_weights(self, view: OrtGraphView) -> list[str]:
+        """The weights of the graph that its nodes' bodies read and no node that stays in a compiled model: ONNX Runtime
+        writes the weights that nodes have as inputs."""
+        fused = {n.outputs for island in self.islands for n in island}
+        kept = {name for n in view.graph.nodes if n.outputs not in fused for name in n.inputs}
+        return sorted({name for n in view.graph.nodes for name in n.captures if name in view.graph.weights} - kept)
+
     def program_for(self, nodes: Sequence[Node], outputs: Sequence[str]) -> Program | None:
         """The islands already planned that compute exactly ``nodes`` (except folded ones) and the values ``outputs``:
         one, or several that alternate between two delegates."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpu_shared.capabilities import DeviceCapabilities
 from gpu_shared.collector import released
+from vkep.errors import UnsupportedModelError
 from vkep.ir.program import IslandStep, Program
 from vkep.ort import memory
 from vkep.ort.allocator import ALLOCATORS
@@ -53,9 +55,17 @@ class Ep(CStruct, struct="OrtEp"):
         options: EpOptions,
         context: ContextSettings,
         session: Any,
+        hides_nodes: bool = False,
     ) -> None:
+        """``hides_nodes``: the session's options assign nodes to other devices; graphs do not have them."""
         self.ort, self._devices, self.options = ort, devices, options
-        self._context = context
+        self._context, self._hides_nodes = context, hides_nodes
+        if hides_nodes:
+            logger.warning(
+                "session.layer_assignment_settings assigns nodes to other devices, and ONNX Runtime cannot fuse nodes of a "
+                "graph without them: the others run one by one (kernels=registry), or on other providers"
+            )
+            self.options = options = replace(options, kernels="registry")
         if context.enabled and options.kernels == "registry":
             raise ValueError(
                 "ep.context_enable compiles fused nodes, and option 'kernels' is 'registry': set one of the two"
@@ -65,6 +75,7 @@ class Ep(CStruct, struct="OrtEp"):
             int, Claims
         ] = {}  # by the node whose body the graph is; ONNX Runtime asks again after it changed one
         self._failure: BaseException | None = None
+        self._refusal: UnsupportedModelError | None = None
         self._model_inputs: set[str] = set()
         self.runtime = Runtime(ort, device, options, graphs=not context.enabled)
         try:
@@ -122,8 +133,20 @@ class Ep(CStruct, struct="OrtEp"):
         fusion.ort_version_supported = self.pointer.ort_version_supported
         fusion.drop_constant_initializers = True
         islands = claims.islands
+        lost = claims.lost_weights(view) if self._context.enabled and not view.in_body else []
+        if lost:
+            self._refusal = UnsupportedModelError(
+                f"ep.context_enable: bodies of If, Loop or Scan read the weights {lost}, which no other node that stays in "
+                "the compiled model reads: ONNX Runtime would write it without them. Put them into the bodies (as Constant "
+                "nodes), or do not compile the model"
+            )
+            islands = (
+                tuple(view.graph.nodes[:1]),
+            )  # `Compile` raises; ONNX Runtime would only log an error of this call
         if options.kernels == "registry":
             islands = offer_kernels(self.ort, view, info, islands)
+        if self._hides_nodes:
+            islands = ()  # ONNX Runtime would end the session
         for nodes in islands:
             pointers = ffi.new("OrtNode const *[]", [view.pointer_of(n) for n in nodes])
             self.ort.check(self.ort.ep_api.EpGraphSupportInfo_AddNodesToFuse(info, pointers, len(nodes), fusion))
@@ -144,6 +167,8 @@ class Ep(CStruct, struct="OrtEp"):
 
     @status
     def Compile(self, graphs: Any, fused: Any, count: int, infos: Any, context_nodes: Any) -> None:
+        if self._refusal is not None:
+            raise self._refusal
         made: list[FusedNode] = []
         try:
             for index in range(count):

@@ -21,7 +21,7 @@ from vkep.ort.ep import Ep
 from vkep.ort.importer import Importer
 from vkep.ort.interop import Interop, make_interop
 from vkep.ort.names import EP_NAME
-from vkep.ort.options import EpOptions, arena_options, session_options
+from vkep.ort.options import EpOptions, arena_options, assigns_elsewhere, session_options
 from vkep.ort.overrides import check_known_answers
 from vkep.ort.streams import SyncStream
 from vkep.session.contexts import resolve_context
@@ -86,7 +86,8 @@ class Factory(CStruct, struct="OrtEpFactory"):
         device = self.devices.choose([metadata_uuid(self.ort, metadata[i]) for i in range(count)], chosen.device)
         chosen = self._interop_of(device).applied(chosen)
         compiled = ContextSettings.from_entries(entries)
-        out[0] = Ep(self.ort, self.devices, device, chosen, compiled, options).pointer
+        hides_nodes = assigns_elsewhere(entries.get("session.layer_assignment_settings", ""))
+        out[0] = Ep(self.ort, self.devices, device, chosen, compiled, options, hides_nodes).pointer
 
     @releases
     def ReleaseEp(self, ep: Any) -> None:

@@ -174,3 +174,8 @@ def session_options(device: DeviceCapabilities, options: EpOptions) -> SessionOp
         check_data=options.check_data,
         max_run_bytes=options.max_run_bytes,
     )
+
+
+def assigns_elsewhere(settings: str) -> bool:
+    """Whether an entry ``session.layer_assignment_settings`` (``gpu(a,b);cpu(c)``) names a device other than a GPU."""
+    return any(not part.strip().lower().startswith("gpu") for part in settings.split(";") if "(" in part)

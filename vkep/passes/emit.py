@@ -169,7 +169,9 @@ def emit(
 
 
 def _packed_key(base: Weight, weight: Tensor, tag: str) -> tuple[str, str]:
-    shape, strides = (tuple(map(int, numbers)) for numbers in (weight.shape, weight.strides))
+    # axes of stride 0, as of a matrix for each of a number of batches that may be a size, have one content
+    axes = [(n, stride) for n, stride in zip(weight.shape, weight.strides, strict=True) if is_size(stride) or stride]
+    shape, strides = (tuple([int(axis[k]) for axis in axes]) for k in (0, 1))
     return f"{base.key}:{int(weight.offset)}:{shape}:{strides}", tag
 
 

@@ -195,7 +195,7 @@ class SizedPlans:
         self._signatures = Signatures()
         self._seen: dict[tuple[object, ...], list[tuple[int, ...]]] = {}
         self._rigid: set[tuple[tuple[object, ...], int]] = set()  # positions whose values a plan needs
-        self._on_cpu: set[str] | None = None  # of the first plan: the nodes there
+        self._on_cpu: set[str] | None = None  # of the first plan for one signature: the nodes there
 
     def executable(self, inputs: Mapping[str, Known], over: Over = ()) -> Executable:
         """The executable for a signature that is new: a plan with sizes that holds for it, or a new plan. ``over``: the outputs
@@ -212,15 +212,18 @@ class SizedPlans:
             return near[1].executable.at(near[2])
         if made is None:
             whole = bool(names) and sized and not self._plans and not self._opened.at_once
-            made = self._make({**self._constants, **inputs}, over=over, whole=whole)
+            made = self._alone(inputs, over, whole)
             if made is None:  # the parts that are planned later would be planned for this signature alone
-                made = self._with_sizes(inputs, numbers, over, names) or self._make(
-                    {**self._constants, **inputs}, over=over
-                )
-            elif self._on_cpu is None:
-                self._on_cpu = _on_cpu(made.program)
+                made = self._with_sizes(inputs, numbers, over, names) or self._alone(inputs, over)
         assert made is not None
         self._note(numbers)
+        return made
+
+    def _alone(self, inputs: Mapping[str, Known], over: Over, whole: bool = False) -> Executable | None:
+        """A plan for one signature; with ``whole`` None where some of its nodes would be planned later."""
+        made = self._make({**self._constants, **inputs}, over=over, whole=whole)
+        if made is not None and self._on_cpu is None:
+            self._on_cpu = _on_cpu(made.program)
         return made
 
     def match(
@@ -322,7 +325,9 @@ class SizedPlans:
             logger.debug(
                 "a plan with sizes is not kept: sizes %s of %s are fixed, %s run on the CPU", fixed, symbols, more
             )
-            self._rigid.update((numbers.kinds, place) for place in sizes if more or not _takes_sizes(parent.program))
+            # nodes on the CPU may be there for every size: only a plan for one signature tells
+            rigid = (more and self._on_cpu is not None) or not _takes_sizes(parent.program)
+            self._rigid.update((numbers.kinds, place) for place in sizes if rigid)
             parent.close()
             return None
         plan = _Sized(numbers, symbols, conditions, parent)

@@ -9,6 +9,7 @@ from vkep.sizes.formulas import REALS, Formulas
 from vkep.sizes.size import (
     Real,
     Size,
+    active,
     at_hand,
     called,
     divides,
@@ -34,6 +35,7 @@ __all__ = [
     "Real",
     "Size",
     "Trace",
+    "active",
     "at_hand",
     "cached",
     "called",

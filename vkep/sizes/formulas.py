@@ -119,12 +119,14 @@ CALLS: Mapping[str, Callable[..., Any]] = {
     **TESTS,
     **WHOLES,
     **_WORDS,
+    "active": lambda count, number: number if count > 0 else 0,
     "bit_length": lambda n: int(n).bit_length(),
     "gcd": math.gcd,
     "max": max,
     "power": lambda base, n: base << n,
-    "magic_multiplier": lambda n: magic(n)[0],
-    "magic_shift": lambda n: magic(n)[1],
+    # of an extent that is not active, nothing is divided by it
+    "magic_multiplier": lambda n: magic(n or 1)[0],
+    "magic_shift": lambda n: magic(n or 1)[1],
     "scaled": _scaled,
 }
 

@@ -343,6 +343,13 @@ def largest(*values: Any) -> Any:
     return called("max", *values) if len(values) > 1 else values[0]
 
 
+def active(count: Any, number: Any) -> Any:
+    """``number`` where ``count`` is above 0, else 0: the extent of what a run computes only then. Lowering takes it for the
+    number, so what has this extent may also be computed where the count is 0: its results must not matter then.
+    """
+    return called("active", count, number)
+
+
 def hint(value: Any) -> Any:
     """The current value, without a condition: for choices that are valid for every size (a tile, an order)."""
     return value.hint if value.__class__ is Size or value.__class__ is Real else value

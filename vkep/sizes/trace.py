@@ -151,7 +151,10 @@ class Trace:
         if not any(map(is_size, arguments)):
             return CALLS[name](*arguments)
         value, low, high = CALLS[name](*map(hint, arguments)), 0, _MOST
-        if name in REALS:
+        if name == "active":  # lowering takes it for the number
+            number = arguments[1]
+            value, (low, high) = hint(number), self.bounds(number) if number.__class__ is Size else (number, number)
+        elif name in REALS:
             return Real(self, self._node(name, tuple(map(operand, arguments)), value, -_MOST, _MOST), value)
         if name in WHOLES:
             low = -_MOST
@@ -276,8 +279,10 @@ class Trace:
         ]
 
     def holds(self) -> Formulas:
-        """Formulas for the conditions: each is a number that must have the relation to 0 in `relations`."""
-        return Formulas.of(self.nodes, self.symbols, [("sum", t, c) for _, t, c in self.conditions], self.relations)
+        """Formulas for the conditions: each is a number that must have the relation to 0 in `relations`. An extent that is not
+        active counts as in lowering, as if it were."""
+        nodes = [("+", (operands[1], 0)) if op == "active" else (op, operands) for op, operands in self.nodes]
+        return Formulas.of(nodes, self.symbols, [("sum", t, c) for _, t, c in self.conditions], self.relations)
 
     @property
     def relations(self) -> tuple[str, ...]:

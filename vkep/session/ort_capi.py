@@ -1,0 +1,46 @@
+"""``vkep.capi.onnxruntime_pybind11_state``: the exceptions that programs name by that path of ``onnxruntime``.
+
+They are onnxruntime's own where it is installed (vkep's errors derive from them, `vkep.errors.join_onnxruntime`), else vkep's.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+from gpu_shared.errors import DeviceLostError, GpuError
+from vkep.errors import (
+    InvalidInputError,
+    InvalidModelError,
+    NoFileError,
+    UnsupportedModelError,
+    VkepError,
+    join_onnxruntime,
+)
+
+_OURS = {
+    "DeviceReset": DeviceLostError,
+    "EPFail": GpuError,
+    "Fail": VkepError,
+    "InvalidArgument": InvalidInputError,
+    "InvalidGraph": InvalidModelError,
+    "InvalidProtobuf": InvalidModelError,
+    "NoSuchFile": NoFileError,
+    "NotImplemented": UnsupportedModelError,
+    "RuntimeException": InvalidInputError,
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OURS:
+        raise AttributeError(f"vkep.capi.onnxruntime_pybind11_state has no {name!r}; it has {', '.join(_OURS)}")
+    try:
+        from onnxruntime.capi import onnxruntime_pybind11_state as theirs
+    except ImportError:
+        return _OURS[name]
+    join_onnxruntime()
+    return getattr(theirs, name)
+
+
+capi = SimpleNamespace(onnxruntime_pybind11_state=sys.modules[__name__])
