@@ -21,30 +21,21 @@ TENSOR(uint, Sizes)
 // points do not overflow.
 const float WIDEST = 64.0, LARGEST = 1e28;
 
-float m[36];  // the results of a tile are m[6 * row + column]
-
-void direct_sum(uint image, uint channel, uint row, uint column) {
+// The direct sum of one output, in loops: few tiles need it, and drivers that unroll nothing compile it in no time.
+float direct_sum(uint image, uint channel, uint h, uint c) {
     Elements x = Elements(operand(args.x, 2)), w = Elements(operand(args.w, 3));
-    [[unroll]] for (uint k = 0; k < 24; k++) m[k] = 0.0;
+    float sum = 0.0;
     for (uint from = 0; from < args.x_channels; from++) {
         uint x0 = (image * args.x_channels + from) * args.x_height * args.x_width;
         uint w0 = (channel * args.x_channels + from) * 9;
-        float taps[9];
-        [[unroll]] for (uint t = 0; t < 9; t++) taps[t] = float(w.v[w0 + t]);
-        [[unroll]] for (uint i = 0; i < 6; i++) {
-            uint h = row * 4 + i - args.pad_top;  // wraps below 0
-            [[unroll]] for (uint j = 0; j < 6; j++) {
-                uint c = column * 4 + j - args.pad_left;
-                bool valid = h < args.x_height && c < args.x_width;
-                float value = float(x.v[x0 + (valid ? h * args.x_width + c : 0)]);
-                value = valid ? value : 0.0;
-                [[unroll]] for (uint t = 0; t < 9; t++) {
-                    uint to_i = i - t / 3, to_j = j - t % 3;
-                    if (to_i < 4 && to_j < 4) m[to_i * 6 + to_j] += taps[t] * value;
-                }
-            }
+        for (uint t = 0; t < 9; t++) {
+            uint i = h + t / 3 - args.pad_top, j = c + t % 3 - args.pad_left;  // wrap below 0
+            bool valid = i < args.x_height && j < args.x_width;
+            float value = float(x.v[x0 + (valid ? i * args.x_width + j : 0)]);
+            sum += float(w.v[w0 + t]) * (valid ? value : 0.0);
         }
     }
+    return sum;
 }
 
 // height and width are the output's; columns: tiles in a row; tiles: tiles in an image; total: channels * images * tiles
@@ -57,21 +48,29 @@ void main() {
     uint channel = fast_divmod(rest, args.images, args.images_mul, args.images_shift, image);
     uint row = fast_divmod(tile, args.columns, args.columns_mul, args.columns_shift, column);
 
-    Points products = Points(operand(args.products, 0));
-    [[unroll]] for (uint i = 0; i < 36; i++) m[i] = products.v[i * args.total + at];
-    [[unroll]] for (uint i = 0; i < 6; i++)
-        WINOGRAD_OUTPUT(m[i * 6], m[i * 6 + 1], m[i * 6 + 2], m[i * 6 + 3], m[i * 6 + 4], m[i * 6 + 5])
-    [[unroll]] for (uint j = 0; j < 4; j++) WINOGRAD_OUTPUT(m[j], m[6 + j], m[12 + j], m[18 + j], m[24 + j], m[30 + j])
+    Elements y = Elements(operand(args.y, 4));
+    uint plane = args.height * args.width, y0 = image * args.y_batch + channel * plane;
+    uint o0 = (image * args.channels + channel) * plane;
 
     Sizes sizes = Sizes(operand(args.sizes, 1));
     uint tile_of_all = image * args.tiles + tile;
     float largest = uintBitsToFloat(sizes.v[tile_of_all]);
     float least = uintBitsToFloat(sizes.v[args.images * args.tiles + tile_of_all]);
-    if (!(largest <= WIDEST * least && largest < LARGEST)) direct_sum(image, channel, row, column);
+    if (!(largest <= WIDEST * least && largest < LARGEST)) {
+        for (uint k = 0; k < 16; k++) {
+            uint h = row * 4 + k / 4, c = column * 4 + k % 4, pixel = h * args.width + c;
+            if (inside && h < args.height && c < args.width)
+                y.v[y0 + pixel] = T(epilogue(direct_sum(image, channel, h, c), o0 + pixel, channel, pixel));
+        }
+        return;
+    }
 
-    Elements y = Elements(operand(args.y, 4));
-    uint plane = args.height * args.width, y0 = image * args.y_batch + channel * plane;
-    uint o0 = (image * args.channels + channel) * plane;
+    Points products = Points(operand(args.products, 0));
+    float m[36];  // the results of the tile are m[6 * row + column]
+    [[unroll]] for (uint i = 0; i < 36; i++) m[i] = products.v[i * args.total + at];
+    [[unroll]] for (uint i = 0; i < 6; i++)
+        WINOGRAD_OUTPUT(m[i * 6], m[i * 6 + 1], m[i * 6 + 2], m[i * 6 + 3], m[i * 6 + 4], m[i * 6 + 5])
+    [[unroll]] for (uint j = 0; j < 4; j++) WINOGRAD_OUTPUT(m[j], m[6 + j], m[12 + j], m[18 + j], m[24 + j], m[30 + j])
     [[unroll]] for (uint i = 0; i < 4; i++) {
         [[unroll]] for (uint j = 0; j < 4; j++) {
             uint h = row * 4 + i, c = column * 4 + j, pixel = h * args.width + c;
