@@ -18,7 +18,6 @@ import onnx.parser
 import pytest
 
 from tools.models.catalog import write_model
-from tools.models.language import write_language
 
 ROOT = Path(__file__).resolve().parents[1]
 #: example: the model it takes (of tools/models; None: it brings its own), and what it must print
@@ -121,11 +120,18 @@ PAGE_NEEDS = {"docs/generation.md": ("tokenizers", "jinja2")}
 DYNAMIC = (
     '<ir_version: 8, opset_import: ["" : 17]> any_batch (float[batch, 64] x) => (float[batch, 64] y) { y = Tanh(x) }'
 )
-#: runs the blocks of one page, each with names of its own
+#: runs the blocks of one page, each with names of its own, and its lines of the shell that call vkep
 RUNNER = """
-import json, sys
-for number, block in enumerate(json.load(sys.stdin), 1):
+import json, shlex, sys
+from vkep.cli import app
+for number, (kind, block) in enumerate(json.load(sys.stdin), 1):
     try:
+        if kind == "sh":
+            for line in block.splitlines():
+                if line.startswith("vkep "):
+                    status = app(shlex.split(line, comments=True)[1:], standalone_mode=False)
+                    assert not status, (line, status)
+            continue
         exec(compile(block, f"block {number}", "exec"), {"__name__": "__main__"})
     except BaseException as error:
         error.add_note(block) if hasattr(error, "add_note") else print(block, file=sys.stderr)
@@ -133,15 +139,16 @@ for number, block in enumerate(json.load(sys.stdin), 1):
 """
 
 
-def blocks_of(page: str) -> list[str]:
+def blocks_of(page: str) -> list[tuple[str, str]]:
+    """The kind (python or sh) and the lines of each block."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return re.findall(r"^```(python|sh)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("page", PAGES)
 def test_each_block_of_a_page_runs_by_itself(page: str, tmp_path: Path) -> None:
-    """In a folder with model.onnx, dynamic.onnx, program.pte and a language model, and what the page's earlier blocks wrote."""
+    """In a folder with model.onnx, dynamic.onnx and program.pte, and what the page's earlier blocks wrote."""
     missing = [name for name in PAGE_NEEDS.get(page, ()) if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"needs {', '.join(missing)}")
@@ -150,8 +157,6 @@ def test_each_block_of_a_page_runs_by_itself(page: str, tmp_path: Path) -> None:
     write_model("op_softmax_512x128", tmp_path).rename(tmp_path / "model.onnx")
     onnx.save(onnx.parser.parse_model(DYNAMIC), tmp_path / "dynamic.onnx")
     shutil.copy(ROOT / "tests" / "executorch" / "data" / "given" / "vk.pte", tmp_path / "program.pte")
-    if page in PAGE_NEEDS:
-        write_language(tmp_path / "language", layers=1)
     path = os.pathsep.join([str(ROOT), str(ROOT / "registry")])
     result = subprocess.run(
         [sys.executable, "-c", RUNNER],

@@ -44,6 +44,7 @@ FLOOR_OF = {
     "vkep.session": SESSION,
     "vkep.cli": FRONT,
     "vkep.generation": FRONT,
+    "vkep.models": FRONT,
     "vkep.backend": FRONT,
     "vkep.ort": FRONT,
     "vkep.executorch": FRONT,

@@ -19,8 +19,8 @@ from rich.console import Console
 
 import vkep
 from tools.bench.peers.base import relative_error
-from tools.models.builder import Array
 from tools.models.catalog import BENCHMARKS, write_model
+from vkep.models.builder import Array
 
 TOLERANCE = 1e-4  # relative, float32
 

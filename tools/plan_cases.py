@@ -15,13 +15,13 @@ import numpy as np
 from gpu_shared.capabilities import DeviceCapabilities
 from tools.backend_suite.cases import load_cases
 from tools.models.catalog import CATALOG, CONVNETS, Options, build_model
-from tools.models.language import ARCHITECTURES, OPTIMUM, write_language
 from tools.plan_devices import DEVICES
 from tools.size_conditions import Case, declared, of_values
 from vkep.errors import VkepError
 from vkep.generation.rewrite import for_generation
 from vkep.graph import load_model
 from vkep.ir.program import Program, ValueSpec
+from vkep.models.language import ARCHITECTURES, OPTIMUM, write_language
 from vkep.sizes import Trace
 
 #: models whose weights take longest to hash, and whose layers another model of the catalog has

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tools.models.language import write_language
+from vkep.models.language import write_language
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")

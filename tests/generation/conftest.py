@@ -10,8 +10,8 @@ import pytest
 from gpu_shared import DeviceInfo
 from tests import pipelines
 from tests.generation.reference import Reference
-from tools.models.language import ARCHITECTURES, OPTIMUM, write_language
 from vkep.generation import Generator
+from vkep.models.language import ARCHITECTURES, OPTIMUM, write_language
 from vkep.session.contexts import resolve_context
 from vkep.session.session import options_of
 

@@ -9,10 +9,10 @@ import pytest
 
 from tests.devices import as_a_gpu
 from tests.generation.reference import Reference
-from tools.models.language import ARCHITECTURES, OPTIMUM, write_language
 from vkep.generation import Generator
 from vkep.generation.decoder import Decoder
 from vkep.ir.program import IslandStep
+from vkep.models.language import ARCHITECTURES, OPTIMUM, write_language
 
 pytestmark = pytest.mark.gpu
 

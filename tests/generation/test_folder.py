@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tools.models.language import tokenizer, write_language
 from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelError
 from vkep.generation import Generator
 from vkep.generation.templates import render
 from vkep.generation.text import Text, TextStream
+from vkep.models.language import tokenizer, write_language
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")

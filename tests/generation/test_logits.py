@@ -11,9 +11,9 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from tests.generation.reference import Reference
-from tools.models.language import write_language
 from vkep.generation import Generator
 from vkep.generation.decoder import Decoder
+from vkep.models.language import write_language
 
 pytestmark = pytest.mark.gpu
 Array = np.ndarray[Any, Any]

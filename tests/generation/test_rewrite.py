@@ -8,9 +8,9 @@ import onnx
 import pytest
 from onnx import helper
 
-from tools.models.language import ARCHITECTURES, language_model
 from vkep.generation.rewrite import CHOSEN, TOKENS, for_generation
 from vkep.graph.load import load_model
+from vkep.models.language import ARCHITECTURES, language_model
 
 
 def test_only_the_last_token_is_multiplied_by_the_vocabulary(tmp_path: Path) -> None:

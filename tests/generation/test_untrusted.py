@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.models.language import tokenizer, write_language
 from vkep.errors import InvalidInputError, InvalidModelError, VkepError
 from vkep.generation import Sampling
 from vkep.generation.audio import log_mel
@@ -23,6 +22,7 @@ from vkep.generation.folder import read_folder
 from vkep.generation.sampling import LONGEST_STOP, MOST_STOPS
 from vkep.generation.templates import render
 from vkep.generation.text import Text
+from vkep.models.language import tokenizer, write_language
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")

@@ -10,12 +10,12 @@ import onnx
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
-from tools.models.language import ARCHITECTURES, language_model
 from tools.plan_devices import DEVICES
 from vkep import dtypes
 from vkep.graph.load import load_model
 from vkep.ir.infer import Known
 from vkep.ir.program import IslandStep, ValueSpec
+from vkep.models.language import ARCHITECTURES, language_model
 from vkep.placement.partition import lower
 from vkep.plan.records import ShaderVariant
 

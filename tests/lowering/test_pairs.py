@@ -12,10 +12,10 @@ import pytest
 
 from tests.devices import as_a_gpu
 from tests.lowering.test_norms import GPU, dispatched
-from tools.models.builder import GraphBuilder
-from tools.models.language import BLOCK, MICROSOFT, packed
 from tools.plan_devices import DEVICES
 from vkep import InferenceSession
+from vkep.models.builder import GraphBuilder
+from vkep.models.language import BLOCK, MICROSOFT, packed
 
 Open = Callable[..., InferenceSession]
 K, N = 96, 40

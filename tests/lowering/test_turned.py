@@ -10,13 +10,13 @@ import onnx
 import pytest
 
 from tests.lowering.test_norms import GPU
-from tools.models.builder import GraphBuilder
-from tools.models.language import MICROSOFT
 from vkep.graph.load import load_model
 from vkep.ir.infer import Known
 from vkep.ir.ops import KernelOp
 from vkep.ir.program import IslandStep, ValueSpec, declared_value
 from vkep.kernels.cache_update import CacheUpdateProblem
+from vkep.models.builder import GraphBuilder
+from vkep.models.language import MICROSOFT
 from vkep.passes import pipeline, turned
 from vkep.placement.partition import lower
 

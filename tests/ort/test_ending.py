@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.ort.client_models import write_model
+from vkep.models.language import write_language
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -131,6 +131,6 @@ def test_a_program_ends_with_everything_open(registered: Any, tmp_path: Path, mo
 
 @pytest.mark.skipif(importlib.util.find_spec("onnxruntime_genai") is None, reason="needs onnxruntime-genai")
 def test_onnxruntime_genai(registered: Any, tmp_path: Path) -> None:
-    write_model(tmp_path)
+    write_language(tmp_path)
     result = run(tmp_path, GENAI)
     assert (result.returncode, result.stdout, result.stderr) == (0, "end\n", "")

@@ -16,8 +16,8 @@ import pytest
 
 import vkep.ray
 from tests.ray.conftest import KILL, Ports, replicas
-from tools.models.language import write_language
 from vkep.generation import Generator
+from vkep.models.language import write_language
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("tokenizers")

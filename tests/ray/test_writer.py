@@ -13,10 +13,10 @@ import pytest
 
 import vkep
 from tests.session.test_replicas import lose
-from tools.models.language import write_language
 from tools.waiting import LONG_S, comes_true
 from vkep.errors import InvalidInputError, InvalidModelError
 from vkep.generation import Generator, Sampling
+from vkep.models.language import write_language
 from vkep.ray.kserve import ProtocolError
 from vkep.ray.openai import parse_request
 from vkep.ray.writer import Writer

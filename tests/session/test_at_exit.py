@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.processes import python
-from tools.models.language import write_language
+from vkep.models.language import write_language
 
 CODE = """
 import atexit, os

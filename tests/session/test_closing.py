@@ -13,10 +13,10 @@ import pytest
 from gpu_shared import ClosedError, ContextNotFoundError, DeviceNotFoundError, SharedGpuContext
 from gpu_shared.external import HOST_ALLOCATION, can_import_memory
 from tests.session.models import ADD_RELU, DYNAMIC, model
-from tools.models.language import write_language
 from tools.waiting import LONG_S
 from vkep import InferenceSession
 from vkep.generation import Generator
+from vkep.models.language import write_language
 
 Alive = Callable[[], dict[str, int]]
 X = np.array([[1, -2, 3], [4, 5, -6]], np.float32)

@@ -18,10 +18,10 @@ import vkep
 from gpu_shared.uncopied import Uncopied
 from tests.executorch.cases import GIVEN
 from tests.session.models import ADD_RELU
-from tools.models.language import write_language
 from vkep import InferenceSession, Replicas, SharedGpuContextRegistry
 from vkep.executorch import Program
 from vkep.generation import Generator
+from vkep.models.language import write_language
 
 WAYS: list[Callable[[Any], Any]] = [
     copy.copy,

@@ -19,10 +19,10 @@ from gpu_shared.steady import on_end, settle
 from tests.processes import python
 from tests.session.models import ADD_RELU, CPU_MIDDLE, DYNAMIC, model
 from tools.fuzz.exits import ENDS, WORK, wrong_end
-from tools.models.language import write_language
 from tools.waiting import LONG_S, comes_true
 from vkep import InferenceSession, InvalidModelError, SharedGpuContext
 from vkep.memory import ArenaOutOfMemory
+from vkep.models.language import write_language
 from vkep.sizes import Trace
 
 Alive = Callable[[], dict[str, int]]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tools.bench.__main__ import main as bench
-from tools.models.language import write_language
+from vkep.models.language import write_language
 
 ROWS = [
     {"n_prompt": 8, "n_gen": 0, "avg_ts": 10.5, "stddev_ts": 0.5, "backends": "Vulkan", "gpu_info": "llvmpipe"},

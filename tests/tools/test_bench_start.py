@@ -10,7 +10,7 @@ import pytest
 from onnx import parser
 
 from tools.bench import start
-from tools.models.language import write_language
+from vkep.models.language import write_language
 
 pytestmark = pytest.mark.gpu
 TEXT = '<ir_version: 9, opset_import: ["": 18]> g (float[2,3] x) => (float[2,3] y) { y = Relu(x) }'

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools.bench.step_profile import main
-from tools.models.language import write_language
+from vkep.models.language import write_language
 
 
 @pytest.mark.gpu

@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import pytest
 
-from tools.models.builder import Array, GraphBuilder
 from tools.models.catalog import (
     CATALOG,
     MICRO,
@@ -21,6 +20,7 @@ from tools.models.catalog import (
 )
 from tools.models.reference import evaluate
 from tools.ort_cpu import cpu_session
+from vkep.models.builder import Array, GraphBuilder
 
 
 def run(model: onnx.ModelProto | Path, inputs: dict[str, Array]) -> list[Array]:

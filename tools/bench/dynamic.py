@@ -38,7 +38,7 @@ import onnx.parser
 import vkep
 import vkep.session.sized_plans as sized_plans
 from tools.models.catalog import Options, build_model
-from tools.models.language import ARCHITECTURES, language_model
+from vkep.models.language import ARCHITECTURES, language_model
 
 Feeds = dict[str, np.ndarray]
 Array = np.ndarray[Any, Any]

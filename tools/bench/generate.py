@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from tools.models.language import write_language
 from vkep.cli.generation import Rate, print_rates, rates
 from vkep.generation import Generator
 from vkep.generation.folder import GENAI, ModelFolder, read_folder
+from vkep.models.language import write_language
 
 #: the model that is made where none is named
 MADE = {

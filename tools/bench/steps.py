@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import vkep
-from tools.models.language import ARCHITECTURES, PRECISIONS, Language, language_model
+from vkep.models.language import ARCHITECTURES, PRECISIONS, Language, language_model
 
 #: tokens that sessions take before they are measured
 _WARM = 4

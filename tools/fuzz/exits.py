@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.models.language import write_language
 from tools.waiting import LONG_S
+from vkep.models.language import write_language
 
 _CODE = """
 import os, sys, threading, time, warnings

@@ -45,10 +45,10 @@ from tools.fuzz.moments import (
     ones,
 )
 from tools.fuzz.points import Points
-from tools.models.language import write_language
 from tools.waiting import LONG_S, comes_true
 from vkep.executorch import Program
 from vkep.generation import Answer, Generator, Sampling
+from vkep.models.language import write_language
 
 PROMPTS = ([5, 6, 7], [9, 8], [4, 4, 4, 4, 11])
 

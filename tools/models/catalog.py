@@ -11,9 +11,10 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from tools.models import convnets, micro, transformers
-from tools.models.builder import Array, Dim, GraphBuilder, levels
+from tools.models import convnets, gpt, micro
 from tools.models.reference import evaluate
+from vkep.models import bert
+from vkep.models.builder import Array, Dim, GraphBuilder, levels
 
 SEQUENCE = 128
 MASK_FROM = 100  # the last tokens of the reference input are padding
@@ -69,15 +70,15 @@ def _convnet(name: str, graph: GraphBuilder, options: Options) -> None:
 
 
 def _bert(graph: GraphBuilder, options: Options) -> None:
-    transformers.build_bert(graph, options.dim("batch", options.batch), options.dim("sequence", SEQUENCE))
+    bert.build_bert(graph, options.dim("batch", options.batch), options.dim("sequence", SEQUENCE))
 
 
 def _bert_encoder(graph: GraphBuilder, options: Options) -> None:
-    transformers.build_bert_encoder(graph, options.dim("batch", options.batch), options.dim("sequence", SEQUENCE))
+    bert.build_bert_encoder(graph, options.dim("batch", options.batch), options.dim("sequence", SEQUENCE))
 
 
 def _gpt_step(graph: GraphBuilder, options: Options) -> None:
-    transformers.build_gpt_step(graph, options.dim("past", transformers.GPT.past))
+    gpt.build_gpt_step(graph, options.dim("past", gpt.GPT.past))
 
 
 def _fixed(build: Callable[[GraphBuilder], None]) -> Spec:
@@ -123,7 +124,7 @@ def _build(name: str, options: Options, rounded: bool) -> onnx.ModelProto:
 
 def reference_inputs(name: str, model: onnx.ModelProto, options: Options = Options()) -> dict[str, Array]:
     """Seeded inputs of the reference run, by name, with symbolic dimensions at their usual sizes."""
-    sizes = {"batch": options.batch, "sequence": SEQUENCE, "past": transformers.GPT.past}
+    sizes = {"batch": options.batch, "sequence": SEQUENCE, "past": gpt.GPT.past}
     graph = GraphBuilder(name)
     inputs: dict[str, Array] = {}
     for value in model.graph.input:
@@ -134,9 +135,9 @@ def reference_inputs(name: str, model: onnx.ModelProto, options: Options = Optio
             inputs["mask"] = np.ones(shape, np.int64)
             inputs["mask"][..., MASK_FROM:] = 0
         elif value.name == "pos":
-            inputs["pos"] = np.full(shape, transformers.GPT.past, np.int64)
+            inputs["pos"] = np.full(shape, gpt.GPT.past, np.int64)
         elif value.name == "ids":
-            inputs["ids"] = random.integers(0, transformers.BERT.vocabulary, shape)
+            inputs["ids"] = random.integers(0, bert.BERT.vocabulary, shape)
         else:
             scale = 0.3 if value.name in ("pk", "pv") else 1.0
             dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from tools.models.builder import Array, Dim, GraphBuilder, levels
 from tools.models.reference import evaluate
+from vkep.models.builder import Array, Dim, GraphBuilder, levels
 
 IMAGE = 224
 CLASSES = 1000

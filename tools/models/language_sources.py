@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from tools.models.language import BEGIN, END, TEMPLATE, Language, _Writer, tokenizer
+from vkep.models.language import BEGIN, END, TEMPLATE, Language, _Writer, tokenizer
 
 SOURCES = Language("t5", hidden=32, heads=2, kv_heads=2, size=16, wide=64, context=64)
 MELS, FRAMES = 80, 3000

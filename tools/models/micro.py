@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tools.models.builder import GraphBuilder
+from vkep.models.builder import GraphBuilder
 
 
 def build_matmul(size: int) -> Callable[[GraphBuilder], None]:

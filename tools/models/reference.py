@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx
 
-from tools.models.builder import Array
+from vkep.models.builder import Array
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The command line: ``vkep devices | run | generate | bench | explain | view | tune | ort | shaders | vgf``.
+"""The command line: ``vkep devices | model | run | generate | bench | explain | view | tune | ort | shaders | vgf``.
 
 Exit status: 0 it worked, 1 it failed (model, driver, device, or a result out of tolerance), 2 wrong usage.
 Starting must stay light: modules here import numpy, onnx and Vulkan only inside the functions that need them.
@@ -20,6 +20,7 @@ from vkep.cli.bench import bench_command
 from vkep.cli.devices import devices_command
 from vkep.cli.explain import explain_command
 from vkep.cli.generation import generate_command
+from vkep.cli.model import model_command
 from vkep.cli.run import run_command
 from vkep.cli.tune import tune_command
 from vkep.cli.view import view_command
@@ -60,6 +61,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("devices")(devices_command)
+app.command("model")(model_command)
 app.command("run")(run_command)
 app.command("generate")(generate_command)
 app.command("bench")(bench_command)

@@ -38,12 +38,17 @@ def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 def parse_dims(texts: Sequence[str]) -> dict[str, int]:
     """``["batch=4"]`` as ``{"batch": 4}``. Raises `UsageError`."""
-    dims = {}
-    for name, text in _pairs(texts, "--dim", "SYMBOL=N"):
+    return parse_sizes(texts, "--dim", "SYMBOL=N")
+
+
+def parse_sizes(texts: Sequence[str], option: str, form: str) -> dict[str, int]:
+    """``["batch=4"]`` as ``{"batch": 4}``. Raises `UsageError` that names the option and the form."""
+    sizes = {}
+    for name, text in _pairs(texts, option, form):
         if not (text.isascii() and text.isdigit()):
-            raise UsageError(f"--dim {name}={text}: expected a size, such as {name}=4")
-        dims[name] = int(text)
-    return dims
+            raise UsageError(f"{option} {name}={text}: expected a size, such as {name}=4")
+        sizes[name] = int(text)
+    return sizes
 
 
 def _pairs(texts: Sequence[str], option: str, form: str) -> list[tuple[str, str]]:

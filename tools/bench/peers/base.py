@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tools.models.builder import Array
+from vkep.models.builder import Array
 
 
 class Unavailable(Exception):

@@ -14,7 +14,7 @@ import onnx
 from iree.compiler.tools.import_onnx import __main__ as importer
 
 from tools.bench.peers.base import Peer, Unavailable
-from tools.models.builder import Array
+from vkep.models.builder import Array
 
 _PAGE = 4096
 _FLAGS = ["--iree-hal-target-device=vulkan", "--iree-opt-level=O3"]

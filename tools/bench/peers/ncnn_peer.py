@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from tools.bench.peers.base import Peer, Unavailable, count_words
-from tools.models.builder import Array
+from vkep.models.builder import Array
 
 
 def pnnx_program() -> Path:

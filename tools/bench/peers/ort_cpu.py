@@ -9,7 +9,7 @@ from pathlib import Path
 import onnxruntime
 
 from tools.bench.peers.ort_peer import OrtPeer
-from tools.models.builder import Array
+from vkep.models.builder import Array
 
 
 class OrtCpuPeer(OrtPeer):

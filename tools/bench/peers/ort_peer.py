@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import onnxruntime
 
 from tools.bench.peers.base import Peer, Unavailable, count_words
-from tools.models.builder import Array
+from vkep.models.builder import Array
 
 
 class OrtPeer(Peer):

@@ -11,7 +11,7 @@ import onnxruntime_ep_webgpu
 
 from tools.bench.peers.base import Unavailable
 from tools.bench.peers.ort_peer import OrtPluginPeer
-from tools.models.builder import Array
+from vkep.models.builder import Array
 
 
 class OrtWebGpuPeer(OrtPluginPeer):

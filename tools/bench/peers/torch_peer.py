@@ -10,7 +10,7 @@ import torch
 
 from tools.bench.peers.base import Peer, Unavailable
 from tools.bench.peers.torch_ops import TorchGraph
-from tools.models.builder import Array
+from vkep.models.builder import Array
 
 
 class TorchEagerPeer(Peer):

@@ -9,7 +9,7 @@ import onnxruntime
 
 import vkep.ort
 from tools.bench.peers.ort_peer import OrtPluginPeer
-from tools.models.builder import Array
+from vkep.models.builder import Array
 
 
 class VkepOrtPeer(OrtPluginPeer):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import vkep
 from tools.bench.peers.base import Peer
-from tools.models.builder import Array
 from vkep.device.measure.limits import computes_in_half
+from vkep.models.builder import Array
 
 
 class VkepPeer(Peer):

@@ -22,14 +22,15 @@ from tools.bench.scale import capacity
 from tools.bench.scale.capacity import Rates
 from tools.bench.scale.clients import UNWATCHED, Array, Heard, ask_from
 from tools.bench.scale.cluster import QUIET, Watched, cluster, environment, serving
-from tools.models import transformers
 from tools.models.catalog import Options, build_model
+from vkep.models.bert import BertShape, build_bert
+from vkep.models.builder import GraphBuilder
 
 TINY = '<ir_version: 9, opset_import: ["": 18]> g (float[n,4] x) => (float[n,4] y) { y = Mul(x, x) }'
 SEQUENCE = 128
 #: that a job's worker takes at once, so that what Ray does for each batch is done for several runs
 RUNS_OF_A_BATCH = 4
-BERT_BASE = transformers.BertShape(30522, 768, 12, 12, 3072, 512)
+BERT_BASE = BertShape(30522, 768, 12, 12, 3072, 512)
 #: a session in a loop, in a process of its own as workers are; it starts after a line of input
 _BARE = """
 import json, sys, time, vkep
@@ -72,13 +73,11 @@ def model_file(arguments: argparse.Namespace) -> Iterator[Path]:
 
 def catalog_model(name: str, float16: bool) -> Any:
     """A model of the catalog (tools/models) with rows, or ``bert-base``: the catalog's ``bert`` in the published size."""
-    catalog_size = transformers.BERT
-    try:
-        if name == "bert-base":
-            name, transformers.BERT = "bert", BERT_BASE
-        return with_rows(build_model(name, Options(dynamic=True, float16=float16)))
-    finally:
-        transformers.BERT = catalog_size
+    if name == "bert-base":
+        graph = GraphBuilder("bert", float16=float16)
+        build_bert(graph, "batch", "sequence", BERT_BASE)
+        return with_rows(graph.model())
+    return with_rows(build_model(name, Options(dynamic=True, float16=float16)))
 
 
 def bare(path: Path, batch: int, seconds: float, threads: int, devices: Sequence[int] = (-1,)) -> tuple[float, str]:

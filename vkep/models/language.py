@@ -1,6 +1,6 @@
 """Small language models with random weights, in the folders that onnxruntime-genai's builder and optimum write.
 
-    python -m tools.models.language FOLDER [--architecture llama] [--precision int4] [--layers 4 --hidden 512 ...]
+    vkep model decoder -o FOLDER --architecture llama --precision int4 --size layers=4 --size hidden=512
 
 The graphs have the builder's form: packed projections, GroupQueryAttention with its tables of angles, norms with the sum before
 them, MatMulNBits for weights of 4 bits, MoE. Those of `OPTIMUM` have torch's form: caches that grow by Concat, attention in plain
@@ -9,10 +9,8 @@ operators.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from tools.models.builder import Array, GraphBuilder
+from vkep.models.builder import Array, GraphBuilder
 
 MICROSOFT = "com.microsoft"
 BLOCK = 32
@@ -165,7 +163,7 @@ class _Writer(GraphBuilder):
     def finished(self) -> onnx.ModelProto:
         graph = helper.make_graph(self.nodes, self.name, self.inputs, self.outputs, list(self.initializers.values()))
         opsets = [helper.make_opsetid("", 18), helper.make_opsetid(MICROSOFT, 1)]
-        return helper.make_model(graph, opset_imports=opsets, ir_version=10, producer_name="vkep tools.models")
+        return helper.make_model(graph, opset_imports=opsets, ir_version=10, producer_name="vkep.models")
 
 
 def packed(weight: Array) -> tuple[Array, Array]:
@@ -418,28 +416,18 @@ def write_language(folder: Path, name: str = "llama", precision: str = "fp32", *
     optimum = name in OPTIMUM
     config = optimum_config(language) if optimum else genai_config(language)
     (folder / ("config.json" if optimum else "genai_config.json")).write_text(json.dumps(config, indent=1))
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer()))
-    beside = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "chat_template": TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(beside))
+    write_tokenizer(folder)
     return language
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Write one folder."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.models.language", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--architecture", choices=sorted(ARCHITECTURES), default="llama")
-    parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
-    sizes = [name for name, value in asdict(Language()).items() if type(value) is int]
-    for size in sizes:
-        parser.add_argument(f"--{size.replace('_', '-')}", type=int)
-    given = vars(parser.parse_args(arguments))
-    chosen = {name: given[name] for name in sizes if given[name] is not None}
-    print(write_language(given["folder"], given["architecture"], given["precision"], **chosen))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def write_tokenizer(folder: Path) -> None:
+    """Write the files of the tokenizer of bytes, with a chat template."""
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer()), encoding="utf-8")
+    beside = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+        "chat_template": TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(beside), encoding="utf-8")

@@ -132,7 +132,7 @@ class GraphBuilder:
             graph,
             opset_imports=[helper.make_opsetid("", OPSET)],
             ir_version=IR_VERSION,
-            producer_name="vkep tools.models",
+            producer_name="vkep.models",
         )
         onnx.checker.check_model(model, full_check=True)
         return model
