@@ -31,6 +31,11 @@ class DType:
         """Bits of one element's value in a model file."""
         return self.sub_byte_bits or self.itemsize * 8
 
+    @property
+    def largest(self) -> float:
+        """The largest finite number of a floating-point type; the lowest is its negative."""
+        return float(ml_dtypes.finfo(self.numpy).max)
+
     def __str__(self) -> str:
         return self.name
 

@@ -8,6 +8,7 @@ from tests.aten.values import Case, Const, Dtype, Sym, positive, truth, wave, wh
 
 A, B = wave(2, 3, 4), wave(2, 3, 4, k=1)
 ROW, INTS, MORE = wave(4, k=2), whole(2, 3, 4), whole(2, 3, 4, low=1, high=6)
+ENDS = np.array([-np.inf, -1, 0, 1, np.inf, np.nan], np.float32)
 UNARY = ("abs", "cos", "exp", "hardswish", "neg", "relu", "sigmoid", "sin", "tanh", "round")
 NOTHING = (None, None, None, None)  # dtype, layout, device, pin_memory
 
@@ -28,6 +29,16 @@ CASES = [
     Case("aten.clamp.default", (A, -0.5, 0.75)),
     Case("aten.clamp.default", (A, None, 0.75), label="above"),
     Case("aten.clamp.default", (INTS, -2, None), label="int"),
+    # a bound that is missing is none: infinities stay
+    Case(
+        "aten.clamp.default",
+        (ENDS, None, 0.75),
+        label="infinite below",
+        expected=lambda x, _, high: np.minimum(x, high),
+    ),
+    Case(
+        "aten.clamp.default", (ENDS, -0.5, None), label="infinite above", expected=lambda x, low, _: np.maximum(x, low)
+    ),
     # two operands
     *(Case(f"aten.{op}.Tensor", (A, B, 1)) for op in ("add", "sub")),
     Case("aten.add.Tensor", (A, ROW, 0.5), label="alpha and broadcast"),

@@ -214,8 +214,7 @@ class GraphBuilder:
         dtype = dtypes.from_onnx(elem)
         assert dtype is not None
         if isinstance(value, float) and dtype.kind == "float" and math.isfinite(value):
-            limit = float(np.finfo(dtype.numpy).max)
-            value = min(max(value, -limit), limit)
+            value = min(max(value, -dtype.largest), dtype.largest)
         return self.constant(np.array(value, dtype.numpy))
 
     # ---- common steps

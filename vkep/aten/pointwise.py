@@ -143,11 +143,12 @@ def leaky_relu(b: GraphBuilder, x: Val, negative_slope: float = 0.01) -> Val:
 
 def clipped(b: GraphBuilder, x: Val, low: Number | None, high: Number | None) -> Val:
     """Clip ``x`` between two numbers, either of which may be missing or infinite."""
-    bounds = [
-        None if v is None or (isinstance(v, float) and abs(v) >= 3.4028234e38) else b.number(v, x.elem)
-        for v in (low, high)
-    ]
-    return x if bounds == [None, None] else b.op("Clip", x, *bounds)
+    given = [None if v is None or (isinstance(v, float) and abs(v) >= 3.4028234e38) else v for v in (low, high)]
+    if given == [None, None]:
+        return x
+    ends = (-math.inf, math.inf) if x.is_float else (None, None)  # without a limit, ONNX's Clip makes infinities finite
+    bounds = [end if v is None else v for v, end in zip(given, ends, strict=True)]
+    return b.op("Clip", x, *[None if v is None else b.number(v, x.elem) for v in bounds])
 
 
 @aten("aten.clamp.default")

@@ -230,19 +230,23 @@ def clip_6(b: Builder, x: Tensor, *, max: float = 3.4028234663852886e38, min: fl
 
 @operator("Clip", since=11, types={"T": every("Clip", among=ARITHMETIC)})
 def clip(b: Builder, x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
+    """A missing limit is the last finite number of the type, so that infinities become finite there."""
     v = clipped = b.expr("same", x)
-    if min is not None:
-        clipped = b.expr("max", clipped, _bound(b, min, "min"))
-    if max is not None:
-        clipped = b.expr("min", clipped, _bound(b, max, "max"))
+    for op, limit, what, sign in (("max", min, "min", -1), ("min", max, "max", 1)):
+        bound = _bound(b, x, limit, what, sign)
+        clipped = clipped if bound is None else b.expr(op, clipped, bound)
     if x.dtype.kind == "float":  # max() and min() need not keep NaN
         clipped = where(fn.isnan(v), v, clipped)
     return b.store(clipped, x.dtype, shape=x.shape)
 
 
-def _bound(b: Builder, limit: Tensor, what: str) -> Tensor:
+def _bound(b: Builder, x: Tensor, limit: Tensor | None, what: str, sign: int) -> Tensor | float | None:
+    """A limit of Clip, above (``sign`` 1) or below (-1); None for one that changes no number."""
+    if limit is None:
+        return sign * x.dtype.largest if x.dtype.kind == "float" else None
     b.expect(what, limit, (), (1,))  # ONNX says a scalar, ONNX Runtime takes a list of one too
-    return b.reshape(limit, [])
+    known = limit.array if x.dtype.kind == "float" else None
+    return None if known is not None and known.item() == sign * math.inf else b.reshape(limit, [])
 
 
 def _fold_variadic(b: Builder, inputs: tuple[Tensor, ...], function: Callable[[Expr, Expr], Expr]) -> Expr:

@@ -34,7 +34,7 @@ _MOST_WORK = {"plain": 1 << 31, "product": 1 << 35, "slow": 1 << 22}
 #: type. Elementwise ones, of numpy's loops, are as large as their broadcast operands.
 _ELEMENTWISE = """
     Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor
-    Ceil Celu Clip Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN
+    Ceil Celu Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN
     LeakyRelu Less LessOrEqual Log Max Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round Selu Shrink Sigmoid
     Sign Sin Sinh Softplus Softsign Sqrt Sub Swish Tan Tanh ThresholdedRelu Xor
 """
@@ -46,8 +46,8 @@ _SUMS = """
 _PRODUCTS = "Einsum Gemm MatMul"
 #: operators that copy or choose elements, or change their type, whose own types are kept
 _COPIES = """
-    ArgMax ArgMin BitCast Cast CastLike Compress DepthToSpace Flatten Hardmax Identity NonZero RegexFullMatch Reshape Shape Size
-    Slice SpaceToDepth Split Squeeze StringConcat StringNormalizer TopK Transpose Trilu Unsqueeze Where
+    ArgMax ArgMin BitCast Cast CastLike Clip Compress DepthToSpace Flatten Hardmax Identity NonZero RegexFullMatch Reshape Shape
+    Size Slice SpaceToDepth Split Squeeze StringConcat StringNormalizer TopK Transpose Trilu Unsqueeze Where
 """
 #: others; ONNX's shape inference gives the size of their results
 _GATHERS = "Gather GatherND"

@@ -80,9 +80,22 @@ def _total(inputs: Sequence[Any]) -> Array:
     return functools.reduce(np.add, inputs)
 
 
+def _clip(node: Node, inputs: Sequence[Any]) -> Array:
+    """Limits before version 11 are attributes of float32, whose last finite numbers are the default; later a type's own are."""
+    x: Array = inputs[0]
+    dtype, by_attributes = dtypes.from_numpy(x.dtype), node.schema is not None and node.schema.since_version < 11
+    for k, what, sign, nearer in ((1, "min", -1, meaning.maximum), (2, "max", 1, meaning.minimum)):
+        limit = node.attributes.get(what) if by_attributes else inputs[k] if k < len(inputs) else None
+        if limit is None and dtype.kind == "float":
+            limit = sign * (dtypes.DTYPES["float32"] if by_attributes else dtype).largest
+        x = x if limit is None else nearer(x, np.asarray(limit, x.dtype).reshape(()))
+    return x
+
+
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _OWN: Mapping[str, Callable[[Node, Sequence[Any]], Array | None]] = {
     "Cast": _cast,
+    "Clip": _clip,
     "CastLike": lambda node, x: _to_integers(x[0], x[1].dtype),
     "ConstantOfShape": _filled,
     "Erf": lambda node, x: meaning.erf(x[0]),

@@ -30,9 +30,10 @@ def clip_6(
 
 @pointwise("Clip", types=(*FLOATS, "int8"), since=11)
 def clip(b: TosaBuilder, x: TosaTensor, min: TosaTensor | None = None, max: TosaTensor | None = None) -> TosaTensor:
-    top = _top(x)
-    low = float(constant_of(min, "min").reshape(-1)[0]) if min is not None else (None if top is None else -top)
-    high = float(constant_of(max, "max").reshape(-1)[0]) if max is not None else top
+    low, high = (
+        None if limit is None else float(constant_of(limit, what).reshape(-1)[0])
+        for what, limit in (("min", min), ("max", max))
+    )
     if low is not None and high is not None and low > high:
         b.decline("min above max")
     return clamped(b, x, b.clamp(x, low, high), low, high)
