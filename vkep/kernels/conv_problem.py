@@ -31,8 +31,9 @@ class ConvProblem(Problem):
     ``dilation_d`` and ``pads_d`` (front, back), x then being [n, c, d, h, w]. ``dtype`` is float32 or float16 (sums are
     float32). ``layout`` is the memory layout of x and y ("": not decided yet, its operands are [n, c, h, w]; see
     `vkep.passes.layout`), ``x_last`` whether x has its channels last already, ``w_constant`` that the weights may be
-    repacked. ``y_batch_stride`` (elements) is larger than an image's result when y is a slice along the channels of a
-    larger tensor. ``alignment`` (bytes) divides the addresses of x and y, and of w where it is not repacked.
+    repacked, ``exact`` that elements are whole numbers whose sums a kernel must not round. ``y_batch_stride`` (elements) is
+    larger than an image's result when y is a slice along the channels of a larger tensor. ``alignment`` (bytes) divides the
+    addresses of x and y, and of w where it is not repacked.
 
     An epilogue sees ``row``, the output channel, ``col``, the pixel in the image, and ``o``, the flat index in a contiguous y;
     with channels last ``row`` is the pixel among those of all images, and ``col`` the output channel. Raises `ValueError` for
@@ -59,6 +60,7 @@ class ConvProblem(Problem):
     pads_d: tuple[int, int] = (0, 0)
     alignment: int = 1
     w_constant: bool = False
+    exact: bool = False
     x_last: bool = False
     layout: str = ""
 

@@ -113,6 +113,8 @@ def no_winograd(problem: ConvProblem, caps: DeviceCapabilities) -> str:
     window = (problem.kh, problem.kw, problem.stride, problem.dilation, problem.pads_d, problem.groups)
     if window != (3, 3, (1, 1), (1, 1), (0, 0), 1):
         return "no 3x3 window of stride 1"
+    if problem.exact:
+        return "its transforms round, the sums must be exact"
     if not problem.w_constant:
         return "its weights are not constant"
     if min(problem.c, problem.oc) < _MIN_CHANNELS:

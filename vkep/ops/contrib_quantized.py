@@ -17,7 +17,7 @@ from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
 from vkep.ops.contraction import matrix_product
 from vkep.ops.contrib import MICROSOFT, unpacked_codes
 from vkep.ops.gather import gather_
-from vkep.ops.qlinear import integer_product
+from vkep.ops.integer_sums import integer_product
 from vkep.ops.quantization import (
     dequantize_linear,
     dynamic_quantize_linear,

@@ -18,7 +18,7 @@ from vkep.ops.contraction import matrix_product
 from vkep.ops.contrib import MICROSOFT, in_float32, outputs, wants_output
 from vkep.ops.contrib_attention import add_padding, one_token
 from vkep.ops.gather import gathered, scatter_nd
-from vkep.ops.qlinear import integer_product
+from vkep.ops.integer_sums import integer_product
 from vkep.ops.registry import FLOATS, operator
 from vkep.ops.sdpa import (
     Mask,

@@ -21,8 +21,11 @@ from vkep.sizes import cached
 CONV_TYPES = (*FLOATS, "bfloat16", "float64")
 
 
-def convolution(b: Builder, x: Tensor, w: Tensor, a: ConvAttributes, dtype: DType | None = None) -> Tensor:
-    """ONNX Conv without its bias, of any rank and element type; integers may be summed in a wider ``dtype``."""
+def convolution(
+    b: Builder, x: Tensor, w: Tensor, a: ConvAttributes, dtype: DType | None = None, exact: bool = False
+) -> Tensor:
+    """ONNX Conv without its bias, of any rank and element type; integers may be summed in a wider ``dtype``. ``exact``: the
+    elements are whole numbers whose sums float32 holds, and so must the result be."""
     dtype = dtype or x.dtype
     if dtype.name == "bfloat16":  # sums are kept in float32
         x, w = b.cast(x, DTYPES["float32"]), b.cast(w, DTYPES["float32"])
@@ -38,13 +41,13 @@ def convolution(b: Builder, x: Tensor, w: Tensor, a: ConvAttributes, dtype: DTyp
     if x.dtype.name not in FLOATS or w.dtype is not x.dtype or x.rank > 5 or min(window.pads) < 0:
         out = _by_columns(b, x, w, window, a.group, dtype if dtype.name != "bfloat16" else x.dtype)
     else:
-        out = _by_kernel(b, x, w, window, a.group)
+        out = _by_kernel(b, x, w, window, a.group, exact)
     return b.cast(out, dtype)
 
 
-def _by_kernel(b: Builder, x: Tensor, w: Tensor, window: Window, group: int) -> Tensor:
+def _by_kernel(b: Builder, x: Tensor, w: Tensor, window: Window, group: int, exact: bool) -> Tensor:
     try:
-        problem = _conv_problem(x.shape, w.shape[0], window, group, x.dtype.name, w.storage.is_constant)
+        problem = _conv_problem(x.shape, w.shape[0], window, group, x.dtype.name, w.storage.is_constant, exact)
     except ValueError as error:
         b.decline(str(error))
     weights, out = b.contiguous(w), b.empty(x.dtype, [x.shape[0], w.shape[0], *window.out])
@@ -93,7 +96,7 @@ def conv_(
 
 @cached
 def _conv_problem(
-    x_shape: tuple[int, ...], oc: int, window: Window, group: int, dtype: str, w_constant: bool
+    x_shape: tuple[int, ...], oc: int, window: Window, group: int, dtype: str, w_constant: bool, exact: bool
 ) -> ConvProblem:
     """The window as three axes; one and two axes are three with leading axes of one element."""
     lead = 3 - len(window.kernel)
@@ -120,6 +123,7 @@ def _conv_problem(
         dilation_d=dilation[0],
         pads_d=(begins[0], ends[0]),
         w_constant=w_constant,
+        exact=exact,
     )
 
 

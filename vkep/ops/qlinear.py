@@ -5,10 +5,6 @@ Semantics: ONNX MatMulInteger, QLinearMatMul, ConvInteger and QLinearConv.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
-
 from vkep.dtypes import DTYPES
 from vkep.graph.attributes import ConvAttributes
 from vkep.ir import algebra as fn
@@ -18,7 +14,7 @@ from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import every
 from vkep.ops.contraction import matrix_product
-from vkep.ops.convolution import convolution
+from vkep.ops.integer_sums import integer_convolution, integer_product
 from vkep.ops.quantization import rounded_to
 from vkep.ops.registry import operator
 
@@ -27,31 +23,9 @@ _SCALES = ("float32", "float16", "bfloat16")
 _BYTES = ("int8", "uint8")
 
 
-def _centred(b: Builder, x: Tensor, zero_point: Tensor | None, shape: Sequence[int]) -> Tensor:
-    """``x`` minus its zero point, viewed under ``shape``: int16, which holds every difference of 8-bit values."""
-    if zero_point is None:
-        return x
-    known = zero_point.array
-    if known is not None and not known.any():
-        return x
-    values, int16 = x.array, DTYPES["int16"]
-    if values is not None and known is not None:
-        return b.constant((values.astype(np.int32) - known.reshape(shape).astype(np.int32)).astype(np.int16))
-    difference = b.expr("cast", x, ctype="int") - b.expr("cast", b.reshape(zero_point, shape), ctype="int")
-    return b.store(difference, int16, shape=x.shape)
-
-
 def _rows(b: Builder, a: Tensor, values: Tensor) -> Tensor:
     """Per-row values of a matrix (or its stack), shaped to broadcast (MatMulInteger: [M], or [..., M, 1])."""
     return b.reshape(values, (values.size, 1)) if values.rank == 1 and values.size > 1 else values
-
-
-def integer_product(b: Builder, x: Tensor, y: Tensor, x_zero: Tensor | None, y_zero: Tensor | None) -> Tensor:
-    """``(x - x_zero) @ (y - y_zero)`` in int32."""
-    x_shape = _rows(b, x, x_zero).shape if x_zero is not None else ()
-    y_shape = y_zero.shape if y_zero is not None else ()
-    x, y = _centred(b, x, x_zero, x_shape), _centred(b, y, y_zero, y_shape)
-    return matrix_product(b, x, y, _INT32)
 
 
 def ratio(b: Builder, x: Tensor, y: Tensor, z: Tensor) -> Expr:
@@ -105,18 +79,6 @@ def _channels(b: Builder, values: Tensor, rank: int, axis: int) -> Tensor:
     shape = [1] * rank
     shape[axis] = values.size
     return b.reshape(values, shape)
-
-
-def integer_convolution(
-    b: Builder, x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None, a: ConvAttributes
-) -> Tensor:
-    """A convolution of 8-bit tensors in int32; the padding is the zero point."""
-    b.expect("the weights' zero point", w_zero, (), (1,), w.shape[:1])
-    w_shape = () if w_zero is None else _channels(b, w_zero, w.rank, 0).shape
-    if x_zero is not None and x_zero.size != 1:
-        b.decline(f"{x_zero.size} zero points of the input; a convolution has one")
-    x, w = _centred(b, x, x_zero, (1,) * x.rank), _centred(b, w, w_zero, w_shape)
-    return convolution(b, x, w, a, _INT32)
 
 
 @operator("ConvInteger", types={"T1": _BYTES, "T2": _BYTES})
