@@ -23,7 +23,6 @@ BEGIN, END = "<!-- names of onnxruntime: python -m tools.ort_api --write -->", "
 _COMPILED = "plans are saved by themselves; ONNX Runtime compiles models with `vkep.ort`"
 _SPARSE = "vkep has dense tensors; models with sparse initializers are read"
 _PACKAGE = "model packages are a format of ONNX Runtime's own sessions"
-_ALLOCATOR = "the option `arena` and a context's arena take its place"
 _LORA = "adapters are a format of ONNX Runtime's own sessions; `initializers` replaces weights"
 _PLUGIN = "a session has one provider; `vkep.ort.register` registers vkep's with ONNX Runtime"
 #: names that vkep lacks (a class, a function, or ``Class.member``), with the reason
@@ -46,19 +45,9 @@ ABSENT = {
     "SparseTensor": _SPARSE,
     "OrtValue.as_sparse_tensor": _SPARSE,
     "OrtValue.ort_value_from_sparse_tensor": _SPARSE,
-    "OrtArenaCfg": _ALLOCATOR,
-    "OrtMemoryInfo": _ALLOCATOR,
-    "OrtMemoryInfoDeviceType": _ALLOCATOR,
-    "create_and_register_allocator": _ALLOCATOR,
-    "create_and_register_allocator_v2": _ALLOCATOR,
-    "InferenceSession.get_input_memory_infos": _ALLOCATOR,
-    "InferenceSession.get_output_memory_infos": _ALLOCATOR,
-    "OrtEpDevice.memory_info": _ALLOCATOR,
     "OrtEpDevice.create_sync_stream": "runs of a context are ordered by one timeline; `session.import_semaphore` orders others",
     "OrtSyncStream": "runs of a context are ordered by one timeline; `session.import_semaphore` orders others",
     "OrtExternalInitializerInfo": "it is for writing optimized models",
-    "SessionOptions.add_external_initializers_from_files_in_memory": "`initializers` takes arrays",
-    "SessionOptions.add_free_dimension_override_by_denotation": "`free_dimensions` takes names",
     "SessionOptions.set_load_cancellation_flag": "an exception raised by `progress` ends the opening of a session",
     "SessionOptions.set_provider_selection_policy_delegate": "`add_provider_for_devices` takes a device",
     "SessionIOBinding": "it is the C class below IOBinding",
@@ -80,7 +69,6 @@ DIFFERENT = {
     "IOBinding.bind_output": "as `bind_input`; without a device the result stays on the GPU, and `get_outputs` gives it as it is",
     "OrtDevice.__init__": "`OrtDevice.make` makes one",
     "OrtValue.__init__": "`ortvalue_from_numpy` and the other class methods make values",
-    "OrtValue.ortvalue_from_shape_and_type": "without `memory_info`",
     "SessionOptions.profile_file_prefix": "the default is `vkep_profile`",
     "ModelMetadata.__init__": "a session makes it",
     "NodeArg.__init__": "a session makes it",

@@ -37,6 +37,11 @@ if _typing.TYPE_CHECKING:
     from vkep.graph.model import ModelMetadata
     from vkep.memory import ArenaOutOfMemory
     from vkep.session import InferenceSession, IOBinding, NodeArg, Report, SessionOptions
+    from vkep.session.ort_allocators import (
+        OrtArenaCfg,
+        create_and_register_allocator,
+        create_and_register_allocator_v2,
+    )
     from vkep.session.ort_capi import capi as capi
     from vkep.session.ort_devices import (
         OrtAllocatorType,
@@ -49,6 +54,8 @@ if _typing.TYPE_CHECKING:
         OrtExecutionProviderDevicePolicy,
         OrtHardwareDevice,
         OrtHardwareDeviceType,
+        OrtMemoryInfo,
+        OrtMemoryInfoDeviceType,
         OrtMemType,
         get_ep_devices,
     )
@@ -84,6 +91,7 @@ _LAZY = {
     "ModelMetadata": "vkep.graph.model",
     "NodeArg": "vkep.session",
     "OrtAllocatorType": "vkep.session.ort_devices",
+    "OrtArenaCfg": "vkep.session.ort_allocators",
     "OrtDevice": "vkep.session.ort_devices",
     "OrtDeviceMemoryType": "vkep.session.ort_devices",
     "OrtDeviceVendorId": "vkep.session.ort_devices",
@@ -94,6 +102,8 @@ _LAZY = {
     "OrtHardwareDevice": "vkep.session.ort_devices",
     "OrtHardwareDeviceType": "vkep.session.ort_devices",
     "OrtMemType": "vkep.session.ort_devices",
+    "OrtMemoryInfo": "vkep.session.ort_devices",
+    "OrtMemoryInfoDeviceType": "vkep.session.ort_devices",
     "OrtValue": "vkep.session.ort_value",
     "Replicas": "vkep.session.replicas",
     "Report": "vkep.session",
@@ -102,6 +112,8 @@ _LAZY = {
     "SharedGpuContext": "gpu_shared",
     "capi": "vkep.session.ort_capi",
     "copy_tensors": "vkep.session.ort_module",
+    "create_and_register_allocator": "vkep.session.ort_allocators",
+    "create_and_register_allocator_v2": "vkep.session.ort_allocators",
     "disable_telemetry_events": "vkep.session.ort_module",
     "enable_telemetry_events": "vkep.session.ort_module",
     "get_ep_devices": "vkep.session.ort_devices",
@@ -142,6 +154,7 @@ __all__ = [
     "ModelMetadata",
     "NodeArg",
     "OrtAllocatorType",
+    "OrtArenaCfg",
     "OrtDevice",
     "OrtDeviceMemoryType",
     "OrtDeviceVendorId",
@@ -152,6 +165,8 @@ __all__ = [
     "OrtHardwareDevice",
     "OrtHardwareDeviceType",
     "OrtMemType",
+    "OrtMemoryInfo",
+    "OrtMemoryInfoDeviceType",
     "OrtValue",
     "OutOfDeviceMemoryError",
     "Replicas",
@@ -166,6 +181,8 @@ __all__ = [
     "UnsupportedModelError",
     "VkepError",
     "copy_tensors",
+    "create_and_register_allocator",
+    "create_and_register_allocator_v2",
     "devices",
     "disable_telemetry_events",
     "enable_telemetry_events",
@@ -219,7 +236,7 @@ def get_version_string() -> str:
 
 def get_build_info() -> str:
     """Return vkep's version and the target of its shaders."""
-    return f"vkep {__version__}, Vulkan 1.3, SPIR-V 1.6"
+    return f"vkep Build Info: {__version__}, Vulkan 1.3, SPIR-V 1.6"
 
 
 def print_debug_info() -> None:

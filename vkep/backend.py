@@ -18,7 +18,9 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from gpu_shared.errors import DriverNotFoundError
 from gpu_shared.instance import list_devices
-from vkep.session import InferenceSession, Report
+from vkep.session import InferenceSession, Report, SessionOptions
+from vkep.session.ort_options import OrtSessionOptions
+from vkep.session.run_options import RunOptions
 
 #: ``run_node`` and the ONNX test runner pass their tolerances to ``prepare``; they are not session options
 _NOT_OPTIONS = ("rtol", "atol", "opset_version")
@@ -34,18 +36,20 @@ class VulkanBackendRep(BackendRep):
         """Run once: ``inputs`` are arrays in the order of the model's inputs, or a mapping by name, with their shapes
         and element types.
 
-        Returns a named tuple of arrays, also indexable by output name. Raises `InvalidInputError` as
-        `InferenceSession.run` does, ``ValueError`` where the number of inputs is wrong, ``TypeError`` for options.
+        Keyword arguments are attributes of `RunOptions`. Returns a named tuple of arrays, also indexable by output name. Raises
+        `InvalidInputError` as `InferenceSession.run` does, ``ValueError`` where the number of inputs is wrong, ``TypeError``
+        and ``AttributeError`` for options.
         """
-        if kwargs:
-            raise TypeError(f"run takes no option {sorted(kwargs)[0]!r}")
+        options = RunOptions() if kwargs else None
+        for name, value in kwargs.items():
+            setattr(options, name, value)
         names = [i.name for i in self.session.get_inputs()]
         if not isinstance(inputs, Mapping):
             values = [inputs] if isinstance(inputs, np.ndarray) else list(inputs)
             if len(values) != len(names):
                 raise ValueError(f"got {len(values)} inputs, the model takes {len(names)}: {names}")
             inputs = dict(zip(names, values, strict=True))
-        results = self.session.run(None, inputs)
+        results = self.session.run(None, inputs, options)
         return namedtupledict("Outputs", [o.name for o in self.session.get_outputs()])(*results)
 
     def report(self) -> Report:
@@ -88,7 +92,7 @@ class VulkanBackend(Backend):
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> VulkanBackendRep:
-        """A session for ``model``; keyword arguments are fields of `SessionOptions`.
+        """A session for ``model``; keyword arguments are attributes of `SessionOptions`.
 
         Raises `ValueError` for a device of another kind, and what `InferenceSession` raises.
         """
@@ -96,14 +100,18 @@ class VulkanBackend(Backend):
         options = {name: value for name, value in kwargs.items() if name not in _NOT_OPTIONS}
         if index is not None:
             options["device"] = index
-        return VulkanBackendRep(InferenceSession(model, **options))
+        kept = SessionOptions()  # attributes of onnxruntime's that are no fields
+        for name in [name for name in options if hasattr(OrtSessionOptions, name)]:
+            setattr(kept, name, options.pop(name))
+        return VulkanBackendRep(InferenceSession(model, kept, **options))
 
     @classmethod
     def run_model(cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any) -> tuple[Any, ...]:
-        """Prepare, run once and close."""
+        """Prepare, run once and close. Keyword arguments are attributes of `SessionOptions` or `RunOptions`."""
+        of_run = {name: kwargs.pop(name) for name in list(kwargs) if hasattr(RunOptions, name)}
         prepared = cls.prepare(model, device, **kwargs)
         try:
-            return prepared.run(inputs)
+            return prepared.run(inputs, **of_run)
         finally:
             prepared.close()
 
@@ -150,6 +158,6 @@ def _device_index(device: str) -> int | None:
 
 is_compatible = VulkanBackend.is_compatible
 prepare = VulkanBackend.prepare
-run_model = VulkanBackend.run_model
+run_model = run = VulkanBackend.run_model
 run_node = VulkanBackend.run_node
 supports_device = VulkanBackend.supports_device

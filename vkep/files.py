@@ -52,14 +52,14 @@ def read_file(path: Path, what: str = "file", error: type[Exception] = NoFileErr
 
 def file_inside(folder: Path, name: str, error: type[Exception]) -> Path:
     """The path of a file that another file of a folder names, with ``/`` between parts. Raises ``error`` where it leaves the
-    folder, also by links. A link from a snapshot of Hugging Face's cache to a blob beside it stays inside."""
+    folder, also by links. A link from a snapshot of Hugging Face's cache, or a folder in it, to a blob beside it stays inside."""
     pure = PurePosixPath(name)
     try:
         root, path = folder.resolve(), (folder / name).resolve()
     except (OSError, ValueError, RuntimeError) as problem:  # a NUL, too long, or (before Python 3.13) a circle of links
         raise error(f"{shortened(str(folder))}: {shortened(name)!r} is no path: {problem}") from problem
-    blobs = root.parent.parent / "blobs"
-    inside = path.is_relative_to(root) or (root.parent.name == "snapshots" and path.is_relative_to(blobs))
+    snapshots = (above.parent for above in (root, *root.parents) if above.parent.name == "snapshots")
+    inside = path.is_relative_to(root) or any(path.is_relative_to(each.parent / "blobs") for each in snapshots)
     if not name or pure.is_absolute() or ".." in pure.parts or "\\" in name or not inside:
         raise error(f"{shortened(name)!r} is not inside {shortened(str(folder))}")
     return folder / name

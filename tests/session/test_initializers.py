@@ -94,3 +94,48 @@ def test_an_option_makes_them_errors(open_session: Any) -> None:
 def test_on_other_operators_they_are_always_errors(open_session: Any) -> None:
     with pytest.raises(InvalidModelError, match="Unrecognized attribute: epsion"):
         open_session(with_attribute(12, "Mul"))
+
+
+def external(path: Path, location: str) -> Path:
+    """Write a model whose initializer ``v`` is in the file ``location`` from byte 4 on."""
+    proto = parser.parse_model(TEXT)
+    tensor = next(t for t in proto.graph.initializer if t.name == "v")
+    tensor.ClearField("float_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", "4"), ("length", "12")):
+        tensor.external_data.add(key=key, value=value)
+    onnx.save(proto, path)
+    return path
+
+
+def test_external_data_that_are_given_need_no_file(open_session: Any, tmp_path: Path) -> None:
+    path = external(tmp_path / "model.onnx", "none.bin")
+    session = open_session(path, initializers={"v": GIVEN})
+    np.testing.assert_array_equal(session.run(None, {"x": X})[0], X * [1, 2, 3] + GIVEN)
+    options = vkep.SessionOptions()
+    content = bytes(4) + GIVEN.tobytes()
+    options.add_external_initializers_from_files_in_memory(["none.bin"], [content + b"more"], [len(content)])
+    for model in (path, path.read_bytes(), onnx.load(path, load_external_data=False)):
+        session = open_session(model, sess_options=options)
+        np.testing.assert_array_equal(session.run(None, {"x": X})[0], X * [1, 2, 3] + GIVEN)
+    options.external_files = {"none.bin": content[:-1]}
+    with pytest.raises(InvalidModelError, match=r"bytes 4 to 16 of 'none\.bin', which has 15 bytes"):
+        open_session(path, sess_options=options)
+    with pytest.raises(ValueError, match="length is 3, and the buffer has 2 bytes"):
+        options.add_external_initializers_from_files_in_memory(["a"], [b"ab"], [3])
+
+
+def test_links_of_hugging_faces_cache_lead_to_external_data(open_session: Any, tmp_path: Path) -> None:
+    """Every file of a snapshot is a link to a blob, also in a folder of the snapshot."""
+    blobs, folder = tmp_path / "blobs", tmp_path / "snapshots" / "revision" / "onnx"
+    blobs.mkdir()
+    folder.mkdir(parents=True)
+    external(blobs / "1", "model.onnx_data")
+    (blobs / "2").write_bytes(bytes(4) + GIVEN.tobytes())
+    try:
+        (folder / "model.onnx").symlink_to(blobs / "1")
+        (folder / "model.onnx_data").symlink_to(blobs / "2")
+    except OSError:
+        pytest.skip("no symbolic links here")
+    session = open_session(folder / "model.onnx")
+    np.testing.assert_array_equal(session.run(None, {"x": X})[0], X * [1, 2, 3] + GIVEN)

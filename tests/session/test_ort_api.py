@@ -111,6 +111,61 @@ def test_providers_of_an_open_session(open_session: Open) -> None:
 
 
 @pytest.mark.gpu
+def test_sizes_by_denotation(open_session: Open) -> None:
+    proto = parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 18]> g (float[n,c,3] x) => (float[n,c,3] y) { y = Relu(x) }'
+    )
+    for axis, meaning in enumerate(("DATA_BATCH", "DATA_CHANNEL")):
+        proto.graph.input[0].type.tensor_type.shape.dim[axis].denotation = meaning
+    proto.graph.input[0].type.tensor_type.shape.dim[0].ClearField("dim_param")
+    options = vkep.SessionOptions()
+    options.add_free_dimension_override_by_denotation("DATA_BATCH", 2)
+    options.add_free_dimension_override_by_name("c", 4)
+    assert open_session(proto, sess_options=options).get_inputs()[0].shape == [2, 4, 3]
+
+
+@pytest.mark.gpu
+def test_where_values_are(open_session: Open) -> None:
+    session = open_session(parser.parse_model(MODEL))
+    assert [info.name for info in session.get_input_memory_infos() + session.get_output_memory_infos()] == [
+        "Cpu",
+        "Cpu",
+    ]
+    (device,) = session.get_input_epdevices()
+    there = device.memory_info(vkep.OrtDeviceMemoryType.DEFAULT)
+    assert there is not None and there.device_id == session.context.capabilities.index
+    assert device.memory_info(vkep.OrtDeviceMemoryType.HOST_ACCESSIBLE) is None
+    value = vkep.OrtValue.ortvalue_from_shape_and_type([2, 3], np.float32, memory_info=there)
+    assert value.device_name() == "vulkan"
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", X)
+    binding.bind_ortvalue_output("y", value)
+    session.run_with_iobinding(binding)
+    np.testing.assert_array_equal(value.numpy(), X)
+    for name in ("cuda", "dml"):  # a value has the name that the program gave the device
+        binding.bind_output("y", name)
+        session.run_with_iobinding(binding)
+        assert binding.get_outputs()[0].device_name() == name
+
+
+def test_settings_of_arenas_and_entries() -> None:
+    settings = vkep.OrtArenaCfg({"max_mem": 16, "initial_chunk_size_bytes": 8})
+    assert (settings.max_mem, settings.initial_chunk_size_bytes, settings.max_dead_bytes_per_chunk) == (16, 8, -1)
+    assert vkep.OrtArenaCfg(8, 0, 4, 2).max_dead_bytes_per_chunk == 2
+    with pytest.raises(ValueError, match="OrtArenaCfg has no 'max_men'"):
+        vkep.OrtArenaCfg({"max_men": 16})
+    with pytest.raises(RuntimeError, match="does not have configuration with key: a"):
+        vkep.SessionOptions().get_session_config_entry("a")
+    with pytest.raises(RuntimeError, match="does not have configuration with key: a"):
+        vkep.RunOptions().get_run_config_entry("a")
+    with pytest.raises(AttributeError, match="has no 'OrtValue'"):  # there it is the class below the package's
+        vkep.capi.onnxruntime_pybind11_state.OrtValue  # noqa: B018
+    assert vkep.capi._pybind_state.RunOptions is vkep.RunOptions
+    x = vkep.OrtValue.ortvalue_from_numpy(X)
+    assert vkep.OrtValue.from_dlpack(x.__dlpack__()).data_ptr() == x.data_ptr()
+
+
+@pytest.mark.gpu
 def test_a_seed_repeats_random_numbers(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fresh, "_source", fresh._source)  # restored afterwards
     session = open_session(parser.parse_model(RANDOM))

@@ -1,14 +1,17 @@
-"""A model whose initializers are replaced."""
+"""A model whose initializers are replaced, or whose external data are in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
+import onnx
 
 from vkep.dtypes import from_onnx
+from vkep.errors import InvalidModelError
 from vkep.graph.model import Model
+from vkep.graph.normalize import bodies
 from vkep.graph.weights import ArrayWeight, Weight
 
 
@@ -32,3 +35,45 @@ def with_initializers(model: Model, given: Mapping[str, np.ndarray]) -> Model:
         weights[name] = ArrayWeight(name, np.array(array))
     graph = replace(model.graph, weights=weights)
     return replace(model, graph=graph, file_identity="")  # the file's plans do not apply to it
+
+
+def without_files(proto: onnx.ModelProto, given: Collection[str], files: Mapping[str, bytes]) -> onnx.ModelProto:
+    """Return ``proto`` without the external data that are not needed (initializers that ``given`` names, for `with_initializers`)
+    or that ``files`` has by their location. ``proto`` is not changed; it is returned where both are empty.
+
+    Raises `InvalidModelError` for data that end outside their file's bytes.
+    """
+    if not (given or files):
+        return proto
+    made = onnx.ModelProto()
+    made.CopyFrom(proto)
+    for tensor in _tensors(made.graph):
+        location = _location(tensor)
+        if location in files:
+            info = {e.key: e.value for e in tensor.external_data}
+            content, start = files[location], int(info.get("offset") or 0)
+            end = start + int(info.get("length") or len(content) - start)
+            if not 0 <= start <= end <= len(content):
+                raise InvalidModelError(
+                    f"weight {tensor.name!r}: bytes {start} to {end} of {location!r}, which has {len(content)} bytes in memory"
+                )
+            tensor.raw_data = bytes(content[start:end])
+        elif not location or tensor.name not in given:
+            continue
+        tensor.ClearField("external_data")
+        tensor.ClearField("data_location")
+    return made
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for node in graph.node:
+        yield from (a.t for a in node.attribute if a.HasField("t"))
+        for body in bodies(node):
+            yield from _tensors(body)
+
+
+def _location(tensor: onnx.TensorProto) -> str:
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        return ""
+    return next((e.value for e in tensor.external_data if e.key == "location"), "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from onnx import helper
 from vkep.errors import InvalidModelError, UnsupportedModelError
 from vkep.graph import wire
 from vkep.graph.files import FileBytes, FilePart, FileReader, file_identity
+from vkep.graph.initializers import without_files
 from vkep.graph.kinds import other_kind
 from vkep.graph.model import Dim, Graph, Model, ModelMetadata, Node, ValueInfo
 from vkep.graph.normalize import bodies, captured, normalize
@@ -36,10 +37,13 @@ def load_model(
     base_dir: str | os.PathLike[str] | None = None,
     unknown_attributes: str = "warn",
     max_nodes: int | None = None,
+    given: Collection[str] = (),
+    files: Mapping[str, bytes] | None = None,
 ) -> Model:
     """Read a model from a path, its bytes, or a ``ModelProto``.
 
-    Weights in external files are searched beside the model, or in ``base_dir``. Attributes that are ignored
+    Weights in external files are searched beside the model, or in ``base_dir``; ``files`` has the content of some of them by
+    location, and ``given`` names initializers that the caller replaces (`without_files`). Attributes that are ignored
     (`unchecked`) are warned of, or with ``unknown_attributes="error"`` an `InvalidModelError`. Raises
     `FileNotFoundError`, `InvalidModelError` (no ONNX model, or one that breaks the specification), `UnsupportedModelError`
     (compiled or optimized for ONNX Runtime alone, or of more than ``max_nodes`` nodes after its functions are inlined) or
@@ -48,7 +52,7 @@ def load_model(
     if isinstance(source, Model):  # read already, and may have been rewritten
         return source
     read = _read(source, Path(base_dir) if base_dir is not None else None)
-    proto, name, contents = read.proto, read.name, read.contents
+    proto, name, contents = without_files(read.proto, given, files or {}), read.name, read.contents
     if not proto.HasField("graph") or not proto.opset_import:
         raise InvalidModelError(
             f"{name} is no ONNX model: it has no {'graph' if proto.opset_import else 'opset import'}"
@@ -99,7 +103,7 @@ def load_model(
             version=proto.model_version,
             custom_metadata_map={p.key: p.value for p in proto.metadata_props},
         ),
-        file_identity=read.identity,
+        file_identity="" if files else read.identity,
     )
 
 
@@ -429,7 +433,9 @@ def _value_info(proto: onnx.ValueInfoProto) -> ValueInfo:
         raise InvalidModelError(f"the value {proto.name!r} has the element type {tensor.elem_type}, which ONNX has not")
     if not tensor.HasField("shape"):
         return ValueInfo(proto.name, tensor.elem_type, None)
-    return ValueInfo(proto.name, tensor.elem_type, tuple(_dim(d) for d in tensor.shape.dim))
+    dims = tensor.shape.dim
+    denotations = tuple(d.denotation for d in dims) if any(d.denotation for d in dims) else ()
+    return ValueInfo(proto.name, tensor.elem_type, tuple(map(_dim, dims)), denotations=denotations)
 
 
 def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:

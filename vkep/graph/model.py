@@ -26,6 +26,8 @@ class ValueInfo:
     shape: tuple[Dim, ...] | None
     #: the type of a sequence, map or optional
     other: onnx.TypeProto | None = field(default=None, compare=False, repr=False)
+    #: what each axis means, such as DATA_BATCH; empty where the model does not say
+    denotations: tuple[str, ...] = ()
 
     @property
     def is_tensor(self) -> bool:

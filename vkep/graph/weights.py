@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 from vkep import dtypes
 from vkep.errors import InvalidModelError
-from vkep.files import file_status
+from vkep.files import file_inside, file_status
 from vkep.graph.files import ExternalPart, file_identity
 
 #: numpy's arrays have at most this many axes (numpy 2: 64)
@@ -208,18 +208,9 @@ class ExternalWeight(Weight):
                 "open it by its path, or pass the folder of the data as base_dir"
             )
         try:
-            path = (base_dir / location).resolve()
-            inside = path.is_relative_to(base_dir.resolve())
-        except (
-            OSError,
-            ValueError,
-            RuntimeError,
-        ) as error:  # a NUL, too long, or (before Python 3.13) a circle of links
-            raise InvalidModelError(
-                f"{where}: external data location {location[:200]!r} is no path: {error}"
-            ) from error
-        if not location or not inside:
-            raise InvalidModelError(f"{where}: external data location {location!r} is not inside {base_dir}")
+            path = file_inside(base_dir, location, InvalidModelError).resolve()
+        except InvalidModelError as error:
+            raise InvalidModelError(f"{where}: external data location {error}") from None
         try:
             self._offset = int(info.get("offset", 0))
             length = int(info["length"]) if "length" in info else self._file_bytes

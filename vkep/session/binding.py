@@ -11,7 +11,8 @@ import numpy as np
 from gpu_shared.uncopied import Uncopied
 from vkep.device.tensor import DeviceTensor, checked_shape
 from vkep.errors import InvalidInputError
-from vkep.session.ort_value import OrtValue, element_dtype, on_gpu, value_at
+from vkep.session.ort_devices import on_gpu
+from vkep.session.ort_value import OrtValue, element_dtype, value_at
 
 if TYPE_CHECKING:
     from vkep.session.session import InferenceSession
@@ -36,7 +37,9 @@ class IOBinding(Uncopied):
         self.inputs: dict[str, Array | DeviceTensor] = {}
         self.outputs: dict[str, DeviceTensor | Array | str] = {}
         self.results: list[Array | DeviceTensor] = []
-        self._as_values: dict[str, OrtValue | None] = {}  # outputs that were bound by ONNX Runtime's arguments
+        self._as_values: dict[
+            str, OrtValue | str
+        ] = {}  # outputs bound by ONNX Runtime's arguments: a value, or a device's name
 
     # ---- inputs
 
@@ -107,10 +110,10 @@ class IOBinding(Uncopied):
             self._as_values[name] = tensor
         elif where is not None and buffer_ptr:
             self.outputs[name] = self._at(where, element_type, shape, buffer_ptr, what)
-            self._as_values[name] = None
+            self._as_values[name] = where
         elif where is not None:
             self.outputs[name] = "gpu" if on_gpu(where) else "cpu"
-            self._as_values[name] = None
+            self._as_values[name] = where
         elif tensor is not None:
             assert not isinstance(tensor, str)
             self._session.check_tensor(tensor, what)
@@ -138,7 +141,8 @@ class IOBinding(Uncopied):
         bound = self._as_values[name]
         # leading elements of a tensor are as many as the run made
         leading = isinstance(result, DeviceTensor) and bool(result.room)
-        return OrtValue.of(result) if bound is None or leading else bound
+        where = bound if isinstance(bound, str) else bound.device_name()
+        return OrtValue.of(result, where) if isinstance(bound, str) or leading else bound
 
     def get_outputs_as_ortvaluevector(self) -> list[OrtValue]:
         """The bound outputs of the last run as values, in binding order."""

@@ -223,6 +223,6 @@ def _type_of(value: Any, sizes: bool, known: HostValue | None = None) -> onnx.Ty
 
 
 def _elem_type(array: np.ndarray) -> int:
-    if array.dtype.kind in "OUS":
+    if array.dtype.kind in "OUS" or array.dtype.type is np.void:
         return onnx.TensorProto.STRING
     return helper.np_dtype_to_tensor_dtype(array.dtype)

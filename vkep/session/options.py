@@ -35,6 +35,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "base_dir": ((str, os.PathLike, NoneType), "a path or None"),
     "validation": ((bool, NoneType), "True, False or None"),
     "initializers": (Mapping, "a dict from names to arrays"),
+    "external_files": (Mapping, "a dict from locations to bytes"),
     "progress": ((Callable, NoneType), "a function or None"),
     "enable_profiling": (bool, "True or False"),
     "profile_file_prefix": (str, "a path's beginning"),
@@ -68,7 +69,8 @@ class SessionOptions(OrtSessionOptions):
     when this session creates the context. check_data: raise `InvalidInputError` where an index, a length or an integer
     divisor in a run's data is outside what the
         operator's specification allows. False: an index is clamped, and other results are undefined.
-    initializers: arrays to use in place of the model's initializers, by name.
+    initializers: arrays to use in place of the model's initializers, by name; their external data are not read.
+    external_files: content of external data files by the location that the model gives, in place of files.
     unknown_attributes: "warn": attributes that no engine knows are ignored with a warning where ONNX Runtime does so
         (`vkep.graph.unchecked`); "error": such a model is refused. On other operators they are an error always.
     max_nodes: maximum number of nodes of a model after its functions are inlined; a small file may expand to any number.
@@ -76,8 +78,8 @@ class SessionOptions(OrtSessionOptions):
         More raise `OutOfDeviceMemoryError` before memory is allocated. None: the size of all memory heaps of the device.
     progress: called while shaders are compiled and weights uploaded.
     enable_profiling, profile_file_prefix: see `InferenceSession.end_profiling`.
-    free_dimensions: sizes of the model's symbolic dimensions, by name; with all of them the model is planned when it is
-        opened.
+    free_dimensions: sizes of the model's symbolic dimensions, by name or denotation (such as DATA_BATCH); with all of
+        them the model is planned when it is opened.
 
     Attributes of ``onnxruntime.SessionOptions`` without an effect here (threads, optimization level ...) may be set and
     are kept; one that neither has raises ``AttributeError``.
@@ -102,6 +104,7 @@ class SessionOptions(OrtSessionOptions):
     validation: bool | None = None
     check_data: bool = True
     initializers: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    external_files: Mapping[str, bytes] = field(default_factory=dict)
     unknown_attributes: str = "warn"
     max_nodes: int = 250_000
     max_run_bytes: int | None = None

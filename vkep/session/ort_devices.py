@@ -12,6 +12,9 @@ from vkep.session.ort_options import CPU, VULKAN
 if TYPE_CHECKING:
     from gpu_shared.capabilities import DeviceCapabilities
 
+#: names of a GPU that callers use
+GPU_NAMES = ("gpu", "vulkan", "cuda", "dml", "webgpu", "cann")
+
 
 class OrtHardwareDeviceType(IntEnum):
     """The kind of an `OrtHardwareDevice`."""
@@ -70,6 +73,41 @@ class OrtDeviceVendorId(IntEnum):
     INTEL = 0x8086
 
 
+class OrtMemoryInfoDeviceType(IntEnum):
+    """The kind of device of an `OrtMemoryInfo`."""
+
+    CPU = 0
+    GPU = 1
+    FPGA = 2
+    NPU = 3
+
+
+@dataclass(frozen=True)
+class OrtMemoryInfo:
+    """Where a value is: the name of a memory, and the device's number."""
+
+    name: str
+    allocator_type: OrtAllocatorType
+    device_id: int
+    mem_type: OrtMemType
+    device_mem_type: OrtDeviceMemoryType = OrtDeviceMemoryType.DEFAULT
+    device_vendor_id: int = 0
+
+    @staticmethod
+    def create_v2(
+        name: str,
+        device_type: OrtMemoryInfoDeviceType,
+        vendor_id: int,
+        device_id: int,
+        device_mem_type: OrtDeviceMemoryType,
+        alignment: int,
+        allocator_type: OrtAllocatorType,
+        /,
+    ) -> OrtMemoryInfo:
+        """One with the vendor's PCI number and the kind of memory. ``device_type`` and ``alignment`` (bytes) are not kept."""
+        return OrtMemoryInfo(name, allocator_type, device_id, OrtMemType.DEFAULT, device_mem_type, vendor_id)
+
+
 @dataclass(frozen=True)
 class OrtHardwareDevice:
     """A device: ``type``, PCI numbers (0 for the CPU), ``metadata`` as texts."""
@@ -91,6 +129,15 @@ class OrtEpDevice:
     ep_options: Mapping[str, str]
     device: OrtHardwareDevice
 
+    def memory_info(self, memory_type: OrtDeviceMemoryType, /) -> OrtMemoryInfo | None:
+        """The memory for `OrtValue.ortvalue_from_shape_and_type`; None for the CPU, and for host-accessible memory, which
+        only `vkep.ort` has."""
+        if self.ep_name == CPU or memory_type != OrtDeviceMemoryType.DEFAULT:
+            return None
+
+        kind, index = OrtAllocatorType.ORT_DEVICE_ALLOCATOR, int(self.ep_options["device"])
+        return OrtMemoryInfo("Vulkan", kind, index, OrtMemType.DEFAULT, memory_type, self.device.vendor_id)
+
 
 class OrtDevice:
     """A device by its name. `OrtDevice.make` makes one."""
@@ -101,8 +148,6 @@ class OrtDevice:
     @staticmethod
     def make(ort_device_name: str, device_id: int, vendor_id: int = -1) -> OrtDevice:
         """A device by the name that `OrtValue` takes. Raises ``ValueError`` for another one."""
-        from vkep.session.ort_value import on_gpu
-
         on_gpu(ort_device_name)
         return OrtDevice(ort_device_name, device_id, max(vendor_id, 0))
 
@@ -165,3 +210,11 @@ def ep_device(caps: DeviceCapabilities) -> OrtEpDevice:
     vendor = names.get(caps.vendor_id, "")
     hardware = OrtHardwareDevice(OrtHardwareDeviceType.GPU, caps.vendor_id, vendor, caps.device_id)
     return OrtEpDevice(VULKAN, "vkep", metadata, {"device": str(caps.index)}, hardware)
+
+
+def on_gpu(device_type: str) -> bool:
+    """Whether a caller's name of a device means a GPU. Raises ``ValueError`` for a name that means neither a GPU nor
+    the host."""
+    if device_type not in ("cpu", *GPU_NAMES):
+        raise ValueError(f"device_type is {device_type!r}, expected 'cpu' or one of {GPU_NAMES}")
+    return device_type != "cpu"

@@ -51,6 +51,7 @@ class OrtSessionOptions:
     free_dimensions: Mapping[str, int]
     profile_file_prefix: str
     initializers: Mapping[str, Any]
+    external_files: Mapping[str, bytes]
 
     graph_optimization_level = GraphOptimizationLevel.ORT_ENABLE_ALL
     execution_mode = ExecutionMode.ORT_SEQUENTIAL
@@ -83,10 +84,24 @@ class OrtSessionOptions:
         """Set a symbolic dimension's size (``free_dimensions``)."""
         self.free_dimensions = {**self.free_dimensions, name: size}
 
+    def add_free_dimension_override_by_denotation(self, denotation: str, size: int) -> None:
+        """Set the size of the axes with a denotation (``free_dimensions``)."""
+        self.add_free_dimension_override_by_name(denotation, size)
+
     def add_external_initializers(self, names: Sequence[str], values: Sequence[Any]) -> None:
         """`add_initializer` for each name. Raises ``ValueError`` where there are not as many values."""
         for name, value in zip(names, values, strict=True):
             self.add_initializer(name, value)
+
+    def add_external_initializers_from_files_in_memory(
+        self, file_names: Sequence[str], buffers: Sequence[bytes], lengths: Sequence[int]
+    ) -> None:
+        """Give the content of external data files (``external_files``): the first ``lengths[k]`` bytes of ``buffers[k]``. Raises
+        ``ValueError`` where there are not as many of each, or a buffer is shorter."""
+        for name, buffer, length in zip(file_names, buffers, lengths, strict=True):
+            if len(buffer) < length:
+                raise ValueError(f"{name!r}: length is {length}, and the buffer has {len(buffer)} bytes")
+            self.external_files = {**self.external_files, name: bytes(buffer[:length])}
 
     def add_provider(self, name: str, options: Mapping[str, Any]) -> None:
         """Set the options of ``VulkanExecutionProvider``; another provider leads to a warning. Raises as ``providers=``."""
@@ -124,8 +139,11 @@ class OrtSessionOptions:
         entries[key] = value
 
     def get_session_config_entry(self, key: str) -> str:
-        """An entry's value. Raises ``KeyError``."""
-        return str(self.__dict__.get("_entries", {})[key])
+        """An entry's value. Raises ``RuntimeError``, as ONNX Runtime does, where there is none."""
+        entries: Mapping[str, str] = self.__dict__.get("_entries", {})
+        if key not in entries:
+            raise RuntimeError(f"SessionOptions does not have configuration with key: {key}; it has {list(entries)}")
+        return entries[key]
 
     def register_custom_ops_library(self, path: str) -> None:
         """Raises ``NotImplementedError``: custom operators are Python functions in vkep."""

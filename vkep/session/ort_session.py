@@ -9,7 +9,7 @@ from vkep.session.ort_options import CPU, PROVIDER_OPTIONS, VULKAN, provider_ove
 
 if TYPE_CHECKING:
     from vkep.session.options import SessionOptions
-    from vkep.session.ort_devices import OrtEpAssignedSubgraph, OrtEpDevice
+    from vkep.session.ort_devices import OrtEpAssignedSubgraph, OrtEpDevice, OrtMemoryInfo
     from vkep.session.ort_value import OrtValue
     from vkep.session.profiling import SessionProfile
     from vkep.session.session_state import SessionState
@@ -71,6 +71,14 @@ class OrtSession:
 
         return [ep_device(self._parts.delegate.capabilities)] * len(self._parts.inputs)
 
+    def get_input_memory_infos(self) -> list[OrtMemoryInfo]:
+        """The host's memory, for each input: `run` takes arrays. (Device tensors may be bound instead.)"""
+        return [_on_host()] * len(self._parts.inputs)
+
+    def get_output_memory_infos(self) -> list[OrtMemoryInfo]:
+        """The host's memory, for each output."""
+        return [_on_host()] * len(self._parts.outputs)
+
     def get_provider_graph_assignment_info(self) -> list[OrtEpAssignedSubgraph]:
         """The nodes of each provider, by the report of the signature that was planned last: folded ones count as Vulkan's."""
         from vkep.session.ort_devices import OrtEpAssignedNode, OrtEpAssignedSubgraph
@@ -111,3 +119,9 @@ class OrtSession:
         if self._parts.profile is None:
             raise ValueError("this session has no profile: open it with enable_profiling=True")
         return self._parts.profile
+
+
+def _on_host() -> OrtMemoryInfo:
+    from vkep.session.ort_devices import OrtAllocatorType, OrtMemoryInfo, OrtMemType
+
+    return OrtMemoryInfo("Cpu", OrtAllocatorType.ORT_DEVICE_ALLOCATOR, 0, OrtMemType.DEFAULT)

@@ -12,13 +12,12 @@ from gpu_shared.weak import WeakValues
 from vkep import dtypes
 from vkep.device.tensor import DLPACK_CPU, DeviceTensor, checked_shape
 from vkep.errors import InvalidInputError
+from vkep.session.ort_devices import OrtMemoryInfo, on_gpu
 
 if TYPE_CHECKING:
     from vkep.device.delegate import VulkanDelegate
 
 Array = np.ndarray[Any, Any]
-#: names of a GPU that callers use
-GPU_NAMES = ("gpu", "vulkan", "cuda")
 _FIRST_HANDLE = 0x7E00_0000_0000_0000  # above every address of a host or a device
 
 
@@ -26,11 +25,20 @@ class OrtValue:
     """A tensor to bind or to feed. A value for the GPU is in host memory until the first session that uses it copies it
     to its device, where it stays; ``device_id``, if not 0, must be the index of that device."""
 
-    def __init__(self, value: Array | DeviceTensor | None, *, device_id: int = -1, shape: Any = (), dtype: Any = None):
+    def __init__(
+        self,
+        value: Array | DeviceTensor | None,
+        *,
+        device_id: int = -1,
+        shape: Any = (),
+        dtype: Any = None,
+        device_name: str = "gpu",
+    ):
         """Use `ortvalue_from_numpy` or `ortvalue_from_shape_and_type`. ``device_id`` below 0: stays on the host; ``shape`` and
-        ``dtype`` are for a value without content.
+        ``dtype`` are for a value without content; ``device_name`` is the caller's name of the GPU.
         """
         self._value, self._device_id = value, device_id
+        self._device_name = device_name if device_id >= 0 else "cpu"
         self._shape: tuple[int, ...] = tuple(value.shape) if value is not None else shape
         self._dtype: Any = dtypes.from_numpy(value.dtype) if isinstance(value, np.ndarray) else dtype
         if isinstance(value, DeviceTensor):
@@ -44,7 +52,7 @@ class OrtValue:
         """A value with the array's shape, dtype and content. For the host it shares the array's memory, if that is
         C-contiguous; for the GPU it is a copy. Raises ``ValueError`` for another device."""
         if on_gpu(device_type):
-            return cls(np.array(numpy_obj, order="C"), device_id=device_id)
+            return cls(np.array(numpy_obj, order="C"), device_id=device_id, device_name=device_type)
         return cls(np.asarray(numpy_obj, order="C"))
 
     @classmethod
@@ -58,26 +66,36 @@ class OrtValue:
 
     @classmethod
     def from_dlpack(cls, data: Any) -> OrtValue:
-        """A value over the memory of another library's tensor on the host. Raises ``BufferError`` and as
+        """A value over the memory of another library's tensor on the host, or of its capsule. Raises ``BufferError`` and as
         ``numpy.from_dlpack``."""
-        return cls(np.from_dlpack(data))
+        return cls(np.from_dlpack(data if hasattr(data, "__dlpack__") else _Capsule(data)))
 
     @classmethod
     def ortvalue_from_shape_and_type(
-        cls, shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
+        cls,
+        shape: Sequence[int],
+        element_type: Any,
+        device_type: str = "cpu",
+        device_id: int = 0,
+        vendor_id: int = -1,
+        memory_info: OrtMemoryInfo | None = None,
     ) -> OrtValue:
         """A value of ``shape`` whose content is undefined. ``element_type``: a numpy type, or a number of
-        ``onnx.TensorProto``. Raises ``TypeError``, ``ValueError`` for a shape or type that no tensor has."""
+        ``onnx.TensorProto``. ``memory_info`` (`OrtEpDevice.memory_info`) instead of the device. Raises
+        ``TypeError``, ``ValueError`` for a shape or type that no tensor has."""
         dtype, sizes = element_dtype(element_type), checked_shape(shape)
+        if memory_info is not None:
+            device_type, device_id = memory_info.name.lower(), memory_info.device_id
         if on_gpu(device_type):
-            return cls(None, device_id=device_id, shape=sizes, dtype=dtype)
+            return cls(None, device_id=device_id, shape=sizes, dtype=dtype, device_name=device_type)
         return cls(np.empty(sizes, dtype.numpy))
 
     @classmethod
-    def of(cls, result: Any) -> Any:
-        """A run's result as a value; the result itself, if it is not a tensor of numbers."""
+    def of(cls, result: Any, device_name: str = "gpu") -> Any:
+        """A run's result as a value; the result itself, if it is not a tensor of numbers. ``device_name`` is the caller's name
+        of the device."""
         if isinstance(result, DeviceTensor):
-            return cls(result, device_id=0)
+            return cls(result, device_id=0, device_name=device_name)
         return cls(result) if isinstance(result, np.ndarray) and result.dtype.kind not in "OUS" else result
 
     # ---- properties
@@ -95,8 +113,8 @@ class OrtValue:
         return int(self._dtype.onnx)
 
     def device_name(self) -> str:
-        """``cpu`` or ``gpu``."""
-        return "gpu" if self._device_id >= 0 else "cpu"
+        """``cpu``, or the name that the caller gave the GPU (``gpu``, ``cuda``...)."""
+        return self._device_name
 
     def has_value(self) -> bool:
         """Always True: vkep has no value without content."""
@@ -187,6 +205,19 @@ class OrtValue:
         return f"<OrtValue {self.data_type()} {self.shape()} on the {self.device_name()}>"
 
 
+class _Capsule:
+    """A capsule of DLPack over host memory, in the form that numpy takes."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **asked: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return DLPACK_CPU
+
+
 _handles = itertools.count(_FIRST_HANDLE)
 _by_handle: WeakValues[int, OrtValue] = WeakValues()
 
@@ -200,14 +231,6 @@ def value_at(pointer: int, what: str) -> OrtValue:
             "array, or by session.import_memory()"
         )
     return value
-
-
-def on_gpu(device_type: str) -> bool:
-    """Whether a caller's name of a device means a GPU. Raises ``ValueError`` for a name that means neither a GPU nor
-    the host."""
-    if device_type not in ("cpu", *GPU_NAMES):
-        raise ValueError(f"device_type is {device_type!r}, expected 'cpu' or one of {GPU_NAMES}")
-    return device_type != "cpu"
 
 
 def element_dtype(element_type: Any) -> dtypes.DType:

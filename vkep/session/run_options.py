@@ -61,7 +61,9 @@ class RunOptions:
         self._entries[key] = value
 
     def get_run_config_entry(self, key: str) -> str:
-        """An entry's value. Raises ``KeyError``."""
+        """An entry's value. Raises ``RuntimeError``, as ONNX Runtime does, where there is none."""
+        if key not in self._entries:
+            raise RuntimeError(f"RunOptions does not have configuration with key: {key}; it has {list(self._entries)}")
         return self._entries[key]
 
     def __repr__(self) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import itertools
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -66,6 +67,8 @@ class SessionState:
             base_dir=options.base_dir,
             unknown_attributes=options.unknown_attributes,
             max_nodes=options.max_nodes,
+            given=options.initializers,
+            files=options.external_files,
         )
         if options.initializers:
             model = with_initializers(model, options.initializers)
@@ -305,12 +308,12 @@ def _same(tensor: DeviceTensor, target: DeviceTensor | None) -> bool:
 
 
 def with_sizes(model: Model, sizes: Mapping[str, int]) -> Model:
-    """The model with symbolic dimensions of its inputs and outputs replaced. Raises ``ValueError`` for a dimension that
-    it does not have."""
+    """The model with open dimensions of its inputs and outputs replaced, by name or denotation. Raises ``ValueError`` for one
+    that it does not have."""
     if not sizes:
         return model
     graph = model.graph
-    symbols = {d for v in graph.inputs for d in v.shape or () if isinstance(d, str)}
+    symbols = {d for v in graph.inputs for d in (*(v.shape or ()), *v.denotations) if isinstance(d, str) and d}
     unknown = [name for name in sizes if name not in symbols]
     if unknown:
         raise ValueError(
@@ -318,8 +321,9 @@ def with_sizes(model: Model, sizes: Mapping[str, int]) -> Model:
         )
 
     def sized(info: ValueInfo) -> ValueInfo:
-        shape = None if info.shape is None else tuple(sizes.get(d, d) if isinstance(d, str) else d for d in info.shape)
-        return replace(info, shape=shape)
+        axes = zip(info.shape or (), info.denotations or itertools.repeat(""), strict=False)
+        shape = tuple(d if isinstance(d, int) else sizes.get(d or "", sizes.get(meaning, d)) for d, meaning in axes)
+        return info if info.shape is None else replace(info, shape=shape)
 
     inputs, outputs = tuple(map(sized, graph.inputs)), tuple(map(sized, graph.outputs))
     return replace(model, graph=replace(graph, inputs=inputs, outputs=outputs))
