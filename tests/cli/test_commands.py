@@ -166,8 +166,9 @@ def test_bench(run: Callable[..., Any], models: Path) -> None:
         assert result["open_ms"] > 0
         assert result["first_run_ms"] > 0
         assert result["placement"] == {"vulkan": 1}
-    printed = run(*arguments).stdout
-    assert "median ms" in printed
+        assert result["runs_per_second"] > 0 and result["peer"] is None
+    printed = run(*arguments, "--vs", "cpu", "-c", 2).stdout
+    assert "median ms" in printed and "on the CPU" in printed and "from 2 threads" in printed
     assert "softmax" in printed
     batch = json_of(run("bench", models / "dynamic.onnx", "--shape", "z=16x4", "-n", 1, "--json"))["results"][0]
     assert batch["shapes"] == {"x": [16, 8], "z": [16, 4]}

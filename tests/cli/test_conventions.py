@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import pytest
 import typer
 
 from vkep.cli import app, common
+from vkep.cli.examples import EXAMPLES, PANELS
 from vkep.errors import finite, one_line, printable
 from vkep.graph import load_model
 from vkep.view.document import new_document, without_folders
@@ -55,6 +57,24 @@ def test_every_command_has_the_common_options(run: Run, words: list[str], comman
         assert found.exit_code == 0 and "Usage" in found.stdout
 
 
+def test_every_command_has_examples_that_parse(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "saxpy.comp").touch()
+    assert set(EXAMPLES) == set(NAMES)
+    for words, command in COMMANDS:
+        for line in EXAMPLES[" ".join(words)]:
+            program, *given = shlex.split(line.partition(" > ")[0])
+            assert line in run(*words, "-h").stdout or len(line) > 70  # longer ones are wrapped
+            if program == "vkep" and "--import" not in given:  # which imports
+                assert given[: len(words)] == words
+                command.make_context("vkep", given[len(words) :])
+
+
+def test_every_command_is_in_a_panel() -> None:
+    shown = [name for names in PANELS.values() for name in names]
+    assert sorted(shown) == sorted({words[0] for words, _ in COMMANDS})
+
+
 @pytest.mark.parametrize("words", [words for words, _ in COMMANDS], ids=NAMES)
 @pytest.mark.parametrize("wrong", [["--devic", "0"], ["a", "b", "c", "d"]])
 def test_a_wrong_option_is_an_object_with_json(run: Run, words: list[str], wrong: list[str]) -> None:
@@ -64,7 +84,7 @@ def test_a_wrong_option_is_an_object_with_json(run: Run, words: list[str], wrong
     assert error["message"] and error["kind"]
 
 
-@pytest.mark.parametrize("name", ["run", "bench", "explain", "view", "generate"])
+@pytest.mark.parametrize("name", ["run", "bench", "compare", "explain", "view", "generate"])
 def test_commands_with_a_session_have_its_options(name: str) -> None:
     command = dict(zip(NAMES, [command for _, command in COMMANDS], strict=True))[name]
     names = {parameter.name for parameter in command.params}
@@ -74,8 +94,9 @@ def test_commands_with_a_session_have_its_options(name: str) -> None:
 def test_the_documentation_lists_the_options_of_a_session() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
     for parameter in inspect.signature(common.session_options, eval_str=True).parameters.values():
-        option = parameter.annotation.__metadata__[0].param_decls
-        assert (option or (f"--{parameter.name.replace('_', '-')}",))[0] in text
+        assert parameter.annotation.__metadata__[0].rich_help_panel == common.SESSION
+        option = parameter.annotation.__metadata__[0].default  # the first name, where the option has one of its own
+        assert (option if isinstance(option, str) else f"--{parameter.name.replace('_', '-')}") in text
 
 
 @pytest.mark.parametrize(

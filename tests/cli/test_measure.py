@@ -6,6 +6,7 @@ import math
 import os
 import re
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from vkep.cli.measure import (
     reference_outputs,
     save_outputs,
     statistics_of,
+    time_concurrent_runs,
     time_runs,
 )
 from vkep.errors import VkepError
@@ -93,9 +95,23 @@ def test_the_outputs_of_an_archive() -> None:
 
 def test_latency_numbers() -> None:
     found = Latency.of([5.0, 1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 8.0, 9.0, 100.0])
-    assert found == Latency(runs=10, median_ms=5.5, p90_ms=9.0, min_ms=1.0, max_ms=100.0)
-    assert Latency.of([3.0]) == Latency(1, 3.0, 3.0, 3.0, 3.0)
+    assert found == Latency(runs=10, median_ms=5.5, p90_ms=9.0, p99_ms=100.0, min_ms=1.0, max_ms=100.0)
+    assert Latency.of([3.0]) == Latency(1, 3.0, 3.0, 3.0, 3.0, 3.0)
     assert Latency.of([]) is None
+
+
+def test_runs_from_several_threads_are_as_many_as_asked_for() -> None:
+    together = threading.Barrier(3, timeout=60)
+    latency, rate = time_concurrent_runs(together.wait, 6, 3)
+    assert latency.runs == 6 and rate > 0
+    numbers = iter(range(10))
+
+    def failing() -> None:
+        if next(numbers) == 4:
+            raise RuntimeError("the fifth")
+
+    with pytest.raises(RuntimeError, match="the fifth"):
+        time_concurrent_runs(failing, 100_000_000, 2)
 
 
 def test_spans_and_phases(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The command line: ``vkep devices | model | run | generate | bench | explain | view | tune | ort | shaders | vgf``.
+"""The command line: `vkep.cli.examples.PANELS` lists the commands.
 
 Exit status: 0 it worked, 1 it failed (model, driver, device, or a result out of tolerance), 2 wrong usage.
 Starting must stay light: modules here import numpy, onnx and Vulkan only inside the functions that need them.
@@ -15,9 +15,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from vkep.cli import common, ort, shaders, vgf
+from vkep.cli import cache, common, ort, shaders, vgf
 from vkep.cli.bench import bench_command
+from vkep.cli.compare import compare_command
 from vkep.cli.devices import devices_command
+from vkep.cli.doctor import doctor_command
+from vkep.cli.examples import add_examples
 from vkep.cli.explain import explain_command
 from vkep.cli.generation import generate_command
 from vkep.cli.model import model_command
@@ -61,16 +64,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("devices")(devices_command)
+app.command("doctor")(doctor_command)
 app.command("model")(model_command)
 app.command("run")(run_command)
 app.command("generate")(generate_command)
 app.command("bench")(bench_command)
+app.command("compare")(compare_command)
 app.command("explain")(explain_command)
 app.command("view")(view_command)
 app.command("tune")(tune_command)
+app.add_typer(cache.app)
 app.add_typer(ort.app)
 app.add_typer(shaders.app)
 app.add_typer(vgf.app)
+add_examples(app)
 
 
 def _print_version(wanted: bool) -> None:

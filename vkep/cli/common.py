@@ -8,7 +8,7 @@ import json
 import logging
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -34,6 +34,9 @@ STEP = "step"
 #: columns of printed tables where standard output is no terminal
 PLAIN_WIDTH = 160
 
+#: groups of options in the help texts
+SESSION, INPUTS, COMMON = "Device and session", "Inputs", "Output"
+
 logger = logging.getLogger("vkep.cli")
 
 
@@ -52,24 +55,48 @@ class Prefer(str, Enum):
     VULKAN_FIRST = "vulkan_first"
 
 
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.", rich_help_panel=COMMON)]
 VerboseOption = Annotated[
-    int, typer.Option("--verbose", "-v", count=True, help="Log to standard error; twice for debug messages.")
+    int,
+    typer.Option(
+        "--verbose", "-v", count=True, help="Log to standard error; twice for debug messages.", rich_help_panel=COMMON
+    ),
 ]
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="An .onnx file, or an ExecuTorch program (.pte).")]
 DeviceOption = Annotated[
     str | None,
-    typer.Option("--device", metavar="D", help="Index, UUID or part of a name; default: $VKEP_DEVICE or the best."),
+    typer.Option(
+        "--device",
+        metavar="D",
+        help="Index, UUID or part of a name; default: $VKEP_DEVICE or the best.",
+        rich_help_panel=SESSION,
+    ),
 ]
-TokenOption = Annotated[str | None, typer.Option("--token", metavar="T", help="Token of the shared context.")]
-GroupOption = Annotated[int, typer.Option("--group", metavar="G", min=0, help="Group id of the shared context.")]
-ModeOption = Annotated[ContextMode, typer.Option("--mode", help="How the session gets its context.")]
-SyncOption = Annotated[SyncMode, typer.Option("--sync", help="What is waited for between delegates' regions.")]
+TokenOption = Annotated[
+    str | None, typer.Option("--token", metavar="T", help="Token of the shared context.", rich_help_panel=SESSION)
+]
+GroupOption = Annotated[
+    int, typer.Option("--group", metavar="G", min=0, help="Group id of the shared context.", rich_help_panel=SESSION)
+]
+ModeOption = Annotated[
+    ContextMode, typer.Option("--mode", help="How the session gets its context.", rich_help_panel=SESSION)
+]
+SyncOption = Annotated[
+    SyncMode, typer.Option("--sync", help="What is waited for between delegates' regions.", rich_help_panel=SESSION)
+]
 CheckDataOption = Annotated[
-    bool, typer.Option(help="Refuse indices, lengths and integer divisors in the data that ONNX does not allow.")
+    bool,
+    typer.Option(
+        help="Refuse indices, lengths and integer divisors in the data that ONNX does not allow.",
+        rich_help_panel=SESSION,
+    ),
 ]
-FallbackOption = Annotated[Fallback, typer.Option("--fallback", help="For nodes that Vulkan declines.")]
-PreferOption = Annotated[Prefer, typer.Option("--prefer", help="The delegate that is offered a node first.")]
+FallbackOption = Annotated[
+    Fallback, typer.Option("--fallback", help="For nodes that Vulkan declines.", rich_help_panel=SESSION)
+]
+PreferOption = Annotated[
+    Prefer, typer.Option("--prefer", help="The delegate that is offered a node first.", rich_help_panel=SESSION)
+]
 InputOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -78,16 +105,60 @@ InputOption = Annotated[
         metavar="NAME=WHAT",
         help="WHAT is a .npy file, an .npz file (key NAME or in_NAME), random, ones or zeros; repeatable. "
         "FILE.npz without NAME= gives every input. Default: random.",
+        rich_help_panel=INPUTS,
     ),
 ]
 ShapeOption = Annotated[
     list[str] | None,
-    typer.Option("--shape", "-s", metavar="NAME=1x3x224x224", help="Shape of a generated input; repeatable."),
+    typer.Option(
+        "--shape",
+        "-s",
+        metavar="NAME=1x3x224x224",
+        help="Shape of a generated input; repeatable.",
+        rich_help_panel=INPUTS,
+    ),
 ]
 DimOption = Annotated[
-    list[str] | None, typer.Option("--dim", metavar="SYMBOL=N", help="Size of a symbolic dimension; repeatable.")
+    list[str] | None,
+    typer.Option("--dim", metavar="SYMBOL=N", help="Size of a symbolic dimension; repeatable.", rich_help_panel=INPUTS),
 ]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of random inputs.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of random inputs.", rich_help_panel=INPUTS)]
+
+
+def _imported(modules: list[str] | None) -> list[str] | None:
+    """Import modules that declare operators, also from the current folder. Raises ``typer.BadParameter``."""
+    import importlib
+    import os
+
+    if modules and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    for name in modules or ():
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # a user's module may raise anything
+            raise typer.BadParameter(f"importing {name} raises {type(error).__name__}: {error}") from error
+    return modules
+
+
+ImportOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        metavar="MODULE",
+        callback=_imported,
+        help="Import a module that declares operators, installed or in the current folder; repeatable.",
+        rich_help_panel=SESSION,
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="OPTION=VALUE",
+        help="Any other option of vkep.SessionOptions by its name: --set plan_cache_size=64; repeatable.",
+        rich_help_panel=SESSION,
+    ),
+]
 
 
 class UsageError(Exception):
@@ -103,8 +174,11 @@ def session_options(
     fallback: FallbackOption = Fallback.CPU,
     prefer: PreferOption = Prefer.AUTO,
     check_data: CheckDataOption = True,
+    imports: ImportOption = None,
+    settings: SetOption = None,
 ) -> dict[str, Any]:
-    """The options that commands with a session have, as keyword arguments of `vkep.InferenceSession`."""
+    """The options that commands with a session have, as keyword arguments of `vkep.InferenceSession`. ``imports`` has its
+    effect where the option is read. Raises ``typer.BadParameter`` for a setting that is not OPTION=VALUE."""
     return {
         "device": device,
         "token": token,
@@ -114,7 +188,29 @@ def session_options(
         "fallback": fallback.value,
         "prefer": prefer.value,
         "check_data": check_data,
+        **_settings(settings or ()),
     }
+
+
+def _settings(texts: Sequence[str]) -> dict[str, Any]:
+    """Values as JSON has them (``64``, ``true``, ``{"N": 4}``); others are texts."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign or not name:
+            raise typer.BadParameter(f"--set {text}: expected OPTION=VALUE, such as plan_cache_size=64")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    if found:
+        from vkep.session.session import options_of
+
+        try:
+            options_of(**found)
+        except (TypeError, ValueError) as error:
+            raise typer.BadParameter(f"--set: {error}") from error
+    return found
 
 
 def with_session_options(function: Callable[..., None]) -> Callable[..., None]:

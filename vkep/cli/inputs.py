@@ -221,7 +221,7 @@ def make_inputs(arguments: Sequence[NodeArg], sources: Sources) -> dict[str, Arr
 def generate(argument: NodeArg, shape: tuple[int, ...], what: str, seed: int) -> Array:
     """Generate one array; ``what`` is "random", "ones" or "zeros". Raises `UsageError` for types that cannot be
     generated."""
-    dtype = _dtype(argument)
+    dtype = dtype_of(argument)
     if what == "ones":
         return np.ones(shape, dtype)
     if what == "zeros":
@@ -232,7 +232,8 @@ def generate(argument: NodeArg, shape: tuple[int, ...], what: str, seed: int) ->
     return generator.standard_normal(shape, np.float32).astype(dtype)
 
 
-def _dtype(argument: NodeArg) -> np.dtype[Any]:
+def dtype_of(argument: NodeArg) -> np.dtype[Any]:
+    """The numpy type of an input. Raises `UsageError` for one that is not a tensor of numbers."""
     from vkep.dtypes import DTYPES
 
     for dtype in DTYPES.values():

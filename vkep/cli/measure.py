@@ -10,6 +10,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -84,6 +85,7 @@ class Latency:
     runs: int
     median_ms: float
     p90_ms: float
+    p99_ms: float
     min_ms: float
     max_ms: float
 
@@ -93,12 +95,41 @@ class Latency:
         if not samples:
             return None
         ordered = sorted(samples)
-        p90 = ordered[math.ceil(0.9 * len(ordered)) - 1]
-        return cls(len(ordered), statistics.median(ordered), p90, ordered[0], ordered[-1])
+        p90, p99 = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.9, 0.99))
+        return cls(len(ordered), statistics.median(ordered), p90, p99, ordered[0], ordered[-1])
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, for ``--json``."""
         return asdict(self)
+
+
+def time_concurrent_runs(run: Callable[[], Any], runs: int, threads: int) -> tuple[Latency, float]:
+    """Call ``run`` ``runs`` times in all (at least once), from several threads at once. Returns the latency of a call, and
+    the calls per second from the first one's start to the last one's end. Raises what ``run`` raises."""
+    taken: list[float] = []
+    numbers = iter(range(runs))  # next() of a range is atomic: each number goes to one thread
+
+    def loop() -> None:
+        while next(numbers, None) is not None:
+            start = time.perf_counter()
+            run()
+            taken.append((time.perf_counter() - start) * 1e3)
+
+    start = time.perf_counter()
+    if threads == 1:
+        loop()
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            try:
+                for each in [pool.submit(loop) for _ in range(threads)]:
+                    each.result()
+            finally:  # interrupted: each thread ends after its run
+                for _ in numbers:
+                    pass
+    seconds = time.perf_counter() - start
+    latency = Latency.of(taken)
+    assert latency is not None, "there is a run"
+    return latency, len(taken) / seconds
 
 
 def time_runs(run: Callable[[], Any], runs: int, spans: Spans, name: str = "run") -> Any:
@@ -173,13 +204,13 @@ def reference_outputs(archive: Mapping[str, Array]) -> dict[str, Array]:
     return found or {k: v for k, v in archive.items() if not k.startswith(INPUT_PREFIX)}
 
 
-def cpu_reference(model: Path, names: Sequence[str], feeds: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Compute the model's outputs on the CPU; returns them and the name of the engine: onnxruntime where it is
-    installed and opens the model, else onnx's reference evaluator. Raises `VkepError` with the evaluator's message."""
+def cpu_engine(model: Path | bytes, base_dir: Path | None = None) -> tuple[Callable[..., Any], str]:
+    """Open the model on the CPU; returns a function of output names and feeds, and the name of the engine: onnxruntime
+    where it is installed and opens the model, else onnx's reference evaluator. ``base_dir``: the folder of external data,
+    for a model's bytes. Raises `VkepError` with the evaluator's message."""
     from vkep.errors import VkepError
 
-    engine, refused = "onnx.reference", ""
-    run: Any = None
+    refused = ""
     if importlib.util.find_spec("onnxruntime"):
         import onnxruntime
 
@@ -189,19 +220,41 @@ def cpu_reference(model: Path, names: Sequence[str], feeds: Mapping[str, Any]) -
         options.log_severity_level = 4
         try:
             options.add_session_config_entry(NOT_REPLACED, "1")
-            run = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"]).run
-            engine = "onnxruntime"
+            if base_dir is not None:
+                options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(base_dir))
+            source = model if isinstance(model, bytes) else str(model)
+            return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"]).run, "onnxruntime"
         # onnxruntime has an exception type for each status code: a model newer than it, an operator that it lacks
         except Exception as error:
             refused = f"; onnxruntime does not open the model: {error}"
     try:
-        if run is None:
-            from onnx.reference import ReferenceEvaluator
+        import onnx
+        from onnx.reference import ReferenceEvaluator
 
-            run = ReferenceEvaluator(str(model)).run
+        if isinstance(model, bytes):
+            proto = onnx.load_model_from_string(model)
+            if base_dir is not None:
+                onnx.load_external_data_for_model(proto, str(base_dir))
+            return ReferenceEvaluator(proto).run, "onnx.reference"
+        return ReferenceEvaluator(str(model)).run, "onnx.reference"
+    except Exception as error:  # evaluators raise exceptions of any type
+        raise VkepError(
+            f"the reference on the CPU (onnx.reference) does not open the model: {error}{refused}"
+        ) from error
+
+
+def cpu_reference(
+    model: Path | bytes, names: Sequence[str], feeds: Mapping[str, Any], base_dir: Path | None = None
+) -> tuple[dict[str, Any], str]:
+    """Compute the model's outputs on the CPU; returns them and the name of the engine (`cpu_engine`). Raises `VkepError`
+    with the evaluator's message."""
+    from vkep.errors import VkepError
+
+    run, engine = cpu_engine(model, base_dir)
+    try:
         results = run(list(names), dict(feeds))
     except Exception as error:  # evaluators raise exceptions of any type
-        raise VkepError(f"the reference on the CPU ({engine}) failed: {error}{refused}") from error
+        raise VkepError(f"the reference on the CPU ({engine}) failed: {error}") from error
     return dict(zip(names, results, strict=True)), engine
 
 

@@ -199,9 +199,8 @@ def print_outcome(outcome: Outcome, every_node: bool) -> None:
     times = [f"open {outcome.open_ms:.2f} ms", f"first run {outcome.first_ms:.2f} ms"]
     if outcome.latency is not None:
         found = outcome.latency
-        times.append(
-            f"then median {found.median_ms:.2f} ms, p90 {found.p90_ms:.2f}, min {found.min_ms:.2f} of {found.runs}"
-        )
+        slow = f"p90 {found.p90_ms:.2f}, p99 {found.p99_ms:.2f}"
+        times.append(f"then median {found.median_ms:.2f} ms, {slow}, min {found.min_ms:.2f} of {found.runs}")
     common.echo(", ".join(times))
     for name, value in outcome.outputs.items():
         found_statistics = statistics_of(value)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vkep.cli.common import Progress, UsageError
-from vkep.session import InferenceSession, NodeArg, SessionOptions
+from vkep.session import InferenceSession, NodeArg
+from vkep.session.session import options_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,7 +57,7 @@ def open_session(model: Path, options: Mapping[str, Any], progress: Progress | N
         refuse(model, {"--prefer": options.get("prefer", "auto") != "auto"})
         return ProgramSession(model, options, progress)  # type: ignore[return-value]  # the parts that commands use
     try:
-        checked = SessionOptions(**options, progress=progress)
+        checked = options_of(**options, progress=progress)
         checked.compile_spec()
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
@@ -71,8 +72,12 @@ class ProgramSession:
     ) -> None:
         """Raises `UsageError` for a program without the method, and as `vkep.executorch.Program.load`."""
         from vkep.executorch import Program
+        from vkep.executorch.options import ProgramOptions
 
         given = {key: value for key, value in options.items() if _DEFAULTS.get(key) != value}
+        unknown = sorted(given.keys() - ProgramOptions.__dataclass_fields__)
+        if unknown:
+            raise UsageError(f"--set {unknown[0]}: for .onnx models; {path} is an ExecuTorch program")
         data = sorted(path.parent.glob(f"{path.stem}*.ptd"))
         self.program = Program.load(path, data, progress=progress, **given)
         names = self.program.method_names

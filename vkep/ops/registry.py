@@ -15,6 +15,7 @@ default or a type that the schema does not allow raises `OperatorDeclarationErro
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,9 @@ ANY = (*NUMERIC, "bool")
 #: domain of the two operators that replace an operator whose output size depends on data
 #: (`vkep.placement.data_dependent`)
 SIZED = "vkep.sized"
+
+#: entry points of installed packages that declare operators: each names a module, which is imported
+PLUGINS = "vkep.operators"
 
 #: the opset of the onnx package against which declarations are checked
 CHECKED_OPSET = 28
@@ -130,10 +134,30 @@ def versions(domain: str, op_type: str) -> str:
     )
 
 
+@functools.cache
+def load_plugins() -> None:
+    """Import the modules that installed packages name as entry points of the group `PLUGINS`; once in a process.
+
+    Raises `OperatorDeclarationError` that names the entry point whose module raises."""
+    for point in importlib.metadata.entry_points(group=PLUGINS):
+        try:
+            point.load()
+        except Exception as error:  # a package's module may raise anything
+            package = point.dist.name if point.dist is not None else "an unknown package"
+            raise OperatorDeclarationError(
+                f"the entry point {point.name!r} of the package {package} (group {PLUGINS}) cannot be loaded: "
+                f"importing {point.value} raises {type(error).__name__}: {error}; correct or uninstall the package"
+            ) from error
+
+
 def find(node: Node) -> OperatorDef | None:
-    """The declaration for a node, or None. A model that does not import the node's domain gets the newest one."""
+    """The declaration for a node, or None. A model that does not import the node's domain gets the newest one. For an
+    unknown operator of a domain that vkep does not define, `load_plugins` is called first; raises as it does."""
     version = node.since_version
     entries = _OPERATORS.get((node.domain, node.op_type), ())
+    if not entries and node.domain not in _TAKEN:
+        load_plugins()
+        entries = _OPERATORS.get((node.domain, node.op_type), ())
     accepting = (d for d in entries if not version or d.accepts_version(version))
     return max(accepting, key=lambda d: d.since, default=None)
 
