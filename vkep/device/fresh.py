@@ -16,4 +16,5 @@ def bits() -> int:
 def seed(number: int) -> None:
     """Draw the bits from a generator with this seed. Raises ``TypeError`` for anything but an integer."""
     global _source
-    _source = random.Random(operator.index(number))
+    whole = operator.index(number)
+    _source = random.Random(whole if whole >= 0 else str(whole))  # of an integer it takes the size alone

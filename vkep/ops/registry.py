@@ -163,8 +163,11 @@ def find(node: Node) -> OperatorDef | None:
 
 
 def at_version(domain: str, op_type: str, version: int) -> OperatorDef:
-    """The declaration of a version of an operator; `StopIteration` where there is none."""
-    return next(d for d in _OPERATORS[domain, op_type] if d.accepts_version(version))
+    """The declaration of a version of an operator. Raises ``LookupError`` where there is none."""
+    for definition in _OPERATORS.get((domain, op_type), ()):
+        if definition.accepts_version(version):
+            return definition
+    raise LookupError(f"no declaration of {domain}.{op_type} takes version {version}")
 
 
 def is_declared(domain: str, op_type: str) -> bool:

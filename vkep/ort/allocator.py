@@ -155,8 +155,9 @@ class PinnedAllocator(ReadOnlyAllocator, struct="OrtAllocator"):
             if self._arena is None:
                 context, config = self._open()
                 label = "pinned memory of ONNX Runtime"
-                self._lease = context.lease(label, copies_only=True)
                 make = functools.partial(BufferArena, context.device, "download", config, label=label)
+                if self._lease is None:  # else making the arena failed before
+                    self._lease = context.lease(label, copies_only=True)
                 self._arena = shared_arena(self._lease, "pinned arena", make, config)
             return self._arena.value
 
