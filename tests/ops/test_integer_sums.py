@@ -1,4 +1,4 @@
-"""Sums of products of 8-bit integers are exact: at and beyond what float32 holds, of every length, with all forms of zero points."""
+"""Sums of products of 8-bit integers are exact: at and beyond what float32 holds, with all forms of zero points."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def _values(fill: str, kind: str, *shape: int) -> Array:
     zero_fill=FILLS,
     constants=st.sampled_from([(), ("y",), ("y", "y_zero"), ("y", "x_zero", "y_zero"), ("x", "x_zero", "y_zero")]),
 )
-@example((1, 259, 1), ("uint8", "uint8"), ("most", "most"), ("none", "none"), "least", ("y",))  # 2**24 + 57, in two parts
+@example(
+    (1, 259, 1), ("uint8", "uint8"), ("most", "most"), ("none", "none"), "least", ("y",)
+)  # 2**24 + 57, in two parts
 @example((3, 9000, 5), ("int8", "uint8"), ("least", "most"), ("each", "each"), "most", ())  # too many parts
 def test_products(
     sizes: tuple[int, int, int],
@@ -108,5 +110,8 @@ def test_convolutions(
     pad = window // 2
     model = model_of("ConvInteger", values, constants=constants, group=groups, pads=[pad] * 4, opset=10)
     [got] = on_vulkan(model, values)
-    images_, weights = x.astype(np.int64) - int(x_zero), w.astype(np.int64) - w_zero.astype(np.int64)[:, None, None, None]
+    images_, weights = (
+        x.astype(np.int64) - int(x_zero),
+        w.astype(np.int64) - w_zero.astype(np.int64)[:, None, None, None],
+    )
     np.testing.assert_array_equal(got, _convolved(images_, weights, pad, groups).astype(np.int32))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 
-from tools.backend_suite import contrib
+import onnxruntime
+import pytest
+
+from tools.backend_suite import contrib, contrib_schemas
 
 
 def test_the_page_has_the_table() -> None:
@@ -18,6 +21,13 @@ def test_each_operator_has_a_kernel_or_a_reason() -> None:
     assert len(kernels) > 100
     assert kernels - ours == set(contrib.REASONS)
     assert not ours & set(contrib.REASONS)
+
+
+@pytest.mark.skipif(
+    json.loads(contrib.KERNELS.read_text())["version"] != onnxruntime.__version__, reason="another version's schemas"
+)
+def test_each_difference_to_a_schema_has_a_reason() -> None:
+    assert not contrib_schemas.unexplained()
 
 
 def test_the_tables_of_sources_are_read(tmp_path: object) -> None:

@@ -16,6 +16,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+from tools.backend_suite import contrib_schemas
+
 PATH = Path(__file__).parents[2] / "docs/operators.md"
 #: the providers that have a kernel, by operator; written by ``--read``
 KERNELS = Path(__file__).with_name("contrib_kernels.json")
@@ -28,6 +30,13 @@ the CPU the kernels of onnxruntime {version}), and those that only its schemas h
 input that has some. vkep's own tests hold each against onnxruntime, or against numpy where its CPU provider has no kernel.
 
 | operator | ONNX Runtime | vkep |
+|---|---|---|
+"""
+_SCHEMAS = """
+Where a declaration differs from the newest schema of the domain (`python -m tools.backend_suite.contrib_schemas` compares
+all):
+
+| operator | in vkep | reason |
 |---|---|---|
 """
 _GRAPHS = (
@@ -96,7 +105,8 @@ def section() -> str:
     for name in sorted({*kernels, *ours}):
         where = " ".join(kernels.get(name, ())) or "a schema"
         rows.append(f"| {name} | {where} | {ours[name] if name in ours else 'no: ' + REASONS[name]} |")
-    return _TITLE + _HEAD.format(version=kept["version"]) + "\n".join(rows) + "\n"
+    table = _TITLE + _HEAD.format(version=kept["version"]) + "\n".join(rows) + "\n"
+    return table + _SCHEMAS + "\n".join(contrib_schemas.rows()) + "\n"
 
 
 def replaced(page: str) -> str:
