@@ -51,6 +51,7 @@ FLOOR_OF = {
     "vkep.kompute": FRONT,
     "vkep.cuda": FRONT,
     "vkep.ray": FRONT,
+    "vkep.serving": FRONT,
     "vkep.__init__": FRONT,
     "vkep.__main__": FRONT,
 }
@@ -102,7 +103,11 @@ VULKAN_MODULE = "gpu_shared.vk"
 # Heavy extras that one package alone imports, and only once it is asked for.
 HEAVY = {
     "vkep.executorch.export": {"torch", "executorch"},
-    "vkep.ray": {"ray", "starlette", "grpc", "google", "pydantic", "pydantic_core"},
+    "vkep.ray": {"ray"},
+    "vkep.serving": {
+        *("fastapi", "starlette", "uvicorn", "pydantic", "pydantic_core", "prometheus_client", "opentelemetry"),
+        *("grpc", "google"),
+    },
 }
 
 

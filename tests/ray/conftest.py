@@ -47,7 +47,7 @@ def serving(cluster: None) -> Iterator[Ports]:
     """Ray Serve with both protocols."""
     from ray import serve
 
-    from vkep.ray.messages import SERVICER_FUNCTION
+    from vkep.serving.messages import SERVICER_FUNCTION
 
     ports = Ports(*free_ports(2))
     serve.start(

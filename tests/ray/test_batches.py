@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vkep.ray.batches import Padding, Table, row_count, rows_axis
+from vkep.ray.batches import Padding, Table, row_count
+from vkep.serving.joining import rows_axis
 
 
 def argument(name: str, *shape: Any) -> Any:

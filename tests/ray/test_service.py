@@ -227,7 +227,7 @@ def test_hostile_requests_are_answered_with_4xx(service: Ports) -> None:
 def test_hostile_messages_are_refused_and_a_stream_goes_on(service: Ports) -> None:
     import grpc
 
-    from vkep.ray import messages
+    from vkep.serving import messages
 
     good = messages.message("ModelInferRequest", model_name="square", id="7", raw_input_contents=[X.tobytes()])
     good.inputs.add(name="x", datatype="FP32", shape=X.shape)

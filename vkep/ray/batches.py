@@ -7,36 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
+
+from vkep.serving.joining import Argument, rows_axis
 
 Array = np.ndarray[Any, Any]
 Columns = dict[str, Array]
 Dims = Sequence[int | str | None]
 #: calls a function for each of several feeds, as ``map`` does
 Every = Callable[[Callable[[Columns], Sequence[Array]], Iterable[Columns]], Iterable[Sequence[Array]]]
-
-
-class Argument(Protocol):
-    """An input or output as `vkep.NodeArg` describes it."""
-
-    @property
-    def name(self) -> str:
-        """The name of the model's input."""
-
-    @property
-    def shape(self) -> Sequence[int | str | None] | None:
-        """Its sizes; names and None are open."""
-
-
-def rows_axis(inputs: Sequence[Argument], outputs: Sequence[Argument]) -> int | str | None:
-    """The model's first axis if it is an axis of rows: the symbol, or the size, that all inputs and outputs have there.
-
-    None: rows cannot be batched. A first axis without a name (or with different names) does not count as rows.
-    """
-    firsts = {argument.shape[0] if argument.shape else None for argument in (*inputs, *outputs)}
-    return firsts.pop() if len(firsts) == 1 else None
 
 
 @dataclass(frozen=True)

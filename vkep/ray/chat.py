@@ -16,10 +16,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from vkep.ray.devices import assigned_device
-from vkep.ray.http import answer_of, read_body, retry_after
-from vkep.ray.kserve import ProtocolError
-from vkep.ray.openai import Answering, ChatRequest, error_of, event, parse_request
-from vkep.ray.writer import Writer
+from vkep.serving.http import answer_of, read_body, retry_after
+from vkep.serving.kserve import ProtocolError
+from vkep.serving.openai import Answering, ChatRequest, error_of, event, parse_request
+from vkep.serving.writer import Writer
 
 if TYPE_CHECKING:
     from vkep.generation import Event, Generator, Sampling

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from vkep.cache import code_folder
-from vkep.dtypes import from_onnx
 from vkep.files import file_inside, read_file
 from vkep.own_files import is_own_file, write_own
 from vkep.ray.devices import assigned_device
@@ -128,15 +127,3 @@ def local(model: Source) -> str | os.PathLike[str] | bytes | onnx.ModelProto:
 
         model = ray.get(model)
     return model.path() if isinstance(model, Shipped) else model
-
-
-def zeros(session: InferenceSession, shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray[Any, Any]]:
-    """Feeds of zeros, for a first run. Raises ``ValueError`` for an input without a shape, or of a type that arrays do
-    not have."""
-    feeds = {}
-    for info in session.model.graph.inputs:
-        dtype = from_onnx(info.elem_type)
-        if info.name not in shapes or dtype is None:
-            raise ValueError(f"a first run needs a shape for {info.name!r}, an array; got shapes {dict(shapes)}")
-        feeds[info.name] = np.zeros(tuple(shapes[info.name]), dtype.numpy)
-    return feeds

@@ -16,7 +16,8 @@ from gpu_shared.errors import DeviceLostError
 from vkep.errors import InvalidInputError
 from vkep.ray.batches import Array, Columns, Padding, Table
 from vkep.ray.devices import in_actor
-from vkep.ray.models import local, open_session, zeros
+from vkep.ray.models import local, open_session
+from vkep.serving.loaded import zeros
 from vkep.session.replicas import RenewedSession
 
 if TYPE_CHECKING:

@@ -25,11 +25,12 @@ from starlette.responses import JSONResponse, Response
 
 import vkep
 from gpu_shared.timeline import set_polling
-from vkep.ray import kserve, messages
-from vkep.ray.http import answer_of, read_body, retry_after
-from vkep.ray.kserve import HEADER_LENGTH, ProtocolError
-from vkep.ray.loaded import LoadedModel, Models
-from vkep.ray.streams import in_order
+from vkep.ray.models import local, open_session
+from vkep.serving import kserve, messages
+from vkep.serving.http import answer_of, read_body, retry_after
+from vkep.serving.kserve import HEADER_LENGTH, ProtocolError
+from vkep.serving.loaded import LoadedModel, Models
+from vkep.serving.streams import in_order
 
 if TYPE_CHECKING:
     from vkep.ray.models import Source
@@ -195,7 +196,7 @@ class Service:
                     one = LoadedModel(
                         name,
                         version,
-                        source,
+                        local(source),
                         session,
                         pool=self._pool,
                         rows=self.options.rows,
@@ -204,6 +205,7 @@ class Service:
                         observe=self._observe,
                         independent=self.options.says_independent(name),
                         example=self.options.examples.get(name),
+                        open_session=open_session,
                     )
                     loaded.setdefault(name, {})[version] = one
         except BaseException:

@@ -34,7 +34,7 @@ BERT_BASE = BertShape(30522, 768, 12, 12, 3072, 512)
 #: a session in a loop, in a process of its own as workers are; it starts after a line of input
 _BARE = """
 import json, sys, time, vkep
-from vkep.ray.models import zeros
+from vkep.serving.loaded import zeros
 path, batch, seconds, device = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
 with vkep.InferenceSession(path, device=device if device >= 0 else None) as session:
     feeds = zeros(session, {a.name: (batch, *a.shape[1:]) for a in session.get_inputs()})

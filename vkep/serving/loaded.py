@@ -1,6 +1,6 @@
 """Open models of a service: versions by name on one device context, and runs that share a batch.
 
-Independent of Ray: `vkep.ray.service` provides its metrics.
+Independent of Ray.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,25 +20,27 @@ from onnx import TensorProto
 from gpu_shared.errors import DeviceLostError
 from vkep.dtypes import from_onnx
 from vkep.errors import InvalidInputError
-from vkep.ray.batcher import Batcher
-from vkep.ray.batches import rows_axis
-from vkep.ray.bodies import Array, joined, shapes_of
-from vkep.ray.joining import Joining
-from vkep.ray.kserve import STRINGS, ModelSpec, ProtocolError, TensorSpec, datatype
-from vkep.ray.models import local, open_session, zeros
+from vkep.serving.batcher import Batcher
+from vkep.serving.bodies import Array, joined, shapes_of
+from vkep.serving.joining import Joining, rows_axis
+from vkep.serving.kserve import STRINGS, ModelSpec, ProtocolError, TensorSpec, datatype
+from vkep.session import InferenceSession
 from vkep.session.replicas import RenewedSession
 
 if TYPE_CHECKING:
     from vkep.graph.model import ValueInfo
-    from vkep.ray.models import Source
-    from vkep.session import InferenceSession
 
-logger = logging.getLogger("vkep.ray")
+logger = logging.getLogger("vkep.serving")
 
 Feeds = Mapping[str, Array]
 Results = dict[str, Array]
 #: ``observe(model, version, rows, requests, seconds)``: called after each run
 Observe = Callable[[str, str, int, int, float], None]
+
+
+def opened(source: Any, options: Mapping[str, Any]) -> InferenceSession:
+    """A session of a model. Raises as `vkep.InferenceSession`."""
+    return InferenceSession(source, **options)
 
 
 class LoadedModel:
@@ -49,7 +51,7 @@ class LoadedModel:
         self,
         name: str,
         version: str,
-        source: Source,
+        source: Any,
         options: Mapping[str, Any],
         *,
         pool: Executor,
@@ -59,8 +61,10 @@ class LoadedModel:
         observe: Observe,
         independent: bool = False,
         example: Mapping[str, Any] | None = None,
+        open_session: Callable[[Any, Mapping[str, Any]], InferenceSession] = opened,
     ) -> None:
-        """``rows``: the maximum number of rows of one run; 1: requests do not share runs. ``wait_s``: how long the first
+        """``source``, ``options``: what ``open_session`` takes.
+        ``rows``: the maximum number of rows of one run; 1: requests do not share runs. ``wait_s``: how long the first
         request of a run waits for others. ``runs``: those that ``pool`` takes at once. ``independent``: rows are independent,
         proved or not. ``example``: the inputs of a request, for the runs before the first request; without it these take zeros,
         where no axis but that of rows is symbolic. Raises as `vkep.InferenceSession`, and ``ValueError`` for a model whose
@@ -68,7 +72,7 @@ class LoadedModel:
         independent are not."""
         self._pool, self._observe = pool, observe
         self.runs_done = self.rows_done = 0
-        self.renewed = RenewedSession(partial(open_session, local(source), options))
+        self.renewed = RenewedSession(partial(open_session, source, options))
         try:
             session = self.renewed.session
             graph = session.model.graph
@@ -284,3 +288,15 @@ def tensor_spec(info: ValueInfo) -> TensorSpec:
 
 def _age(version: str) -> tuple[int, str]:
     return (int(version), "") if version.isdecimal() else (-1, version)
+
+
+def zeros(session: InferenceSession, shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray[Any, Any]]:
+    """Feeds of zeros, for a first run. Raises ``ValueError`` for an input without a shape, or of a type that arrays do
+    not have."""
+    feeds = {}
+    for info in session.model.graph.inputs:
+        dtype = from_onnx(info.elem_type)
+        if info.name not in shapes or dtype is None:
+            raise ValueError(f"a first run needs a shape for {info.name!r}, an array; got shapes {dict(shapes)}")
+        feeds[info.name] = np.zeros(tuple(shapes[info.name]), dtype.numpy)
+    return feeds

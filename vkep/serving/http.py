@@ -10,10 +10,10 @@ from starlette.requests import Request
 
 from gpu_shared.errors import DeviceLostError
 from vkep.errors import InvalidInputError
-from vkep.ray import kserve
-from vkep.ray.kserve import ProtocolError
+from vkep.serving import kserve
+from vkep.serving.kserve import ProtocolError
 
-logger = logging.getLogger("vkep.ray")
+logger = logging.getLogger("vkep.serving")
 
 
 async def read_body(request: Request, most: int, seconds: float) -> Sequence[bytes]:

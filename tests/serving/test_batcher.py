@@ -11,7 +11,7 @@ import pytest
 
 from tests.ray.virtual import VirtualLoop
 from tests.ray.virtual import played as played_to_its_end
-from vkep.ray.batcher import _QUIET_S, Batcher
+from vkep.serving.batcher import _QUIET_S, Batcher
 
 
 class Runs:

@@ -20,7 +20,7 @@ import numpy as np
 
 from gpu_shared.errors import PicklableError
 from vkep.errors import shortened, shown
-from vkep.ray.bodies import Array, BinaryFeeds, Layout
+from vkep.serving.bodies import Array, BinaryFeeds, Layout
 
 #: the protocol's name of strings: arrays of Python's, sent in UTF-8
 STRINGS = "BYTES"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from vkep.placement.rows import RowProof, independent, prove
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpu_shared.capabilities import DeviceCapabilities
     from vkep.graph.model import Model
 
-logger = logging.getLogger("vkep.ray")
+logger = logging.getLogger("vkep.serving")
 
 #: proofs for sizes that others do not cover: sizes are a client's choice, and each proof takes as long as placing the model
 _PROOFS = 16
@@ -66,3 +66,24 @@ class Joining:
         """Join no further requests: joined rows were wrong."""
         self.off = True
         logger.error("%s: its requests run one at a time from now on: %s", self._name, why)
+
+
+class Argument(Protocol):
+    """An input or output as `vkep.NodeArg` describes it."""
+
+    @property
+    def name(self) -> str:
+        """The name of the model's input."""
+
+    @property
+    def shape(self) -> Sequence[int | str | None] | None:
+        """Its sizes; names and None are open."""
+
+
+def rows_axis(inputs: Sequence[Argument], outputs: Sequence[Argument]) -> int | str | None:
+    """The model's first axis if it is an axis of rows: the symbol, or the size, that all inputs and outputs have there.
+
+    None: rows cannot be batched. A first axis without a name (or with different names) does not count as rows.
+    """
+    firsts = {argument.shape[0] if argument.shape else None for argument in (*inputs, *outputs)}
+    return firsts.pop() if len(firsts) == 1 else None

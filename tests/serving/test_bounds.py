@@ -13,9 +13,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.ray.test_kserve import MODEL
-from vkep.ray import messages
-from vkep.ray.kserve import InferRequest, ModelSpec, ProtocolError, TensorSpec, infer_response, inflated, parse_infer
+from tests.serving.test_kserve import MODEL
+from vkep.serving import messages
+from vkep.serving.kserve import (
+    InferRequest,
+    ModelSpec,
+    ProtocolError,
+    TensorSpec,
+    infer_response,
+    inflated,
+    parse_infer,
+)
 
 
 def refused(body: bytes, **headers: Any) -> int:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vkep.ray.bodies import BinaryFeeds, Layout, joined, shapes_of
+from vkep.serving.bodies import BinaryFeeds, Layout, joined, shapes_of
 
 
 def feeds(rows: int, head: int, value: int, cut: int = 0) -> BinaryFeeds:

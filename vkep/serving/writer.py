@@ -22,7 +22,7 @@ from vkep.memory import ArenaOutOfMemory
 if TYPE_CHECKING:
     from vkep.generation import Answer, Batch, Event, Generator, Sampling
 
-logger = logging.getLogger("vkep.ray")
+logger = logging.getLogger("vkep.serving")
 
 
 @dataclass(eq=False)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.ray.virtual import played
-from vkep.ray.streams import in_order
+from vkep.serving.streams import in_order
 
 
 async def counted(count: int, read: list[int]) -> AsyncIterator[int]:

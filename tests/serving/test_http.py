@@ -13,8 +13,8 @@ pytest.importorskip("starlette")
 
 from starlette.requests import Request
 
-from vkep.ray.http import read_body
-from vkep.ray.kserve import ProtocolError
+from vkep.serving.http import read_body
+from vkep.serving.kserve import ProtocolError
 
 
 def read(pieces: list[bytes], headers: Mapping[str, str], most: int = 100) -> Any:

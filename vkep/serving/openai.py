@@ -14,7 +14,7 @@ from pydantic_core import from_json
 
 from vkep.errors import InvalidInputError, shortened, shown
 from vkep.generation.sampling import MOST_STOPS, Sampling
-from vkep.ray.kserve import ProtocolError
+from vkep.serving.kserve import ProtocolError
 
 #: limits of lists; numbers have those of `vkep.generation.Sampling`
 _MOST_MESSAGES, _MOST_PARTS, _MOST_TOKENS, _LONGEST_NAME = 4096, 1024, 1 << 20, 256

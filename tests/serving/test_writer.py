@@ -17,9 +17,9 @@ from tools.waiting import LONG_S, comes_true
 from vkep.errors import InvalidInputError, InvalidModelError
 from vkep.generation import Generator, Sampling
 from vkep.models.language import write_language
-from vkep.ray.kserve import ProtocolError
-from vkep.ray.openai import parse_request
-from vkep.ray.writer import Writer
+from vkep.serving.kserve import ProtocolError
+from vkep.serving.openai import parse_request
+from vkep.serving.writer import Writer
 
 pytest.importorskip("tokenizers")
 

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vkep.ray import messages
-from vkep.ray.bodies import BinaryFeeds, joined
-from vkep.ray.kserve import (
+from vkep.serving import messages
+from vkep.serving.bodies import BinaryFeeds, joined
+from vkep.serving.kserve import (
     DATATYPES,
     InferRequest,
     ModelSpec,
@@ -415,7 +415,7 @@ def test_bytes_are_a_message_or_refused(data: bytes) -> None:
 
 
 def test_types_without_a_datatype() -> None:
-    from vkep.ray.kserve import datatype
+    from vkep.serving.kserve import datatype
 
     assert datatype(np.dtype(ml_dtypes.bfloat16)) == "BF16"
     with pytest.raises(ValueError, match="no datatype for complex64"):

@@ -14,8 +14,8 @@ import vkep
 from tests.ray.virtual import played
 from tests.session.models import model
 from tests.session.test_replicas import lose
-from vkep.ray.kserve import ProtocolError
-from vkep.ray.loaded import LoadedModel, Models
+from vkep.serving.kserve import ProtocolError
+from vkep.serving.loaded import LoadedModel, Models
 
 SQUARE = model("g (float[n,s] x) => (float[n,s] y) { y = Mul(x, x) }")
 PICK = model("g (float[n,3] x, int64[n,1] i) => (float[n,1] y) { y = GatherElements <axis = 1> (x, i) }")

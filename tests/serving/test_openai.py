@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vkep.ray.kserve import ProtocolError
-from vkep.ray.openai import Answering, parse_request
+from vkep.serving.kserve import ProtocolError
+from vkep.serving.openai import Answering, parse_request
 
 HELLO = [{"role": "user", "content": "hello"}]
 

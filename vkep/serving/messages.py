@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from vkep.ray.bodies import Array
-from vkep.ray.kserve import (
+from vkep.serving.bodies import Array
+from vkep.serving.kserve import (
     CONFIG_TYPES,
     DATATYPES,
     MOST_VALUES,
@@ -36,7 +36,7 @@ from vkep.ray.kserve import (
 
 SERVICE = "inference.GRPCInferenceService"
 #: for ``serve.start(grpc_options={"grpc_servicer_functions": [...]})``
-SERVICER_FUNCTION = "vkep.ray.messages.add_to_server"
+SERVICER_FUNCTION = "vkep.serving.messages.add_to_server"
 #: the methods, each with messages named after it
 METHODS = (
     "ServerLive",
