@@ -97,7 +97,19 @@ THIRD_PARTY = {
     },
     DEVICE: {"numpy", "ml_dtypes", "platformdirs"},
     SESSION: {"numpy", "onnx", "ml_dtypes", "platformdirs", "onnxruntime", "kp"},
-    FRONT: {"numpy", "onnx", "ml_dtypes", "typer", "click", "rich", "onnxruntime", "cffi", "tokenizers", "jinja2"},
+    FRONT: {
+        "numpy",
+        "onnx",
+        "ml_dtypes",
+        "typer",
+        "click",
+        "rich",
+        "onnxruntime",
+        "cffi",
+        "tokenizers",
+        "jinja2",
+        "llguidance",
+    },
 }
 VULKAN_MODULE = "gpu_shared.vk"
 # Heavy extras that one package alone imports, and only once it is asked for.

@@ -6,9 +6,9 @@ import logging
 import operator
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from gpu_shared.steady import check_wanted, on_end, settle, steady
 from gpu_shared.uncopied import Uncopied
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError, VkepError, shown
+from vkep.generation.biases import Bias
 from vkep.generation.choices import Choice
 from vkep.generation.choosing import Chooser
 from vkep.generation.decoder import Decoder, Made
@@ -25,11 +26,23 @@ from vkep.generation.rows import BufferRows, GrownRows, Rows
 from vkep.generation.sampling import Chances, Sampling
 from vkep.generation.text import TextStream
 
+if TYPE_CHECKING:
+    from vkep.generation.grammar import Grammar
+
 logger = logging.getLogger("vkep.generation")
 #: largest number of prompt tokens in one step, so that other answers continue meanwhile
 CHUNK = 512
 _GREEDY = Sampling()
 Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """The natural logarithm of the model's probability of a chosen token, and those of the most probable ones by token."""
+
+    token: int
+    value: float
+    top: Mapping[int, float]
 
 
 @dataclass(eq=False)
@@ -47,9 +60,11 @@ class Answer:
     text: str = ""
     reason: str = ""
     error: VkepError | None = field(default=None, repr=False)
+    logprobs: list[Logprob] = field(default_factory=list, repr=False)  #: of ``tokens``, where the settings ask for them
     _row: int = field(default=-1, repr=False)
     _chances: Chances = field(default_factory=Chances, repr=False)
     _stream: TextStream | None = field(default=None, repr=False)
+    _bias: Bias | None = field(default=None, repr=False)
 
     @property
     def ended(self) -> bool:
@@ -77,6 +92,7 @@ class Event:
     token: int | None
     text: str
     reason: str
+    logprob: Logprob | None = None
 
 
 class Reader:
@@ -105,9 +121,10 @@ class Batch(Uncopied):
         decoder: Decoder | EncoderDecoder,
         encode: Callable[[str], list[int]],
         stream: Callable[[Sampling], TextStream | None],
+        begin: Callable[[str], Grammar],
         limit: int,
     ) -> None:
-        self._decoder, self._encode, self._stream = decoder, encode, stream
+        self._decoder, self._encode, self._stream, self._begin = decoder, encode, stream, begin
         self._rows = _rows_of(decoder, limit)
         self._chooser = Chooser(decoder)
         self._under_way: list[Answer] = []
@@ -160,9 +177,11 @@ class Batch(Uncopied):
         elif len(start):
             raise InvalidInputError("start belongs to models with an encoder: the prompt is where an answer begins")
         tokens = self._checked(given)
+        grammar = self._begin(sampling.grammar) if sampling.grammar else None
         row = self._rows.take(tokens, {a._row for a in self._under_way}, source)
         chances = Chances() if sampling.seed is None else Chances(sampling.seed)
-        answer = Answer(tokens, sampling, _row=row, _chances=chances, _stream=self._stream(sampling))
+        bias = Bias(sampling, grammar) if sampling.biased else None
+        answer = Answer(tokens, sampling, _row=row, _chances=chances, _stream=self._stream(sampling), _bias=bias)
         self._under_way.append(answer)
         return answer
 
@@ -229,8 +248,9 @@ class Batch(Uncopied):
         made = self._rows.feed(answer._row, rest[:CHUNK])
         if len(rest) > CHUNK:
             return []
-        [token] = self._read(self._choose([answer], made, choice))
-        return [self._took(answer, token)]
+        made = self._choose([answer], made, choice)
+        [token] = self._read(made)
+        return [self._took(answer, token, *self._logprobs([answer], made))]
 
     def _decode(self, ready: Sequence[Answer]) -> list[Event]:
         events = [event for a in ready if (event := self._without_memory(a)) is not None]
@@ -243,9 +263,10 @@ class Batch(Uncopied):
             made = self._choose([by_row.get(row) for row in rows], made, choice)
             ahead = self._go_ahead(ready, rows, made)
             chosen = dict(zip(rows, self._read(made), strict=True))
+            logprobs = dict(zip(rows, self._logprobs([by_row.get(row) for row in rows], made), strict=True))
             if ahead is not None:
                 self._ahead = _Ahead(ready, [chosen[row] for row in rows], rows, self._held(rows), ahead)
-            events += [self._took(by_row[row], chosen[row]) for row in rows if row in by_row]
+            events += [self._took(by_row[row], chosen[row], logprobs[row]) for row in rows if row in by_row]
         return events
 
     def _steps(self, ready: Sequence[Answer], choice: Choice) -> Iterable[tuple[range, Made]]:
@@ -316,7 +337,35 @@ class Batch(Uncopied):
             list(dict.fromkeys([*a.prompt, *a.tokens])) if a is not None and a.sampling.repetition_penalty != 1 else []
             for a in answers
         ]
-        return self._chooser.submit(made, choice, each, chances, seen)
+        biases = [
+            self._bias_of(a, made.logits.shape[2]) if a is not None and a._bias is not None else None for a in answers
+        ]
+        return self._chooser.submit(made, choice, each, chances, seen, biases)
+
+    def _bias_of(self, answer: Answer, vocabulary: int) -> Array | None:
+        """What is added to an answer's logits; where this fails the answer ends with its next token."""
+        assert answer._bias is not None
+        try:
+            return answer._bias.row(vocabulary)
+        except VkepError as error:
+            answer.error = error
+            return None
+
+    def _logprobs(self, answers: Sequence[Answer | None], made: Made) -> list[Logprob | None]:
+        """The logarithms of the tokens that `_read` returned."""
+        if made.logprobs is None:
+            return [None] * len(answers)
+        values, tops, tokens = (tensor.host_view() for tensor in made.logprobs)
+        assert self._known is not None
+        found: list[Logprob | None] = []
+        for row, answer in enumerate(answers):
+            count = answer.sampling.logprobs if answer is not None else None
+            if count is None:
+                found.append(None)
+                continue
+            top = {int(t): float(v) for t, v in zip(tokens[row, :count], tops[row, :count], strict=True)}
+            found.append(Logprob(self._known[1][row], float(values[row, 0]), top))
+        return found
 
     def _read(self, made: Made) -> list[int]:
         """The tokens that `_choose` chose; waits for them."""
@@ -324,36 +373,45 @@ class Batch(Uncopied):
         self._known = made.tokens, made.on_host()
         return self._known[1]
 
-    def _took(self, answer: Answer, token: int) -> Event:
+    def _took(self, answer: Answer, token: int, logprob: Logprob | None) -> Event:
         settings, stream = answer.sampling, answer._stream
         ends = frozenset(settings.stop_tokens) | (
-            frozenset() if settings.ignore_end else self._decoder.folder.end_tokens
+            frozenset() if settings.ignore_end and not settings.grammar else self._decoder.folder.end_tokens
         )
+        if answer.error is not None:
+            return self._ended(answer, None, "", "error")
         if token in ends:
             return self._ended(answer, token, "", "stop")
         answer.tokens.append(token)
+        if logprob is not None:
+            answer.logprobs.append(logprob)
         try:
             text = stream.add(token) if stream is not None else ""
+            if answer._bias is not None:
+                answer._bias.took(token)
         except VkepError as error:  # of this answer alone: the others continue
             answer.error, answer._stream = error, None
             return self._ended(answer, token, "", "error")
-        if stream is not None and stream.stopped:
-            return self._ended(answer, token, text, "stop")
+        follows = answer._bias is None or answer._bias.grammar is None or not answer._bias.grammar.ended
+        if not follows or (stream is not None and stream.stopped):
+            return self._ended(answer, token, text, "stop", logprob)
         if settings.max_tokens is not None and len(answer.tokens) >= settings.max_tokens:
-            return self._ended(answer, token, text, "length")
+            return self._ended(answer, token, text, "length", logprob)
         if self._decoder.folder.context and len(answer.prompt) + len(answer.tokens) >= self._decoder.folder.context:
-            return self._ended(answer, token, text, "context")
+            return self._ended(answer, token, text, "context", logprob)
         answer.text += text
-        return Event(answer, token, text, "")
+        return Event(answer, token, text, "", logprob)
 
-    def _ended(self, answer: Answer, token: int | None, text: str, reason: str) -> Event:
+    def _ended(
+        self, answer: Answer, token: int | None, text: str, reason: str, logprob: Logprob | None = None
+    ) -> Event:
         try:
             text += answer._stream.end() if answer._stream is not None else ""
         except VkepError as error:
             answer.error, reason = error, "error"
         answer.text += text
         self._end(answer, reason)
-        return Event(answer, token, text, reason)
+        return Event(answer, token, text, reason, logprob)
 
     def _end(self, answer: Answer, reason: str) -> None:
         answer.reason = reason

@@ -10,11 +10,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from vkep.generation.sampling import Sampling
+from vkep.generation.sampling import MOST_LOGPROBS, Sampling
 from vkep.graph.model import GENERATION
 
 Array = np.ndarray[Any, Any]
 
+#: outputs with the logarithms of probabilities
+LOGPROBS = ("logprob", "top", "top_tokens")
 #: token ids that a penalty reads are padded to a multiple of this, so that few shapes occur
 _PADDED = 64
 
@@ -39,27 +41,40 @@ class Choice:
     sample: bool
     penalty: bool
     never: tuple[int, ...] = ()
+    biased: bool = False
+    logprobs: bool = False
 
     @classmethod
     def of(cls, each: Sequence[Sampling], never: tuple[int, ...] = ()) -> Choice:
         """The options that the settings of a batch need together; ``never`` are tokens that are not chosen."""
-        return cls(any(s.temperature for s in each), any(s.repetition_penalty != 1 for s in each), never)
+        return cls(
+            any(s.temperature for s in each),
+            any(s.repetition_penalty != 1 for s in each),
+            never,
+            any(s.biased for s in each),
+            any(s.logprobs is not None for s in each),
+        )
 
     @property
     def greedy(self) -> bool:
-        """Whether every sequence takes the most probable token."""
-        return not (self.sample or self.penalty or self.never)
+        """Whether every sequence takes the most probable token, and nothing else is known of it."""
+        return self == Choice(False, False)
 
 
 def chooser(element: int, choice: Choice) -> onnx.ModelProto:
     """Return the graph that chooses from the last logits of each sequence.
 
     Inputs: ``logits`` [batch, length, vocabulary] of the ONNX type ``element``; unless ``choice`` is greedy ``settings`` float32
-    [batch, 6], and with its penalty ``seen`` int64 [batch, count]. Outputs: ``tokens`` int64 [batch, 1], the next step's input,
-    and ``chosen`` int32 [batch], for the host.
+    [batch, 6]; with its penalty ``seen`` int64 [batch, count]; where it is biased ``bias`` float32 [biases, vocabulary], and
+    which of them each sequence has, ``bias_of`` int64 [batch].
+
+    Outputs: ``tokens`` int64 [batch, 1], the next step's input; ``chosen`` int32 [batch], for the host. With logarithms also
+    those of the model's own probabilities: ``logprob`` float32 [batch, 1] of the chosen token, ``top`` float32 [batch, k] of the
+    most probable ones, ``top_tokens`` int32 [batch, k]. k is `MOST_LOGPROBS`, or the vocabulary where it has fewer.
     """
     inputs = [helper.make_tensor_value_info("logits", element, ["batch", "length", "vocabulary"])]
     weights: dict[str, Array] = {}
+    nodes: list[onnx.NodeProto] = []
     if choice.greedy:
         weights = {name: np.array([value], np.int64) for name, value in (("from", -1), ("to", 2**31 - 1), ("axis", 1))}
         nodes = [
@@ -77,12 +92,49 @@ def chooser(element: int, choice: Choice) -> onnx.ModelProto:
             inputs.append(helper.make_tensor_value_info("seen", TensorProto.INT64, ["batch", "count"]))
         if choice.never:
             weights["never"] = np.array(choice.never, np.int64)
-        names = ["logits", "settings", "seen" if choice.penalty else "", "never" if choice.never else ""]
-        nodes = [helper.make_node("ChooseToken", names, ["tokens", "chosen"], name="choose", domain=GENERATION)]
+        read = "logits"
+        if choice.biased or choice.logprobs:
+            read = "last"
+            weights |= {
+                name: np.array([value], np.int64) for name, value in (("from", -1), ("to", 2**31 - 1), ("axis", 1))
+            }
+            nodes += [
+                helper.make_node("Slice", ["logits", "from", "to", "axis"], ["row"], name="row"),
+                helper.make_node("Cast", ["row"], ["last"], name="last", to=TensorProto.FLOAT),
+            ]
+        if choice.biased:
+            read = "biased"
+            inputs += [
+                helper.make_tensor_value_info("bias", TensorProto.FLOAT, ["biases", "vocabulary"]),
+                helper.make_tensor_value_info("bias_of", TensorProto.INT64, ["batch"]),
+            ]
+            nodes += [
+                helper.make_node("Gather", ["bias", "bias_of"], ["flat_bias"], name="flat_bias"),
+                helper.make_node("Unsqueeze", ["flat_bias", "axis"], ["row_bias"], name="row_bias"),
+                helper.make_node("Add", ["last", "row_bias"], ["biased"], name="biased"),
+            ]
+        names = [read, "settings", "seen" if choice.penalty else "", "never" if choice.never else ""]
+        nodes.append(helper.make_node("ChooseToken", names, ["tokens", "chosen"], name="choose", domain=GENERATION))
     outputs = [
         helper.make_tensor_value_info("tokens", TensorProto.INT64, ["batch", 1]),
         helper.make_tensor_value_info("chosen", TensorProto.INT32, ["batch"]),
     ]
+    if choice.logprobs:
+        weights["k"] = np.array([MOST_LOGPROBS], np.int64)
+        nodes += [
+            helper.make_node("Squeeze", ["last", "axis"], ["flat_last"], name="flat_last"),
+            helper.make_node("LogSoftmax", ["flat_last"], ["logs"], name="logs", axis=-1),
+            helper.make_node("GatherElements", ["logs", "tokens"], ["logprob"], name="logprob", axis=1),
+            helper.make_node("Shape", ["logs"], ["count"], name="count", start=1),
+            helper.make_node("Min", ["k", "count"], ["least"], name="least"),
+            helper.make_node("TopK", ["logs", "least"], ["top", "places"], name="top"),
+            helper.make_node("Cast", ["places"], ["top_tokens"], name="top_tokens", to=TensorProto.INT32),
+        ]
+        kinds = (TensorProto.FLOAT, TensorProto.FLOAT, TensorProto.INT32)
+        outputs += [
+            helper.make_tensor_value_info(name, kind, ["batch", width])
+            for name, kind, width in zip(LOGPROBS, kinds, (1, "k", "k"), strict=True)
+        ]
     tensors = [numpy_helper.from_array(value, name) for name, value in weights.items()]
     graph = helper.make_graph(nodes, "chooser", inputs, outputs, tensors)
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid(GENERATION, 1)]

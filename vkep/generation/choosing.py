@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
 from vkep.device.tensor import DeviceTensor
-from vkep.generation.choices import Choice, chooser, padded, settings_of
+from vkep.generation.choices import LOGPROBS, Array, Choice, chooser, padded, settings_of
 from vkep.generation.decoder import Decoder, Made
 from vkep.generation.encoder_decoder import EncoderDecoder
-from vkep.generation.sampling import Sampling
+from vkep.generation.sampling import MOST_LOGPROBS, Sampling
 from vkep.session import InferenceSession, IOBinding
 
 
@@ -22,6 +23,7 @@ class Chooser:
         self._sessions: dict[Choice, InferenceSession] = {}
         self._bound: dict[tuple[Choice, int], IOBinding] = {}
         self._tokens: dict[int, tuple[DeviceTensor, DeviceTensor]] = {}  # by the number of sequences
+        self._logprobs: dict[tuple[int, int], list[DeviceTensor]] = {}  # by the number of sequences and the vocabulary
 
     def submit(
         self,
@@ -30,24 +32,33 @@ class Chooser:
         each: Sequence[Sampling],
         chances: Sequence[float],
         seen: Sequence[Sequence[int]],
+        biases: Sequence[Array | None],
     ) -> Made:
         """Submit the choice from a run's logits; returns the run with the tokens, which the next call overwrites.
 
-        Each sequence has its settings, its random number, and the tokens that occurred if its penalty needs them.
+        Each sequence has its settings, its random number, the tokens that occurred if its penalty needs them, and its bias
+        (float32 [vocabulary]) or None.
         ``choice`` has the options that any of them needs.
         """
-        binding = self._binding(choice, made.logits.shape[0])
+        rows, _, vocabulary = made.logits.shape
+        binding = self._binding(choice, rows, vocabulary)
         binding.bind_input("logits", made.logits)
         if not choice.greedy:
             settings = [settings_of(s, chance) for s, chance in zip(each, chances, strict=True)]
             binding.bind_cpu_input("settings", np.array(settings, np.float32))
         if choice.penalty:
             binding.bind_cpu_input("seen", padded([tokens or [0] for tokens in seen]))
+        if choice.biased:
+            given = [bias for bias in biases if bias is not None]
+            places = itertools.count(1)
+            binding.bind_cpu_input("bias", np.stack([np.zeros(vocabulary, np.float32), *given]))
+            binding.bind_cpu_input("bias_of", np.array([0 if b is None else next(places) for b in biases], np.int64))
         self._sessions[choice].run_with_iobinding(binding)
-        tokens, chosen = self._tokens[made.logits.shape[0]]
-        return made._replace(tokens=tokens, chosen=chosen)
+        tokens, chosen = self._tokens[rows]
+        logprobs = self._logprobs[rows, vocabulary] if choice.logprobs else None
+        return made._replace(tokens=tokens, chosen=chosen, logprobs=logprobs)
 
-    def _binding(self, choice: Choice, rows: int) -> IOBinding:
+    def _binding(self, choice: Choice, rows: int, vocabulary: int) -> IOBinding:
         session = self._sessions.get(choice)
         if session is None:
             model = chooser(self._decoder.element, choice)
@@ -61,12 +72,25 @@ class Chooser:
             binding = self._bound[choice, rows] = session.io_binding()
             for name, tensor in zip(("tokens", "chosen"), self._tokens[rows], strict=True):
                 binding.bind_output(name, tensor)
+            if choice.logprobs:
+                for name, tensor in zip(LOGPROBS, self._logprobs_of(session, rows, vocabulary), strict=True):
+                    binding.bind_output(name, tensor)
         return binding
+
+    def _logprobs_of(self, session: InferenceSession, rows: int, vocabulary: int) -> list[DeviceTensor]:
+        """The memory of the logarithms, which the host reads."""
+        if (rows, vocabulary) not in self._logprobs:
+            most = min(MOST_LOGPROBS, vocabulary)
+            self._logprobs[rows, vocabulary] = [
+                session.empty_device_tensor((rows, width), dtype, host_visible=True)
+                for width, dtype in ((1, "float32"), (most, "float32"), (most, "int32"))
+            ]
+        return self._logprobs[rows, vocabulary]
 
     def close(self) -> None:
         """Close the sessions."""
         self._bound.clear()
-        for tensors in self._tokens.values():
+        for tensors in (*self._tokens.values(), *self._logprobs.values()):
             for tensor in tensors:
                 tensor.close()
         for session in self._sessions.values():

@@ -39,6 +39,8 @@ class Made(NamedTuple):
     tokens: DeviceTensor | None = None
     chosen: DeviceTensor | None = None
     number: int = 0  #: of the decoder's runs
+    #: logarithms of probabilities where they were requested: `vkep.generation.choices.LOGPROBS`
+    logprobs: Sequence[DeviceTensor] | None = None
 
     def on_host(self) -> list[int]:
         """The most probable tokens; waits for the run. Raises `InvalidInputError` as `DeviceTensor.check`."""

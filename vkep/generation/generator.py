@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from vkep.generation.batch import Answer, Batch, Reader
     from vkep.generation.decoder import Decoder
     from vkep.generation.encoder_decoder import EncoderDecoder
+    from vkep.generation.grammar import Grammar, Grammars
     from vkep.generation.text import Text, TextStream
     from vkep.view.page import Page
 
@@ -82,13 +83,23 @@ class Generator(Uncopied):
         """A new batch, for servers that add answers and call `Batch.step` themselves; close it before the generator."""
         from vkep.generation.batch import Batch
 
-        return Batch(self._decoder, self._encode, self._text_stream, max_sequences or self._limit)
+        return Batch(self._decoder, self._encode, self._text_stream, self._begin, max_sequences or self._limit)
+
+    @functools.cached_property
+    def grammars(self) -> Grammars:
+        """The grammars that answers may follow, for the folder's tokenizer."""
+        from vkep.generation.grammar import Grammars
+
+        return Grammars(self._decoder.folder, self._decoder.vocabulary)
+
+    def _begin(self, grammar: str) -> Grammar:
+        return self.grammars.begin(grammar)
 
     def _encode(self, prompt: str) -> list[int]:
         return self.text.encode(prompt)
 
     def _text_stream(self, sampling: Sampling) -> TextStream | None:
-        if "text" not in vars(self) and not sampling.stop:
+        if "text" not in vars(self) and not sampling.stop and not sampling.grammar:
             return None
         from vkep.generation.text import TextStream
 

@@ -13,6 +13,8 @@ from vkep.errors import InvalidInputError, shown
 
 #: limits of one answer's settings: each token of every answer waits while its text is compared with them
 MOST_STOPS, LONGEST_STOP, MOST_TOKENS = 16, 1024, 4096
+#: the most probable tokens that an answer may have logarithms of
+MOST_LOGPROBS = 20
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,10 @@ class Sampling:
     occurred, prompt included (arXiv:1909.05858). seed: the same seed gives the same tokens, whatever else is in the
     batch; None: a different one each time. max_tokens: of the answer; None: until the context is full. stop: texts that
     end the answer; they are not part of it. stop_tokens: ids that end it, besides the model's own. ignore_end: the
-    model's own end tokens do not end the answer.
+    model's own end tokens do not end the answer. frequency_penalty, presence_penalty: subtracted from the logits of the answer's
+    own tokens, for each time that a token occurred, and once. logit_bias: added to the logits of tokens, by id. logprobs: the
+    number of most probable tokens that `Answer.logprobs` has beside the chosen one; None: no logarithms. grammar: the answer
+    follows it (`vkep.generation.grammar`); "": none.
 
     Raises `InvalidInputError` for values out of range, or of other types; there are up to 16 stop texts of up to 1,024
     characters, and up to 4,096 stop tokens.
@@ -41,12 +46,17 @@ class Sampling:
     stop: Sequence[str] = ()
     stop_tokens: Sequence[int] = ()
     ignore_end: bool = False
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+    grammar: str = ""
 
     def __post_init__(self) -> None:
         wrong = []
         for name, (kind, low, high, expected) in _NUMBERS.items():
             value: Any = getattr(self, name)
-            if value is None and name in ("seed", "max_tokens"):
+            if value is None and name in ("seed", "max_tokens", "logprobs"):
                 continue
             number = _number(value, kind)
             if number is None or not (low <= number <= high or (number == 0 and name == "temperature")):
@@ -62,10 +72,24 @@ class Sampling:
         ignore_end: Any = self.ignore_end
         if not isinstance(ignore_end, bool):
             wrong.append(f"ignore_end is {shown(self.ignore_end)}, expected True or False")
+        bias: Any = self.logit_bias
+        numbers = _biases(bias)
+        if numbers is None:
+            wrong.append(
+                f"logit_bias is {shown(bias)}, expected up to {MOST_TOKENS} token ids with numbers of -100 to 100"
+            )
+        if not isinstance(self.grammar, str):
+            wrong.append(f"grammar is {shown(self.grammar)}, expected a text")
         if wrong:
             raise InvalidInputError("; ".join(wrong))
         object.__setattr__(self, "stop", tuple(stop))
         object.__setattr__(self, "stop_tokens", tuple(map(int, tokens)))
+        object.__setattr__(self, "logit_bias", numbers)
+
+    @property
+    def biased(self) -> bool:
+        """Whether numbers are added to its logits."""
+        return bool(self.frequency_penalty or self.presence_penalty or self.logit_bias or self.grammar)
 
 
 #: the kind and the range of each number, and the range in words. A step computes in float32
@@ -77,6 +101,9 @@ _NUMBERS: Mapping[str, tuple[type, float, float, str]] = {
     "repetition_penalty": (Real, 2.0**-126, 2.0**127, "more than 0"),
     "seed": (Integral, -(2**63), 2**64 - 1, "a whole number of 64 bits, or None"),
     "max_tokens": (Integral, 1, 2**31 - 1, "a whole number of 1 or more, or None"),
+    "frequency_penalty": (Real, -100, 100, "-100 to 100"),
+    "presence_penalty": (Real, -100, 100, "-100 to 100"),
+    "logprobs": (Integral, 0, MOST_LOGPROBS, f"a whole number of 0 to {MOST_LOGPROBS}, or None"),
 }
 
 
@@ -88,6 +115,18 @@ def _number(value: Any, kind: Any) -> float | int | None:
         return int(value) if kind is Integral else float(value)
     except (OverflowError, ValueError):
         return None
+
+
+def _biases(values: object) -> dict[int, float] | None:
+    """Numbers by token; None where they are something else."""
+    if not isinstance(values, Mapping) or len(values) > MOST_TOKENS:
+        return None
+    found = {_number(token, Integral): _number(value, Real) for token, value in values.items()}
+    fits = all(
+        token is not None and 0 <= token < 1 << 31 and value is not None and -100 <= value <= 100
+        for token, value in found.items()
+    )
+    return {int(token or 0): float(value or 0) for token, value in found.items()} if fits else None
 
 
 def _is_list(values: object, kind: type, most: int) -> bool:
