@@ -130,11 +130,9 @@ def chooser(element: int, choice: Choice) -> onnx.ModelProto:
             helper.make_node("TopK", ["logs", "least"], ["top", "places"], name="top"),
             helper.make_node("Cast", ["places"], ["top_tokens"], name="top_tokens", to=TensorProto.INT32),
         ]
+        shapes: list[list[str | int]] = [["batch", 1], ["batch", "k"], ["batch", "k"]]
         kinds = (TensorProto.FLOAT, TensorProto.FLOAT, TensorProto.INT32)
-        outputs += [
-            helper.make_tensor_value_info(name, kind, ["batch", width])
-            for name, kind, width in zip(LOGPROBS, kinds, (1, "k", "k"), strict=True)
-        ]
+        outputs += map(helper.make_tensor_value_info, LOGPROBS, kinds, shapes)
     tensors = [numpy_helper.from_array(value, name) for name, value in weights.items()]
     graph = helper.make_graph(nodes, "chooser", inputs, outputs, tensors)
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid(GENERATION, 1)]

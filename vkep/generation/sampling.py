@@ -78,8 +78,9 @@ class Sampling:
             wrong.append(
                 f"logit_bias is {shown(bias)}, expected up to {MOST_TOKENS} token ids with numbers of -100 to 100"
             )
-        if not isinstance(self.grammar, str):
-            wrong.append(f"grammar is {shown(self.grammar)}, expected a text")
+        grammar: Any = self.grammar
+        if not isinstance(grammar, str):
+            wrong.append(f"grammar is {shown(grammar)}, expected a text")
         if wrong:
             raise InvalidInputError("; ".join(wrong))
         object.__setattr__(self, "stop", tuple(stop))
