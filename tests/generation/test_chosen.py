@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tools.models.language import END, write_language
 from vkep.errors import InvalidInputError
 from vkep.generation import Generator, Sampling
 from vkep.generation.grammar import Grammars, of_schema
 from vkep.generation.sampling import MOST_LOGPROBS
+from vkep.models.language import END, write_language
 
 pytest.importorskip("tokenizers")
 
@@ -68,7 +68,11 @@ def test_logarithms_change_no_answer_of_a_batch(generator: Generator) -> None:
 
 
 def test_penalties_and_numbers_are_added_to_the_logits(generator: Generator) -> None:
-    settings: dict[str, Any] = {"logit_bias": {65: 40.0, 66: 39.5, 67: -100.0}, "frequency_penalty": 0.75, "presence_penalty": 0.5}
+    settings: dict[str, Any] = {
+        "logit_bias": {65: 40.0, 66: 39.5, 67: -100.0},
+        "frequency_penalty": 0.75,
+        "presence_penalty": 0.5,
+    }
     answer = generator.generate(PROMPT, max_tokens=8, ignore_end=True, **settings)
     expected: list[int] = []
     for _ in range(8):
