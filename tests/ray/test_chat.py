@@ -38,7 +38,7 @@ def service(serving: Ports, folder: Path) -> Iterator[Ports]:
     from ray import serve
 
     application = vkep.ray.generation(
-        folder, max_sequences=4, max_queued_requests=100, ray_actor_options={"num_cpus": 0.5}, body_s=3
+        folder, max_sequences=4, max_queued_requests=100, ray_actor_options={"num_cpus": 0.5}, options={"body_s": 3}
     )
     serve.run(application, name="chat", route_prefix="/chat")
     yield serving

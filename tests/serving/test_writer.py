@@ -142,7 +142,7 @@ def test_closing_ends_answers_in_progress(folder: Path) -> None:
         assert comes_true(lambda: not one.writer._inbox.empty())
         one.goes_on.set()
         await closing
-        with pytest.raises(vkep.VkepError, match="closing"):
+        with pytest.raises(ProtocolError, match="closing"):
             async for _ in events:
                 pass
 
@@ -203,7 +203,7 @@ def test_no_value_of_a_request_changes_another_answer(folder: Path, alone: list[
         for body in part:
             try:
                 given = parse_request(body, chat=False)
-                text, prompt = steps.writer.generator.text, given.prompt
+                text, prompt = steps.writer.generator.text, given.prompts[0]
                 prompt = text.encode(prompt) if isinstance(prompt, str) else prompt
                 await steps.tokens(prompt, steps.writer.generator.sampling(**{**given.settings, "max_tokens": 3}))
             except (ProtocolError, InvalidInputError):

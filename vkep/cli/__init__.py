@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from vkep.cli import cache, common, ort, shaders, vgf
 from vkep.cli.bench import bench_command
+from vkep.cli.chat import chat_command
 from vkep.cli.compare import compare_command
 from vkep.cli.devices import devices_command
 from vkep.cli.doctor import doctor_command
@@ -25,6 +26,7 @@ from vkep.cli.explain import explain_command
 from vkep.cli.generation import generate_command
 from vkep.cli.model import model_command
 from vkep.cli.run import run_command
+from vkep.cli.serve import serve_command
 from vkep.cli.tune import tune_command
 from vkep.cli.view import view_command
 
@@ -68,6 +70,8 @@ app.command("doctor")(doctor_command)
 app.command("model")(model_command)
 app.command("run")(run_command)
 app.command("generate")(generate_command)
+app.command("chat")(chat_command)
+app.command("serve")(serve_command)
 app.command("bench")(bench_command)
 app.command("compare")(compare_command)
 app.command("explain")(explain_command)

@@ -85,19 +85,30 @@ class Text:
     def chat(self, messages: Sequence[Mapping[str, Any]], *, special: bool = False, **more: Any) -> list[int]:
         """The tokens of a conversation up to where the next answer begins, by the folder's chat template.
 
-        ``messages`` are objects with ``role`` and ``content``. Texts of special tokens in them stay texts, unless ``special``:
-        a message cannot end itself and begin another. Raises `InvalidInputError` where the folder has no template or the template
-        refuses the messages.
+        ``messages`` are objects with ``role`` and ``content``; ``more`` are further values of the template, such as ``tools``.
+        Texts of special tokens in them stay texts, unless ``special``: a message cannot end itself and begin another. Raises
+        `InvalidInputError` where the folder has no template or the template refuses the messages.
         """
         template, values = self._template
         marks = Marks(() if special else self._special)
-        text = render(
-            template, {**values, "messages": marks.put(list(messages)), "add_generation_prompt": True, **more}
-        )
+        given = marks.put({"messages": list(messages), **more})
+        text = render(template, {**values, "add_generation_prompt": True, **given})
         tokens: list[int] = []
         for piece, is_mark in marks.split(text):  # the template has the special tokens
             tokens += self._encoded(self._plain if is_mark else self._tokenizer, piece, special=False)
         return tokens
+
+    @property
+    def template(self) -> str:
+        """The chat template. Raises `InvalidInputError` where the folder has none."""
+        return self._template[0]
+
+    def of_token(self, token: int, before: int | None = None) -> str:
+        """The text of one token, of a special one too, where it follows another. Raises as `decode`."""
+        with _panics(InvalidModelError, f"the tokenizer of {self._folder} fails for these tokens"):
+            start = [] if before is None else [before]
+            old = self._tokenizer.decode(start, skip_special_tokens=False) if start else ""
+            return str(self._tokenizer.decode([*start, token], skip_special_tokens=False)).removeprefix(old)
 
     @functools.cached_property
     def _template(self) -> tuple[str, dict[str, str]]:
@@ -151,7 +162,7 @@ class Marks:
         if isinstance(value, str) and self._find is not None:
             return self._find.sub(lambda found: f"{self._name}x{self._texts.index(found[0])}x", value)
         if isinstance(value, Mapping):
-            return {key: self.put(item) for key, item in value.items()}
+            return {self.put(key): self.put(item) for key, item in value.items()}
         return [self.put(item) for item in value] if isinstance(value, (list, tuple)) else value
 
     def split(self, text: str) -> Iterator[tuple[str, bool]]:

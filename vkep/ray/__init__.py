@@ -9,11 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vkep.ray.chat import generation
     from vkep.ray.devices import assigned_device
     from vkep.ray.models import Shipped, ship
     from vkep.ray.predictor import Predictor
-    from vkep.ray.service import ServiceOptions, deployment
+    from vkep.ray.service import deployment, generation
+    from vkep.serving.options import ServiceOptions
 
 __all__ = ["Predictor", "ServiceOptions", "Shipped", "assigned_device", "deployment", "generation", "ship"]
 
@@ -23,7 +23,7 @@ _LAZY = {
     "Shipped": "models",
     "assigned_device": "devices",
     "deployment": "service",
-    "generation": "chat",
+    "generation": "service",
     "ship": "models",
 }
 

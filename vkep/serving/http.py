@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from typing import TypeVar
 
 from starlette.requests import Request
 
@@ -14,6 +15,7 @@ from vkep.serving import kserve
 from vkep.serving.kserve import ProtocolError
 
 logger = logging.getLogger("vkep.serving")
+Result = TypeVar("Result")
 
 
 async def read_body(request: Request, most: int, seconds: float) -> Sequence[bytes]:
@@ -65,5 +67,25 @@ def answer_of(error: BaseException) -> tuple[int, str]:
 
 
 def retry_after(status: int, seconds: float) -> dict[str, str]:
-    """The header with the time after which a client may retry; only for 503."""
-    return {"Retry-After": str(max(1, round(seconds)))} if status == 503 else {}
+    """The header with the time after which a client may retry; only for 429 and 503."""
+    return {"Retry-After": str(max(1, round(seconds)))} if status in (429, 503) else {}
+
+
+async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
+    """The result of work for a request whose body was read; the work is cancelled when the client goes away. Raises as the work,
+    and `ProtocolError` (499) for a client that has gone."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ProtocolError(499, "the client has gone away")
+    finally:
+        watch.cancel()
+        task.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

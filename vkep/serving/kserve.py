@@ -72,11 +72,11 @@ _MOST_MEMBERS, _WINDOW = 256, 1 << 16
 
 
 class ProtocolError(PicklableError):
-    """A request that is answered with ``status`` (HTTP's) and a text."""
+    """A request that is answered with ``status`` (HTTP's) and a text; ``param``: the field of it that is wrong."""
 
-    def __init__(self, status: int, text: str) -> None:
+    def __init__(self, status: int, text: str, param: str | None = None) -> None:
         super().__init__(text)
-        self.status = status
+        self.status, self.param = status, param
 
 
 @dataclass(frozen=True)

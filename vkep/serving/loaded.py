@@ -38,11 +38,6 @@ Results = dict[str, Array]
 Observe = Callable[[str, str, int, int, float], None]
 
 
-def opened(source: Any, options: Mapping[str, Any]) -> InferenceSession:
-    """A session of a model. Raises as `vkep.InferenceSession`."""
-    return InferenceSession(source, **options)
-
-
 class LoadedModel:
     """One version of a model. Requests whose inputs agree in all but the first axis share a run, where rows are independent
     (`Joining`)."""
@@ -61,18 +56,16 @@ class LoadedModel:
         observe: Observe,
         independent: bool = False,
         example: Mapping[str, Any] | None = None,
-        open_session: Callable[[Any, Mapping[str, Any]], InferenceSession] = opened,
     ) -> None:
-        """``source``, ``options``: what ``open_session`` takes.
-        ``rows``: the maximum number of rows of one run; 1: requests do not share runs. ``wait_s``: how long the first
-        request of a run waits for others. ``runs``: those that ``pool`` takes at once. ``independent``: rows are independent,
-        proved or not. ``example``: the inputs of a request, for the runs before the first request; without it these take zeros,
-        where no axis but that of rows is symbolic. Raises as `vkep.InferenceSession`, and ``ValueError`` for a model whose
-        inputs or outputs have no datatype in the protocol, for an example that does not fit, and where rows that are said to be
-        independent are not."""
+        """``source``, ``options``: of the session. ``rows``: the most rows of one run; 1: requests do not share runs. ``wait_s``:
+        how long the first request of a run waits for others. ``runs``: those that ``pool`` takes at once. ``independent``: rows
+        are independent, proved or not. ``example``: the inputs of a request, for the runs before the first request; without it
+        these take zeros, where no axis but that of rows is symbolic. Raises as `vkep.InferenceSession`, and ``ValueError`` for a
+        model whose inputs or outputs have no datatype in the protocol, for an example that does not fit, and where rows that are
+        said to be independent are not."""
         self._pool, self._observe = pool, observe
         self.runs_done = self.rows_done = 0
-        self.renewed = RenewedSession(partial(open_session, source, options))
+        self.renewed = RenewedSession(partial(InferenceSession, source, **options))
         try:
             session = self.renewed.session
             graph = session.model.graph

@@ -1,6 +1,7 @@
 """A service's generator: a thread that steps a batch of answers, which join and leave as requests arrive and end.
 
-Independent of Ray. Requests that no row of the batch is free for wait here, in the order of their arrival.
+Independent of Ray. Requests that no row of the batch is free for wait here. The next one is the first of the client that has the
+fewest answers in progress.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -18,6 +20,7 @@ from gpu_shared.collector import collects_here
 from gpu_shared.errors import DeviceLostError
 from vkep.errors import VkepError
 from vkep.memory import ArenaOutOfMemory
+from vkep.serving.kserve import ProtocolError
 
 if TYPE_CHECKING:
     from vkep.generation import Answer, Batch, Event, Generator, Sampling
@@ -32,6 +35,7 @@ class Job:
     prompt: Sequence[int]
     sampling: Sampling
     loop: asyncio.AbstractEventLoop
+    client: str = ""
     events: asyncio.Queue[Event | Exception] = field(default_factory=asyncio.Queue)
     answer: Answer | None = None
     left: bool = False  #: True when no reader waits any more
@@ -52,11 +56,15 @@ class Writer:
     """
 
     def __init__(
-        self, open_generator: Callable[[], Generator], observe: Callable[[int, int, float], None], most: int
+        self,
+        open_generator: Callable[[], Generator],
+        observe: Callable[[int, int, float], None],
+        most: int,
+        of_client: int = 0,
     ) -> None:
-        """``most``: answers at once; others wait. ``observe(answers, tokens, seconds)`` is called after each step. Raises as
-        ``open_generator``."""
-        self._open, self._observe, self._most = open_generator, observe, most
+        """``most``: answers at once; others wait. ``of_client``: how many of them a client may have; 0: all.
+        ``observe(answers, tokens, seconds)`` is called after each step. Raises as ``open_generator``."""
+        self._open, self._observe, self._most, self._of_client = open_generator, observe, most, of_client or most
         self.gone = False  #: the generator could not be opened again
         self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._waiting: list[Job] = []  # admitted, but without memory or a row so far
@@ -65,12 +73,12 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="vkep-writer", daemon=True)
         self._thread.start()
 
-    async def stream(self, prompt: Sequence[int], sampling: Sampling) -> AsyncIterator[Event]:
+    async def stream(self, prompt: Sequence[int], sampling: Sampling, client: str = "") -> AsyncIterator[Event]:
         """Yield the events of an answer, the last with its reason; leaving the loop ends the answer.
 
-        Raises as `Batch.add` and `Batch.step`.
+        ``client``: who waits for it. Raises as `Batch.add` and `Batch.step`.
         """
-        job = Job(prompt, sampling, asyncio.get_running_loop())
+        job = Job(prompt, sampling, asyncio.get_running_loop(), client)
         self._inbox.put(job)
         try:
             while True:
@@ -121,7 +129,7 @@ class Writer:
                     job.tell(event.answer.error or event)
             self._observe(len(batch.under_way), len(events), time.perf_counter() - started)
         for job in [*self._jobs, *self._waiting]:
-            job.tell(VkepError("the service is closing"))
+            job.tell(ProtocolError(503, "the service is closing"))
         batch.close()
         self.generator.close()
 
@@ -142,10 +150,18 @@ class Writer:
                 if job.left and job.answer is not None:
                     batch.cancel(job.answer)
             self._jobs = [job for job in self._jobs if job.answer is not None and not job.answer.ended]
-            while self._waiting and len(self._jobs) < self._most and self._added(batch, self._waiting[0]):
-                self._waiting.pop(0)
+            while (job := self._next()) is not None and self._added(batch, job):
+                self._waiting.remove(job)
             if self._jobs:
                 return False
+
+    def _next(self) -> Job | None:
+        """The job that is to join the batch next, if one may."""
+        if len(self._jobs) >= self._most:
+            return None
+        active = Counter(job.client for job in self._jobs)
+        may = [job for job in self._waiting if not job.client or active[job.client] < self._of_client]
+        return min(may, key=lambda job: active[job.client], default=None)
 
     def _added(self, batch: Batch, job: Job) -> bool:
         """Whether the job need not wait any longer: it joined the batch, or failed."""

@@ -1,0 +1,235 @@
+"""The openai client, as it is, against `vkep serve`: what works, and what is refused as OpenAI refuses it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.serving.conftest import Running
+from vkep.generation import Generator
+
+openai = pytest.importorskip("openai")
+
+HELLO = [{"role": "user", "content": "Hello there"}]
+ASKED: dict[str, Any] = {"model": "llama", "messages": HELLO, "max_tokens": 6, "temperature": 0}
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["cat", "dog"]}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["kind", "age"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "get_age", "description": "An age.", "parameters": SCHEMA}}
+
+
+@pytest.fixture(scope="module")
+def client(running: Running) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def alone(running: Running) -> Any:
+    """The answer of a generator in this process."""
+    with Generator(running.log.parent / "llama") as generator:
+        generator.text  # noqa: B018
+        return generator.chat(HELLO, max_tokens=6)
+
+
+def test_a_chat_is_the_generators_answer(client: Any, alone: Any) -> None:
+    found = client.chat.completions.create(**ASKED)
+    assert found.choices[0].message.content == alone.text and found.choices[0].finish_reason == "length"
+    assert found.usage.prompt_tokens == len(alone.prompt) and found.usage.completion_tokens == 6
+
+
+def test_a_stream_has_the_same_text(client: Any, alone: Any) -> None:
+    chunks = list(client.chat.completions.create(**ASKED, stream=True, stream_options={"include_usage": True}))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == alone.text
+    assert chunks[-1].usage.completion_tokens == 6 and chunks[-2].choices[0].finish_reason == "length"
+
+
+def test_several_answers(client: Any) -> None:
+    asked = {**ASKED, "temperature": 1.5, "seed": 5, "n": 3}
+    found = client.chat.completions.create(**asked)
+    texts = [choice.message.content for choice in found.choices]
+    assert [choice.index for choice in found.choices] == [0, 1, 2] and len(set(texts)) == 3
+    assert found.usage.completion_tokens == 18
+    streamed = ["", "", ""]
+    for chunk in client.chat.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    assert streamed == texts
+    first = client.chat.completions.create(**{**asked, "n": 1})
+    assert first.choices[0].message.content == texts[0]
+
+
+def test_logarithms_of_probabilities(client: Any) -> None:
+    found = client.chat.completions.create(**ASKED, logprobs=True, top_logprobs=3)
+    content = found.choices[0].logprobs.content
+    assert len(content) == 6 and all(len(one.top_logprobs) == 3 for one in content)
+    for one in content:  # the most probable token was taken
+        assert one.logprob == pytest.approx(one.top_logprobs[0].logprob) and one.token == one.top_logprobs[0].token
+        assert sum(math.exp(top.logprob) for top in one.top_logprobs) <= 1 + 1e-5
+    streamed = [
+        one
+        for chunk in client.chat.completions.create(**ASKED, logprobs=True, stream=True)
+        for choice in chunk.choices
+        for one in (choice.logprobs.content if choice.logprobs else [])
+    ]
+    assert [one.logprob for one in streamed] == pytest.approx([one.logprob for one in content])
+    old = client.completions.create(model="llama", prompt="Hello", max_tokens=4, logprobs=2).choices[0].logprobs
+    assert len(old.tokens) == len(old.token_logprobs) == 4 and all(len(top) <= 2 for top in old.top_logprobs)
+
+
+def test_penalties_and_biases_change_the_tokens(client: Any) -> None:
+    def text(**more: Any) -> str:
+        return str(
+            client.completions.create(model="llama", prompt="Hello", max_tokens=8, temperature=0, **more)
+            .choices[0]
+            .text
+        )
+
+    assert text(logit_bias={"65": 100}) == "A" * 8
+    mixed = text(logit_bias={"65": 60, "66": 59.5}, frequency_penalty=1.0)
+    assert set(mixed) == {"A", "B"}
+    many = {str(token): 60 for token in range(65, 91)}
+    assert len(set(text(logit_bias=many, presence_penalty=2.0))) > len(set(text(logit_bias=many)))
+
+
+def test_lists_of_prompts_and_echo(client: Any) -> None:
+    prompts = ["Hello", "Number 7"]
+    found = client.completions.create(model="llama", prompt=prompts, max_tokens=4, temperature=0, n=2, echo=True)
+    alone = [
+        client.completions.create(model="llama", prompt=p, max_tokens=4, temperature=0).choices[0].text for p in prompts
+    ]
+    assert [c.text for c in found.choices] == [p + a for p, a in zip(prompts, alone, strict=True) for _ in range(2)]
+    tokens = client.completions.create(model="llama", prompt=[[72, 105], [33]], max_tokens=2)
+    assert len(tokens.choices) == 2 and tokens.usage.prompt_tokens == 3
+
+
+def test_stop_texts_end_answers(client: Any) -> None:
+    asked = {"model": "llama", "prompt": "Hello", "max_tokens": 8, "temperature": 0, "frequency_penalty": 1}
+    asked["logit_bias"] = {"65": 60, "66": 59.5}
+    whole = client.completions.create(**asked).choices[0].text
+    found = client.completions.create(**asked, stop=["B"]).choices[0]
+    assert found.text == whole[: whole.index("B")] and found.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_json_and_schemas(client: Any, stream: bool) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA, "strict": True}}
+    asked = {**ASKED, "max_tokens": 60, "temperature": 1.0, "seed": 3, "response_format": form}
+    if stream:
+        chunks = client.chat.completions.create(**asked, stream=True)
+        text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    else:
+        text = client.chat.completions.create(**asked).choices[0].message.content
+    found = json.loads(text)
+    assert found.keys() == {"kind", "age"} and found["kind"] in ("cat", "dog") and 0 <= found["age"] < 100
+    biased = client.chat.completions.create(
+        **{**ASKED, "response_format": {"type": "json_object"}, "logit_bias": {"125": 100}}
+    )
+    assert isinstance(json.loads(biased.choices[0].message.content), dict)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tool_that_must_be_called(client: Any, stream: bool) -> None:
+    asked = {**ASKED, "model": "caller", "max_tokens": 120, "temperature": 1.0, "seed": 1, "tools": [TOOL]}
+    asked["tool_choice"] = {"type": "function", "function": {"name": "get_age"}}
+    if stream:
+        chunks = list(client.chat.completions.create(**asked, stream=True))
+        [call] = [call for c in chunks for choice in c.choices for call in choice.delta.tool_calls or []]
+        reason = chunks[-1].choices[0].finish_reason
+        assert not "".join(choice.delta.content or "" for c in chunks for choice in c.choices)
+    else:
+        [choice] = client.chat.completions.create(**asked).choices
+        [call], reason = choice.message.tool_calls, choice.finish_reason
+        assert choice.message.content is None
+    assert call.function.name == "get_age" and json.loads(call.function.arguments).keys() == {"kind", "age"}
+    assert reason == "tool_calls" and call.id.startswith("call_")
+
+
+def test_a_conversation_with_calls_goes_on(client: Any) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "get_age", "arguments": '{"kind": "cat"}'}}
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "7"},
+    ]
+    found = client.chat.completions.create(**{**ASKED, "model": "caller", "messages": messages, "tools": [TOOL]})
+    assert found.choices[0].finish_reason == "length" and found.usage.prompt_tokens > 100
+
+
+def test_embeddings(client: Any) -> None:
+    found = client.embeddings.create(model="encoder", input=["Hello there", "Hello there", "Another, which is longer"])
+    vectors = [one.embedding for one in found.data]
+    assert all(sum(x * x for x in vector) == pytest.approx(1, abs=1e-4) for vector in vectors)
+    assert vectors[0] == pytest.approx(vectors[1], abs=1e-5) and vectors[0] != pytest.approx(vectors[2], abs=1e-3)
+    plain = client.embeddings.create(model="encoder", input="Hello there", encoding_format="float")
+    assert plain.data[0].embedding == pytest.approx(vectors[0], abs=1e-5) and plain.usage.prompt_tokens > 0
+
+
+def test_models(client: Any) -> None:
+    assert {one.id for one in client.models.list()} == {"llama", "caller", "encoder"}
+    assert client.models.retrieve("llama").id == "llama"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt")
+
+
+@pytest.mark.parametrize(
+    ("param", "more"),
+    [
+        ("n", {"n": 129}),
+        ("temperature", {"temperature": -1}),
+        ("temperature", {"temperature": "hot"}),
+        ("top_p", {"top_p": 2}),
+        ("presence_penalty", {"presence_penalty": 3}),
+        ("logit_bias", {"logit_bias": {"x": 1}}),
+        ("top_logprobs", {"top_logprobs": 3}),
+        ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
+        ("max_tokens", {"max_tokens": 0}),
+        ("stop", {"stop": ["x"] * 100}),
+        ("messages", {"messages": []}),
+        ("messages", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}),
+        ("messages", {"messages": [{"role": "user"}]}),
+        ("tools", {"tools": [TOOL]}),  # the template of llama takes none
+        ("tools", {"model": "caller", "tools": [TOOL, TOOL]}),
+        (
+            "tool_choice",
+            {"model": "caller", "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+        ),
+        ("tool_choice", {"tool_choice": "required"}),
+        ("response_format", {"response_format": {"type": "json_schema"}}),
+        (
+            "response_format",
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no"}}}},
+        ),
+        ("modalities", {"modalities": ["audio"]}),
+        ("reasoning_effort", {"reasoning_effort": "high"}),
+        ("new_field", {"extra_body": {"new_field": 1}}),
+    ],
+)
+def test_what_is_refused_names_the_parameter(client: Any, param: str, more: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.chat.completions.create(**{**ASKED, **more})
+    error = raised.value
+    assert error.param == param and error.type == "invalid_request_error" and len(error.message) < 2000
+
+
+def test_other_refusals(client: Any, running: Running) -> None:
+    with pytest.raises(openai.NotFoundError) as raised:
+        client.chat.completions.create(**{**ASKED, "model": "gpt-9"})
+    assert raised.value.code == "model_not_found" and raised.value.param == "model"
+    with pytest.raises(openai.BadRequestError, match="best_of"):
+        client.completions.create(model="llama", prompt="x", best_of=2)
+    with pytest.raises(openai.BadRequestError, match="dimensions"):
+        client.embeddings.create(model="encoder", input="x", dimensions=3)
+    with pytest.raises(openai.BadRequestError, match="tokens"):
+        client.embeddings.create(model="encoder", input="x" * 300)
+    with pytest.raises(openai.BadRequestError, match="tokens"):
+        client.chat.completions.create(**{**ASKED, "messages": [{"role": "user", "content": "x" * 9000}]})
+    with pytest.raises(openai.NotFoundError, match="/v1/responses"):
+        client.responses.create(model="llama", input="x")

@@ -1,0 +1,152 @@
+"""The Open Inference protocol over gRPC: the methods of a service, for grpcio's server and for Ray's."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from vkep.serving import messages
+from vkep.serving.http import answer_of
+from vkep.serving.inference import Counted, away, server
+from vkep.serving.kserve import ProtocolError
+from vkep.serving.service import Service
+from vkep.serving.streams import in_order
+
+#: HTTP's statuses as gRPC's
+_STATUS = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    404: grpc.StatusCode.NOT_FOUND,
+    413: grpc.StatusCode.INVALID_ARGUMENT,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
+
+
+def _method(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, bytes, Any], Awaitable[Any]]:
+    """A method of a gRPC service in the form that Serve calls: with a request's bytes and a context for the status of a
+    failure (a raised exception would be logged with its traceback, for each client's mistake)."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    async def call(self: Servicer, request: bytes, grpc_context: Any) -> Any:
+        try:
+            answer = await method(self, self._read(f"{name}Request", request))
+            return messages.message(f"{name}Response", **answer) if isinstance(answer, dict) else answer
+        except Exception as error:
+            status, text = answer_of(error)
+            grpc_context.set_code(_STATUS.get(status, grpc.StatusCode.INTERNAL))
+            grpc_context.set_details(text)
+            return messages.message(f"{name}Response")
+
+    # Serve inspects the signature to see whether a method takes the context
+    call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ("self", "request", "grpc_context")]
+    )
+    return call
+
+
+class Servicer:
+    """The methods, with bytes in and messages out. ``service`` is set before the first call."""
+
+    service: Service
+
+    @_method
+    async def ServerLive(self, given: Any) -> dict[str, Any]:
+        return {"live": True}
+
+    @_method
+    async def ServerReady(self, given: Any) -> dict[str, Any]:
+        return {"ready": not self.service.gone()}
+
+    @_method
+    async def ServerMetadata(self, given: Any) -> dict[str, Any]:
+        return server()
+
+    @_method
+    async def ModelReady(self, given: Any) -> dict[str, Any]:
+        return {"ready": not self.service.models.find(given.name, given.version).renewed.gone}
+
+    @_method
+    async def ModelMetadata(self, given: Any) -> dict[str, Any]:
+        spec = self.service.models.find(given.name, given.version).spec
+        return spec.metadata(self.service.models.versions(given.name))
+
+    @_method
+    async def ModelConfig(self, given: Any) -> Any:
+        return messages.config_response(self.service.models.find(given.name, given.version).spec)
+
+    @_method
+    async def RepositoryIndex(self, given: Any) -> dict[str, Any]:
+        return {"models": self.service.models.index()}
+
+    @_method
+    async def ModelInfer(self, given: Any) -> Any:
+        return await self._infer(given)
+
+    def _read(self, name: str, request: bytes) -> Any:
+        """A message within the limit of bytes. Raises `ProtocolError`."""
+        most = self.service.options.max_body
+        if len(request) > most:
+            raise ProtocolError(413, f"the request has {len(request)} bytes, and {most} are allowed")
+        return messages.read(name, request)
+
+    async def _infer(self, given: Any) -> Any:
+        """The ModelInferResponse to a ModelInferRequest."""
+        model = self.service.models.find(given.model_name, given.model_version)
+        with Counted(self.service, model):
+            raw = len(given.raw_input_contents)
+            request = await away(0 if raw else given.ByteSize(), messages.parse_infer, given, model.spec)
+            return messages.infer_response(model.spec, request, await model.infer(request.feeds))
+
+    async def ModelStreamInfer(self, request_stream: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        """Answers in the order of the requests, with as many in progress as a run has rows. A request that fails gets
+        an error text as its answer, and the stream continues."""
+        async for answer in in_order(request_stream, self._answer_in_stream, self.service.options.rows):
+            yield answer
+
+    async def _answer_in_stream(self, request: bytes) -> Any:
+        identity = ""
+        try:
+            given = self._read("ModelInferRequest", request)
+            identity = given.id
+            found = await self._infer(given)
+            return messages.message("ModelStreamInferResponse", infer_response=found)
+        except Exception as error:
+            failed = messages.message("ModelInferResponse", id=identity)
+            return messages.message(
+                "ModelStreamInferResponse", error_message=answer_of(error)[1], infer_response=failed
+            )
+
+
+class _Direct:
+    """A `Servicer` as grpcio calls it: answers as bytes, streams with a context."""
+
+    def __init__(self, servicer: Servicer) -> None:
+        for name in messages.METHODS:
+            setattr(self, name, functools.partial(self._unary, getattr(servicer, name)))
+        self._stream = servicer.ModelStreamInfer
+
+    @staticmethod
+    async def _unary(method: Callable[[bytes, Any], Awaitable[Any]], request: bytes, context: Any) -> bytes:
+        answer = (await method(request, context)).SerializeToString()
+        return bytes(answer)
+
+    async def ModelStreamInfer(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        """As `Servicer.ModelStreamInfer`."""
+        async for answer in self._stream(requests):
+            yield answer.SerializeToString()
+
+
+def grpc_server(service: Service, address: str) -> Any:
+    """A server of grpcio at an address, not started. Raises ``RuntimeError`` where it cannot be used."""
+    servicer = Servicer()
+    servicer.service = service
+    most = service.options.max_body + (1 << 16)
+    options = [("grpc.max_receive_message_length", most), ("grpc.max_send_message_length", -1)]
+    made = grpc.aio.server(options=options, maximum_concurrent_rpcs=service.options.max_requests or None)
+    messages.add_to_server(_Direct(servicer), made)
+    made.add_insecure_port(address)
+    return made
