@@ -29,6 +29,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         'vkep generate language/ -p "Once upon a time" --temperature 0.8 --seed 1',
         'vkep generate language/ --chat --system "Be brief." -p "Name three rivers."',
     ),
+    "chat": ('vkep chat language/ --system "Be brief." --temperature 0.7',),
+    "serve": (
+        "vkep serve language/ model.onnx --port 8000",
+        "vkep serve chat=language/ --host 0.0.0.0 --max-sequences 32 --log json",
+    ),
     "compare": (
         "vkep compare model.onnx --dim batch=1",
         "vkep compare model.onnx model-float16.onnx --tolerance 0.01",
@@ -63,7 +68,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
 #: commands by what they are for, in the order of the help
 PANELS: Mapping[str, tuple[str, ...]] = {
     "Start": ("devices", "doctor", "model"),
-    "Run models": ("run", "generate", "bench"),
+    "Run models": ("run", "generate", "chat", "serve", "bench"),
     "Understand a run": ("compare", "explain", "view", "tune"),
     "Files and integration": ("cache", "ort", "shaders", "vgf"),
 }

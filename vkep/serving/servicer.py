@@ -25,7 +25,7 @@ _STATUS = {
 }
 
 
-def _method(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, bytes, Any], Awaitable[Any]]:
+def grpc_method(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, bytes, Any], Awaitable[Any]]:
     """A method of a gRPC service in the form that Serve calls: with a request's bytes and a context for the status of a
     failure (a raised exception would be logged with its traceback, for each client's mistake)."""
     name = method.__name__
@@ -53,36 +53,36 @@ class Servicer:
 
     service: Service
 
-    @_method
+    @grpc_method
     async def ServerLive(self, given: Any) -> dict[str, Any]:
         return {"live": True}
 
-    @_method
+    @grpc_method
     async def ServerReady(self, given: Any) -> dict[str, Any]:
         return {"ready": not self.service.gone()}
 
-    @_method
+    @grpc_method
     async def ServerMetadata(self, given: Any) -> dict[str, Any]:
         return server()
 
-    @_method
+    @grpc_method
     async def ModelReady(self, given: Any) -> dict[str, Any]:
         return {"ready": not self.service.models.find(given.name, given.version).renewed.gone}
 
-    @_method
+    @grpc_method
     async def ModelMetadata(self, given: Any) -> dict[str, Any]:
         spec = self.service.models.find(given.name, given.version).spec
         return spec.metadata(self.service.models.versions(given.name))
 
-    @_method
+    @grpc_method
     async def ModelConfig(self, given: Any) -> Any:
         return messages.config_response(self.service.models.find(given.name, given.version).spec)
 
-    @_method
+    @grpc_method
     async def RepositoryIndex(self, given: Any) -> dict[str, Any]:
         return {"models": self.service.models.index()}
 
-    @_method
+    @grpc_method
     async def ModelInfer(self, given: Any) -> Any:
         return await self._infer(given)
 
