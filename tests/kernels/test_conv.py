@@ -314,14 +314,14 @@ class TestWithoutDevice:
 
     def test_winograd_takes_only_what_it_computes(self) -> None:
         fitting = dataclasses.replace(SHAPES["winograd"], w_constant=True)
-        assert not winograd.no_winograd(fitting, CPU)
+        assert not winograd.no_winograd(fitting, CPU) and not winograd.not_worth(fitting, CPU)
+        assert winograd.not_worth(dataclasses.replace(fitting, h=7, w=7), CPU)
         refused: list[dict[str, Any]] = [
             {"stride": (2, 2)},
             {"dilation": (1, 2)},
             {"kw": 5},
             {"c": 4},
             {"c": 32, "oc": 32, "groups": 2},
-            {"h": 7, "w": 7},
             {"d": 3, "kd": 3},
             {"w_constant": False},
         ]

@@ -9,7 +9,7 @@ from vkep.kernels.conv_problem import ConvProblem, is_depthwise, plane_params, p
 from vkep.kernels.epilogue import call_arguments
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
-from vkep.kernels.launch import ceil_div
+from vkep.kernels.launch import ceil_div, strip_of
 from vkep.kernels.select import Emission
 from vkep.kernels.tiles import STORAGE, flat_grid, is_cpu_driver
 
@@ -96,7 +96,7 @@ def no_depthwise(problem: ConvProblem, caps: DeviceCapabilities) -> str:
 def depthwise(problem: ConvProblem, e: Emission) -> KernelCall:
     """The dispatch of a convolution with one input channel per group."""
     # Longer strips load less, shorter ones make more lanes for a GPU.
-    strip = min(8 if is_cpu_driver(e.caps) else 4, 1 << (problem.oh - 1).bit_length())
+    strip = strip_of(problem.oh, 8 if is_cpu_driver(e.caps) else 4)
     strips = ceil_div(problem.oh, strip)
     total = problem.n * problem.oc * strips * problem.ow
     local = 128

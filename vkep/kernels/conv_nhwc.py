@@ -25,7 +25,7 @@ from vkep.kernels.cooperative_tiles import (
 from vkep.kernels.epilogue import call_arguments
 from vkep.kernels.fastdiv import magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
-from vkep.kernels.launch import ceil_div
+from vkep.kernels.launch import ceil_div, strip_of
 from vkep.kernels.matmul_problem import MatMulProblem
 from vkep.kernels.select import Emission, emit
 from vkep.kernels.split_k import Sums, split_product
@@ -181,7 +181,7 @@ def conv_last(
 
 def depthwise_last(problem: ConvProblem, e: Emission) -> KernelCall:
     """The dispatch of a depthwise convolution with channels last."""
-    strip = min(4, 1 << (problem.ow - 1).bit_length())
+    strip = strip_of(problem.ow, 4)
     strips, units = ceil_div(problem.ow, strip), problem.c // VECTOR
     total = problem.n * problem.oh * strips * units
     return CONV_DEPTHWISE_LAST.call(

@@ -140,6 +140,12 @@ def ceil_power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length() if n > 1 else 1
 
 
+@at_hand
+def strip_of(count: int, most: int) -> int:
+    """Rows or columns that a lane computes: a power of two up to ``most``, not more than ``count`` needs."""
+    return min(most, ceil_power_of_two(count))
+
+
 def ceil_div(a: int, b: int) -> int:
     """``a / b`` rounded up."""
     return -(-a // b)

@@ -10,10 +10,9 @@ import numpy as np
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.fastdiv import LIMIT, magic_fields, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.launch import ceil_div, element_type, grid, lanes
+from vkep.kernels.launch import ceil_div, element_type, grid, lanes, strip_of
 from vkep.kernels.problem import Need, Problem, extent
 from vkep.kernels.select import Candidate, Emission, implement
-from vkep.sizes import at_hand
 
 _STRIDES = ("batch0", "batch1", "row", "col")
 
@@ -113,15 +112,9 @@ def _no_product(problem: GenericProductProblem, caps: DeviceCapabilities) -> str
     return "" if far is None else f"matmul: strides of {far} elements, expected less than {LIMIT}"
 
 
-@at_hand
-def _micro(count: int) -> int:
-    """Rows or columns of a lane."""
-    return min(4, 1 << (count - 1).bit_length())
-
-
 def _generic(problem: GenericProductProblem, e: Emission) -> KernelCall:
     m, n = problem.m, problem.n
-    micro_m, micro_n = _micro(m), _micro(n)
+    micro_m, micro_n = strip_of(m, 4), strip_of(n, 4)
     tiles_m, tiles_n = ceil_div(m, micro_m), ceil_div(n, micro_n)
     total = problem.batch[0] * problem.batch[1] * tiles_m * tiles_n
     local = lanes(e.caps, total)

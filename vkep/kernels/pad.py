@@ -15,7 +15,7 @@ from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
 from vkep.kernels.launch import UNITS, contiguous_strides, element_type, fields8, flat_lanes, numbered
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import Candidate, Emission, implement
-from vkep.sizes import matches
+from vkep.sizes import largest, matches, smallest
 
 
 def unit_defines(itemsize: int) -> dict[str, str]:
@@ -80,7 +80,7 @@ class PadProblem(Problem):
     def kept(self) -> tuple[int, ...]:
         """The sizes of x after cropping."""
         sizes = zip(self.shape, self.begins, self.ends, strict=True)
-        return tuple([n + min(begin, 0) + min(end, 0) for n, begin, end in sizes])
+        return tuple([n + smallest(begin, 0) + smallest(end, 0) for n, begin, end in sizes])
 
     @property
     def out_shape(self) -> tuple[int, ...]:
@@ -93,12 +93,13 @@ class PadProblem(Problem):
         axes: list[tuple[int, int, int, int]] = []
         strides = contiguous_strides(self.shape)
         for n, d, k, s, b in zip(self.shape, self.out_shape, self.kept, strides, self.begins, strict=True):
-            untouched = n == d and k == n
-            if axes and untouched and axes[-1][0] == axes[-1][1] and axes[-1][3] == 0 and axes[-1][2] == n * s:
-                dim, extent, _, _ = axes.pop()
+            dim, extent, step, begin = axes[-1] if axes else (0, 1, 0, 0)
+            same = ((n, d), (k, n), (dim, extent), (begin, 0), (step, n * s))
+            if all(matches(*pair) for pair in same):
+                axes.pop()
                 axes.append((dim * n, extent * n, s, 0))
             else:
-                axes.append((d, k, s, max(b, 0)))
+                axes.append((d, k, s, largest(b, 0)))
         return [axis for axis in axes if not (matches(axis[0], 1) and matches(axis[1], 1))] or [(1, 1, 1, 0)]
 
     def needs(self) -> tuple[Need, ...]:
@@ -126,7 +127,7 @@ def _pad(problem: PadProblem, e: Emission) -> KernelCall:
         operands={"x": None if 0 in problem.shape else e["x"], "y": e["y"]},
         params={
             "total": total,
-            "start": sum(-min(begin, 0) * step for begin, step in crops),
+            "start": sum(-smallest(begin, 0) * step for begin, step in crops),
             "value_low": low,
             "value_high": high,
             **magic_dims(dims),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.launch import ceil_div
 from vkep.kernels.tuning import Choice, Tuned, estimated
-from vkep.sizes import at_hand, cached, serves_others
+from vkep.sizes import at_hand, cached, largest, serves_others
 
 if TYPE_CHECKING:
     from vkep.kernels.select import Emission
@@ -344,6 +344,6 @@ def tile_grid(row_tiles: int, column_tiles: int, batch: int, caps: DeviceCapabil
 def flat_grid(lanes: int, local: int, caps: DeviceCapabilities) -> tuple[int, int, int]:
     """A grid of at least ``lanes`` lanes in workgroups of ``local``, continued along y beyond the limit of x
     (``flat_lane`` in the GLSL). Kernels check the bound."""
-    groups = max(1, ceil_div(lanes, local))
+    groups = largest(1, ceil_div(lanes, local))
     x = min(groups, caps.max_workgroup_count[0])
     return x, ceil_div(groups, x), 1

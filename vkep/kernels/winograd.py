@@ -109,7 +109,7 @@ def _tiles(problem: ConvProblem) -> tuple[int, int]:
 
 
 def no_winograd(problem: ConvProblem, caps: DeviceCapabilities) -> str:
-    """Why `winograd` does not compute a convolution, or takes longer than the direct sum on every device; "" where it does."""
+    """Why `winograd` does not compute a convolution; "" where it does."""
     window = (problem.kh, problem.kw, problem.stride, problem.dilation, problem.pads_d, problem.groups)
     if window != (3, 3, (1, 1), (1, 1), (0, 0), 1):
         return "no 3x3 window of stride 1"
@@ -120,8 +120,6 @@ def no_winograd(problem: ConvProblem, caps: DeviceCapabilities) -> str:
     if min(problem.c, problem.oc) < _MIN_CHANNELS:
         return f"fewer than {_MIN_CHANNELS} channels, whose transforms take longer than what they save"
     _, tiles = _tiles(problem)
-    if problem.n * tiles < _MIN_TILES or _MAX_OVERHANG[1] * tiles * _TILE**2 > _MAX_OVERHANG[0] * problem.pixels:
-        return f"images of {problem.oh} by {problem.ow}, too small for tiles of {_TILE}"
     rows, most = problem.n * tiles, max(problem.c, problem.oc)
     if _POINTS**2 * rows * most >= LIMIT:
         return f"{_POINTS**2 * rows * most} points, the kernels address fewer than {LIMIT}"
@@ -135,8 +133,11 @@ def no_winograd(problem: ConvProblem, caps: DeviceCapabilities) -> str:
 
 
 def not_worth(problem: ConvProblem, caps: DeviceCapabilities) -> str:
-    """Why the direct sum is expected to be faster on a GPU, where three dispatches wait for each other; "" where it is
-    not."""
+    """Why the direct sum is expected to be faster: for small images, and on a GPU, where three dispatches wait for each other;
+    "" where it is not."""
+    _, tiles = _tiles(problem)
+    if problem.n * tiles < _MIN_TILES or _MAX_OVERHANG[1] * tiles * _TILE**2 > _MAX_OVERHANG[0] * problem.pixels:
+        return f"images of {problem.oh} by {problem.ow}, too small for tiles of {_TILE}"
     short = not is_cpu_driver(caps) and problem.flops < _LEAST_FLOPS
     return f"{problem.flops} operations take no longer than waits between three dispatches" if short else ""
 

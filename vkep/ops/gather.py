@@ -18,7 +18,7 @@ from vkep.kernels.scatter import ScatterElementsProblem, ScatterNDProblem
 from vkep.ops.allowed import FLOATING, every
 from vkep.ops.generators import positions
 from vkep.ops.registry import INDICES, operator
-from vkep.sizes import whole
+from vkep.sizes import largest, matches, smallest, whole
 
 
 def fault_of(b: Builder, indices: Tensor, extents: Sequence[int], reason: str, from_end: bool = True) -> str:
@@ -150,7 +150,7 @@ def padded(
     problem = PadProblem(x.shape, (*lead, *begins), (*lead, *ends), x.dtype.name, mode, value)
     if any(size < 0 for size in problem.kept):  # nothing of x is left
         return b.full(problem.out_shape, value, x.dtype)
-    return b.result(problem, x) if any((*begins, *ends)) else x
+    return x if all(matches(amount, 0) for amount in (*begins, *ends)) else b.result(problem, x)
 
 
 def _pad(
@@ -162,7 +162,8 @@ def _pad(
     begins, ends = [0] * x.rank, [0] * x.rank
     for axis, begin, end in zip(axes, pads, pads[len(axes) :], strict=False):
         begins[axis], ends[axis] = begin, end
-        if mode == "reflect" and max(begin, end) >= max(x.shape[axis] + min(begin, 0) + min(end, 0), 1):
+        kept = x.shape[axis] + smallest(begin, 0) + smallest(end, 0)
+        if mode == "reflect" and largest(begin, end) >= largest(kept, 1):
             b.invalid(f"axis {axis} of shape {list(x.shape)} has too few elements to reflect pads {begin} and {end}")
     return padded(b, x, begins, ends, mode, value)
 

@@ -7,23 +7,25 @@ may see. Masks by position (causal, sliding window) are expressions over index v
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
+from vkep.errors import Decline
 from vkep.ir import expr as ex
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
-from vkep.kernels.launch import is_cpu
+from vkep.kernels.launch import ceil_div, is_cpu
 from vkep.ops.contraction import matrix_product
 from vkep.ops.generators import positions
 from vkep.ops.kv_coding import Coding
 from vkep.ops.normalization import softmax_over
 from vkep.ops.sdpa_fused import fused_attention, sdpa_fused
-from vkep.sizes import matches, serves_others
+from vkep.sizes import at_hand, matches, serves_others
 
 #: maximum bytes of scores for a block of queries: enough to fill a large GPU, or a CPU's cores
 SCORES_BYTES, SCORES_BYTES_CPU = 64 << 20, 32 << 20
@@ -32,6 +34,8 @@ _ROWS = 64
 LARGEST_SCORES_BYTES = 1 << 30
 #: minimum number of blocks of an attention with a window: with eight, a causal one computes 9/16 of its scores
 _MASKED_BLOCKS = 8
+#: a plan with sizes serves sizes with up to so many times the scores that its blocks are meant for
+_ROOM = 4
 
 
 @dataclass(frozen=True)
@@ -260,10 +264,7 @@ def sdpa(
     if fused is not None:
         return Attended(sdpa_fused(b, fused, q, k, v, mask, sink), None)
     out: Tensor | None = None
-    block = _block(b.caps, heads, q.dtype.itemsize, mask)
-    starts = range(0, int(heads.queries), int(block)) if block != heads.queries else (0,)
-    for start in starts:
-        count = min(block, heads.queries - start)
+    for start, count in _blocks(b.caps, heads, q.dtype.itemsize, mask):
         first, end = mask.keys_of(start, count, heads.keys)
         whole = count == heads.queries and end - first == heads.keys
         made = _attend_block(
@@ -288,20 +289,42 @@ def saves_scores(
 ) -> bool:
     """Whether `sdpa` avoids storing all scores: it has one kernel for everything, or processes the queries in
     blocks."""
-    if _block(caps, heads, q.dtype.itemsize, mask) < heads.queries:
+    if len(_blocks(caps, heads, q.dtype.itemsize, mask)) > 1:
         return True
     return fused_attention(caps, q, k, v, heads, mask, scoring) is not None
 
 
-def _block(caps: DeviceCapabilities, heads: Heads, itemsize: int, mask: Mask) -> int:
-    """Number of queries of a block."""
-    each = heads.batch * heads.kv_heads * heads.group * heads.keys * itemsize
-    most = (SCORES_BYTES_CPU if is_cpu(caps) else SCORES_BYTES) // max(each, 1)
-    if most >= heads.queries:
-        return max(heads.queries, 1)
-    if mask.first is not None or mask.end is not None:
-        most = min(most, heads.queries // _MASKED_BLOCKS)
-    return max(most // _ROWS * _ROWS, min(LARGEST_SCORES_BYTES // each, _ROWS), 1)
+def _blocks(caps: DeviceCapabilities, heads: Heads, itemsize: int, mask: Mask) -> list[tuple[int, int]]:
+    """The first query and the number of queries of each block. Where these depend on sizes, a plan keeps the number of blocks,
+    which divide the queries equally, up to `_ROOM` times the scores that a block is meant for."""
+    queries, each = heads.queries, heads.batch * heads.kv_heads * heads.group * heads.keys * itemsize
+    most, windowed = SCORES_BYTES_CPU if is_cpu(caps) else SCORES_BYTES, mask.first is not None or mask.end is not None
+    if not serves_others(each * queries):
+        block = _block(each, queries, most, windowed)
+        return [(start, min(block, queries - start)) for start in range(0, queries, block)]
+    count = _count(each, queries, most, windowed)
+    if (
+        each * queries > _ROOM * count * most
+    ):  # never for the sizes at hand: a plan with sizes has the opposite as a condition
+        raise Decline(f"{each * queries} bytes of scores, a plan of {count} blocks is for {_ROOM * count * most}")
+    ends = [queries * k // count for k in range(count + 1)]
+    return [(start, end - start) for start, end in itertools.pairwise(ends)]
+
+
+@at_hand
+def _count(each: int, queries: int, most: int, windowed: bool) -> int:
+    """The number of blocks of a plan with sizes."""
+    return max(1, ceil_div(queries, _block(each, queries, most, windowed)))
+
+
+def _block(each: int, queries: int, most: int, windowed: bool) -> int:
+    """Number of queries of a block, for ``each`` bytes of scores of a query."""
+    wanted = most // max(each, 1)
+    if wanted >= queries:
+        return max(queries, 1)
+    if windowed:
+        wanted = min(wanted, queries // _MASKED_BLOCKS)
+    return max(wanted // _ROWS * _ROWS, min(LARGEST_SCORES_BYTES // each, _ROWS), 1)
 
 
 def _attend_block(

@@ -343,6 +343,11 @@ def largest(*values: Any) -> Any:
     return called("max", *values) if len(values) > 1 else values[0]
 
 
+def smallest(*values: Any) -> Any:
+    """The minimum of integers, without a condition on which one it is."""
+    return -largest(*[-value for value in values])
+
+
 def active(count: Any, number: Any) -> Any:
     """``number`` where ``count`` is above 0, else 0: the extent of what a run computes only then. Lowering takes it for the
     number, so what has this extent may also be computed where the count is 0: its results must not matter then.

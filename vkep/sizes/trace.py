@@ -117,7 +117,7 @@ class Trace:
         whole_part = made(self, outside, a.const // b)
         if inside.__class__ is int:
             return whole_part + inside // b
-        low_in, high_in = self.bounds(inside)
+        low_in, high_in = self._tight_bounds(inside)
         if low_in >= 0 and high_in < b:
             return whole_part
         common = math.gcd(b, *[c for _, c in inside.terms])
@@ -163,8 +163,11 @@ class Trace:
         elif name == "gcd":
             low = 1  # of numbers that are not all 0
         elif name == "max":
-            bounds = [self.bounds(a) if a.__class__ is Size else (a, a) for a in arguments]
+            bounds = [self._tight_bounds(a) if a.__class__ is Size else (a, a) for a in arguments]
             low, high = max(least for least, _ in bounds), max(most for _, most in bounds)
+            for k, argument in enumerate(arguments):
+                if all(bounds[k][0] >= most for _, most in (*bounds[:k], *bounds[k + 1 :])):
+                    return argument
         return self._size(self._node(name, tuple(map(operand, arguments)), value, low, high))
 
     def real(self, op: str, a: Any, b: Any) -> Real:
@@ -198,6 +201,20 @@ class Trace:
         low, high = self.bounds(size)
         if low > 0 or high < 0 or len(size.terms) < 2:
             return low, high
+        for product, count in size.terms:  # x - b * (x // b) is a remainder
+            op, operands = self.nodes[product[0]]
+            if len(product) > 1 or op != "//" or not isinstance(operands[1], int) or count % operands[1]:
+                continue
+            times = count // operands[1]  # of x in place of the quotient
+            taken = operands[0]
+            terms = dict(size.terms)
+            del terms[product]
+            for p, c in taken[1]:
+                terms[p] = terms.get(p, 0) + times * c
+            rest = made(self, terms, size.const + times * taken[2])
+            least, most = self.bounds(rest) if rest.__class__ is Size else (rest, rest)
+            ends = (0, -times * (operands[1] - 1))
+            low, high = max(low, least + min(ends)), min(high, most + max(ends))
         shifted: dict[tuple[int, ...], int] = {(): size.const}
         for product, count in size.terms:
             parts: dict[tuple[int, ...], int] = {(): count}
