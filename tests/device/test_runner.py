@@ -11,6 +11,7 @@ from gpu_shared.errors import OutOfHostMemoryError
 from tests.calls import noted
 from tests.session.models import ADD_RELU, DYNAMIC, MATMUL, model
 from vkep import InferenceSession, SharedGpuContext
+from vkep.device.bound import Bound
 from vkep.device.recorded import RecordedPlan
 from vkep.kernels import attention_split
 
@@ -98,14 +99,14 @@ def test_after_a_submit_that_failed_addresses_are_sent_again(
         outputs = [session.empty_device_tensor((2, 3)) for _ in range(2)]
         ports = {"x": x.address, "b": b.address}
         addresses = [[ports.get(p.name, y.address) for p in island.plan.ports] for y in outputs]
-        island.runner.run_at(addresses[0])
+        island.runner.run(Bound(addresses[0]))
         with monkeypatch.context() as patch:
             patch.setattr(session._parts.delegate.lease, "submit", _no_memory)
             with pytest.raises(OutOfHostMemoryError):
-                island.runner.run_at(addresses[1])
+                island.runner.run(Bound(addresses[1]))
         for y, where in zip(outputs, addresses, strict=True):
             y.write(np.zeros((2, 3), np.float32))
-            island.runner.run_at(where)
+            island.runner.run(Bound(where))
             np.testing.assert_array_equal(y.numpy(), np.maximum(X + B, 0))
         for y in outputs:
             y.close()

@@ -160,12 +160,12 @@ def test_an_error_in_a_run_leaves_the_session_usable(own_context: SharedGpuConte
     from vkep.device.recorded import RecordedPlan
 
     with InferenceSession(ADD_RELU, context=own_context, concurrency=1) as session:
-        real = RecordedPlan.submit
-        monkeypatch.setattr(RecordedPlan, "submit", lambda *a: (_ for _ in ()).throw(RuntimeError("in the run")))
+        real = RecordedPlan.stage
+        monkeypatch.setattr(RecordedPlan, "stage", lambda *a: (_ for _ in ()).throw(RuntimeError("in the run")))
         for _ in range(3):
             with pytest.raises(RuntimeError, match="in the run"):
                 session.run(None, FEEDS)
-        monkeypatch.setattr(RecordedPlan, "submit", real)
+        monkeypatch.setattr(RecordedPlan, "stage", real)
         np.testing.assert_array_equal(session.run(None, FEEDS)[0], np.maximum(X + B, 0))
 
 

@@ -95,11 +95,11 @@ class Places:
         self._faults = dict(self.plan.faults)
         self._moving = moving_ports(self.plan, sizes)
         moving = {k for group in self._moving for k in group.ports}
-        inputs = [k for k, port in enumerate(self.plan.ports) if port.is_input]
-        self.outputs = [k for k, port in enumerate(self.plan.ports) if not port.is_input]
+        first = len(self.plan.inputs)
+        self.outputs = range(first, len(self.plan.ports))
         #: places among the inputs, and among the outputs, whose shapes depend on sizes
         self.moving = (
-            [place for place, k in enumerate(inputs) if k in moving],
+            [k for k in range(first) if k in moving],
             [place for place, k in enumerate(self.outputs) if k in moving],
         )
         self._still_bytes = sum(port.nbytes for k, port in enumerate(self.plan.ports) if k not in moving)

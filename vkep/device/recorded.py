@@ -13,7 +13,8 @@ from gpu_shared.commands import CommandBuffer, QueryPool
 from gpu_shared.pipeline import ComputePipeline
 from gpu_shared.steady import check_wanted, steady
 from vkep.device.arguments import ArgumentTable, Places, RunNumbers
-from vkep.device.faults import FAULT_BYTES, FaultWord, RunCheck
+from vkep.device.bound import Bound
+from vkep.device.faults import FAULT_BYTES, FaultWord
 from vkep.device.run_commands import INPUTS, OUTPUTS, Buffers, RunCommands
 from vkep.device.slab import Slab
 from vkep.device.tensor import DeviceTensor, open_checks, refuse_failed
@@ -48,16 +49,13 @@ class RecordedPlan:
         self._pipelines, self._constants = pipelines, constants
         self._held: list[Any] = []
         self._making = RLock()  # of what a run needs, which may have been interrupted
-        self._staged: list[int] = []  # addresses of the latest staged run
         self._numbers: RunNumbers | None = None
         self._last = 0  # timeline value of the latest run
         # whether a staged run may have been submitted: an exception came before its timeline value was stored
         self._unsure = False
         self._traced: tuple[CommandBuffer, QueryPool] | None = None
         self._fault: FaultWord | None = None
-        self._reading: list[DeviceTensor] = []  # the inputs of the staged run
         self._operands = Operands()
-        self._checks: list[RunCheck] = []  # the check of the latest run's results
         try:
             self._prepare(slab)
         except BaseException:
@@ -139,67 +137,44 @@ class RecordedPlan:
 
     # ---- running
 
-    def run(
-        self,
-        inputs: Sequence[Array | DeviceTensor],
-        outputs: Sequence[Array | DeviceTensor | None],
-        meanwhile: Callable[[], object] | None = None,
-    ) -> list[Array | DeviceTensor]:
-        """Run once. ``inputs`` in port order, of the ports' dtypes and shapes (checked by the session); an output given
-        as a device tensor or an array is written there, the others are returned as new arrays. ``meanwhile`` is called
-        while the device works. Raises
+    def run(self, bound: Bound, meanwhile: Callable[[], object] | None = None) -> list[Array | DeviceTensor]:
+        """Run once; returns the results as `collect`. ``meanwhile`` is called while the device works. Raises
         `InvalidInputError` where the data break an operator's specification (after a run that writes only device
-        tensors, reading them raises it), `DeviceLostError`, `GpuError`.
+        memory, reading it raises that, or ``bound.checks``), `DeviceLostError`, `GpuError`.
         """
-        value = self.submit(inputs, outputs)
+        value = self._delegate.lease.submit(self._commands.prepared(self.stage(bound)))
+        self.submitted(value, bound)
         if meanwhile is not None:
             meanwhile()
-        if not all(isinstance(o, DeviceTensor) for o in outputs):
+        if bound.down:
             self._delegate.lease.wait(value)
-        return self.collect(outputs)
+        return self.collect(bound)
 
-    def submit(self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None]) -> int:
-        """Submit a run; returns the timeline value that it signals. Operands are as for `run`."""
-        value = self._delegate.lease.submit(self._commands.prepared(self.stage(inputs, outputs)))
-        self.submitted(value, outputs)
-        return value
-
-    def stage(self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None]) -> Buffers:
-        """Prepare a run with operands as for `run`; returns the key of its command buffers (`buffers`). `submitted`
-        must follow. Raises `InvalidInputError` where an input comes from a run that failed, `ArenaOutOfMemory`."""
-        refuse_failed(inputs, outputs)
+    def stage(self, bound: Bound) -> Buffers:
+        """Prepare a run; returns the key of its command buffers (`buffers`). `submitted` must follow. Raises
+        `InvalidInputError` where an input comes from a run that failed, `ArenaOutOfMemory`."""
+        refuse_failed(bound.reads, bound.writes)
         self._wait()
         with self._making:  # the work of an interrupted run has ended, which may have freed the ports' memory
             pass
-        self._reading = [tensor for tensor in inputs if isinstance(tensor, DeviceTensor)]
-        addresses = [0] * len(self.plan.ports)
-        up: list[int] = []
-        down: list[int] = []
-        for bound, which, host in zip((inputs, outputs), self._commands.which, (up, down), strict=True):
-            for k, tensor in enumerate(bound):
-                if isinstance(tensor, DeviceTensor):
-                    addresses[which[k]] = tensor.address
-                else:
-                    host.append(k)
+        addresses, up, down = bound.addresses, bound.up, bound.down
         if up:
-            ports, which = self._commands.bind(INPUTS, up), self._commands.which[INPUTS]
+            ports = self._commands.bind(INPUTS, up)
             for k in up:
-                given = inputs[k]
+                given = bound.inputs[k]
                 assert not isinstance(given, DeviceTensor)
                 copy(ports.views[k], given)
-                addresses[which[k]] = ports.addresses[k]
+                addresses[k] = ports.addresses[k]
         if down:
-            ports, which = self._commands.bind(OUTPUTS, down), self._commands.which[OUTPUTS]
+            ports, first = self._commands.bind(OUTPUTS, down), self._commands.first_output
             for k in down:
-                addresses[which[k]] = ports.addresses[k]
-        what, self._staged = self._table.bind(addresses), addresses
-        self._operands.begin(
-            [tensor.uses for tensor in self._reading], [t.uses for t in outputs if isinstance(t, DeviceTensor)]
-        )
+                addresses[first + k] = ports.addresses[k]
+        what = self._table.bind(addresses)
+        self._operands.begin([tensor.uses for tensor in bound.reads], [tensor.uses for tensor in bound.writes])
         self._unsure = True
         if self._delegate.unified:
             return Buffers(what)
-        read = self._fault is not None or any(isinstance(t, DeviceTensor) and t.in_host_memory for t in outputs)
+        read = self._fault is not None or any(tensor.in_host_memory for tensor in bound.writes)
         return Buffers(what, bool(up), bool(down), read and not down)
 
     def _wait(self) -> None:
@@ -214,47 +189,32 @@ class RecordedPlan:
             self._fault.settle(ended=True)
         self._unsure = False
 
-    def run_at(self, addresses: list[int]) -> RunCheck | None:
-        """Submit a run whose ports are all on the device, at ``addresses`` in port order; the memory must stay valid
-        until the run ends. Returns the run's check where it needs one, since there are no tensors to store it with.
-        Raises `DeviceLostError`, `GpuError`."""
-        self._wait()
-        visible = self._fault is not None and not self._delegate.unified
-        prepared = self._commands.prepared(Buffers(self._table.bind(addresses), visible=visible))
-        self._unsure = True
-        self._last = self._delegate.lease.submit(prepared)
-        self._table.sent(addresses)
-        check = None if self._fault is None else self._fault.submitted(self._last)
-        self._unsure = False
-        return check
-
-    def submitted(self, value: int, outputs: Sequence[Array | DeviceTensor | None]) -> None:
+    def submitted(self, value: int, bound: Bound) -> None:
         """Record that the staged run was submitted, and ends at the timeline value."""
         self._last = value
-        self._table.sent(self._staged)
-        self._checks, self._reading = (open_checks(self._reading) if self._reading else []), []
-        written = [target for target in outputs if isinstance(target, DeviceTensor)]
+        self._table.sent(bound.addresses)
+        bound.checks = open_checks(bound.reads) if bound.reads else []
         if self._fault is not None:
-            if written:
-                self._checks.append(self._fault.submitted(value))
+            if len(bound.down) < len(self.plan.ports) - self._commands.first_output:
+                bound.checks.append(self._fault.submitted(value))
             else:  # only `collect` uses it
                 self._fault.unread = True
-        for target in written:
+        for target in bound.writes:
             if value > target.written_at:  # another thread's run may have been submitted later
-                target.checks[:] = self._checks
+                target.checks[:] = bound.checks
         self._operands.end(value)
         self._unsure = False
 
-    def collect(self, outputs: Sequence[Array | DeviceTensor | None]) -> list[Array | DeviceTensor]:
-        """The results of a run that has ended, in the plan's order, with the plan's shapes and dtypes; arrays among
-        ``outputs`` are filled. Raises `InvalidInputError` as `run`."""
-        if not all(isinstance(target, DeviceTensor) for target in outputs):
-            for check in self._checks:
+    def collect(self, bound: Bound) -> list[Array | DeviceTensor]:
+        """The results of a run that has ended: ``bound.outputs``, whose arrays are filled, with new arrays of the plan's shapes
+        and dtypes in place of None. Raises `InvalidInputError` as `run`."""
+        if bound.down:
+            for check in bound.checks:
                 check.verify(ended=True)
             if self._fault is not None and self._fault.unread:
                 self._fault.verify()
         results: list[Array | DeviceTensor] = []
-        for k, target in enumerate(outputs):
+        for k, target in enumerate(bound.outputs):
             if target is None:
                 results.append(self._commands.host(OUTPUTS).result(k))
             else:
@@ -274,12 +234,12 @@ class RecordedPlan:
         return not self._unsure and self._delegate.context.timeline.has_passed(self._last)
 
     @steady
-    def profile(self, inputs: Sequence[Array | DeviceTensor]) -> list[float]:
-        """Run once with a timestamp after each dispatch, each waiting for the one before. Returns the nanoseconds of
-        each dispatch, in the plan's order. Inputs are as for `run`."""
-        self.run(inputs, [None] * len(self._commands.which[OUTPUTS]))  # fills inputs and slots
+    def profile(self, bound: Bound) -> list[float]:
+        """Run, and once more with a timestamp after each dispatch, each waiting for the one before. Returns the nanoseconds of
+        each dispatch, in the plan's order."""
+        self.run(bound)  # fills inputs and slots
         commands, queries = self._with_stamps(serial=True)
-        self._operands.begin([tensor.uses for tensor in inputs if isinstance(tensor, DeviceTensor)], [])
+        self._operands.begin([tensor.uses for tensor in bound.reads], [])
         self._unsure = True
         self._last = self._delegate.lease.submit(self._delegate.lease.prepare([commands]))
         self._operands.end(self._last)
@@ -293,23 +253,21 @@ class RecordedPlan:
         return times
 
     @steady
-    def trace(
-        self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None], clock: ClockSync
-    ) -> tuple[list[Array | DeviceTensor], PlanTrace]:
+    def trace(self, bound: Bound, clock: ClockSync) -> tuple[list[Array | DeviceTensor], PlanTrace]:
         """As `run`, and also return when the parts of the run began and ended, on the clock of the host. The barriers
         are the plan's own. The first call records. Raises as `run`."""
         lease, marks = self._delegate.lease, []
         commands, queries = self._traced = self._traced or self._with_stamps(serial=False)
         marks.append(time.perf_counter_ns())
-        buffers = self.buffers(self.stage(inputs, outputs))
+        buffers = self.buffers(self.stage(bound))
         prepared = lease.prepare([commands if one is self._commands.main else one for one in buffers])
         marks.append(time.perf_counter_ns())
         value = lease.submit(prepared)
-        self.submitted(value, outputs)
+        self.submitted(value, bound)
         marks.append(time.perf_counter_ns())
         lease.wait(value)
         marks.append(time.perf_counter_ns())
-        results = self.collect(outputs)
+        results = self.collect(bound)
         marks.append(time.perf_counter_ns())
         spans = list(zip(("write inputs", "submit", "wait", "read outputs"), marks, marks[1:], strict=False))
         return results, PlanTrace(spans, on_host_clock(clock, queries, stamps(self.plan, serial=False)))
@@ -328,7 +286,7 @@ class RecordedPlan:
             self._delegate.lease.wait_to_free(self._delegate.context.timeline.submitted if self._unsure else self._last)
             if self._fault is not None:
                 self._fault.settle(ended=True)
-            self._fault, self._checks, self._traced = None, [], None
+            self._fault, self._traced = None, None
             held, self._held = self._held, []
             for thing in reversed(held):
                 thing.free() if isinstance(thing, DeviceBlock) else thing.close()

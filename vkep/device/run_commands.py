@@ -63,9 +63,8 @@ class RunCommands:
         """``staging``: for the inputs and the outputs of devices whose memory the host cannot map. ``making`` is locked while
         something is made for a run, which may have been interrupted."""
         self.main, self._making = main, making
-        self.which: tuple[list[int], list[int]] = ([], [])  #: the ports of each side
-        for k, port in enumerate(places.plan.ports):
-            self.which[INPUTS if port.is_input else OUTPUTS].append(k)
+        self.first_output = len(places.plan.inputs)  #: its place among the ports
+        self._which = range(self.first_output), range(self.first_output, len(places.plan.ports))  # of each side
         self._delegate, self._places, self._table, self._staging = delegate, places, table, staging
         self._moved: Mapping[int, Port] = {}
         self._next: tuple[Mapping[int, Port], list[Fitting | None]] | None = None  # what `prepare` made
@@ -97,7 +96,7 @@ class RunCommands:
 
     def _fittings(self, moved: Mapping[int, Port]) -> list[Fitting | None]:
         found: list[Fitting | None] = []
-        for host, which, moving in zip(self._host, self.which, self._places.moving, strict=True):
+        for host, which, moving in zip(self._host, self._which, self._places.moving, strict=True):
             found.append(None if host is None else host.fitting({k: moved[which[k]] for k in moving}))
         return found
 
@@ -123,8 +122,8 @@ class RunCommands:
             bound = set(which) | {k for k, room in enumerate(before.room if before else ()) if room is not None}
             self._drop_host(side)
             plan = self._places.plan.ports
-            ports = [self._moved.get(k, plan[k]) for k in self.which[side]]
-            grown = any(p.nbytes > plan[k].nbytes for k, p in zip(self.which[side], ports, strict=True))
+            ports = [self._moved.get(k, plan[k]) for k in self._which[side]]
+            grown = any(p.nbytes > plan[k].nbytes for k, p in zip(self._which[side], ports, strict=True))
             room = [p.nbytes * 5 // 4 if grown else p.nbytes for p in ports]
             wanted = [nbytes if k in bound else None for k, nbytes in enumerate(room)]
             made = self._host[side] = HostPorts(self._delegate, ports, wanted, self._staging[side])

@@ -14,6 +14,7 @@ import numpy as np
 from gpu_shared.errors import ClosedError
 from gpu_shared.steady import Started, check_wanted, steady
 from vkep.device.arguments import Places, RunNumbers
+from vkep.device.bound import Bound
 from vkep.device.recorded import RecordedPlan
 from vkep.device.rooms import Room, Rooms
 from vkep.device.tensor import DeviceTensor
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from gpu_shared.lease import DelegateLease
     from vkep.device.constants import ConstantSet
     from vkep.device.delegate import VulkanDelegate
-    from vkep.device.faults import RunCheck
     from vkep.device.traced import ClockSync, PlanTrace
 
 Array = np.ndarray[Any, Any]
@@ -90,43 +90,30 @@ class PlanRunner:
             self._constants.close()
             raise
 
-    def run(
-        self,
-        inputs: Sequence[Array | DeviceTensor],
-        outputs: Sequence[Array | DeviceTensor | None],
-        meanwhile: Callable[[], PlanRunner | None] | None = None,
-    ) -> list[Array | DeviceTensor]:
+    def run(self, bound: Bound, meanwhile: Callable[[], PlanRunner | None] | None = None) -> list[Array | DeviceTensor]:
         """See `RecordedPlan.run`. ``meanwhile`` returns the runner of the run that probably follows."""
         room = self._rooms.free()
         with room.lock:
             recorded = self._recording_in(room)
-            if meanwhile is None or all(isinstance(target, DeviceTensor) for target in outputs):  # nothing waits
-                return recorded.run(inputs, outputs, meanwhile)
-            return recorded.run(inputs, outputs, lambda: self._prepare(recorded, meanwhile()))
+            if meanwhile is None or not bound.down:  # nothing waits
+                return recorded.run(bound, meanwhile)
+            return recorded.run(bound, lambda: self._prepare(recorded, meanwhile()))
 
     def _prepare(self, recorded: RecordedPlan, following: PlanRunner | None) -> None:
         if isinstance(following, SizedRunner) and following.recorded_by is self.recorded_by:
             following.prepare(recorded)
 
-    def run_at(self, addresses: list[int]) -> RunCheck | None:
-        """See `RecordedPlan.run_at`."""
-        room = self._rooms.free()
-        with room.lock:
-            return self._recording_in(room).run_at(addresses)
-
-    def profile(self, inputs: Sequence[Array | DeviceTensor]) -> list[float]:
+    def profile(self, bound: Bound) -> list[float]:
         """Nanoseconds of each dispatch in one run; see `RecordedPlan.profile`."""
         room = self._rooms.free()
         with room.lock:
-            return self._recording_in(room).profile(inputs)
+            return self._recording_in(room).profile(bound)
 
-    def trace(
-        self, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None], clock: ClockSync
-    ) -> tuple[list[Array | DeviceTensor], PlanTrace]:
+    def trace(self, bound: Bound, clock: ClockSync) -> tuple[list[Array | DeviceTensor], PlanTrace]:
         """See `RecordedPlan.trace`."""
         room = self._rooms.free()
         with room.lock:
-            return self._recording_in(room).trace(inputs, outputs, clock)
+            return self._recording_in(room).trace(bound, clock)
 
     def at(self, sizes: Sequence[int]) -> SizedRunner:
         """Return a runner of the same recordings for runs of these sizes, in the order of the plan's symbols."""

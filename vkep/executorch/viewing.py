@@ -137,7 +137,7 @@ def _add_runs(
     if not all(k in parts.values for k, _ in islands):  # in a branch that was not taken
         document["notes"].append("Some delegates did not run, so that nothing is timed alone.")
         return
-    samples = [[i.runner.profile([parts.values[k][n] for n in i.inputs]) for k, i in islands] for _ in range(runs)]
+    samples = [[i.profile(parts.values[k]) for k, i in islands] for _ in range(runs)]
     limits = device_limits(resources.vulkan.capabilities)
     document["limits"] = asdict(limits)
     best = [limits.of_dispatch(i.plan, d) for _, i in islands for d in i.plan.dispatches]

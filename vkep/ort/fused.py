@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vkep import dtypes
+from vkep.device.bound import Bound
 from vkep.device.tensor import ALIGNMENT, on_host, open_checks
 from vkep.dtypes import DTYPES
 from vkep.errors import InvalidInputError, VkepError
@@ -83,7 +84,7 @@ class _OnDevice:
 
     def __init__(self, island: IslandExecutor, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         """Raises `KeyError` where a port of the island is not an input or output of the fused node."""
-        self._run_at = island.runner.run_at
+        self._runner = island.runner
         ports = {p.name: p for p in island.plan.outputs}
         made = [(i, ports[name]) for i, name in enumerate(outputs) if name]
         self.count = len(made)
@@ -106,9 +107,10 @@ class _OnDevice:
 
     def run(self, addresses: Sequence[int], checks: RunChecks) -> None:
         """``addresses`` of the inputs, then of the outputs."""
-        check = self._run_at([addresses[i] for i in self._order])
-        if check is not None:
-            checks.add((check,))
+        bound = Bound([addresses[i] for i in self._order])
+        self._runner.run(bound)
+        if bound.checks:
+            checks.add(bound.checks)
 
 
 class FusedNode(CStruct, struct="OrtNodeComputeInfo"):

@@ -92,7 +92,7 @@ class Profiler(CStruct, struct="OrtEpProfilerImpl"):
             if not all(name in values for name in island.inputs):
                 continue  # inside a part that was planned during the run, whose own values no longer exist
             at = (time.monotonic_ns() - self._zero_ns) / 1e3
-            times = island.runner.profile([values[n] for n in island.inputs])
+            times = island.profile(values)
             correlation = self._stack[-1] if self._stack else 0
             events = []
             for dispatch, nanoseconds in zip(island.plan.dispatches, times, strict=True):

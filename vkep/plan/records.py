@@ -128,7 +128,7 @@ class ConstantRef:
 class Plan:
     """The commands of one island for a device: see docs/architecture.md. Frozen, and comparable."""
 
-    ports: tuple[Port, ...]
+    ports: tuple[Port, ...]  #: the inputs, then the outputs
     constants: tuple[ConstantRef, ...]
     activation_bytes: int
     slots: tuple[Slot, ...]

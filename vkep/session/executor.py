@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from gpu_shared.steady import check_wanted
+from vkep.device.bound import Bound
 from vkep.device.runner import PlanRunner
 from vkep.device.tensor import DeviceTensor, on_host
 from vkep.errors import InvalidInputError
@@ -195,14 +196,17 @@ class IslandExecutor:
     def run(self, values: Values, targets: Targets, meanwhile: Meanwhile | None = None) -> None:
         """Run the plan on ``values`` by its ports' names; ``meanwhile`` is called while the device works. Raises
         `InvalidInputError` for a target that does not fit."""
-        results = self.runner.run([values[n] for n in self.inputs], self._written(targets), meanwhile)
-        values.update(zip(self.outputs, results, strict=True))
+        values.update(zip(self.outputs, self.runner.run(self._bound(values, targets), meanwhile), strict=True))
 
     def trace(self, values: Values, targets: Targets, clock: ClockSync) -> PlanTrace:
         """As `run`, and return when its parts began and ended."""
-        results, trace = self.runner.trace([values[n] for n in self.inputs], self._written(targets), clock)
+        results, trace = self.runner.trace(self._bound(values, targets), clock)
         values.update(zip(self.outputs, results, strict=True))
         return trace
+
+    def profile(self, values: Mapping[str, Any]) -> list[float]:
+        """Nanoseconds of each dispatch in one run; see `vkep.device.recorded.RecordedPlan.profile`."""
+        return self.runner.profile(self._bound(values, {}))
 
     @property
     def title(self) -> str:
@@ -212,22 +216,26 @@ class IslandExecutor:
     def stage(self, values: Values, targets: Targets, locks: ExitStack, held: ExitStack) -> Staged:
         """See `vkep.session.submit_batch.Region`."""
         recorded = self.runner.recording(held)
-        written = self._written(targets)
-        key = recorded.stage([values[n] for n in self.inputs], written)
-        values.update({n: t for n, t in zip(self.outputs, written, strict=True) if isinstance(t, DeviceTensor)})
+        bound = self._bound(values, targets)
+        key = recorded.stage(bound)
+        values.update({n: t for n, t in zip(self.outputs, bound.outputs, strict=True) if isinstance(t, DeviceTensor)})
 
         def collect() -> None:
-            values.update(zip(self.outputs, recorded.collect(written), strict=True))
+            values.update(zip(self.outputs, recorded.collect(bound), strict=True))
 
         return Staged(
             self.runner.lease,
             recorded.buffers(key),
-            lambda value: recorded.submitted(value, written),
-            None if all(isinstance(t, DeviceTensor) for t in written) else collect,
+            lambda value: recorded.submitted(value, bound),
+            collect if bound.down else None,
         )
 
-    def _written(self, targets: Targets) -> list[DeviceTensor | np.ndarray[Any, Any] | None]:
-        return [self._target(port, targets) if port.name in targets else None for port in self.runner.output_ports()]
+    def _bound(self, values: Mapping[str, Any], targets: Targets) -> Bound:
+        ports = self.runner.output_ports()
+        return Bound.of(
+            [values[n] for n in self.inputs],
+            [self._target(port, targets) if port.name in targets else None for port in ports],
+        )
 
     def _target(self, port: Port, targets: Targets) -> DeviceTensor | np.ndarray[Any, Any]:
         target = targets[port.name]

@@ -52,7 +52,7 @@ class SessionProfile:
         for island in flatten(executable).islands:
             if not all(name in values for name in island.inputs):
                 continue  # in a part that was planned during the run, whose own values no longer exist
-            times = island.runner.profile([values[n] for n in island.inputs])
+            times = island.profile(values)
             at = float(now)
             for dispatch, nanoseconds in zip(island.plan.dispatches, times, strict=True):
                 shader = island.plan.pipelines[dispatch.pipeline].shader.source

@@ -326,7 +326,7 @@ class InferenceSession(OrtSession, Uncopied):
         used = self._parts.graph_of(values).use(values)
         with used.hold:
             used.executable.run(values, {})
-            return [i.runner.profile([values[n] for n in i.inputs]) for i in flatten(used.executable).islands]
+            return [i.profile(values) for i in flatten(used.executable).islands]
 
     @steady
     def profile_regions(self, feeds: Mapping[str, Feed]) -> list[tuple[str, float]]:

@@ -142,7 +142,7 @@ def _user(text: str) -> str:
 
 
 def _profile(islands: Sequence[IslandExecutor], values: Mapping[str, Any]) -> list[list[float]]:
-    return [island.runner.profile([values[n] for n in island.inputs]) for island in islands]
+    return [island.profile(values) for island in islands]
 
 
 def run_document(trace: RunTrace) -> dict[str, Any]:
