@@ -18,13 +18,13 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     from vkep.ort.fused import FusedNode
 
     seen: list[int] = []
-    original = FusedNode._write
+    original = FusedNode.write
 
     def spy(self: Any, tensor: Any, array: Any) -> None:
         seen.append(array.nbytes)
         original(self, tensor, array)
 
-    monkeypatch.setattr(FusedNode, "_write", spy)
+    monkeypatch.setattr(FusedNode, "write", spy)
     return seen
 
 

@@ -232,7 +232,7 @@ def test_a_failed_run_leaves_no_mark_on_what_the_next_one_overwrites(open_sessio
     x, steps = floats(4), []
     for session, feeds in ((gather, {"x": x, "i": ints(0, 1, 2)}), (relu, {"y": floats(3)})):
         session.run(None, feeds)
-        island = session._parts.graph.use(feeds).executable.sole_island
+        island = session._parts.graph.use(feeds).executable.island
         assert island is not None
         steps.append(island)
     delegate = gather._parts.delegate

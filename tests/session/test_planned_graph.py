@@ -32,7 +32,7 @@ class Planned(Executable):
         self, known: Mapping[str, Known], trace: Trace | None = None, over: Over = (), whole: bool = False
     ) -> None:
         super().__init__(Program((), {}, ()), ())
-        self.direct = True
+        self.island = mock.Mock()
         self.known = dict(known)
         self.closed = False
 
@@ -174,7 +174,7 @@ class Sized(Planned):
 
     def at(self, sizes: Sequence[int]) -> Sized:
         made = Sized({})
-        made.owns = False
+        made.sizes = tuple(sizes)
         return made
 
 

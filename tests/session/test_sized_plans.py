@@ -26,11 +26,10 @@ class Made(Executable):
     def __init__(self, known: Mapping[str, Known], trace: Trace | None) -> None:
         super().__init__(Program((), {}, (), (), trace.holds() if trace is not None else None), ())
         self.known, self.trace, self.closed = dict(known), trace, False
-        self.sizes: list[int] | None = None
 
     def at(self, sizes: Sequence[int]) -> Made:
         made = Made(self.known, self.trace)
-        made.sizes, made.owns = list(sizes), False
+        made.sizes = list(sizes)
         return made
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ host as asked."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple, Protocol
 
@@ -22,7 +22,6 @@ from vkep.executorch.delegate_payloads import VgfBlob, VulkanBlob
 from vkep.pte.values import TensorValue, Value
 from vkep.pte.vk_graph import VkGraph, VkTensor
 from vkep.session.executor import Executable, IslandExecutor, Watch, own_array, own_tensor
-from vkep.session.following import Signature
 from vkep.session.planner import Planner
 from vkep.session.submit_batch import Staged
 
@@ -93,7 +92,7 @@ class VulkanRunner:
         self._graph = planner.graph(graph.nodes, graph.weights, self._all, name=where)
         self._states: dict[str, Any] = {s.input: s.initial.array() for s in imported.states}
         self._kept = {s.output: s.input for s in imported.states}
-        self._key: Signature | None = None  # of the only signature, where all shapes are static
+        self._key: Hashable = None  # of the only signature, where all shapes are static
         self._spare: dict[str, DeviceTensor] = {}  # maps a state to its next value
         self._held: dict[str, DeviceTensor] = {}  # outputs that stay on the device, allocated once
         self.watch: Watch | None = None  #: runs the steps of `run` one by one, to time them
@@ -111,9 +110,8 @@ class VulkanRunner:
         return self._key is not None and not self._kept and self._island() is not None
 
     def _island(self) -> IslandExecutor | None:
-        steps = self._graph.latest.steps if self._graph.latest is not None else ()
-        one = steps[0] if len(steps) == 1 else None
-        return one if isinstance(one, IslandExecutor) and set(self._all) <= set(one.outputs) else None
+        one = self._graph.latest.island if self._graph.latest is not None else None
+        return one if one is not None and set(self._all) <= set(one.outputs) else None
 
     def stage(self, inputs: Sequence[Any], keep: Sequence[bool], locks: ExitStack, held: ExitStack) -> Pending:
         """As `Runner.stage`."""
@@ -127,12 +125,7 @@ class VulkanRunner:
     def run(self, inputs: Sequence[Any], keep: Sequence[bool]) -> list[Array | DeviceTensor]:
         """As `Runner.run`."""
         values, targets = self._bind(inputs, keep)
-        if self.watch is None:
-            self._graph.run(values, targets, self._key)
-        else:
-            used = self._graph.use(values, self._key)
-            with used.hold:
-                used.executable.run(values, targets, self.watch)
+        self._graph.run(values, targets, self._key, self.watch)
         return self._results(inputs, keep, values, targets)
 
     def _bind(

@@ -6,66 +6,38 @@ import contextlib
 import itertools
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from vkep import dtypes
 from vkep.device.bound import Bound
-from vkep.device.tensor import ALIGNMENT, on_host, open_checks
+from vkep.device.tensor import ALIGNMENT, DeviceTensor, on_host, open_checks
 from vkep.dtypes import DTYPES
 from vkep.errors import InvalidInputError, VkepError
 from vkep.graph.model import Graph, Model, ValueInfo
 from vkep.graph.weights import pack, unpack
 from vkep.ir.infer import Known
 from vkep.ir.program import Over, Program, ValueSpec, declared_value
-from vkep.ort.boundary import NULL, CStruct, ffi, lib, status, value
+from vkep.ort.boundary import CStruct, ffi, lib, status, value
 from vkep.ort.graph import OrtWeight
 from vkep.ort.memory import NUMBER_SHIFT, PointerTensor, domain_of
 from vkep.ort.options import session_options
 from vkep.ort.tensors import address, byte_count, host_array, host_bytes
 from vkep.plan.records import Port
 from vkep.session.executor import Executable, IslandExecutor, Targets
-from vkep.session.planned_graph import DeferredExecutor, Use, allowed, overwritten
+from vkep.session.planned_graph import in_place
 from vkep.session.planner import Planner
 from vkep.session.vgf_executor import GraphRefused, VgfExecutor
 
 if TYPE_CHECKING:
-    from vkep.ort.checks import RunChecks
     from vkep.ort.runtime import Runtime
 
 logger = logging.getLogger("vkep.ort")
 _PLANNED = (IslandExecutor, VgfExecutor)
 _MAX_NUMBERS = 18  # size of one input in a signature: type, rank, and at most 16 dimensions
-
-
-class _Details:
-    """The properties of an executable that a run needs: dtype (None: not a tensor of numbers), shape and bytes of each
-    input, and the outputs that islands compute."""
-
-    def __init__(
-        self,
-        executable: Executable,
-        specs: Iterable[Known],
-        inputs: Sequence[str],
-        outputs: Sequence[str],
-        over: Over,
-    ) -> None:
-        self.over = over  #: the outputs that the executable writes to an input's memory
-        self.layout = [_layout(spec) for spec in specs]
-        self.ports: dict[str, Port] = {}
-        for step in executable.steps:
-            if isinstance(step, IslandExecutor):
-                self.ports.update({p.name: p for p in step.plan.outputs})
-            elif isinstance(step, VgfExecutor):
-                made = (Port(p.name, p.dtype.name, p.shape, p.nbytes, is_input=False) for p in step.graph.outputs)
-                self.ports.update({p.name: p for p in made})
-        self.on_device: _OnDevice | None = None
-        island = executable.sole_island
-        if island is not None and not any(DTYPES[p.dtype].sub_byte_bits for p in island.plan.ports):
-            with contextlib.suppress(KeyError):  # an output that is also an input, or folded
-                self.on_device = _OnDevice(island, inputs, outputs)
 
 
 class _Scratch:
@@ -78,39 +50,72 @@ class _Scratch:
         self.failed = ffi.new("OrtStatus **")
 
 
-class _OnDevice:
-    """Runs an executable that is one island, where all inputs and outputs are in the session's device memory: such a
-    run needs only their addresses."""
+class _Details:
+    """The outputs of a fused node that an executable computes on the device, and how it is run by addresses alone."""
 
-    def __init__(self, island: IslandExecutor, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-        """Raises `KeyError` where a port of the island is not an input or output of the fused node."""
-        self._runner = island.runner
-        ports = {p.name: p for p in island.plan.outputs}
-        made = [(i, ports[name]) for i, name in enumerate(outputs) if name]
-        self.count = len(made)
-        self.which = ffi.new("size_t[]", [i for i, _ in made])
-        self.ranks = ffi.new("size_t[]", [len(port.shape) for _, port in made])
-        self.dims = ffi.new("int64_t[]", [d for _, port in made for d in port.shape] or [0])
-        self._inputs, self._outputs = inputs, [port.name for _, port in made]
-        places = {name: i for i, name in enumerate(inputs)}
-        places |= {port.name: len(inputs) + k for k, (_, port) in enumerate(made)}
-        self._order = [places[port.name] for port in island.plan.ports]
+    def __init__(self, executable: Executable, inputs: Sequence[str], outputs: Mapping[str, int]) -> None:
+        """``outputs``: the places of the fused node's."""
+        ports: dict[str, Port] = {}
+        for step in executable.steps:
+            if isinstance(step, IslandExecutor):
+                ports.update({p.name: p for p in step.plan.outputs})
+            elif isinstance(step, VgfExecutor):
+                made = (Port(p.name, p.dtype.name, p.shape, p.nbytes, is_input=False) for p in step.graph.outputs)
+                ports.update({p.name: p for p in made})
+        self.ports = {name: ports[name] for name in outputs if name in ports}
+        place = {name: i for i, name in enumerate((*inputs, *outputs))}
+        island = executable.island
+        #: the only step, where its ports are all inputs and outputs of the node (they may also be folded, or an input that
+        #: is an output), and none is unpacked on the host
+        self.island = (
+            island
+            if island is not None
+            and len(self.ports) == len(outputs)
+            and all(p.name in place and not DTYPES[p.dtype].sub_byte_bits for p in island.plan.ports)
+            else None
+        )
+        if self.island is not None:
+            self.order = [place[port.name] for port in self.island.plan.ports]  #: among the inputs and outputs
+            self.which = ffi.new("size_t[]", list(outputs.values()))
+            self.ranks = ffi.new("size_t[]", [len(port.shape) for port in self.ports.values()])
+            self.dims = ffi.new("int64_t[]", [d for port in self.ports.values() for d in port.shape] or [0])
 
-    def over(self, addresses: Sequence[int]) -> Over:
-        """The outputs that are to be written to an input's memory; ``addresses`` as for `run`."""
-        made = addresses[-self.count :] if self.count else ()
-        if set(made).isdisjoint(addresses[: len(self._inputs)]):
-            return ()
-        outputs = dict(zip(made, self._outputs, strict=True))
-        pairs = zip(self._inputs, addresses, strict=False)
-        return tuple([(outputs[address], name) for name, address in pairs if address in outputs])
 
-    def run(self, addresses: Sequence[int], checks: RunChecks) -> None:
-        """``addresses`` of the inputs, then of the outputs."""
-        bound = Bound([addresses[i] for i in self._order])
-        self._runner.run(bound)
-        if bound.checks:
-            checks.add(bound.checks)
+class _Outputs:
+    """ONNX Runtime's memory for the outputs of one run: of those computed on the device before it, else after it."""
+
+    def __init__(self, node: FusedNode, context: Any) -> None:
+        self._node, self._context = node, context
+        self._made: dict[str, Any] = {}
+        self.targets: dict[str, DeviceTensor | np.ndarray[Any, Any]] = {}  #: those that a run writes itself
+        self.executable: Executable | None = None
+
+    def __call__(self, executable: Executable) -> Targets:
+        """The targets of an executable's run."""
+        self.executable = executable
+        for name, port in self._node.details(executable).ports.items():
+            made, dtype = self._of(name, port.shape), DTYPES[port.dtype]
+            if dtype.sub_byte_bits or _lies_off(made):
+                continue  # packed on the host, or copied to the host by ONNX Runtime
+            if made.on_device:
+                self.targets[name] = self._node.device_tensor(name, made, dtype, port.shape, port.nbytes)
+            else:
+                self.targets[name] = host_array(made.data, dtype, port.shape, port.nbytes)
+        return self.targets
+
+    def fill(self, values: Mapping[str, Any]) -> None:
+        """Copy the results that the run did not write to ONNX Runtime's memory."""
+        for name in self._node.outputs:
+            if name not in self.targets or values[name] is not self.targets[name]:
+                result = on_host(values[name])
+                self._node.write(self._made.get(name) or self._of(name, result.shape), result)
+
+    def _of(self, name: str, shape: Sequence[int]) -> Any:
+        ort, index = self._node.runtime.ort, self._node.outputs[name]
+        made, dims = ffi.new("VkepTensor *"), ffi.new("int64_t[]", list(shape) or [0])
+        ort.check(lib.vkep_output(ort.api, ort.ep_api, self._context, index, dims, len(shape), made))
+        self._made[name] = made
+        return made
 
 
 class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
@@ -143,13 +148,13 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         model = Model(graph, opsets, ir_version, name)
         self._planner = Planner(runtime.delegate, session, model, runtime.policy, runtime.graphs)
         self.planned = self._planner.graph(graph.nodes, graph.weights, [o for o in outputs if o], name=name)
-        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        self.outputs = {name: i for i, name in enumerate(outputs) if name}  #: with their places
         which = [i for i, n in enumerate(inputs) if n and n not in graph.weights]
         self._names = [inputs[i] for i in which]
         self._types = {v.name: v.elem_type for v in graph.outputs if v.elem_type}
         self._which = ffi.new("size_t[]", which)
         self._scratch: list[_Scratch] = []
-        self._over: Over = ()  # the outputs that the latest runs wrote to an input's memory
+        self._known: WeakKeyDictionary[Executable, _Details] = WeakKeyDictionary()
         self._domain = ffi.new("VkepDomain *", (runtime.domain.number, NUMBER_SHIFT, ALIGNMENT))
         declared = {v.name: v for v in graph.inputs}
         later = True
@@ -173,10 +178,11 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         infos = [declared[n] for n in self._names]
         numbers = [n for info in infos for n in (info.elem_type, len(info.shape or ()), *(info.shape or ()))]
         key = np.array(numbers, np.int64).tobytes()
-        used = self.planned.use_key((key, ()), lambda: self._make(key, program))
-        with used.hold:
-            executable = used.executable
-            later = not shapes_hold or not all(isinstance(s, _PLANNED) for s in executable.steps)
+        self.planned.plan_static(infos, key, lambda: None if program is None else self._ready(program))
+        executable = self.planned.latest
+        assert executable is not None, "planned just now"
+        self.details(executable)
+        later = not shapes_hold or not all(isinstance(s, _PLANNED) for s in executable.steps)
         if not later:
             done = executable.program
             executable.program = Program((), {}, done.placements, done.outputs)  # releases the weights
@@ -213,31 +219,11 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
             if length < 0:
                 ort.check(scratch.failed[0])
             key = ffi.buffer(scratch.signature, 8 * length)[:]
-            over = self._over  # most likely the same as in the previous run
-            used = self.planned.use_key((key, over), lambda: self._make(key, over=over))
+            over = self.planned.over  # most likely the same as in the previous run
+            used = self.planned.taken(key, over) or self.planned.use(self._specs(key), key, over)
             with used.hold:
-                executable = used.executable
-                known = executable.caller.on_device
-                here = known is not None and 0 not in ffi.unpack(addresses, count)
-                if known is not None and here and not self.runtime.profilers:
-                    made = lib.vkep_outputs(
-                        ort.api,
-                        ort.ep_api,
-                        context,
-                        known.count,
-                        known.which,
-                        self._domain,
-                        known.dims,
-                        known.ranks,
-                        addresses + count,
-                    )
-                    if made != NULL:
-                        ort.check(made)
-                    found = ffi.unpack(addresses, count + known.count)
-                    if 0 not in found and known.over(found) == over:
-                        known.run(found, self.runtime.checks)
-                        return
-                self._run(executable, key, scratch.tensors, context)
+                if not self._run_at(used.executable, context, scratch.addresses, over):
+                    self._run(key, scratch.tensors, context)
         finally:
             self._scratch.append(scratch)
 
@@ -252,94 +238,77 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
 
     # ---- inside
 
-    def _run(self, executable: Executable, key: bytes, tensors: Any, context: Any) -> None:
-        details: _Details = executable.caller
+    def _run_at(self, executable: Executable, context: Any, addresses: Any, over: Over) -> bool:
+        """Run by addresses; False where some of the tensors are not on the device, or outputs lie otherwise than in ``over``."""
+        details, count = self._known.get(executable) or self.details(executable), len(self._names)
+        if details.island is None or self.runtime.profilers or 0 in ffi.unpack(addresses, count):
+            return False
+        ort, made = self.runtime.ort, addresses + count
+        ort.check(
+            lib.vkep_outputs(
+                ort.api,
+                ort.ep_api,
+                context,
+                len(details.ports),
+                details.which,
+                self._domain,
+                details.dims,
+                details.ranks,
+                made,
+            )
+        )
+        found = ffi.unpack(addresses, count + len(details.ports))
+        written = zip(details.ports, found[count:], strict=True)
+        if 0 in found or in_place(zip(self._names, found, strict=False), written) != over:
+            return False
+        bound = Bound([found[i] for i in details.order])
+        details.island.runner.run(bound)
+        if bound.checks:
+            self.runtime.checks.add(bound.checks)
+        return True
+
+    def _run(self, key: bytes, tensors: Any, context: Any) -> None:
         values: dict[str, Any] = {}
-        for index, name in enumerate(self._names):
-            values[name] = self._input(name, tensors[index], *details.layout[index])
-        graph = self.planned
-        with contextlib.ExitStack() as held:
-            waits = executable.sole_step
-            if isinstance(waits, DeferredExecutor):  # values of inputs decide its plan, and the shapes of its outputs
-                graph, values = waits.graph, waits.inputs_of(values)
-                signature = graph.signature(values)
-                executable, details = self._used(held, graph.use(values, signature), ())
-            targets, waiting = self._targets(context, details)
-            over = overwritten(values, targets)
-            if over != details.over and not graph.sealed:
-                if graph is self.planned:
-                    self._over = over
-                    used = graph.use_key((key, over), lambda: self._make(key, over=over))
-                else:
-                    used = graph.use(values, signature, over)
-                executable, details = self._used(held, used, over)
-            kept = allowed(targets, over, executable)
-            for index, name in enumerate(self.outputs):
-                if name in targets and name not in kept:
-                    waiting[name] = self._output(context, index, details.ports[name].shape)
-            self._send(executable, values, kept, waiting)
-        for index, name in enumerate(self.outputs):
-            if name and name not in details.ports:  # folded, or computed in a part that was planned during the run
-                result = on_host(values[name])
-                self._write(self._output(context, index, result.shape), result)
+        for index, (name, spec) in enumerate(self._specs(key).items()):
+            values[name] = self._input(name, tensors[index], spec)
+        outputs = _Outputs(self, context)
+        self.planned.run(values, outputs, key)
+        self.runtime.checks.add(open_checks(outputs.targets.values()))
+        for profiler in self.runtime.profilers:
+            assert outputs.executable is not None, "it was run"
+            profiler.measure(self.name, outputs.executable, values)
+        outputs.fill(values)
 
-    def _used(self, held: contextlib.ExitStack, used: Use, over: Over) -> tuple[Executable, _Details]:
-        """An executable that is in use until ``held`` ends, and its details. ``over``: the outputs that it writes to an
-        input's memory."""
-        held.enter_context(used.hold)
-        executable = used.executable
-        if executable.caller is None:
-            executable.caller = _Details(executable, (), self._names, self.outputs, over)
-        return executable, executable.caller
+    def details(self, executable: Executable) -> _Details:
+        """The properties of an executable, which are checked when it is met first."""
+        found = self._known.get(executable)
+        if found is not None:
+            return found
+        for placement in executable.program.placements:
+            if placement.where == "cpu":
+                logger.warning(
+                    "%s: on the CPU at these shapes: %s: %s", self.name, placement.node.title, placement.reason
+                )
+        details = _Details(executable, self._names, self.outputs)
+        for name, port in details.ports.items():
+            if self._types.get(name, DTYPES[port.dtype].onnx) != DTYPES[port.dtype].onnx:
+                raise VkepError(f"{self.name}: {name!r} is made as {port.dtype}, ONNX Runtime has it of another type")
+        if any(isinstance(step, IslandExecutor) and step.plan.faults for step in executable.steps):
+            self.runtime.checks.expect()
+        self._known[executable] = details
+        return details
 
-    def _targets(self, context: Any, details: _Details) -> tuple[dict[str, Any], dict[str, Any]]:
-        """ONNX Runtime's memory for the outputs whose shapes are known: those that a run writes itself, and those that are
-        written after it.
-        """
-        targets: dict[str, Any] = {}
-        waiting: dict[str, Any] = {}
-        for index, name in enumerate(self.outputs):
-            port = details.ports.get(name)
-            if port is None:
-                continue
-            made = self._output(context, index, port.shape)
-            dtype = DTYPES[port.dtype]
-            if dtype.sub_byte_bits or _lies_off(made):
-                waiting[name] = made  # packed on the host, or copied to the host by ONNX Runtime
-            elif made.on_device:
-                targets[name] = self._device_tensor(name, made, dtype, port.shape, port.nbytes)
-            else:
-                waiting[name] = made
-                targets[name] = host_array(made.data, dtype, port.shape, port.nbytes)
-        return targets, waiting
-
-    def _send(
-        self,
-        executable: Executable,
-        values: dict[str, Any],
-        targets: Targets,
-        waiting: Mapping[str, Any],
-    ) -> None:
-        """Run, and copy the outputs in ``waiting`` to ONNX Runtime's memory where the run did not write them there."""
-        executable.run(values, targets)
-        self.runtime.checks.add(open_checks(targets.values()))
-        if self.runtime.profilers:
-            for profiler in self.runtime.profilers:
-                profiler.measure(self.name, executable, values)
-        for name, made in waiting.items():
-            if name not in targets or values[name] is not targets[name]:
-                self._write(made, on_host(values[name]))
-
-    def _input(self, name: str, tensor: Any, dtype: Any, shape: tuple[int, ...], nbytes: int) -> Any:
-        if dtype is None:
+    def _input(self, name: str, tensor: Any, spec: Known) -> Any:
+        if not isinstance(spec, ValueSpec):
             raise InvalidInputError(f"input {name!r} of {self.name}: no tensor of numbers")
+        dtype, shape = spec.dtype, spec.shape
         if dtype.sub_byte_bits:  # packed in ONNX Runtime's memory, but not for kernels
             return unpack(self._read(tensor), dtype, shape)
         if _lies_off(tensor):
             return self._read(tensor).view(dtype.numpy).reshape(shape)
         if tensor.on_device:
-            return self._device_tensor(name, tensor, dtype, shape, nbytes)
-        return host_array(tensor.data, dtype, shape, nbytes)
+            return self.device_tensor(name, tensor, dtype, shape, math.prod(shape) * dtype.itemsize)
+        return host_array(tensor.data, dtype, shape, math.prod(shape) * dtype.itemsize)
 
     def _read(self, tensor: Any) -> np.ndarray[Any, Any]:
         """The bytes of a tensor in any memory."""
@@ -350,7 +319,8 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         self.runtime.domain.download(address(tensor.data), out)
         return out
 
-    def _device_tensor(self, name: str, tensor: Any, dtype: Any, shape: tuple[int, ...], nbytes: int) -> PointerTensor:
+    def device_tensor(self, name: str, tensor: Any, dtype: Any, shape: tuple[int, ...], nbytes: int) -> PointerTensor:
+        """A tensor in ONNX Runtime's memory on the device. Raises `InvalidInputError` for memory of another context."""
         pointer = address(tensor.data)
         domain = self.runtime.domain
         if nbytes and domain_of(pointer) is not domain:
@@ -360,13 +330,8 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
             )
         return PointerTensor(domain, pointer, dtype, shape, nbytes)
 
-    def _output(self, context: Any, index: int, shape: Sequence[int]) -> Any:
-        ort = self.runtime.ort
-        made, dims = ffi.new("VkepTensor *"), ffi.new("int64_t[]", list(shape) or [0])
-        ort.check(lib.vkep_output(ort.api, ort.ep_api, context, index, dims, len(shape), made))
-        return made
-
-    def _write(self, tensor: Any, array: np.ndarray[Any, Any]) -> None:
+    def write(self, tensor: Any, array: np.ndarray[Any, Any]) -> None:
+        """Copy an array to a tensor in any memory."""
         nbytes = byte_count(tensor)
         if not nbytes:
             return
@@ -378,25 +343,6 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
             self.runtime.domain.upload(address(tensor.data), data)
         else:
             host_bytes(tensor.data, nbytes)[:] = data
-
-    def _make(self, key: bytes, program: Program | None = None, over: Over = ()) -> Executable:
-        specs = self._specs(key)
-        executable = None if program is None else self._ready(program)
-        if executable is None:
-            executable = self.planned.plan(specs, over)
-        for placement in executable.program.placements:
-            if placement.where == "cpu":
-                logger.warning(
-                    "%s: on the CPU at these shapes: %s: %s", self.name, placement.node.title, placement.reason
-                )
-        details = executable.caller = _Details(executable, specs.values(), self._names, self.outputs, over)
-        for name, port in details.ports.items():
-            if self._types.get(name, DTYPES[port.dtype].onnx) != DTYPES[port.dtype].onnx:
-                executable.close()
-                raise VkepError(f"{self.name}: {name!r} is made as {port.dtype}, ONNX Runtime has it of another type")
-        if any(isinstance(step, IslandExecutor) and step.plan.faults for step in executable.steps):
-            self.runtime.checks.expect()
-        return executable
 
     def _ready(self, program: Program) -> Executable | None:
         """The executable of the program; None where the VGF converter or driver refuses a part, which is then placed
@@ -431,12 +377,6 @@ def _rewrites_an_input(graph: Graph) -> bool:
         for read in node.reads
         if read in inputs
     )
-
-
-def _layout(spec: Known) -> tuple[Any, tuple[int, ...], int]:
-    if not isinstance(spec, ValueSpec):
-        return None, (), 0
-    return spec.dtype, spec.shape, math.prod(spec.shape) * spec.dtype.itemsize
 
 
 def _lies_off(tensor: Any) -> bool:

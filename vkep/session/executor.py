@@ -70,41 +70,23 @@ class Executable:
             chained = chain is not None and on_device and len(regions) > 1
             self._runs += [chain(regions)] if chain is not None and chained else regions
         self._shared = shared
-        self.owns = True  #: its own resources, which are closed with it
-        self.caller: Any = None  #: resources that its caller closes
+        #: for runs of these sizes; its resources are those of the plan with sizes (None: its own)
+        self.sizes: Sequence[int] | None = None
         self.constants = {name: weight.array() for name, weight in program.constants.items()}
-        #: whether a run consists of one island, so that an interrupt at any point leaves it usable
-        self.direct = shared is None and _is_direct(steps)
+        #: its only step, where a run is one submit: then an interrupt at any point leaves it usable
+        self.island = _only_island(steps) if shared is None else None
 
     def at(self, sizes: Sequence[int]) -> Executable:
         """The executable for runs of these sizes, in the order of the program's symbols. It shares all resources of
         this one, which must stay open."""
         made = object.__new__(Executable)
-        made.__dict__.update(self.__dict__, owns=False, caller=None, _shared=None)
+        made.__dict__.update(self.__dict__, sizes=sizes, _shared=None)
         made.steps = [s.at(sizes) if isinstance(s, IslandExecutor) else s for s in self.steps]
         made._runs = list(made.steps)
-        made.direct = _is_direct(made.steps)
+        made.island = _only_island(made.steps)
         if self.program.numbers:
             made.constants = {**self.constants, **{n: c.array(sizes) for n, c in self.program.numbers.items()}}
         return made
-
-    @property
-    def runner(self) -> PlanRunner | None:
-        """The runner of its only step, where this is `direct`."""
-        step = self.steps[0] if self.direct else None
-        return step.runner if isinstance(step, IslandExecutor) else None
-
-    @property
-    def sole_island(self) -> IslandExecutor | None:
-        """The only step, if the program consists of one island; else None."""
-        step = self.steps[0] if len(self.steps) == 1 else None
-        return step if isinstance(step, IslandExecutor) and self._shared is None and not self.constants else None
-
-    @property
-    def sole_step(self) -> StepExecutor | None:
-        """The only step, if the results are its outputs; else None."""
-        alone = len(self.steps) == 1 and self._shared is None and not self.constants and not self.program.lists
-        return self.steps[0] if alone else None
 
     def run(
         self,
@@ -114,18 +96,14 @@ class Executable:
         meanwhile: Meanwhile | None = None,
     ) -> None:
         """Run the steps; results are added to ``values``. ``targets`` are the outputs' destinations. A ``watch`` runs
-        each step itself, to time it. ``meanwhile`` is called while the device works, where this is `direct`.
+        each step itself, to time it. ``meanwhile`` is called while the device works, where there is only an `island`.
         """
         values.update({name: array.copy() for name, array in self.constants.items()})  # the caller may change its copy
         if self._shared is None:
             self._run(values, targets, watch, meanwhile)
-            self._gather(values)
-            return
-        with self._with_shared(self._shared, values, targets) as places:
-            self._run(values, places, watch)
-        self._gather(values)
-
-    def _gather(self, values: Values) -> None:
+        else:
+            with self._with_shared(self._shared, values, targets) as places:
+                self._run(values, places, watch)
         for name, value in self.program.lists.items():
             values[name] = gathered(value, values.__getitem__)
 
@@ -157,8 +135,8 @@ class Executable:
             sets.give(buffers)
 
     def close(self) -> None:
-        """Close the steps and the shared tensors that it owns. Its runs must have ended."""
-        if not self.owns:
+        """Close the steps and the shared tensors, where they are its own. Its runs must have ended."""
+        if self.sizes is not None:
             return
         for step in self._runs:
             step.close()
@@ -166,8 +144,9 @@ class Executable:
             self._shared.close()
 
 
-def _is_direct(steps: Sequence[StepExecutor]) -> bool:
-    return len(steps) == 1 and isinstance(steps[0], IslandExecutor)
+def _only_island(steps: Sequence[StepExecutor]) -> IslandExecutor | None:
+    step = steps[0] if len(steps) == 1 else None
+    return step if isinstance(step, IslandExecutor) else None
 
 
 class IslandExecutor:

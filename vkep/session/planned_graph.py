@@ -29,6 +29,9 @@ from vkep.session.sized_plans import UNKNOWN, MakePlan, Opened, SizedPlans
 
 logger = logging.getLogger("vkep")
 
+#: returns the destinations of an executable's outputs, once it and so their shapes are known
+AskTargets = Callable[[Executable], Targets]
+
 #: maximum number of signatures whose executables are kept, including those that share a plan
 _SIGNATURES = 256
 
@@ -72,35 +75,46 @@ class PlannedGraph:
         self._sealed = False
         self._closed = False
         self.latest: Executable | None = None  #: the executable planned last
+        self.over: Over = ()  #: the outputs that the latest run wrote to an input's memory, whose targets `run` asked for
 
     # ---- running
 
     def run(
-        self, values: Values, targets: Targets, signature: Signature | None = None, watch: Watch | None = None
+        self, values: Values, targets: Targets | AskTargets, signature: Hashable = None, watch: Watch | None = None
     ) -> None:
         """Run on the inputs in ``values``; results are added there. See `use` and `Executable.run`. A target that is an
         input's tensor is written in place, or left out where the plan cannot do that: then its result is a separate
         value.
         """
-        over = overwritten(values, targets) if targets else ()
         signature = self.signature(values) if signature is None else signature
+        over = self.over if callable(targets) else overwritten(values, targets) if targets else ()
         used = self.use(values, signature, over)
         with used.hold:
-            direct = used.executable.direct and watch is None
+            executable = used.executable
+            waiting = _waiting(executable) if executable.island is None and watch is None else None
+            if waiting is not None:
+                waiting.run(values, targets)
+                return
+            if callable(targets):
+                targets, guess = targets(executable), over
+                over = overwritten(values, targets)
+                if over != guess:
+                    self.over = () if self._sealed else over
+                    self.run(values, targets, signature, watch)
+                    return
+            direct = executable.island is not None and watch is None
             if direct:
                 with in_run():
-                    self._run_directly(
-                        values, allowed(targets, over, used.executable), used.executable, signature, over
-                    )
+                    self._run_directly(values, allowed(targets, over, executable), executable, signature, over)
         if not direct:  # values passed between its parts may be incomplete after an interrupt
             run_steady(lambda: self._run(values, targets, signature, over, watch))
         if self._evicted:
             self._close_evicted()
 
     def _run_directly(
-        self, values: Values, targets: Targets, executable: Executable, signature: Signature, over: Over
+        self, values: Values, targets: Targets, executable: Executable, signature: Hashable, over: Over
     ) -> None:
-        if executable.owns or self._asked:
+        if executable.sizes is None or self._asked or not isinstance(signature, tuple):
             executable.run(values, targets)
         else:
             inputs = dict(values)
@@ -108,7 +122,7 @@ class PlannedGraph:
 
     def _foretell(self, signature: Signature, values: Mapping[str, Any], over: Over) -> PlanRunner | None:
         """Enter the executable of the signature that follows this one, where sizes go on as they changed so far. Returns its
-        runner, where it owns nothing.
+        runner.
 
         A run that is in progress calls it, which other threads may wait for while they plan: it never waits for them.
         """
@@ -116,10 +130,10 @@ class PlannedGraph:
         if found is None:
             return None
         following, changed = found
-        key = (following, over) if over else following
+        key = self._key(following, over)
         entry = self._entries.get(key)
         if entry is not None:
-            return None if entry.executable.owns else entry.executable.runner
+            return _runner(entry.executable)
         names = tuple(values)
         moved = {names[k]: mark for k, mark in changed.items()}
 
@@ -134,7 +148,7 @@ class PlannedGraph:
                 if used is None:
                     return None
                 used.hold.release()
-                return used.executable.runner
+                return _runner(used.executable)
             except Exception:  # a run of that signature will report it
                 logger.debug("%s: no executable for the foretold signature %s", self._name, following, exc_info=True)
                 return None
@@ -143,27 +157,33 @@ class PlannedGraph:
 
         return run_steady(enter)  # where no exception comes between the lock and its release
 
-    def _run(self, values: Values, targets: Targets, signature: Signature, over: Over, watch: Watch | None) -> None:
+    def _run(self, values: Values, targets: Targets, signature: Hashable, over: Over, watch: Watch | None) -> None:
         used = self.use(values, signature, over)
         with used.hold:
             used.executable.run(values, allowed(targets, over, used.executable), watch)
 
-    def use(self, values: Mapping[str, Any], signature: Signature | None = None, over: Over = ()) -> Use:
+    def use(self, values: Mapping[str, Any], signature: Hashable = None, over: Over = ()) -> Use:
         """The executable for inputs like ``values``, planned where their signature is new; in use for as long as its ``hold`` is.
 
-        ``signature`` is that of `signature` where the caller knows it; ``over``: the outputs that a run writes to an
-        input's memory. Raises `ClosedError`, and the errors of ``check`` and of planning.
+        ``values`` may be known properties alone. ``signature``: that of `signature`, or another key that the caller always
+        gives, and that differs wherever that differs; ``over``: the outputs that a run writes to an input's memory. Raises
+        `ClosedError`, and the errors of ``check`` and of planning.
         """
         signature = self.signature(values) if signature is None else signature
-        key = (signature, over) if over else signature
-        found = self._take(key) or self._match(
-            key, signature, tuple(values), lambda name: self._known_one(values, name), over
+        found = self.taken(signature, over)
+        if found is not None:
+            return found
+        key, marks = self._key(signature, over), signature if isinstance(signature, tuple) else self.signature(values)
+        return self._match(key, marks, tuple(values), lambda name: self._known_one(values, name), over) or self._enter(
+            key, lambda: self._plan_for(values, over)
         )
-        return found or self.use_key(key, lambda: self._plan_for(values, over))
 
-    def use_key(self, key: Hashable, make: Callable[[], Executable]) -> Use:
-        """As `use`, for a signature whose executable ``make`` makes where it is new."""
-        return self._take(key) or run_steady(lambda: self._add(key, make))
+    def taken(self, signature: Hashable, over: Over = ()) -> Use | None:
+        """As `use`; None where the signature is new."""
+        return self._take(self._key(signature, over))
+
+    def _key(self, signature: Hashable, over: Over) -> Hashable:
+        return (signature, over) if over and not self._sealed else signature
 
     # ---- planning
 
@@ -181,8 +201,12 @@ class PlannedGraph:
             raise InvalidInputError(f"{self._name}: got shapes other than those that the model declares")
         return self._plans.executable(inputs, over)
 
-    def plan_static(self, infos: Iterable[ValueInfo]) -> Signature | None:
-        """Plan for the only signature, and return it; None where a declared shape is dynamic."""
+    def plan_static(
+        self, infos: Iterable[ValueInfo], key: Hashable = None, made: Callable[[], Executable | None] = lambda: None
+    ) -> Hashable:
+        """Plan for the only signature, and return it; None where a declared shape is dynamic. ``key``: see `use`. ``made``
+        returns the executable where it is planned already.
+        """
         inputs: dict[str, Known] = {}
         signature: list[Hashable] = []
         for info in infos:
@@ -192,8 +216,8 @@ class PlannedGraph:
             inputs[info.name] = known
             dtype = known.dtype.numpy if isinstance(known, ValueSpec) else np.dtype(object)
             signature.append((dtype, info.shape))
-        key = tuple(signature)
-        with self.use_key(key, lambda: self.plan(inputs)).hold:
+        key = tuple(signature) if key is None else key
+        with self._enter(key, lambda: made() or self.plan(inputs)).hold:
             return key
 
     @property
@@ -242,6 +266,10 @@ class PlannedGraph:
                 hold.release()  # a traceback may keep this frame alive
                 raise
             hold.release()
+
+    def _enter(self, key: Hashable, make: Callable[[], Executable]) -> Use:
+        """The executable that was entered for this key, or else the one that ``make`` makes."""
+        return self._take(key) or run_steady(lambda: self._add(key, make))
 
     def _add(self, key: Hashable, make: Callable[[], Executable]) -> Use:
         with self._planning:
@@ -295,7 +323,7 @@ class PlannedGraph:
         """Forget the executable that was used the longest time ago, and note it to be closed."""
         entry = self._entries.popitem(last=False)[1]
         entry.evicted = True
-        if entry.executable.owns or entry.uses.held:
+        if entry.executable.sizes is None or entry.uses.held:
             self._evicted.append(entry)
 
     @property
@@ -305,7 +333,7 @@ class PlannedGraph:
 
     @property
     def _alone(self) -> int:
-        return sum(entry.executable.owns for entry in self._entries.values())
+        return sum(entry.executable.sizes is None for entry in self._entries.values())
 
     def _too_many(self) -> bool:
         return self._alone > self._capacity or len(self._entries) > _SIGNATURES
@@ -359,7 +387,7 @@ class DeferredExecutor:
     def __init__(self, step: DeferredStep, graph: PlannedGraph) -> None:
         self.step, self.graph = step, graph
 
-    def run(self, values: Values, targets: Targets, watch: Watch | None = None) -> None:
+    def run(self, values: Values, targets: Targets | AskTargets, watch: Watch | None = None) -> None:
         """Run on the step's inputs in ``values``; results are added there. ``watch``: see `Executable.run`."""
         here = self.inputs_of(values)
         self.graph.run(here, targets, watch=watch)
@@ -385,22 +413,35 @@ class DeferredExecutor:
         self.graph.close()
 
 
+def _waiting(executable: Executable) -> DeferredExecutor | None:
+    """The only step, where the whole program is planned once a run's values are known."""
+    step = executable.steps[0] if len(executable.steps) == 1 else None
+    alone = not executable.constants and not executable.program.lists
+    return step if isinstance(step, DeferredExecutor) and alone else None
+
+
+def _runner(executable: Executable) -> PlanRunner | None:
+    return executable.island.runner if executable.island is not None else None
+
+
 def overwritten(values: Mapping[str, Any], targets: Targets) -> Over:
     """The outputs that are to be written to an input's memory, each with that input."""
-    places = {
-        target.address: (name, target.room)
-        for name, target in targets.items()
-        if isinstance(target, DeviceTensor) and (target.nbytes or target.room)
-    }
-    if not places:
-        return ()
-    found = []
-    for name, tensor in values.items():
-        if isinstance(tensor, DeviceTensor) and (tensor.nbytes or tensor.room) and tensor.address in places:
-            output, room = places[tensor.address]
-            if room == tensor.room:
-                found.append((output, name))
-    return tuple(found)
+    written = _places(targets)
+    return in_place(_places(values), written) if written else ()
+
+
+def in_place(read: Iterable[tuple[str, Hashable]], written: Iterable[tuple[str, Hashable]]) -> Over:
+    """As `overwritten`, of names with their places in memory, which are equal where the addresses of all elements are."""
+    outputs = {place: name for name, place in written}
+    return tuple([(outputs[place], name) for name, place in read if place in outputs])
+
+
+def _places(values: Mapping[str, Any]) -> list[tuple[str, Hashable]]:
+    return [
+        (name, (tensor.address, tensor.room))
+        for name, tensor in values.items()
+        if isinstance(tensor, DeviceTensor) and (tensor.nbytes or tensor.room)
+    ]
 
 
 def allowed(targets: Targets, over: Over, executable: Executable) -> Targets:
@@ -416,6 +457,8 @@ def allowed(targets: Targets, over: Over, executable: Executable) -> Targets:
 
 def known_value(value: Any, name: str, asked: bool = False) -> Known:
     """The known properties of a run's value: dtype, shape and room, or its content if that is ``asked``."""
+    if isinstance(value, (ValueSpec, HostValue)):
+        return value
     if isinstance(value, DeviceTensor):
         return ValueSpec(value.dtype, value.shape, value.room)
     if isinstance(value, list):
@@ -434,8 +477,10 @@ def known_value(value: Any, name: str, asked: bool = False) -> Known:
 
 
 def _kind(value: Any, asked: bool = False) -> object:
-    if isinstance(value, DeviceTensor):
+    if isinstance(value, (DeviceTensor, ValueSpec)):
         return (value.dtype.numpy, value.shape, value.room) if value.room else (value.dtype.numpy, value.shape)
     if isinstance(value, np.ndarray):
         return (value.dtype, value.shape, value.tobytes()) if asked else (value.dtype, value.shape)
+    if isinstance(value, HostValue):
+        return value
     return (list, len(value)) if isinstance(value, list) else type(value)
