@@ -179,10 +179,20 @@ def test_the_one_whose_data_is_wrong_fails_alone(opened: Opened) -> None:
     assert isinstance(found[2], vkep.InvalidInputError)
 
 
-def test_inputs_of_different_rows_are_refused(opened: Opened) -> None:
+@pytest.mark.parametrize("kind", ["float[3]", "float"])
+def test_inputs_of_different_rows_run_alone(opened: Opened, kind: str) -> None:
+    """A bias, or a number, is no row of a request."""
+    one = opened(model(f"g (float[n,3] x, {kind} b) => (float[n,3] y) {{ y = Add(x, b) }}"))
+    b = np.ones(3 if "3" in kind else (), np.float32)
+    found = ask(one, *({"x": np.full((2, 3), k, np.float32), "b": b} for k in range(3)))
+    assert [answer["y"][1, 2] for answer in found] == [1, 2, 3]
+    assert opened.runs == [(2, 1)] * 3
+
+
+def test_rows_that_an_operator_needs_equal_are_refused(opened: Opened) -> None:
     one = opened(PICK)
     (found,) = ask(one, {"x": np.zeros((2, 3), np.float32), "i": np.zeros((3, 1), np.int64)})
-    assert "same number of rows" in str(found)
+    assert isinstance(found, vkep.InvalidInputError) and "GatherElements" in str(found)
 
 
 def test_a_lost_device_costs_no_answer(opened: Opened) -> None:

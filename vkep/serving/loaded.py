@@ -151,12 +151,10 @@ class LoadedModel:
         """The outputs for one request. Raises as `vkep.InferenceSession.run`."""
         rows, loop = row_count(feeds), asyncio.get_running_loop()
         if not self.joining.off and 0 < rows < self._rows:
-            shapes = shapes_of(feeds)
-            counts = {shape[0] for shape in shapes.values()}
-            if len(counts) != 1:
-                raise InvalidInputError(f"inputs must have the same number of rows, got {sorted(counts)}")
-            key = signature(feeds)
-            may = self.joining.known(key)
+            shapes, key = shapes_of(feeds), signature(feeds)
+            may: bool | None = False  # inputs of different rows have none to share: the session judges them
+            if len({shape[:1] for shape in shapes.values()}) == 1:
+                may = self.joining.known(key)
             if may is None:
                 may = await loop.run_in_executor(self._pool, self.joining.decide, key, shapes)
             if may:
