@@ -154,6 +154,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         self._types = {v.name: v.elem_type for v in graph.outputs if v.elem_type}
         self._which = ffi.new("size_t[]", which)
         self._scratch: list[_Scratch] = []
+        self._latest: tuple[bytes, dict[str, Known]] = b"", {}  # see `_specs`
         self._known: WeakKeyDictionary[Executable, _Details] = WeakKeyDictionary()
         self._domain = ffi.new("VkepDomain *", (runtime.domain.number, NUMBER_SHIFT, ALIGNMENT))
         declared = {v.name: v for v in graph.inputs}
@@ -355,13 +356,16 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
 
     def _specs(self, key: bytes) -> dict[str, Known]:
         """The inputs' types and shapes, which the shim wrote to the signature: type, rank, dimensions."""
-        numbers = iter(np.frombuffer(key, np.int64).tolist())
-        specs: dict[str, Known] = {}
+        latest, specs = self._latest
+        if latest == key:
+            return specs
+        numbers, specs = iter(np.frombuffer(key, np.int64).tolist()), {}
         for name in self._names:
             elem_type, rank = next(numbers), next(numbers)
             known = declared_value(ValueInfo(name, elem_type, tuple(itertools.islice(numbers, rank))))
             assert known is not None, "it has a rank"
             specs[name] = known
+        self._latest = key, specs
         return specs
 
 
