@@ -281,7 +281,8 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         outputs.fill(values)
 
     def details(self, executable: Executable) -> _Details:
-        """The properties of an executable, which are checked when it is met first."""
+        """The properties of an executable, which are checked when it is met first. Raises `VkepError` for an output of another
+        type than ONNX Runtime expects."""
         found = self._known.get(executable)
         if found is not None:
             return found
