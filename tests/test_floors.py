@@ -96,7 +96,7 @@ THIRD_PARTY = {
         "vgfpy",
     },
     DEVICE: {"numpy", "ml_dtypes", "platformdirs"},
-    SESSION: {"numpy", "onnx", "ml_dtypes", "platformdirs", "onnxruntime", "kp"},
+    SESSION: {"numpy", "onnx", "ml_dtypes", "platformdirs", "onnxruntime", "kp", "typing_extensions"},
     FRONT: {
         "numpy",
         "onnx",
@@ -109,6 +109,7 @@ THIRD_PARTY = {
         "tokenizers",
         "jinja2",
         "llguidance",
+        "typing_extensions",
     },
 }
 VULKAN_MODULE = "gpu_shared.vk"

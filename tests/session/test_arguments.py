@@ -56,14 +56,14 @@ def test_unknown_options_name_the_nearest() -> None:
     with pytest.raises(
         TypeError, match=r"'fallbak' of InferenceSession \(did you mean 'fallback'\?\); known: context, "
     ):
-        InferenceSession(ADD_RELU, fallbak="cpu")
+        InferenceSession(ADD_RELU, fallbak="cpu")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="unknown option 'no_such_thing' of InferenceSession; known: "):
-        InferenceSession(ADD_RELU, no_such_thing=1)
+        InferenceSession(ADD_RELU, no_such_thing=1)  # type: ignore[call-arg]
     options = SessionOptions()
     with pytest.raises(
         AttributeError, match=r"SessionOptions has no 'intra_op_num_thread' \(did you mean 'intra_op_num_threads'\?\)"
     ):
-        options.intra_op_num_thread = 4
+        options.intra_op_num_thread = 4  # type: ignore[attr-defined]
     with pytest.raises(NotImplementedError, match="vkep writes no model"):
         options.optimized_model_filepath = "x.onnx"
     with pytest.raises(

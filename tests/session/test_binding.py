@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def test_an_output_that_is_an_input_has_memory_of_its_own(open_session: Open) ->
 
 
 @pytest.mark.parametrize("device", ["gpu", "cpu"])
-def test_an_output_without_a_tensor(open_session: Open, device: str) -> None:
+def test_an_output_without_a_tensor(open_session: Open, device: Literal["gpu", "cpu"]) -> None:
     session = open_session(ADD_RELU)
     binding = session.io_binding()
     binding.bind_cpu_input("x", X)
@@ -139,9 +139,9 @@ def test_wrong_names_and_kinds(open_session: Open) -> None:
     with pytest.raises(InvalidInputError, match=r"no output named 'q'; it has \['y'\]"):
         binding.bind_output("q")
     with pytest.raises(ValueError, match="device is 'tpu', expected 'gpu' or 'cpu'"):
-        binding.bind_output("y", device="tpu")
+        binding.bind_output("y", device="tpu")  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="input 'x': expected a DeviceTensor, got ndarray"):
-        binding.bind_input("x", X)  # type: ignore[arg-type]
+        binding.bind_input("x", X)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="dtype is 'complex64'"):
         session.empty_device_tensor((2,), "complex64")
     with pytest.raises(TypeError, match="no GPU element type for numpy dtype"):

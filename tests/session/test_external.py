@@ -144,7 +144,7 @@ def test_what_cannot_be_imported(opened: InferenceSession, exporter: Exporter) -
     with pytest.raises(ValueError, match="-7 is no open file descriptor"):
         opened.import_memory(-7, 1024)
     with pytest.raises(TypeError, match="size, the bytes of the whole allocation, is missing"):
-        opened.import_memory(memory.descriptor)
+        opened.import_memory(memory.descriptor)  # type: ignore[call-overload]
     with pytest.raises(GpuError, match="size and type must be"):
         opened.import_memory(memory.descriptor, memory.size + (64 << 20))
     with pytest.raises(ValueError, match="contiguous and writable"):

@@ -223,6 +223,7 @@ class SourceRows(Rows):
             if name == "input_ids":
                 binding.bind_cpu_input(name, ids)
             elif name == _STATES:
+                assert state.states is not None
                 binding.bind_input(name, state.states)
             elif name == _MASK:
                 binding.bind_cpu_input(name, state.source["attention_mask"])

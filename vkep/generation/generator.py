@@ -22,13 +22,24 @@ from vkep.session.session import options_of
 
 if TYPE_CHECKING:
     import numpy as np
+    from typing_extensions import Unpack
 
+    from gpu_shared.context import SharedGpuContext
+    from gpu_shared.lease import DelegateLease
     from vkep.generation.batch import Answer, Batch, Reader
     from vkep.generation.decoder import Decoder
     from vkep.generation.encoder_decoder import EncoderDecoder
     from vkep.generation.grammar import Grammar, Grammars
     from vkep.generation.text import Text, TextStream
+    from vkep.session.options import SessionKeywords, SessionOptions
     from vkep.view.page import Page
+
+    class _Options(SessionKeywords, total=False):
+        sess_options: SessionOptions | None
+        providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None
+        provider_options: Sequence[Mapping[str, Any]] | None
+        context: SharedGpuContext | DelegateLease | None
+
 
 Prompt: TypeAlias = "str | Sequence[int] | np.ndarray[Any, Any]"
 
@@ -50,7 +61,7 @@ class Generator(Uncopied):
 
     _instead = "open the folder again, in each process"
 
-    def __init__(self, folder: str | Path, *, max_sequences: int = 16, **options: Any) -> None:
+    def __init__(self, folder: str | Path, *, max_sequences: int = 16, **options: Unpack[_Options]) -> None:
         if max_sequences < 1:
             raise InvalidInputError(f"max_sequences is {max_sequences}, expected 1 or more")
         self._limit = max_sequences

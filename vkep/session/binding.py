@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -49,6 +49,23 @@ class IOBinding(Uncopied):
         self._check(name, self._session.inputs, "input")
         self.inputs[name] = arr_on_cpu
 
+    @overload
+    def bind_input(self, name: str, tensor: DeviceTensor | OrtValue) -> None: ...
+    @overload
+    def bind_input(
+        self, name: str, tensor: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int
+    ) -> None: ...
+    @overload
+    def bind_input(
+        self,
+        name: str,
+        *,
+        device_type: str,
+        device_id: int,
+        element_type: Any,
+        shape: Sequence[int],
+        buffer_ptr: int,
+    ) -> None: ...
     def bind_input(
         self,
         name: str,
@@ -80,6 +97,31 @@ class IOBinding(Uncopied):
 
     # ---- outputs
 
+    @overload
+    def bind_output(
+        self, name: str, tensor: DeviceTensor | OrtValue | None = None, *, device: Literal["gpu", "cpu"] = "gpu"
+    ) -> None: ...
+    @overload
+    def bind_output(
+        self,
+        name: str,
+        tensor: str,
+        device_id: int = 0,
+        element_type: Any = None,
+        shape: Sequence[int] | None = None,
+        buffer_ptr: int | None = None,
+    ) -> None: ...
+    @overload
+    def bind_output(
+        self,
+        name: str,
+        *,
+        device_type: str,
+        device_id: int = 0,
+        element_type: Any = None,
+        shape: Sequence[int] | None = None,
+        buffer_ptr: int | None = None,
+    ) -> None: ...
     def bind_output(
         self,
         name: str,

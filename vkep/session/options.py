@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from gpu_shared.compile_spec import SharedGpuCompileSpec, make_shared_gpu_compile_specs, parse_shared_gpu_compile_spec
 from vkep.own_files import own_folder
@@ -174,7 +174,47 @@ class SessionOptions(OrtSessionOptions):
         return ArenaConfig.from_options(self.arena, strict=True) if self.arena else None
 
 
-def merged_options(options: Any, overrides: Mapping[str, Any]) -> SessionOptions:
+class SessionFields(TypedDict, total=False):
+    """The fields of `SessionOptions`, as keyword arguments."""
+
+    device: int | str | None
+    token: str | None
+    group_id: int
+    context_mode: str
+    sync_mode: str
+    prefer: str
+    min_partition_size: int
+    arena: Mapping[str, Any]
+    fallback: str
+    cache_dir: str | os.PathLike[str] | None
+    save_plans: bool
+    plan_cache_size: int
+    concurrency: int
+    run_ahead: bool
+    tuned: Mapping[str, tuple[int, ...]] | None
+    base_dir: str | os.PathLike[str] | None
+    validation: bool | None
+    check_data: bool
+    initializers: Mapping[str, np.ndarray[Any, Any]]
+    external_files: Mapping[str, bytes]
+    unknown_attributes: str
+    max_nodes: int
+    max_run_bytes: int | None
+    progress: Progress | None
+    enable_profiling: bool
+    profile_file_prefix: str
+    free_dimensions: Mapping[str, int]
+
+
+class SessionKeywords(SessionFields, total=False):
+    """Keyword arguments of `InferenceSession`: `SessionFields`, and those of onnxruntime's class that have no effect."""
+
+    enable_fallback: int
+    disabled_optimizers: Collection[str] | None
+    read_config_from_model: int
+
+
+def merged_options(options: Any, overrides: Mapping[str, object]) -> SessionOptions:
     """A session's options: ``options`` (vkep's, onnxruntime's or None) with ``overrides``. Raises `TypeError` for an
     unknown name, and as `SessionOptions`."""
     if is_onnxruntimes(options, "execution_mode"):
@@ -192,7 +232,8 @@ def merged_options(options: Any, overrides: Mapping[str, Any]) -> SessionOptions
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             raise TypeError(f"unknown option {name!r} of InferenceSession{hint}; known: context, {', '.join(known)}")
-    merged = SessionOptions(**{name: overrides.get(name, getattr(options, name)) for name in known})
+    fields: dict[str, Any] = {name: overrides.get(name, getattr(options, name)) for name in known}
+    merged = SessionOptions(**fields)
     vars(merged).update({name: value for name, value in vars(options).items() if name not in known})
     return merged
 

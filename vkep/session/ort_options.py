@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 logger = logging.getLogger("vkep.session")
 
@@ -68,17 +68,19 @@ class OrtSessionOptions:
     logid = ""
     optimized_model_filepath = ""
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not name.startswith("_") and not hasattr(type(self), name) and name not in _fields(self):
-            known = [*_fields(self), *(n for n in vars(OrtSessionOptions) if not n.startswith("_"))]
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise AttributeError(f"SessionOptions has no {name!r}{hint}")
-        if name == "optimized_model_filepath" and value:
-            raise NotImplementedError(
-                "optimized_model_filepath: vkep writes no model; `vkep explain` shows what it runs"
-            )
-        object.__setattr__(self, name, value)
+    if not TYPE_CHECKING:  # type checkers see the attributes that there are
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if not name.startswith("_") and not hasattr(type(self), name) and name not in _fields(self):
+                known = [*_fields(self), *(n for n in vars(OrtSessionOptions) if not n.startswith("_"))]
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f" (did you mean {near[0]!r}?)" if near else ""
+                raise AttributeError(f"SessionOptions has no {name!r}{hint}")
+            if name == "optimized_model_filepath" and value:
+                raise NotImplementedError(
+                    "optimized_model_filepath: vkep writes no model; `vkep explain` shows what it runs"
+                )
+            object.__setattr__(self, name, value)
 
     def add_free_dimension_override_by_name(self, name: str, size: int) -> None:
         """Set a symbolic dimension's size (``free_dimensions``)."""

@@ -17,8 +17,11 @@ from vkep.session.session import InferenceSession, NodeArg
 from vkep.threads import Threads
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from gpu_shared.capabilities import DeviceInfo
     from vkep.graph.load import ModelSource
+    from vkep.session.options import SessionFields
     from vkep.session.run_options import RunOptions
     from vkep.session.session_state import Array
 
@@ -103,7 +106,7 @@ class Replicas(Uncopied):
         model: ModelSource,
         devices: Sequence[int | str] | str = "all",
         options: SessionOptions | None = None,
-        **overrides: Any,
+        **overrides: Unpack[SessionFields],
     ) -> None:
         given = merged_options(options, overrides)
         for name in ("device", "token"):

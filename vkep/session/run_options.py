@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from vkep.errors import RunTerminatedError
 from vkep.session.ort_options import is_onnxruntimes
@@ -38,14 +39,16 @@ class RunOptions:
         self.log_severity_level = log_severity_level
         self._entries: dict[str, str] = {}
 
-    def __setattr__(self, name: str, value: object) -> None:
-        if not name.startswith("_") and name not in _KINDS:
-            raise AttributeError(f"RunOptions has no {name!r}; it has {', '.join(_KINDS)}")
-        if name in _KINDS and not isinstance(value, _KINDS[name]):
-            raise TypeError(f"RunOptions.{name} is {value!r}, expected {_KINDS[name].__name__}")
-        if name == "log_severity_level" and value not in range(-1, len(LEVELS)):
-            raise ValueError(f"RunOptions.log_severity_level is {value!r}, expected -1 to {len(LEVELS) - 1}")
-        object.__setattr__(self, name, value)
+    if not TYPE_CHECKING:  # type checkers see the attributes that there are
+
+        def __setattr__(self, name: str, value: object) -> None:
+            if not name.startswith("_") and name not in _KINDS:
+                raise AttributeError(f"RunOptions has no {name!r}; it has {', '.join(_KINDS)}")
+            if name in _KINDS and not isinstance(value, _KINDS[name]):
+                raise TypeError(f"RunOptions.{name} is {value!r}, expected {_KINDS[name].__name__}")
+            if name == "log_severity_level" and value not in range(-1, len(LEVELS)):
+                raise ValueError(f"RunOptions.log_severity_level is {value!r}, expected -1 to {len(LEVELS) - 1}")
+            object.__setattr__(self, name, value)
 
     @property
     def tag(self) -> str:

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 from gpu_shared.collector import steady_close
 from gpu_shared.steady import check_wanted, on_end, settle_within, steady
@@ -24,6 +24,7 @@ from vkep.session.ort_session import OrtSession
 
 if TYPE_CHECKING:
     import numpy as np
+    from typing_extensions import Unpack
 
     from gpu_shared.context import SharedGpuContext
     from gpu_shared.lease import DelegateLease
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from vkep.session.binding import IOBinding
     from vkep.session.executor import IslandExecutor
     from vkep.session.external import ExternalSemaphore
+    from vkep.session.options import SessionKeywords
     from vkep.session.ort_value import OrtValue
     from vkep.session.report import MemoryReport, Report
     from vkep.session.run_options import RunOptions
@@ -85,7 +87,7 @@ class InferenceSession(OrtSession, Uncopied):
         provider_options: Sequence[Mapping[str, Any]] | None = None,
         *,
         context: SharedGpuContext | DelegateLease | None = None,
-        **overrides: Any,
+        **overrides: Unpack[SessionKeywords],
     ) -> None:
         started = time.perf_counter_ns()
         join_onnxruntime()
@@ -253,6 +255,12 @@ class InferenceSession(OrtSession, Uncopied):
             raise TypeError(f"dtype is {dtype!r}, expected one of {sorted(DTYPES)}")
         return DeviceTensor(self._delegate, DTYPES[dtype], checked_shape(shape), host_visible=host_visible)
 
+    @overload
+    def import_memory(self, source: np.ndarray[Any, Any]) -> ExternalMemory: ...
+    @overload
+    def import_memory(
+        self, source: int, size: int, *, memory_type: int | None = None, dedicated: bool = False
+    ) -> ExternalMemory: ...
     def import_memory(
         self,
         source: int | np.ndarray[Any, Any],
@@ -417,11 +425,11 @@ def options_of(
     sess_options: SessionOptions | None = None,
     providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None,
     provider_options: Sequence[Mapping[str, Any]] | None = None,
-    **overrides: Any,
+    **overrides: Unpack[SessionKeywords],
 ) -> SessionOptions:
     """The options of a session with these arguments of `InferenceSession`. Raises as `merged_options`."""
-    overrides = {name: value for name, value in overrides.items() if name not in WITHOUT_EFFECT}
-    return merged_options(sess_options, {**provider_overrides(providers, provider_options), **overrides})
+    given = {name: value for name, value in overrides.items() if name not in WITHOUT_EFFECT}
+    return merged_options(sess_options, {**provider_overrides(providers, provider_options), **given})
 
 
 def _node_arg(info: ValueInfo) -> NodeArg:
