@@ -21,7 +21,7 @@ from vkep.shaders import ShaderLibrary
 SAXPY = """#version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 y; uint n; float a; }
+#define ARGS_BODY { uvec2 x; WRITTEN y; uint n; float a; }
 #include "args.glsl"
 TENSOR(T, Tensor)
 

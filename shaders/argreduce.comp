@@ -7,11 +7,11 @@
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
 #ifdef PARTED
-#define PARTS_OPERAND uvec2 parts;
+#define PARTS_OPERAND WRITTEN parts;
 #else
 #define PARTS_OPERAND
 #endif
-#define ARGS_BODY { uvec2 x; uvec2 y; PARTS_OPERAND uint columns; uint axis; uint inner; uint inner_mul; uint inner_shift; }
+#define ARGS_BODY { uvec2 x; WRITTEN y; PARTS_OPERAND uint columns; uint axis; uint inner; uint inner_mul; uint inner_shift; }
 #include "args.glsl"
 #include "elements.glsl"
 #include "fastdiv.glsl"

@@ -6,7 +6,7 @@
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
 #endif
-#define ARGS_BODY { uvec2 y; uint steps; float slope; float intercept; }
+#define ARGS_BODY { WRITTEN y; uint steps; float slope; float intercept; }
 #include "args.glsl"
 
 TENSOR(float, Results)

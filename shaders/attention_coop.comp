@@ -10,7 +10,7 @@
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 q; uvec2 k; uvec2 v; uvec2 bias; uvec2 origin; uvec2 y; uint queries; uint keys; \
+#define ARGS_BODY { uvec2 q; uvec2 k; uvec2 v; uvec2 bias; uvec2 origin; WRITTEN y; uint queries; uint keys; \
     uint q_batch; uint q_head; uint q_row; uint k_batch; uint k_head; uint k_row; uint v_batch; uint v_head; uint v_row; \
     uint y_head; uint y_row; uint bias_batch; uint bias_head; uint bias_row; \
     float scale; float softcap; int first; int end; }

@@ -6,13 +6,16 @@
 // Scores are exponents of two: `scale` and `softcap` contain log2(e). UNIT elements are read at once: 16 bytes, 8 elements of a
 // quantized cache, or one where rows are not aligned.
 #ifdef UPDATES
-#define UPDATE_OPERANDS uvec2 new_key; uvec2 new_value; uvec2 cos; uvec2 sin; uvec2 ids; uvec2 q_gain; uvec2 k_gain; uvec2 fault;
+#define CACHE WRITTEN
+#define UPDATE_OPERANDS uvec2 new_key; uvec2 new_value; uvec2 cos; uvec2 sin; uvec2 ids; uvec2 q_gain; uvec2 k_gain; WRITTEN fault;
 #define UPDATE_PARAMS uint new_k_batch; uint new_k_head; uint new_v_batch; uint new_v_head; uint table_rows; uint fault_code; float epsilon;
 #else
+#define CACHE uvec2
 #define UPDATE_OPERANDS
 #define UPDATE_PARAMS
 #endif
-#define ARGS_BODY { uvec2 q; uvec2 k; uvec2 v; uvec2 bias; uvec2 origin; uvec2 sink; uvec2 k_scale; uvec2 v_scale; uvec2 y; uvec2 parts; uvec2 stats; uvec2 arrivals; UPDATE_OPERANDS \
+#define ARGS_BODY { uvec2 q; CACHE k; CACHE v; uvec2 bias; uvec2 origin; uvec2 sink; uvec2 k_scale; uvec2 v_scale; \
+    WRITTEN y; WRITTEN parts; WRITTEN stats; WRITTEN arrivals; UPDATE_OPERANDS \
     uint queries; uint keys; uint row_tiles; uint splits; \
     uint q_batch; uint q_head; uint q_row; uint k_batch; uint k_head; uint k_row; uint v_batch; uint v_head; uint v_row; \
     uint y_head; uint y_row; uint bias_batch; uint bias_head; uint bias_row; float scale; float softcap; int first; int end; UPDATE_PARAMS }

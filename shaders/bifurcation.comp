@@ -4,7 +4,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 source; uvec2 current; uvec2 start; uvec2 predicted; uvec2 tokens; uvec2 found; uvec2 fault; \
+#define ARGS_BODY { uvec2 source; uvec2 current; uvec2 start; uvec2 predicted; WRITTEN tokens; WRITTEN found; WRITTEN fault; \
     uint sources; uint currents; uint predictions; uint shortest; uint longest; uint fault_code; }
 #include "args.glsl"
 #include "fault.glsl"

@@ -10,7 +10,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
 #define ARGS_BODY { uvec2 q; uvec2 k; uvec2 v; uvec2 past_key; uvec2 past_value; uvec2 cos; uvec2 sin; uvec2 first; uvec2 ids; \
-    uvec2 k_scale; uvec2 v_scale; uvec2 q_gain; uvec2 k_gain; uvec2 turned; uvec2 present_key; uvec2 present_value; uvec2 fault; \
+    uvec2 k_scale; uvec2 v_scale; uvec2 q_gain; uvec2 k_gain; WRITTEN turned; WRITTEN present_key; WRITTEN present_value; WRITTEN fault; \
     uint kv_heads; uint tokens; uint old; uint room; uint used; uint table_rows; uint lanes; \
     uint q_batch; uint q_head; uint q_row; uint k_batch; uint k_head; uint k_row; uint v_batch; uint v_head; uint v_row; \
     uint fault_code; float epsilon; }

@@ -8,7 +8,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 settings; uvec2 seen; uvec2 never; uvec2 tokens; uvec2 chosen; uvec2 logits; uvec2 state; \
+#define ARGS_BODY { uvec2 x; uvec2 settings; uvec2 seen; uvec2 never; WRITTEN tokens; WRITTEN chosen; WRITTEN logits; WRITTEN state; \
     uint rows; uint vocabulary; uint x_row; uint seen_count; uint never_count; uint blocks; uint each; float parts; }
 #include "args.glsl"
 #include "workgroup.glsl"

@@ -6,7 +6,7 @@
 #include "vkep.glsl"
 #include "dims.glsl"
 #define AXES3(P) uint P##0; uint P##1; uint P##2;
-#define ARGS_BODY { uvec2 x; uvec2 y; EXTRA_OPERANDS uint total; FIELDS8(dim) FIELDS8(mul) FIELDS8(shift) \
+#define ARGS_BODY { uvec2 x; WRITTEN y; EXTRA_OPERANDS uint total; FIELDS8(dim) FIELDS8(mul) FIELDS8(shift) \
     AXES3(count) AXES3(kernel) AXES3(stride) AXES3(dilation) int pad0; int pad1; int pad2; EXTRA_PARAMS }
 #include "args.glsl"
 #include "fastdiv.glsl"

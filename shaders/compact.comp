@@ -2,7 +2,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 place; uvec2 positions; uvec2 count; uint total; }
+#define ARGS_BODY { uvec2 place; WRITTEN positions; WRITTEN count; uint total; }
 #include "args.glsl"
 #include "workgroup.glsl"
 

@@ -10,7 +10,7 @@
 #include "fastdiv.glsl"
 #define LANES_ALONG_COLUMNS
 #include "cooperative.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 w; uvec2 y; EXTRA_OPERANDS \
+#define ARGS_BODY { uvec2 x; uvec2 w; WRITTEN y; EXTRA_OPERANDS \
     uint channels; uint height; uint width; uint out_channels; uint groups; uint columns; \
     uint pixels; uint pixels_mul; uint pixels_shift; uint out_width; uint out_width_mul; uint out_width_shift; \
     uint padded; uint padded_mul; uint padded_shift; uint kernel_w; uint kernel_w_mul; uint kernel_w_shift; \

@@ -4,7 +4,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
 #include "fastdiv.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 w; uvec2 y; EXTRA_OPERANDS \
+#define ARGS_BODY { uvec2 x; uvec2 w; WRITTEN y; EXTRA_OPERANDS \
     uint height; uint width; uint out_height; uint multiplier; uint total; \
     uint out_width; uint out_width_mul; uint out_width_shift; uint strips; uint strips_mul; uint strips_shift; \
     uint out_channels; uint out_channels_mul; uint out_channels_shift; \

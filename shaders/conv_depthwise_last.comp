@@ -5,7 +5,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
 #include "fastdiv.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 w; uvec2 y; EXTRA_OPERANDS \
+#define ARGS_BODY { uvec2 x; uvec2 w; WRITTEN y; EXTRA_OPERANDS \
     uint height; uint width; uint out_width; uint total; uint channels; \
     uint units; uint units_mul; uint units_shift; uint strips; uint strips_mul; uint strips_shift; \
     uint out_height; uint out_height_mul; uint out_height_shift; \

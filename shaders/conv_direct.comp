@@ -3,7 +3,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 w; uvec2 y; EXTRA_OPERANDS \
+#define ARGS_BODY { uvec2 x; uvec2 w; WRITTEN y; EXTRA_OPERANDS \
     uint channels; uint depth; uint height; uint width; \
     uint out_channels; uint out_depth; uint out_height; uint out_width; uint groups; uint total; \
     uint kernel_d; uint kernel_h; uint kernel_w; uint stride_d; uint stride_h; uint stride_w; \

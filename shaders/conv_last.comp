@@ -11,7 +11,7 @@
 #include "vkep.glsl"
 #include "fastdiv.glsl"
 #include "cooperative.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 w; uvec2 y; EXTRA_OPERANDS \
+#define ARGS_BODY { uvec2 x; uvec2 w; WRITTEN y; EXTRA_OPERANDS \
     uint m; uint n; uint k; uint splits; uint split_k; uint height; uint width; \
     uint pitch; uint pixels; uint pixels_mul; uint pixels_shift; uint out_width; uint out_width_mul; uint out_width_shift; \
     uint channels; uint channels_mul; uint channels_shift; uint kernel_w; uint kernel_w_mul; uint kernel_w_shift; \

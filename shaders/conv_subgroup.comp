@@ -7,7 +7,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 w; uvec2 y; EXTRA_OPERANDS \
+#define ARGS_BODY { uvec2 x; uvec2 w; WRITTEN y; EXTRA_OPERANDS \
     uint channels; uint height; uint width; uint out_channels; uint out_height; uint out_width; uint groups; \
     uint kernel_h; uint kernel_w; uint stride_h; uint stride_w; uint dilation_h; uint dilation_w; uint pad_top; uint pad_left; \
     uint w_group; uint w_panel; uint w_column; uint w_tap; uint w_channel; uint y_batch; uint rows_first; EXTRA_PARAMS }

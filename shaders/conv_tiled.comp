@@ -5,7 +5,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
 #include "fastdiv.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 w; uvec2 y; EXTRA_OPERANDS \
+#define ARGS_BODY { uvec2 x; uvec2 w; WRITTEN y; EXTRA_OPERANDS \
     uint channels; uint height; uint width; uint out_channels; uint out_height; uint out_width; uint groups; \
     uint taps; uint taps_mul; uint taps_shift; uint kernel_w; uint kernel_w_mul; uint kernel_w_shift; \
     uint stride_h; uint stride_w; uint dilation_h; uint dilation_w; uint pad_top; uint pad_left; \

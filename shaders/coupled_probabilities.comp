@@ -5,7 +5,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 pairs; uvec2 q; uvec2 qp; uvec2 y; uint rows; uint classes; }
+#define ARGS_BODY { uvec2 pairs; WRITTEN q; WRITTEN qp; WRITTEN y; uint rows; uint classes; }
 #include "args.glsl"
 #include "workgroup.glsl"
 

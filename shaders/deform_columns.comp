@@ -4,7 +4,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
 #include "dims.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 offset; uvec2 mask; uvec2 y; uint total; uint height; uint width; \
+#define ARGS_BODY { uvec2 x; uvec2 offset; uvec2 mask; WRITTEN y; uint total; uint height; uint width; \
     uint offset_groups; uint group_channels; uint stride_h; uint stride_w; uint dilation_h; uint dilation_w; \
     int pad_top; int pad_left; FIELDS8(dim) FIELDS8(mul) FIELDS8(shift) }
 #include "args.glsl"

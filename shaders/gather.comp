@@ -2,7 +2,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 indices; uvec2 y; uvec2 fault; uint total; uint axis; \
+#define ARGS_BODY { uvec2 x; uvec2 indices; WRITTEN y; WRITTEN fault; uint total; uint axis; \
     uint inner; uint inner_mul; uint inner_shift; uint count; uint count_mul; uint count_shift; uint fault_code; }
 #include "args.glsl"
 #include "fastdiv.glsl"

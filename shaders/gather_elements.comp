@@ -4,7 +4,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
 #include "dims.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 indices; uvec2 y; uvec2 fault; uint total; uint extent; \
+#define ARGS_BODY { uvec2 x; uvec2 indices; WRITTEN y; WRITTEN fault; uint total; uint extent; \
     FIELDS8(dim) FIELDS8(mul) FIELDS8(shift) FIELDS8(stride) uint fault_code; }
 #include "args.glsl"
 #include "fastdiv.glsl"

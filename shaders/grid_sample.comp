@@ -3,7 +3,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 grid; uvec2 y; uint total; uint channels; uint channels_mul; uint channels_shift; \
+#define ARGS_BODY { uvec2 x; uvec2 grid; WRITTEN y; uint total; uint channels; uint channels_mul; uint channels_shift; \
     uint points; uint points_mul; uint points_shift; uint size0; uint size1; uint size2; }
 #include "args.glsl"
 #include "elements.glsl"

@@ -4,7 +4,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 places; uvec2 sources; uvec2 owners; uint rows; uint groups; uint block; uint blocks; }
+#define ARGS_BODY { uvec2 x; WRITTEN places; WRITTEN sources; WRITTEN owners; uint rows; uint groups; uint block; uint blocks; }
 #include "args.glsl"
 #include "workgroup.glsl"
 

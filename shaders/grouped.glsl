@@ -7,7 +7,7 @@
 #define CODE_OPERANDS
 #define CODE_PARAMS
 #endif
-#define ARGS_BODY { uvec2 a; uvec2 b; uvec2 owners; uvec2 y; CODE_OPERANDS uint m; uint n; uint k; uint groups; CODE_PARAMS }
+#define ARGS_BODY { uvec2 a; uvec2 b; uvec2 owners; WRITTEN y; CODE_OPERANDS uint m; uint n; uint k; uint groups; CODE_PARAMS }
 #include "args.glsl"
 
 TENSOR(uint, Words)

@@ -4,7 +4,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 work; uvec2 y; uint total; uint n; }
+#define ARGS_BODY { uvec2 x; WRITTEN work; WRITTEN y; uint total; uint n; }
 #include "args.glsl"
 #include "elements.glsl"
 #include "workgroup.glsl"

@@ -7,7 +7,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 q; uvec2 k; uvec2 v; uvec2 first; uvec2 decay; uvec2 beta; uvec2 y; uvec2 state; \
+#define ARGS_BODY { uvec2 q; uvec2 k; uvec2 v; uvec2 first; uvec2 decay; uvec2 beta; WRITTEN y; WRITTEN state; \
     uint total; uint steps; uint q_heads; uint k_heads; uint heads; uint key_size; uint value_size; float scale; }
 #include "args.glsl"
 #include "elements.glsl"

@@ -3,7 +3,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 keys; uvec2 y; uint total; uint count; }
+#define ARGS_BODY { uvec2 x; uvec2 keys; WRITTEN y; uint total; uint count; }
 #include "args.glsl"
 #include "elements.glsl"
 #include "workgroup.glsl"

@@ -2,7 +2,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 y; uint columns; uint axis; uint inner; uint inner_mul; uint inner_shift; }
+#define ARGS_BODY { uvec2 x; WRITTEN y; uint columns; uint axis; uint inner; uint inner_mul; uint inner_shift; }
 #include "args.glsl"
 #include "elements.glsl"
 #include "fastdiv.glsl"

@@ -3,7 +3,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 y; \
+#define ARGS_BODY { uvec2 x; WRITTEN y; \
     uint total; uint inner; uint inner_mul; uint inner_shift; uint channels; uint channels_mul; uint channels_shift; \
     uint before; uint after; float alpha_over_size; float beta; float bias; }
 #include "args.glsl"

@@ -8,7 +8,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 a; uvec2 b; uvec2 scales; uvec2 zeros; uvec2 y; EXTRA_OPERANDS \
+#define ARGS_BODY { uvec2 a; uvec2 b; uvec2 scales; uvec2 zeros; WRITTEN y; EXTRA_OPERANDS \
     uint m; uint n; uint k; uint units; uint blocks; uint zero_bytes; uint batch1; uint a_row; uint a_col; uint b_col; \
     uint y_row; uint y_col; uint a_batch0; uint a_batch1; uint b_batch0; uint b_batch1; uint y_batch0; uint y_batch1; \
     float alpha; EXTRA_PARAMS }

@@ -7,7 +7,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
 #include "cooperative.glsl"
-#define ARGS_BODY { uvec2 a; uvec2 b; uvec2 y; uvec2 scales; uvec2 zeros; EXTRA_OPERANDS \
+#define ARGS_BODY { uvec2 a; uvec2 b; WRITTEN y; uvec2 scales; uvec2 zeros; EXTRA_OPERANDS \
     uint m; uint n; uint k; uint splits; uint split_k; uint y_row; uint y_col; uint blocks; uint zero_bytes; float alpha; EXTRA_PARAMS }
 #include "args.glsl"
 #include "workgroup.glsl"

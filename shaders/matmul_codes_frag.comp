@@ -22,7 +22,7 @@
 #else
 #define PAIR_OPERANDS
 #endif
-#define ARGS_BODY { uvec2 a; uvec2 b; uvec2 scales; uvec2 zeros; uvec2 y; PAIR_OPERANDS EXTRA_OPERANDS \
+#define ARGS_BODY { uvec2 a; uvec2 b; uvec2 scales; uvec2 zeros; WRITTEN y; PAIR_OPERANDS EXTRA_OPERANDS \
     uint m; uint n; uint k; uint units; uint blocks; uint zero_bytes; EXTRA_PARAMS }
 #include "args.glsl"
 #include "workgroup.glsl"

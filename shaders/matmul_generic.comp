@@ -4,7 +4,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 a; uvec2 b; uvec2 y; uint m; uint n; uint k; uint total; \
+#define ARGS_BODY { uvec2 a; uvec2 b; WRITTEN y; uint m; uint n; uint k; uint total; \
     uint tiles_n; uint tiles_n_mul; uint tiles_n_shift; uint tiles_m; uint tiles_m_mul; uint tiles_m_shift; uint batch1; \
     uint a_batch0; uint a_batch1; uint a_row; uint a_col; uint b_batch0; uint b_batch1; uint b_row; uint b_col; }
 #include "args.glsl"

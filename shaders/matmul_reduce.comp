@@ -3,7 +3,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 partials; uvec2 y; EXTRA_OPERANDS \
+#define ARGS_BODY { uvec2 partials; WRITTEN y; EXTRA_OPERANDS \
     uint m; uint n; uint splits; uint total; uint batch1; uint y_row; uint y_col; uint y_batch0; uint y_batch1; float alpha; EXTRA_PARAMS }
 #include "args.glsl"
 #include "workgroup.glsl"

@@ -24,13 +24,13 @@
 #define PAIR_OPERANDS
 #endif
 #ifdef TURNED
-#define TURN_OPERANDS uvec2 cos; uvec2 sin; uvec2 first; uvec2 ids; uvec2 present_key; uvec2 present_value; uvec2 fault;
+#define TURN_OPERANDS uvec2 cos; uvec2 sin; uvec2 first; uvec2 ids; WRITTEN present_key; WRITTEN present_value; WRITTEN fault;
 #define TURN_PARAMS uint heads; uint kv_heads; uint room; uint table_rows; uint fault_code;
 #else
 #define TURN_OPERANDS
 #define TURN_PARAMS
 #endif
-#define ARGS_BODY { uvec2 a; uvec2 b; uvec2 y; NORM_OPERANDS PAIR_OPERANDS TURN_OPERANDS EXTRA_OPERANDS \
+#define ARGS_BODY { uvec2 a; uvec2 b; WRITTEN y; NORM_OPERANDS PAIR_OPERANDS TURN_OPERANDS EXTRA_OPERANDS \
     uint m; uint n; uint k; uint batch1; uint a_row; uint a_col; uint b_row; uint b_col; \
     uint y_row; uint y_col; uint a_batch0; uint a_batch1; uint b_batch0; uint b_batch1; uint y_batch0; uint y_batch1; \
     float alpha; NORM_PARAMS TURN_PARAMS EXTRA_PARAMS }

@@ -3,7 +3,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 pool; uvec2 grams; uvec2 y; uint total; uint steps; uint items; uint apart; \
+#define ARGS_BODY { uvec2 x; uvec2 pool; uvec2 grams; WRITTEN y; uint total; uint steps; uint items; uint apart; \
     uint count; uint count_mul; uint count_shift; }
 #include "args.glsl"
 #include "fastdiv.glsl"

@@ -5,7 +5,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 boxes; uvec2 scores; uvec2 live; uvec2 picks; uvec2 counts; \
+#define ARGS_BODY { uvec2 boxes; uvec2 scores; WRITTEN live; WRITTEN picks; WRITTEN counts; \
     uint pairs; uint classes; uint box_count; uint most; float iou_threshold; float score_threshold; }
 #include "args.glsl"
 #include "workgroup.glsl"

@@ -7,7 +7,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 scale; uvec2 bias; uvec2 y; uvec2 mean; uvec2 inv_std; \
+#define ARGS_BODY { uvec2 x; uvec2 scale; uvec2 bias; WRITTEN y; WRITTEN mean; WRITTEN inv_std; \
     uint rows; uint axis; float inv_axis; float epsilon; \
     uint period; uint period_mul; uint period_shift; uint spatial; uint spatial_mul; uint spatial_shift; uint channels; }
 #include "args.glsl"

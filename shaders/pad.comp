@@ -4,7 +4,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
 #include "dims.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 y; uint total; uint start; uint value_low; uint value_high; \
+#define ARGS_BODY { uvec2 x; WRITTEN y; uint total; uint start; uint value_low; uint value_high; \
     FIELDS8(dim) FIELDS8(mul) FIELDS8(shift) FIELDS8(extent) FIELDS8(stride) FIELDS8_INT(begin) }
 #include "args.glsl"
 #include "fastdiv.glsl"

@@ -10,7 +10,7 @@
 #include "fault.glsl"
 #include "math.glsl"
 
-#define ARGS_BODY { uvec2 y; EXTRA_OPERANDS uint n; uint iterations; EXTRA_PARAMS }
+#define ARGS_BODY { WRITTEN y; EXTRA_OPERANDS uint n; uint iterations; EXTRA_PARAMS }
 #include "args.glsl"
 #include "workgroup.glsl"
 

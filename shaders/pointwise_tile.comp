@@ -20,7 +20,7 @@
 #include "math.glsl"
 #include "workgroup.glsl"
 
-#define ARGS_BODY { uvec2 y; EXTRA_OPERANDS \
+#define ARGS_BODY { WRITTEN y; EXTRA_OPERANDS \
     uint last; uint along; uint groups; uint last_tiles; uint last_tiles_mul; uint last_tiles_shift; \
     uint along_tiles; uint along_tiles_mul; uint along_tiles_shift; EXTRA_PARAMS }
 #include "args.glsl"

@@ -6,7 +6,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 y; uvec2 indices; \
+#define ARGS_BODY { uvec2 x; WRITTEN y; WRITTEN indices; \
     uint total; uint depth; uint height; uint width; \
     uint out_depth; uint out_depth_mul; uint out_depth_shift; \
     uint out_height; uint out_height_mul; uint out_height_shift; \

@@ -6,7 +6,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 y; \
+#define ARGS_BODY { uvec2 x; WRITTEN y; \
     uint total; uint height; uint width; \
     uint units; uint units_mul; uint units_shift; \
     uint out_width; uint out_width_mul; uint out_width_shift; \

@@ -3,7 +3,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 y; uvec2 fresh; uint total; uint seed_low; uint seed_high; float shift; float scale; }
+#define ARGS_BODY { WRITTEN y; uvec2 fresh; uint total; uint seed_low; uint seed_high; float shift; float scale; }
 #include "args.glsl"
 #include "workgroup.glsl"
 

@@ -6,7 +6,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
 #define ARGS_BODY { uvec2 gates; uvec2 weights; uvec2 bias; uvec2 peepholes; uvec2 lengths; uvec2 h0; uvec2 c0; \
-    uvec2 y; uvec2 h1; uvec2 c1; uint steps; uint batches; uint backwards; uint y_step; uint y_batch; uint y_unit; float clip; }
+    WRITTEN y; WRITTEN h1; WRITTEN c1; uint steps; uint batches; uint backwards; uint y_step; uint y_batch; uint y_unit; float clip; }
 #include "args.glsl"
 #include "workgroup.glsl"
 #include "math.glsl"

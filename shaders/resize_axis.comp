@@ -4,7 +4,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 positions; uvec2 weights; uvec2 y; uint total; uint axis; \
+#define ARGS_BODY { uvec2 x; uvec2 positions; uvec2 weights; WRITTEN y; uint total; uint axis; \
     uint inner; uint inner_mul; uint inner_shift; uint out_axis; uint out_axis_mul; uint out_axis_shift; \
     uint taps; float extrapolation; }
 #include "args.glsl"

@@ -5,7 +5,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
 #include "dims.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 offsets; uvec2 y; uint total; uint last; uint value_low; uint value_high; \
+#define ARGS_BODY { uvec2 x; uvec2 offsets; WRITTEN y; uint total; uint last; uint value_low; uint value_high; \
     FIELDS8(dim) FIELDS8(mul) FIELDS8(shift) FIELDS8(first) }
 #include "args.glsl"
 #include "fastdiv.glsl"

@@ -5,7 +5,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
 #include "dims.glsl"
-#define ARGS_BODY { uvec2 offsets; uint total; FIELDS8(first) FIELDS8_INT(a) FIELDS8_INT(b) FIELDS8(q) FIELDS8(shift) \
+#define ARGS_BODY { WRITTEN offsets; uint total; FIELDS8(first) FIELDS8_INT(a) FIELDS8_INT(b) FIELDS8(q) FIELDS8(shift) \
     FIELDS8(length) FIELDS8(stride) }
 #include "args.glsl"
 #include "place.glsl"

@@ -5,7 +5,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 positions; uvec2 weights; uint total; int a; int b; uint q; uint size; uint taps; int first; \
+#define ARGS_BODY { WRITTEN positions; WRITTEN weights; uint total; int a; int b; uint q; uint size; uint taps; int first; \
     float shrink; float cubic; }
 #include "args.glsl"
 #include "place.glsl"

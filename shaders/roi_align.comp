@@ -3,7 +3,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 rois; uvec2 indices; uvec2 y; uvec2 fault; uint total; uint channels; \
+#define ARGS_BODY { uvec2 x; uvec2 rois; uvec2 indices; WRITTEN y; WRITTEN fault; uint total; uint channels; \
     uint height; uint width; uint batches; uint out_height; uint out_width; int sampling_ratio; \
     float spatial_scale; float offset; uint fault_code; }
 #include "args.glsl"

@@ -7,7 +7,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
 #include "dims.glsl"
-#define ARGS_BODY { uvec2 updates; uvec2 indices; uvec2 y; uvec2 fault; uint total; \
+#define ARGS_BODY { uvec2 updates; uvec2 indices; WRITTEN y; WRITTEN fault; uint total; \
     uint inner; uint inner_mul; uint inner_shift; uint count; FIELDS8(extent) FIELDS8(stride) uint fault_code; }
 #include "args.glsl"
 #include "elements.glsl"

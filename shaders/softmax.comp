@@ -4,7 +4,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 y; \
+#define ARGS_BODY { uvec2 x; WRITTEN y; \
     uint columns; uint axis; uint inner; uint inner_mul; uint inner_shift; float alpha; }
 #include "args.glsl"
 #include "elements.glsl"

@@ -4,7 +4,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 values; uvec2 indices; \
+#define ARGS_BODY { uvec2 x; WRITTEN values; WRITTEN indices; \
     uint columns; uint axis; uint inner; uint inner_mul; uint inner_shift; uint k; }
 #include "args.glsl"
 #include "elements.glsl"

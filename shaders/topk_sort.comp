@@ -8,7 +8,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 keys; uvec2 places; uvec2 next_keys; uvec2 next_places; uvec2 values; uvec2 indices; \
+#define ARGS_BODY { uvec2 x; uvec2 keys; uvec2 places; WRITTEN next_keys; WRITTEN next_places; WRITTEN values; WRITTEN indices; \
     uint columns; uint axis; uint axis_mul; uint axis_shift; uint inner; uint inner_mul; uint inner_shift; \
     uint run; uint run_mul; uint run_shift; uint k; }
 #include "args.glsl"

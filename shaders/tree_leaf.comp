@@ -3,7 +3,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 roots; uvec2 nodes; uvec2 splits; uvec2 leaf; uint total; uint features; uint count; uint depth; \
+#define ARGS_BODY { uvec2 x; uvec2 roots; uvec2 nodes; uvec2 splits; WRITTEN leaf; uint total; uint features; uint count; uint depth; \
     uint trees; uint trees_mul; uint trees_shift; }
 #include "args.glsl"
 #include "fastdiv.glsl"

@@ -3,7 +3,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 leaf; uvec2 weights; uvec2 y; uint total; uint trees; uint leaves; \
+#define ARGS_BODY { uvec2 leaf; uvec2 weights; WRITTEN y; uint total; uint trees; uint leaves; \
     uint targets; uint targets_mul; uint targets_shift; }
 #include "args.glsl"
 #include "fastdiv.glsl"

@@ -67,6 +67,9 @@ double exact_quotient(double a, double b) {
     return isinf(b) || a == 0.0 ? packDouble2x32(uvec2(0u, sign)) : a / b;
 }
 
+// The type of an operand of ARGS_BODY that the kernel writes; uvec2 is one that it only reads.
+#define WRITTEN uvec2
+
 // The operands that a generated epilogue or expression adds to a kernel's argument block.
 #ifndef EXTRA_OPERANDS
 #define EXTRA_OPERANDS

@@ -3,7 +3,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 trace; uvec2 path; uvec2 count; uint rows; uint columns; }
+#define ARGS_BODY { uvec2 trace; WRITTEN path; WRITTEN count; uint rows; uint columns; }
 #include "args.glsl"
 #include "workgroup.glsl"
 

@@ -4,7 +4,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 trace; uint rows; uint columns; }
+#define ARGS_BODY { uvec2 x; WRITTEN trace; uint rows; uint columns; }
 #include "args.glsl"
 #include "workgroup.glsl"
 

@@ -5,7 +5,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
 #include "fastdiv.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 y; \
+#define ARGS_BODY { uvec2 x; WRITTEN y; \
     uint total; uint width; uint pad_left; \
     uint wide_width; uint wide_width_mul; uint wide_width_shift; uint height; uint height_mul; uint height_shift; }
 #include "args.glsl"

@@ -6,7 +6,7 @@
 #include "vkep.glsl"
 #include "fastdiv.glsl"
 #include "winograd.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 v; uvec2 sizes; EXTRA_OPERANDS \
+#define ARGS_BODY { uvec2 x; WRITTEN v; WRITTEN sizes; EXTRA_OPERANDS \
     uint height; uint width; uint out_height; uint out_width; uint pad_top; uint pad_left; \
     uint columns; uint columns_mul; uint columns_shift; uint tiles; uint tiles_mul; uint tiles_shift; \
     uint images; uint images_mul; uint images_shift; uint channels; uint total; EXTRA_PARAMS }

@@ -6,7 +6,7 @@
 #include "vkep.glsl"
 #include "fastdiv.glsl"
 #include "winograd.glsl"
-#define ARGS_BODY { uvec2 products; uvec2 sizes; uvec2 x; uvec2 w; uvec2 y; EXTRA_OPERANDS \
+#define ARGS_BODY { uvec2 products; uvec2 sizes; uvec2 x; uvec2 w; WRITTEN y; EXTRA_OPERANDS \
     uint height; uint width; uint x_height; uint x_width; uint x_channels; uint pad_top; uint pad_left; uint columns; uint columns_mul; uint columns_shift; uint tiles; uint tiles_mul; uint tiles_shift; \
     uint images; uint images_mul; uint images_shift; uint channels; uint total; uint y_batch; EXTRA_PARAMS }
 #include "args.glsl"

@@ -4,7 +4,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 a; uvec2 b; uvec2 y; }
+#define ARGS_BODY { uvec2 a; uvec2 b; WRITTEN y; }
 #include "args.glsl"
 
 // ---- memory: elements at any address, read from and written to the words that contain them

@@ -181,7 +181,7 @@ def test_explain_a_plan(run: Callable[..., Any], models: Path) -> None:
     (dispatch,) = island["plan"]
     assert dispatch["kernel"] == "softmax.comp"
     assert {"input 'x'", "output 'y'"} <= set(dispatch["operands"].values())
-    assert {name for name, _ in SOFTMAX.params} <= set(dispatch["params"])
+    assert {name for name, _ in SOFTMAX.interface({}).params} <= set(dispatch["params"])
     assert all(size > 0 for size in dispatch["grid"] + dispatch["workgroup"])
     printed = run("explain", models / "softmax.onnx", "--plan", "--nodes").stdout
     assert "softmax.comp" in printed

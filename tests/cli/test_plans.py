@@ -16,9 +16,8 @@ from vkep.cli.trace import GPU, HOST, chrome_trace
 from vkep.dtypes import DTYPES
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Storage, Tensor
-from vkep.kernels.kernel import SCALAR_CODES
 from vkep.kernels.matmul import MatMulProblem
-from vkep.kernels.norm import SOFTMAX
+from vkep.kernels.split_k import MATMUL_REDUCE
 from vkep.passes.emit import emit
 from vkep.plan.records import (
     ConstantRef,
@@ -38,11 +37,11 @@ from vkep.view.graph import GraphDocument
 
 
 def make_plan() -> Plan:
-    """Softmax from an input to the slab, then a user's own kernel from there, with a weight, to an output."""
+    """A sum from an input to the slab, then a user's own kernel from there, with a weight, to an output."""
     extra = (("EXTRA_OPERANDS", "uvec2 e0;"), ("EXTRA_PARAMS", "float c0;"))
-    operands = 8 * (len(SOFTMAX.operands) + 1)
-    codes = "".join(SCALAR_CODES[kind] for _, kind in SOFTMAX.params) + "f"
-    scalars = struct.pack("<" + codes, *range(1, len(SOFTMAX.params) + 1), 0.5)
+    interface = MATMUL_REDUCE.interface(dict(extra))
+    operands = 8 * len(interface.operands)
+    scalars = struct.pack("<" + interface.codes, *range(1, len(interface.params) + 1))
     spec = (("INDIRECT", 1), ("LOCAL_X", 16), ("LOCAL_Y", 2), ("LOCAL_Z", 1))
     return Plan(
         ports=(Port("x", "float32", (4,), 16, True), Port("y", "float32", (4,), 16, False)),
@@ -50,7 +49,7 @@ def make_plan() -> Plan:
         activation_bytes=256,
         slots=(Slot(0, 4), Slot(1)),
         pipelines=(
-            PipelineKey(ShaderVariant("softmax.comp", extra), spec, operands + len(scalars)),
+            PipelineKey(ShaderVariant("matmul_reduce.comp", extra), spec, operands + len(scalars)),
             PipelineKey(ShaderVariant("own.comp"), (("LOCAL_X", 8),), 28, arguments_in_memory=True),
         ),
         dispatches=(
@@ -60,7 +59,7 @@ def make_plan() -> Plan:
                 (Relocation(0, Space.PORT, 0), Relocation(8, Space.ACTIVATION, 0, 0x40)),
                 (3, 2, 1),
                 False,
-                "Softmax 's'",
+                "Sum 's'",
                 flops=3000,
                 bytes=64,
             ),
@@ -80,12 +79,9 @@ def make_plan() -> Plan:
 
 def test_a_dispatch_is_described_with_names_and_symbols() -> None:
     first, second = describe_plan(make_plan())
-    names = [o.name for o in SOFTMAX.operands]
-    assert first["operands"] == {names[0]: "input 'x'+0x4", names[1]: "activation+0x40", "e0": "null"}
-    assert first["params"] == {
-        **{name: i for i, (name, _) in enumerate(SOFTMAX.params, 1)},
-        "c0": 0.5,
-    }
+    assert first["operands"] == {"partials": "input 'x'+0x4", "y": "activation+0x40", "e0": "null"}
+    names = ["m", "n", "splits", "total", "batch1", "y_row", "y_col", "y_batch0", "y_batch1", "alpha", "c0"]
+    assert first["params"] == {name: i for i, name in enumerate(names, 1)}
     assert (first["grid"], first["workgroup"], first["spec"]) == ([3, 2, 1], [16, 2, 1], {"INDIRECT": 1})
     assert (first["barrier"], first["flops"], first["bytes"]) == (False, 3000, 64)
     assert first["arguments_in"] == "push constants"
@@ -103,10 +99,10 @@ def test_the_lines_of_a_dispatch_name_all_of_it() -> None:
     lines = [line for d in describe_plan(make_plan()) for line in format_dispatch(d)]
     text = "\n".join(lines)
     for expected in (
-        "softmax.comp  Softmax 's'",
+        "matmul_reduce.comp  Sum 's'",
         "grid 3x2x1 of 16x2x1; 3,000 flop, 64 bytes; INDIRECT=1",
         "activation+0x40",
-        "c0=0.5",
+        "c0=11",
         "own.comp  Own 'o'  [barrier]",
         "weight 0 'bias'",
     ):
@@ -136,7 +132,7 @@ def run_of(start: float) -> dict[str, Any]:
         return {"name": name, "start": start + first, "end": start + last, **more}
 
     host = [("run", 0, 9000, 0), ("vulkan", 500, 8500, 1), ("submit", 1000, 2000, 2), ("wait", 2000, 8000, 2)]
-    gpu = [("Softmax 's'", 2500, 4500, 0), ("Own 'o'", 2500, 6500, 1)]
+    gpu = [("Sum 's'", 2500, 4500, 0), ("Own 'o'", 2500, 6500, 1)]
     return {
         **span("run", 0, 9000),
         "uncertainty": 250.0,
@@ -163,8 +159,8 @@ def test_a_trace_has_each_run_s_gpu_rows_and_counters() -> None:
         **{(GPU, k): f"run {(k + 1) // 2}" + " (overlapping)" * (k % 2 == 0) for k in (1, 2, 3, 4)},
     }
     gpu = [(e["name"], e["tid"], e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["pid"] == GPU]
-    assert gpu[:2] == [("Own 'o'", 1, 1e6 + 2.5, 4.0), ("Softmax 's'", 2, 1e6 + 2.5, 2.0)]
-    assert next(e["args"] for e in events if e["name"] == "Softmax 's'")["gflops_per_s"] == 3.0
+    assert gpu[:2] == [("Own 'o'", 1, 1e6 + 2.5, 4.0), ("Sum 's'", 2, 1e6 + 2.5, 2.0)]
+    assert next(e["args"] for e in events if e["name"] == "Sum 's'")["gflops_per_s"] == 3.0
     assert [e["dur"] for e in events if e["name"] == "traced run 1"] == [9.0]
     counters = [(e["name"], round(e["ts"] - 1e6, 3), *e["args"].values()) for e in events if e["ph"] == "C"]
     assert counters[:5] == [

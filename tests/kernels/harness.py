@@ -24,11 +24,12 @@ from vkep.ir.ops import KernelOp
 from vkep.ir.tensor import contiguous_strides
 from vkep.kernels import launch
 from vkep.kernels.epilogue import Epilogue
-from vkep.kernels.kernel import ADDRESS_BYTES, ITS_VIEW, KernelCall
+from vkep.kernels.kernel import ITS_VIEW, KernelCall
 from vkep.kernels.problem import Need, NoReference, Problem
 from vkep.kernels.select import Choice, Emission, bind, candidates, emit
 from vkep.kernels.tuning import Choice as Tiling
 from vkep.kernels.tuning import chosen
+from vkep.shaders.interface import ADDRESS_BYTES
 
 GUARD = 256  #: bytes on either side of a tensor; also its alignment
 GUARD_BYTE = 0xA5

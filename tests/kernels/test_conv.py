@@ -16,9 +16,10 @@ from vkep.kernels import winograd
 from vkep.kernels.conv import ConvProblem, pack_weights
 from vkep.kernels.conv_problem import NCHW
 from vkep.kernels.epilogue import Epilogue
-from vkep.kernels.kernel import KernelCall, Operand
+from vkep.kernels.kernel import KernelCall
 from vkep.kernels.select import choose, emit
 from vkep.kernels.tuning import Choice
+from vkep.shaders.interface import Operand
 
 CPU = DeviceCapabilities(
     "imagined CPU driver", device_type="cpu", subgroup_size=8, features=frozenset({"subgroup_ballot"})

@@ -21,12 +21,12 @@ from vkep.kernels.cache_update import CacheUpdateProblem
 from vkep.kernels.cooperative_tiles import float16_shape
 from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.fused_product import FusedProductProblem
-from vkep.kernels.kernel import Operand
 from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
 from vkep.kernels.matmul_problem import MatMulProblem
 from vkep.kernels.product_form import Form
 from vkep.kernels.select import choose
 from vkep.kernels.tiles import STORAGE
+from vkep.shaders.interface import Operand
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(7)

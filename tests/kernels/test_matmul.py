@@ -14,10 +14,11 @@ from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
 from tests.nightly import pairs
 from vkep.errors import Decline
 from vkep.kernels.epilogue import Epilogue
-from vkep.kernels.kernel import KernelCall, Operand
+from vkep.kernels.kernel import KernelCall
 from vkep.kernels.matmul import MatMulProblem, pack_panels
 from vkep.kernels.select import choose, emit
 from vkep.kernels.tiles import SHARED_TILES, is_cpu_driver, shared_tiling, subgroup_tile
+from vkep.shaders.interface import Operand
 
 CPU = DeviceCapabilities(
     "imagined CPU driver", device_type="cpu", subgroup_size=8, features=frozenset({"subgroup_ballot"})

@@ -18,7 +18,7 @@ from tests.devices import GPU
 from vkep.dtypes import DTYPES
 from vkep.ir.tensor import Storage, Tensor, collapse
 from vkep.kernels import pointwise as kernels
-from vkep.kernels.kernel import GLSL_BYTES, SCALAR_CODES, KernelCall
+from vkep.kernels.kernel import GLSL_BYTES, KernelCall
 from vkep.passes.emit import _pointwise_operand
 
 CPU = DeviceCapabilities.for_tests()
@@ -54,10 +54,9 @@ def _call(
 
 
 def _arguments(call: KernelCall) -> Values:
-    extra = re.findall(r"(\w+) (\w+);", dict(call.variant.defines).get("EXTRA_PARAMS", ""))
-    fields = [*call.kernel.params, *((name, kind) for kind, name in extra)]
-    values = struct.unpack("<" + "".join(SCALAR_CODES[kind] for _, kind in fields), call.scalars)
-    return {name: value for (name, _), value in zip(fields, values, strict=True)}
+    interface = call.kernel.interface(call.defines)
+    values = struct.unpack("<" + interface.codes, call.scalars)
+    return {name: value for (name, _), value in zip(interface.params, values, strict=True)}
 
 
 def _execute(code: str, values: Values, arguments: Values, touched: list[tuple[str, Any]]) -> None:

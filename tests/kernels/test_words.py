@@ -14,9 +14,9 @@ from gpu_shared.capabilities import REQUIRED_FEATURES
 from tests.calls import noted
 from tests.kernels.harness import Harness, Tensor
 from vkep.dtypes import DTYPES
-from vkep.kernels import all_kernels
-from vkep.kernels.kernel import Kernel, Operand
-from vkep.shaders import tool, words
+from vkep.kernels import all_kernels, tool
+from vkep.kernels.kernel import Kernel
+from vkep.shaders import words
 from vkep.shaders.errors import InvalidSpirvError
 from vkep.shaders.library import ShaderLibrary
 from vkep.shaders.reflect import reflect
@@ -28,7 +28,7 @@ SOURCE = """
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 a; uvec2 b; uvec2 y; uint n; }
+#define ARGS_BODY { uvec2 a; uvec2 b; WRITTEN y; uint n; }
 #include "args.glsl"
 #include "workgroup.glsl"
 TENSOR(A_T, As)
@@ -59,8 +59,7 @@ def poor() -> Iterator[Harness]:
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
     path = tmp_path_factory.mktemp("words") / "elements.comp"
     path.write_text(SOURCE.lstrip())
-    operands = (Operand("a"), Operand("b"), Operand("y", writes=True))
-    return Kernel(str(path), operands=operands, params=(("n", "uint"),))
+    return Kernel(str(path))
 
 
 def compute(

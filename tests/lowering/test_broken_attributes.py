@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from vkep.errors import InvalidModelError, VkepError
 from vkep.graph import load_model
 from vkep.ir.program import declared_value
 from vkep.kernels.elimination import InverseProblem
-from vkep.kernels.kernel import Kernel, Operand
+from vkep.kernels.kernel import Kernel
 from vkep.kernels.select import candidates
 from vkep.placement.partition import lower
 
@@ -176,9 +177,10 @@ def test_temporary_memory_that_a_kernel_cannot_address() -> None:
     assert "2147483648 elements of temporary memory" in reason
 
 
-def test_a_kernel_names_an_argument_that_does_not_fit() -> None:
-    kernel = Kernel("some.comp", (Operand("x"),), (("n", "uint"),))
+def test_a_kernel_names_an_argument_that_does_not_fit(tmp_path: Path) -> None:
+    (tmp_path / "some.comp").write_text("#define ARGS_BODY { WRITTEN y; uint n; }")
+    kernel = Kernel(str(tmp_path / "some.comp"))
     with pytest.raises(
         ValueError, match=r"some.comp: an argument does not fit its 32 bits: .*; got \{'n': 4294967296\}"
     ):
-        kernel.call(grid=(1,), operands={"x": None}, params={"n": 1 << 32})
+        kernel.call(grid=(1,), operands={"y": None}, params={"n": 1 << 32})

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from vkep.graph import load_model
 from vkep.ir.builder import Builder
 from vkep.ir.program import IslandStep, ValueSpec, declared_value
 from vkep.ir.tensor import Storage, Tensor
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.passes.emit import emit
 from vkep.passes.fuse import optimize
 from vkep.placement.partition import lower
@@ -45,16 +46,19 @@ def _custom(kernel: Kernel, asked: list[Tensor]) -> Any:
     return emit_one
 
 
-def _own_kernel(reach: Any = None) -> Kernel:
-    return Kernel("own.comp", (Operand("x"), Operand("y", writes=True)), (("n", "uint"),), reach=reach)
+@pytest.fixture
+def own(tmp_path: Path) -> Kernel:
+    """A kernel of x and y."""
+    (tmp_path / "own.comp").write_text("#define ARGS_BODY { uvec2 x; WRITTEN y; uint n; }")
+    return Kernel(str(tmp_path / "own.comp"))
 
 
-def test_a_kernel_of_ones_own_is_tried_when_claimed_and_emitted_where_its_result_lies() -> None:
+def test_a_kernel_of_ones_own_is_tried_when_claimed_and_emitted_where_its_result_lies(own: Kernel) -> None:
     asked: list[Tensor] = []
     b = Builder(CAPS)
     x, y = _port(0, (4, 8)), _port(1, (4, 8))
     out = b.empty(FLOAT, (4, 8))
-    b.kernel([x], [out], _custom(_own_kernel(), asked))
+    b.kernel([x], [out], _custom(own, asked))
     b.copy(out, out=y)
     ports = [Port(name, "float32", (4, 8), 128, name == "x") for name in "xy"]
     [dispatch] = emit(optimize(b.ops, [y], CAPS), ports, CAPS).plan.dispatches
@@ -62,18 +66,18 @@ def test_a_kernel_of_ones_own_is_tried_when_claimed_and_emitted_where_its_result
     assert [t.storage.port for t in asked] == [None, 1]
 
 
-def test_refusals_of_a_users_kernel_decline_the_node() -> None:
+def test_refusals_of_a_users_kernel_decline_the_node(own: Kernel) -> None:
     b = Builder(CAPS)
     with pytest.raises(Decline, match="four rows at most"):
-        b.kernel([_port(0, (4, 8))], [b.empty(FLOAT, (5, 8))], _custom(_own_kernel(), []))
+        b.kernel([_port(0, (4, 8))], [b.empty(FLOAT, (5, 8))], _custom(own, []))
     assert not b.ops
 
 
-def test_a_kernel_that_may_leave_its_operand_is_planned_nowhere() -> None:
+def test_a_kernel_that_may_leave_its_operand_is_planned_nowhere(own: Kernel) -> None:
     b = Builder(CAPS)
     x, y = _port(0, (4, 8)), _port(1, (4, 8))
     reach = lambda call: {"x": 4 * call["n"] + 4, "y": 4 * call["n"]}  # noqa: E731
-    b.kernel([x], [y], _custom(_own_kernel(reach), []))
+    b.kernel([x], [y], _custom(dataclasses.replace(own, reach=reach), []))
     with pytest.raises(KernelBoundsError, match=r"own.comp: it may touch 132 bytes of 'x' from byte 0 on"):
         emit(optimize(b.ops, [y], CAPS), [Port(name, "float32", (4, 8), 128, name == "x") for name in "xy"], CAPS)
 

@@ -14,16 +14,12 @@ from onnx import helper
 from vkep import InferenceSession, UnsupportedModelError
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
-from vkep.kernels.kernel import Kernel, Operand
+from vkep.kernels.kernel import Kernel
 from vkep.ops import operator, registry
 
 pytestmark = pytest.mark.usefixtures("vulkan")
 
-HYSTERESIS = Kernel(
-    str(Path(__file__).parent / "data" / "hysteresis.comp"),
-    operands=(Operand("x"), Operand("y", writes=True)),
-    params=(("rows", "uint"), ("steps", "uint"), ("low", "float"), ("high", "float")),
-)
+HYSTERESIS = Kernel(str(Path(__file__).parent / "data" / "hysteresis.comp"))
 
 
 def hysteresis(b: Builder, x: Tensor, *, low: float = -1.0, high: float = 1.0) -> Tensor:

@@ -56,7 +56,7 @@ def test_draws_of_one_plan_differ_and_share_a_slot() -> None:
 def test_other_plans_have_no_slot_to_fill() -> None:
     assert Slot(FRESH) != Slot(0)
     assert Builder(DeviceCapabilities.for_tests()).fresh_bits().storage.port == FRESH
-    assert [o.name for o in RANDOM.operands] == ["y", "fresh"]
+    assert [o.name for o in RANDOM.interface({}).operands] == ["y", "fresh"]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from vkep.kernels.kernel import Kernel, Operand
 from vkep.shaders.compiler import Compiler, find_compiler
 from vkep.shaders.library import ShaderLibrary
 from vkep.shaders.source import GlslSource
@@ -50,17 +49,6 @@ def template() -> str:
     match = re.search(r"(?:^      ?[^\n]*\n)*^ +#version 460\n(?:^      [^\n]*\n)+", page, re.MULTILINE)
     assert match, "docs/architecture.md no longer shows the template of a kernel"
     return "".join(line.strip() + "\n" for line in match[0].splitlines()) + BODY
-
-
-@pytest.fixture
-def kernel() -> Kernel:
-    """The declaration that agrees with `template`."""
-    return Kernel(
-        source="scale.comp",
-        operands=(Operand("x"), Operand("y", writes=True)),
-        params=(("n", "uint"), ("alpha", "float")),
-        spec={"TILE": 16},
-    )
 
 
 class CountingCompiler:

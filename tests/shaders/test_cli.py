@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from vkep.cli import shaders
+from vkep.kernels import tool
 from vkep.kernels.kernel import Kernel
-from vkep.shaders import tool
 from vkep.shaders.cache import PrebuiltSpirv
 from vkep.shaders.reflect import reflect
 
@@ -46,11 +46,11 @@ def own(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def declared(kernel: Kernel, template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def declared(template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """vkep with one kernel only, whose file is returned."""
     file = tmp_path / "scale.comp"
     file.write_text(template)
-    only = Kernel(str(file), kernel.operands, kernel.params, kernel.spec, variants=({}, {"FAST": "1"}))
+    only = Kernel(str(file), variants=({}, {"FAST": "1"}))
     monkeypatch.setattr(tool, "all_kernels", lambda: (only,))
     monkeypatch.setattr(tool, "undeclared_sources", list)
     return file
@@ -110,13 +110,14 @@ def test_compile_declared_variants_then_all_from_the_cache(run: Any, declared: P
 
 def test_check_reports_a_difference(run: Any, declared: Path) -> None:
     assert run("check", "--json").exit_code == 0
-    declared.write_text(declared.read_text().replace("float alpha;", "int alpha;"))
+    declared.write_text(declared.read_text().replace("constant_id = 4", "constant_id =\n4"))
     result = run("check", "--json")
     assert result.exit_code == 1
     report = json.loads(result.stdout)
     assert report["failed"] == 4  # two variants, each with arguments in push constants and in memory
-    assert "argument 'alpha' is int in GLSL, float in Python" in report["variants"][0]["problems"]
-    assert "is int in GLSL" in run("check").output
+    problem = "the spec constants and defaults are {'TILE': 16} in the module, {} in the GLSL"
+    assert report["variants"][0]["problems"] == [problem]
+    assert problem in run("check").output
 
 
 def test_compile_reports_an_error_and_writes_nothing(run: Any, declared: Path, tmp_path: Path) -> None:

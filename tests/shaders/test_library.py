@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from vkep.kernels.kernel import Kernel
+from vkep.kernels.tool import DeclaredVariant, build, write_results
 from vkep.plan.records import ShaderVariant
 from vkep.shaders import compiler as compiler_module
 from vkep.shaders import library as library_module
 from vkep.shaders.errors import CompilerNotFoundError, ShaderCompileError, ShaderSourceError
 from vkep.shaders.library import ShaderLibrary
-from vkep.shaders.tool import DeclaredVariant, build, write_results
 
 SCALE = ShaderVariant("scale.comp")
 
@@ -174,9 +174,9 @@ def test_an_own_shader_lies_anywhere(make_library: Callable[..., ShaderLibrary],
 
 
 def test_without_a_compiler_prebuilt_shaders_run_and_others_say_what_to_install(
-    make_library: Callable[..., ShaderLibrary], tmp_path: Path, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+    make_library: Callable[..., ShaderLibrary], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    declared = [DeclaredVariant(kernel, SCALE, in_memory) for in_memory in (False, True)]
+    declared = [DeclaredVariant(Kernel("scale.comp"), SCALE, in_memory) for in_memory in (False, True)]
     results = build(make_library(), declared)
     assert write_results(results, tmp_path / "prebuilt") == 2
 
@@ -189,16 +189,16 @@ def test_without_a_compiler_prebuilt_shaders_run_and_others_say_what_to_install(
         shader = library.spirv(SCALE, result.declared.arguments_in_memory)
         assert result.shader is not None
         assert (shader.origin, shader.words) == ("prebuilt", result.shader.words)
-        library.check(kernel, shader)
+        library.check(shader)
     with pytest.raises(CompilerNotFoundError, match=r"scale\.comp is not prebuilt.*pip install"):
         library.spirv(variant(OTHER="1"))
     assert not (tmp_path / "empty").exists()
 
 
 def test_a_prebuilt_shader_of_an_older_source_is_not_used(
-    make_library: Callable[..., ShaderLibrary], tmp_path: Path, kernel: Kernel
+    make_library: Callable[..., ShaderLibrary], tmp_path: Path
 ) -> None:
-    write_results(build(make_library(), [DeclaredVariant(kernel, SCALE, False)]), tmp_path / "prebuilt")
+    write_results(build(make_library(), [DeclaredVariant(Kernel("scale.comp"), SCALE, False)]), tmp_path / "prebuilt")
     file = tmp_path / "glsl" / "scale.comp"
     file.write_text(file.read_text().replace("* args.alpha", "+ args.alpha"))
     assert make_library(prebuilt_dir=tmp_path / "prebuilt").spirv(SCALE).origin == "compiler"

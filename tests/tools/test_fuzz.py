@@ -24,7 +24,7 @@ from tools.fuzz.worker import is_unordered
 from vkep import InferenceSession
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import _TABLES, Candidate, Emission, implement
 from vkep.ops import operator, registry
@@ -34,8 +34,6 @@ ROOT = Path(__file__).parents[2]
 
 STRAY = Kernel(
     str(Path(__file__).parent / "data" / "stray.comp"),
-    operands=(Operand("x"), Operand("y", writes=True)),
-    params=(("count", "uint"), ("beyond", "int")),
     reach=lambda call: {"x": 4 * call["count"], "y": 4 * call["count"]},  # which is not true
 )
 

@@ -14,9 +14,9 @@ import typer
 from vkep.cli.common import JsonFlag, UsageError, VerboseOption, command, echo, print_json
 
 if TYPE_CHECKING:
+    from vkep.kernels import tool
     from vkep.kernels.kernel import Kernel
     from vkep.plan.records import ShaderVariant
-    from vkep.shaders import tool
 
 app = typer.Typer(
     name="shaders",
@@ -65,7 +65,7 @@ def compile_command(
 ) -> None:
     """Compile given shaders to SPIR-V, or fill the cache with vkep's declared variants."""
     with command(json_output, verbose):
-        from vkep.shaders import tool
+        from vkep.kernels import tool
 
         if files:
             if kernel or both:
@@ -93,9 +93,9 @@ def check_command(
     json_output: JsonFlag = False,
     verbose: VerboseOption = 0,
 ) -> None:
-    """Build every declared variant; check it against its Python declaration and with spirv-val."""
+    """Build every declared variant; compare it with the interface that its GLSL declares, and run spirv-val."""
     with command(json_output, verbose):
-        from vkep.shaders import tool
+        from vkep.kernels import tool
         from vkep.shaders.validate import find_validator
 
         validator = find_validator() is not None
@@ -112,7 +112,7 @@ def list_command(
 ) -> None:
     """List the declared variants, and .comp files that no kernel declares."""
     with command(json_output, verbose):
-        from vkep.shaders import tool
+        from vkep.kernels import tool
 
         declared = tool.declared_variants(_kernels(kernel), both)
         undeclared = [] if kernel else tool.undeclared_sources()
@@ -122,11 +122,11 @@ def list_command(
                     "source": d.variant.source,
                     "defines": dict(d.variant.defines),
                     "arguments_in_memory": d.arguments_in_memory,
-                    "operands": [{"name": o.name, "writes": o.writes} for o in d.kernel.operands],
-                    "params": [{"name": name, "type": kind} for name, kind in d.kernel.params],
-                    "spec": dict(d.kernel.spec),
+                    "operands": [{"name": o.name, "writes": o.writes} for o in interface.operands],
+                    "params": [{"name": name, "type": kind} for name, kind in interface.params],
+                    "spec": dict(interface.spec),
                 }
-                for d in declared
+                for d, interface in ((d, d.kernel.interface(dict(d.variant.defines))) for d in declared)
             ]
             print_json({"environment": tool.environment(), "variants": rows, "undeclared": undeclared})
             return
@@ -148,7 +148,7 @@ def reflect_command(
 ) -> None:
     """Print a shader's interface: arguments, spec constants, workgroup size, shared memory, capabilities."""
     with command(json_output, verbose):
-        from vkep.shaders import tool
+        from vkep.kernels import tool
         from vkep.shaders.library import ShaderLibrary
 
         with _as_usage():
@@ -176,7 +176,7 @@ def _compile_files(
     args_in_memory: bool,
     json_output: bool,
 ) -> None:
-    from vkep.shaders import tool
+    from vkep.kernels import tool
     from vkep.shaders.library import ShaderLibrary
 
     missing = [str(file) for file in files if not file.is_file()]
@@ -207,7 +207,7 @@ def _compile_files(
 def _build(
     kernels: Sequence[str] | None, both: bool, jobs: int | None, json_output: bool, validator: bool
 ) -> list[tool.VariantResult]:
-    from vkep.shaders import tool
+    from vkep.kernels import tool
     from vkep.shaders.library import ShaderLibrary
 
     declared = tool.declared_variants(_kernels(kernels), both)
@@ -241,7 +241,7 @@ def _report(results: Sequence[tool.VariantResult], json_output: bool, more: Mapp
 
 
 def _kernels(names: Sequence[str] | None) -> tuple[Kernel, ...]:
-    from vkep.shaders import tool
+    from vkep.kernels import tool
 
     try:
         return tool.select_kernels(names or ())

@@ -13,9 +13,9 @@ from gpu_shared.pipeline import ComputePipeline, PipelineCache, PipelineLayout, 
 from gpu_shared.steady import join_work
 from vkep.cache import read_sealed, write_sealed
 from vkep.device.per_device import device_file
-from vkep.kernels.kernel import ADDRESS_BYTES
 from vkep.plan.records import PipelineKey
 from vkep.shaders.errors import ShaderInterfaceError
+from vkep.shaders.interface import ADDRESS_BYTES
 from vkep.shaders.library import CompiledShader, ShaderLibrary
 from vkep.threads import Threads
 

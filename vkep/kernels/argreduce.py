@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.columns import COLUMN_PARAMS, ColumnProblem, column_blocks
+from vkep.kernels.columns import ColumnProblem, column_blocks
 from vkep.kernels.fastdiv import magic_params
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div, element_defines, element_type, is_cpu, key_defines, share_columns
 from vkep.kernels.problem import Need
 from vkep.kernels.select import Candidate, Emission, implement
 from vkep.sizes import matches
 
+#: long rows in parts
 _PARTED = {"PARTED": "1"}
 
 
@@ -24,7 +25,9 @@ def _candidate_bytes(call: KernelCall) -> int:
     return 16 if call.size_of("IN_T") == 8 else 8
 
 
-def _parts_reach(call: KernelCall) -> Mapping[str, int]:
+def _reach(call: KernelCall) -> Mapping[str, int]:
+    if "PARTED" not in call.defines:
+        return {"x": column_blocks(call) * call["axis"] * call.size_of("IN_T"), "y": 8 * call["columns"]}
     first = call["STAGE"] == 1
     rows = call["columns"] // call["inner"] if first else 0
     parts = call["columns"] * (1 if first else call["axis"])
@@ -37,21 +40,12 @@ def _parts_reach(call: KernelCall) -> Mapping[str, int]:
 
 ARGREDUCE = Kernel(
     "argreduce.comp",
-    operands=(Operand("x"), Operand("y", writes=True)),
-    params=COLUMN_PARAMS,
-    spec={"SPLIT": 1, "ACROSS": 0, "MAXIMUM": 1, "LAST": 0},
-    variants=tuple(element_defines(t) | key_defines(t) for t in ("float32", "float16", "int32", "int64", "uint8")),
-    reach=lambda call: {"x": column_blocks(call) * call["axis"] * call.size_of("IN_T"), "y": 8 * call["columns"]},
-)
-
-
-#: long rows in parts
-ARGREDUCE_PARTS = replace(
-    ARGREDUCE,
-    operands=(*ARGREDUCE.operands, Operand("parts", writes=True)),
-    spec={**ARGREDUCE.spec, "STAGE": 1},
-    variants=tuple({**v, **_PARTED} for v in ARGREDUCE.variants),
-    reach=_parts_reach,
+    variants=tuple(
+        element_defines(t) | key_defines(t) | parted
+        for parted in ({}, _PARTED)
+        for t in ("float32", "float16", "int32", "int64", "uint8")
+    ),
+    reach=_reach,
 )
 #: parts of a row, the shortest row that has them, and the most rows of which a workgroup each does not fill a GPU
 _PARTS, _LONG, _FEW = 64, 1 << 14, 64
@@ -113,7 +107,7 @@ def _arg_reduce_parts(problem: ArgReduceProblem, e: Emission) -> list[KernelCall
     for stage, columns, length, inner in ((1, outer * _PARTS, axis, _PARTS), (2, outer, _PARTS, 1)):
         share = share_columns(columns, ceil_div(length, inner), 1, e.caps, shuffles=False)
         calls.append(
-            ARGREDUCE_PARTS.call(
+            ARGREDUCE.call(
                 **share.launch,
                 operands={**operands, "y": None} if stage == 1 else {**operands, "x": None},
                 params={"columns": columns, "axis": length, **magic_params("inner", inner)},

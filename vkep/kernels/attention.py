@@ -15,7 +15,7 @@ from vkep.kernels.attention_problem import AttentionProblem, attention_params, r
 from vkep.kernels.attention_split import attention_split, gains_by_split, no_split
 from vkep.kernels.attention_stream import attention_stream, no_stream
 from vkep.kernels.cooperative_tiles import float16_shape
-from vkep.kernels.kernel import GLSL_BYTES, Kernel, KernelCall, Operand, uints
+from vkep.kernels.kernel import GLSL_BYTES, Kernel, KernelCall
 from vkep.kernels.launch import ceil_div, element_type, is_cpu
 from vkep.kernels.select import Candidate, Emission, implement
 from vkep.kernels.tuning import Tuned, estimated
@@ -35,24 +35,6 @@ _LANE_COLUMNS = 8
 _LARGEST_SIZE = 64
 
 _ONLY_SPLIT = "a sink of each head, or keys and values in codes"
-_OPERANDS = (*(Operand(name) for name in ("q", "k", "v", "bias", "origin")), Operand("y", writes=True))
-_PARAMS = (
-    *uints("queries", "keys"),
-    *uints(*(f"{name}_{axis}" for name in "qkv" for axis in ("batch", "head", "row"))),
-    *uints("y_head", "y_row", "bias_batch", "bias_head", "bias_row"),
-    *(("scale", "float"), ("softcap", "float"), ("first", "int"), ("end", "int")),
-)
-_SPEC = {
-    "SIZE": 64,
-    "VALUE_SIZE": 64,
-    "BLOCK_Q": 64,
-    "BLOCK_K": 64,
-    "VECTORS": 1,
-    "GROUP": 1,
-    "BIAS": 0,
-    "SOFTCAP": 0,
-    "ORIGIN": 0,
-}
 _UNIT_TYPES = {"float32": "vec4", "float16": "f16vec4"}
 
 
@@ -68,7 +50,7 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
     ``first``, ``end`` and ``origin`` choose among the keys only: a block begins and ends within them whatever they hold.
     """
     _, heads, batch = call.grid
-    itemsize = GLSL_BYTES[dict(call.variant.defines).get("T", "float16_t")]
+    itemsize = GLSL_BYTES[call.defines.get("T", "float16_t")]
 
     def rows(name: str, heads: int, count: int, size: int) -> int:
         return row_reach(call, name, (batch, heads, count), size)
@@ -88,22 +70,14 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
 
 
 ATTENTION_COOPERATIVE = Kernel(
-    "attention_coop.comp",
-    operands=_OPERANDS,
-    params=_PARAMS,
-    reach=_reach,
-    spec={**_SPEC, "SUB_ROWS": 16, "MAT_M": 16, "MAT_N": 16, "MAT_K": 16, "SUBGROUP_LANES": 32},
-    variants=({"BIAS_T": "float16_t"}, {"BIAS_T": "float"}),
+    "attention_coop.comp", variants=({"BIAS_T": "float16_t"}, {"BIAS_T": "float"}), reach=_reach
 )
 ATTENTION_TILED = Kernel(
     "attention_tiled.comp",
-    operands=_OPERANDS,
-    params=_PARAMS,
-    reach=_reach,
-    spec={**_SPEC, "BLOCK_K": 32, "MICRO_ROWS": 8, "LANE_COLUMNS": _LANE_COLUMNS},
     variants=tuple(
         _tiled_defines(*t) for t in (("float32", "float32"), ("float16", "float16"), ("float16", "float32"))
     ),
+    reach=_reach,
 )
 
 
@@ -208,7 +182,7 @@ def _call(
     bias = problem.bias_strides
     return kernel.call(
         grid=_grid(problem, tile),
-        operands={operand.name: e.get(operand.name) for operand in kernel.operands},
+        operands={name: e.get(name) for name in ("q", "k", "v", "bias", "origin", "y")},
         params=attention_params(problem),
         spec={
             "SIZE": problem.size,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vkep.kernels.attention_problem import AttentionProblem, attention_params, row_reach
-from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.kv_codes import CODES, NUMBERS, scales_of
 from vkep.kernels.launch import SHUFFLE, ceil_div, ceil_power_of_two, element_type, shuffle_sizes
 from vkep.kernels.select import Emission
@@ -16,24 +16,7 @@ from vkep.sizes import record_at_hand
 MAX_QUERIES = 4
 #: maximum rows (queries of heads that share keys) of a workgroup
 MOST_ROWS = 8
-PARTS_INPUTS = ("q", "k", "v", "bias", "origin", "sink", "k_scale", "v_scale")
-_SPEC = {
-    "SIZE": 64,
-    "VALUE_SIZE": 64,
-    "ROWS": 1,
-    "GROUP": 1,
-    "UNIT": 8,
-    "BIAS": 0,
-    "SOFTCAP": 0,
-    "ORIGIN": 0,
-    "SINK": 0,
-    "PARTIAL": 1,
-    "COLUMNS": 16,
-    "CODE": 0,
-    "K_CHANNELS": 0,
-    "V_CHANNELS": 0,
-    "SUBGROUP_LANES": 32,
-}
+_INPUTS = ("q", "k", "v", "bias", "origin", "sink", "k_scale", "v_scale")
 #: elements; their codes; elements of a bias
 _TYPES = tuple(
     {"T": t, "C": c, "BIAS_T": bias}
@@ -42,24 +25,9 @@ _TYPES = tuple(
 )
 
 
-def parts_kernel(source: str, spec: Mapping[str, int], *defines: Mapping[str, str]) -> Kernel:
-    """The kernel of a shader, with its own spec constants; compiled ahead of time with each of ``defines``."""
-    return Kernel(
-        source,
-        operands=(
-            *map(Operand, PARTS_INPUTS),
-            *(Operand(name, writes=True) for name in ("y", "parts", "stats", "arrivals")),
-        ),
-        params=(
-            *uints("queries", "keys", "row_tiles", "splits"),
-            *uints(*(f"{name}_{axis}" for name in "qkv" for axis in ("batch", "head", "row"))),
-            *uints("y_head", "y_row", "bias_batch", "bias_head", "bias_row"),
-            *(("scale", "float"), ("softcap", "float"), ("first", "int"), ("end", "int")),
-        ),
-        spec={**_SPEC, **spec},
-        variants=tuple({**types, **extra} for types in _TYPES for extra in defines),
-        reach=parts_reach,
-    )
+def parts_variants(*defines: Mapping[str, str]) -> tuple[Mapping[str, str], ...]:
+    """The definitions that a kernel is compiled with ahead of time, with each of ``defines``."""
+    return tuple({**types, **extra} for types in _TYPES for extra in defines)
 
 
 def parts_reach(call: KernelCall) -> dict[str, int]:
@@ -140,7 +108,7 @@ def parts_call(
     return kernel.call(
         grid=(splits, problem.kv_heads * tiles, problem.batch),
         operands={
-            **{name: e.get(name) for name in (*PARTS_INPUTS, "y")},
+            **{name: e.get(name) for name in (*_INPUTS, "y")},
             "parts": parts,
             "stats": stats,
             "arrivals": arrivals,

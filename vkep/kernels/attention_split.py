@@ -4,9 +4,18 @@ parts: ``shaders/attention_split.comp``."""
 from __future__ import annotations
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.attention_parts import MOST_ROWS, parts_call, parts_kernel, rows_of, tiles_of, too_many, unit_of
+from vkep.kernels.attention_parts import (
+    MOST_ROWS,
+    parts_call,
+    parts_reach,
+    parts_variants,
+    rows_of,
+    tiles_of,
+    too_many,
+    unit_of,
+)
 from vkep.kernels.attention_problem import AttentionProblem
-from vkep.kernels.kernel import KernelCall
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import SHUFFLE, ceil_div, ceil_power_of_two, floor_power_of_two, is_cpu, shuffle_sizes
 from vkep.kernels.select import Emission
 from vkep.sizes import record_at_hand
@@ -16,7 +25,7 @@ _LANES, _LANES_CPU, _LEAST_LANES = 256, 32, 16
 _GROUPS, _GROUPS_CPU = 256, 4
 _BLOCKS = (256, 128, 64, 32)
 
-ATTENTION_SPLIT = parts_kernel("attention_split.comp", {"BLOCK": 64, "KEY_LANES": 8, "VALUE_LANES": 8}, {}, SHUFFLE)
+ATTENTION_SPLIT = Kernel("attention_split.comp", variants=parts_variants({}, SHUFFLE), reach=parts_reach)
 
 
 def _lanes(problem: AttentionProblem, caps: DeviceCapabilities) -> int:

@@ -12,8 +12,8 @@ import numpy as np
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.attention_parts import (
     parts_call,
-    parts_kernel,
     parts_reach,
+    parts_variants,
     rows_of,
     tiles_of,
     too_many,
@@ -23,7 +23,7 @@ from vkep.kernels.attention_problem import AttentionProblem
 from vkep.kernels.cache_update import CacheUpdateProblem
 from vkep.kernels.cooperative_tiles import compute_units
 from vkep.kernels.indices import noting
-from vkep.kernels.kernel import KernelCall, Operand, uints
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import SHUFFLE, ceil_div, ceil_power_of_two, floor_power_of_two, is_cpu, shuffle_sizes
 from vkep.kernels.problem import Need, Problem, alignment_of, extent
 from vkep.kernels.select import Candidate, Emission, implement
@@ -34,11 +34,12 @@ _LANES = 256
 #: keys, and values, of which a lane holds a unit, and the same times rows: more would need too many registers
 _HELD, _HELD_ROWS = 8, 32
 
-ATTENTION_STREAM = parts_kernel("attention_stream.comp", {"LINE": 8, "HELD": 8, "HALVES": 0}, SHUFFLE)
 _STRIDES = ("new_k_batch", "new_k_head", "new_v_batch", "new_v_head")
 
 
-def _update_reach(call: KernelCall) -> Mapping[str, int]:
+def _reach(call: KernelCall) -> Mapping[str, int]:
+    if "UPDATES" not in call.defines:
+        return parts_reach(call)
     size, batch, head = call.size_of("T"), call.groups[2], call["SIZE"]
     kv_heads = call.groups[1] // call["row_tiles"]
 
@@ -57,17 +58,11 @@ def _update_reach(call: KernelCall) -> Mapping[str, int]:
 
 
 _UPDATES = {"UPDATES": "1"}
-ATTENTION_UPDATE = replace(
-    ATTENTION_STREAM,
-    operands=(
-        *(replace(o, writes=o.writes or o.name in ("k", "v")) for o in ATTENTION_STREAM.operands),
-        *map(Operand, ("new_key", "new_value", "cos", "sin", "ids", "q_gain", "k_gain")),
-        Operand("fault", writes=True),
-    ),
-    params=(*ATTENTION_STREAM.params, *uints(*_STRIDES, "table_rows", "fault_code"), ("epsilon", "float")),
-    spec={**ATTENTION_STREAM.spec, "HALF": 1, "IDS": 0, "NORM": 0},
-    variants=tuple({**v, **_UPDATES} for v in ATTENTION_STREAM.variants if v["T"] == v["C"]),
-    reach=_update_reach,
+_VARIANTS = parts_variants(SHUFFLE)
+ATTENTION_STREAM = Kernel(
+    "attention_stream.comp",
+    variants=(*_VARIANTS, *({**v, **_UPDATES} for v in _VARIANTS if v["T"] == v["C"])),
+    reach=_reach,
 )
 
 
@@ -193,7 +188,7 @@ def _attention_update(problem: UpdatingAttentionProblem, e: Emission) -> KernelC
     spec = {"HALF": update.half, "IDS": int(update.ids), "NORM": int(update.epsilon is not None)}
     steps = (*update.k_strides[:2], *update.v_strides[:2])
     return parts_call(
-        ATTENTION_UPDATE,
+        ATTENTION_STREAM,
         problem.attention,
         e,
         **{**launch, "spec": {**launch["spec"], **spec}},

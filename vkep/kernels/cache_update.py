@@ -10,7 +10,7 @@ import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.indices import noting
-from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.kv_codes import CODES, NUMBERS, encoded, is_number, scales_of
 from vkep.kernels.launch import ceil_div, element_type, lanes
 from vkep.kernels.problem import Need, Problem, alignment_of, extent
@@ -76,32 +76,6 @@ _INPUTS = (
 _OUTPUTS = ("turned", "present_key", "present_value")
 CACHE_UPDATE = Kernel(
     "cache_update.comp",
-    operands=(
-        *map(Operand, _INPUTS),
-        *(Operand(name, writes=True) for name in _OUTPUTS),
-        Operand("fault", writes=True),
-    ),
-    params=uints(
-        *("kv_heads", "tokens", "old", "room", "used", "table_rows", "lanes"),
-        *(f"{name}_{axis}" for name in "qkv" for axis in ("batch", "head", "row")),
-        "fault_code",
-    )
-    + (("epsilon", "float"),),
-    spec={
-        "SIZE": 64,
-        "VALUE_SIZE": 64,
-        "UNIT": 1,
-        "HALF": 0,
-        "INTERLEAVED": 0,
-        "GROUP": 1,
-        "IDS": 0,
-        "OVER": 0,
-        "CODE": 0,
-        "K_CHANNELS": 0,
-        "V_CHANNELS": 0,
-        "CLEAN": 1,
-        "NORM": 0,
-    },
     variants=tuple({"T": t, "C": c} for t in STORAGE.values() for c in (t, "uint16_t", "uint8_t")),
     reach=_reach,
 )

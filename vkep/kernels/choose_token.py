@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div, floor_power_of_two, grid, is_cpu
 from vkep.kernels.problem import Need, Problem, extent
 from vkep.kernels.select import Candidate, Emission, implement
@@ -42,20 +42,7 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
     }
 
 
-CHOOSE_TOKEN = Kernel(
-    "choose_token.comp",
-    operands=(
-        *map(Operand, ("x", "settings", "seen", "never")),
-        *(Operand(name, writes=True) for name in ("tokens", "chosen", "logits", "state")),
-    ),
-    params=(
-        *uints("rows", "vocabulary", "x_row", "seen_count", "never_count", "blocks", "each"),
-        ("parts", "float"),
-    ),
-    spec={"CHANGED": 0, "PASS": 0},
-    variants=tuple({"T": t} for t in STORAGE.values()),
-    reach=_reach,
-)
+CHOOSE_TOKEN = Kernel("choose_token.comp", variants=tuple({"T": t} for t in STORAGE.values()), reach=_reach)
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,13 @@ import numpy as np
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.dims import last_coordinates, magic_dims
 from vkep.kernels.epilogue import call_arguments
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.launch import element_defines, fields8, flat_lanes
+from vkep.kernels.kernel import Kernel, KernelCall
+from vkep.kernels.launch import element_defines, flat_lanes
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.reference import wide
 from vkep.kernels.select import Candidate, Emission, implement
 
 _SPATIAL = 3
-
-
-def _fields(*names: str, kind: str = "uint") -> tuple[tuple[str, str], ...]:
-    return tuple((f"{name}{axis}", kind) for name in names for axis in range(_SPATIAL))
 
 
 def _reach(call: KernelCall) -> Mapping[str, int]:
@@ -32,16 +28,7 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
 
 
 COL2IM = Kernel(
-    "col2im.comp",
-    operands=(Operand("x"), Operand("y", writes=True)),
-    params=(
-        ("total", "uint"),
-        *fields8("dim", "mul", "shift"),
-        *_fields("count", "kernel", "stride", "dilation"),
-        *_fields("pad", kind="int"),
-    ),
-    variants=tuple(element_defines(t) for t in ("float32", "float16", "float64")),
-    reach=_reach,
+    "col2im.comp", variants=tuple(element_defines(t) for t in ("float32", "float16", "float64")), reach=_reach
 )
 
 

@@ -6,13 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from vkep.kernels.fastdiv import magic_fields, magic_params
+from vkep.kernels.fastdiv import magic_params
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.launch import ceil_div
 from vkep.kernels.problem import Need, Problem
-
-#: the arguments that locate columns
-COLUMN_PARAMS = (("columns", "uint"), ("axis", "uint"), *magic_fields("inner"))
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class ColumnProblem(Problem):
 
     @property
     def params(self) -> dict[str, int]:
-        """`COLUMN_PARAMS`."""
+        """The arguments that locate columns."""
         return {"columns": self.columns, "axis": self.axis, **magic_params("inner", self.inner)}
 
     def needs(self) -> tuple[Need, ...]:

@@ -21,8 +21,8 @@ from vkep.kernels.conv_problem import ConvProblem as ConvProblem
 from vkep.kernels.conv_space_to_depth import conv_few, no_few_channels
 from vkep.kernels.cooperative import conv_as_product, conv_cooperative, no_conv_as_product, no_cooperative_conv
 from vkep.kernels.epilogue import call_arguments
-from vkep.kernels.fastdiv import magic_fields, magic_params
-from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.fastdiv import magic_params
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div
 from vkep.kernels.select import Candidate, Emission, always, implement
 from vkep.kernels.split_k import Sums, split_product
@@ -30,7 +30,6 @@ from vkep.kernels.tiles import (
     CONV_SHARED_TILES,
     STORAGE,
     TILED_DEFINES,
-    TILED_SPEC,
     no_shared_tile,
     no_subgroup_tile,
     panel_tile,
@@ -39,10 +38,6 @@ from vkep.kernels.tiles import (
     tile_grid,
 )
 from vkep.kernels.winograd import no_winograd, not_worth, winograd
-
-_X_W_Y = (Operand("x"), Operand("w"), Operand("y", writes=True))
-_PLANES = ("channels", "height", "width", "out_channels", "out_height", "out_width", "groups")
-_WINDOW = ("stride_h", "stride_w", "dilation_h", "dilation_w", "pad_top", "pad_left")
 
 
 def _subgroup_reach(call: KernelCall) -> Mapping[str, int]:
@@ -57,26 +52,7 @@ def _subgroup_reach(call: KernelCall) -> Mapping[str, int]:
     return {"x": reach["x"] * size, "w": weights * size, "y": reach["y"] * size}
 
 
-CONV_SUBGROUP = Kernel(
-    "conv_subgroup.comp",
-    operands=_X_W_Y,
-    params=uints(
-        *_PLANES,
-        "kernel_h",
-        "kernel_w",
-        *_WINDOW,
-        "w_group",
-        "w_panel",
-        "w_column",
-        "w_tap",
-        "w_channel",
-        "y_batch",
-        "rows_first",
-    ),
-    spec={"ROWS": 16, "LANE_COLUMNS": 4, "UNROLL": 4, "TAPS_INNER": 0, "UNROLL_H": 1, "KERNEL_W": 1},
-    variants=tuple({"T": t} for t in STORAGE.values()),
-    reach=_subgroup_reach,
-)
+CONV_SUBGROUP = Kernel("conv_subgroup.comp", variants=tuple({"T": t} for t in STORAGE.values()), reach=_subgroup_reach)
 
 
 def _tiled_reach(call: KernelCall) -> Mapping[str, int]:
@@ -92,14 +68,7 @@ def _tiled_reach(call: KernelCall) -> Mapping[str, int]:
     }
 
 
-CONV_TILED = Kernel(
-    "conv_tiled.comp",
-    operands=_X_W_Y,
-    params=(*uints(*_PLANES), *magic_fields("taps", "kernel_w"), *uints(*_WINDOW, "splits", "split_k", "y_batch")),
-    spec={**TILED_SPEC, "ONE_TAP": 0},
-    variants=tuple(TILED_DEFINES.values()),
-    reach=_tiled_reach,
-)
+CONV_TILED = Kernel("conv_tiled.comp", variants=tuple(TILED_DEFINES.values()), reach=_tiled_reach)
 #: below this many input channels per group, taps are the inner loop of the subgroup kernel
 _FEW_CHANNELS = 8
 #: maximum number of taps in one iteration of the subgroup kernel

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.conv_problem import ConvProblem, is_depthwise, plane_params, plane_reach
 from vkep.kernels.epilogue import call_arguments
-from vkep.kernels.fastdiv import magic_fields, magic_params
-from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.fastdiv import magic_params
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div, strip_of
 from vkep.kernels.select import Emission
 from vkep.kernels.tiles import STORAGE, flat_grid, is_cpu_driver
 
-_X_W_Y = (Operand("x"), Operand("w"), Operand("y", writes=True))
 _VARIANTS = tuple({"T": t} for t in STORAGE.values())
 
 
@@ -40,50 +39,9 @@ def _direct_reach(call: KernelCall) -> Mapping[str, int]:
     }
 
 
-CONV_DEPTHWISE = Kernel(
-    "conv_depthwise.comp",
-    operands=_X_W_Y,
-    params=(
-        *uints("height", "width", "out_height", "multiplier", "total"),
-        *magic_fields("out_width", "strips", "out_channels"),
-        *uints("stride_w", "dilation_w", "pad_top", "pad_left", "y_batch"),
-    ),
-    spec={"KERNEL_H": 3, "KERNEL_W": 3, "STRIDE_H": 1, "DILATION_H": 1, "STRIP": 4},
-    variants=_VARIANTS,
-    reach=_depthwise_reach,
-)
-CONV_DIRECT = Kernel(
-    "conv_direct.comp",
-    operands=_X_W_Y,
-    params=uints(
-        *(
-            "channels",
-            "depth",
-            "height",
-            "width",
-            "out_channels",
-            "out_depth",
-            "out_height",
-            "out_width",
-            "groups",
-            "total",
-        ),
-        *(
-            "kernel_d",
-            "kernel_h",
-            "kernel_w",
-            "stride_d",
-            "stride_h",
-            "stride_w",
-            "dilation_d",
-            "dilation_h",
-            "dilation_w",
-        ),
-        *("pad_front", "pad_top", "pad_left", "y_batch"),
-    ),
-    variants=_VARIANTS,
-    reach=_direct_reach,
-)
+_PLANE = ("height", "width", "out_height", "stride_w", "dilation_w", "pad_top", "pad_left", "y_batch")
+CONV_DEPTHWISE = Kernel("conv_depthwise.comp", variants=_VARIANTS, reach=_depthwise_reach)
+CONV_DIRECT = Kernel("conv_direct.comp", variants=_VARIANTS, reach=_direct_reach)
 
 
 def no_depthwise(problem: ConvProblem, caps: DeviceCapabilities) -> str:
@@ -105,7 +63,7 @@ def depthwise(problem: ConvProblem, e: Emission) -> KernelCall:
         grid=flat_grid(total, local, e.caps),
         operands=e.operands,
         params={
-            **{name: plane[name] for name, _ in CONV_DEPTHWISE.params if name in plane},
+            **{name: plane[name] for name in _PLANE},
             **magic_params("out_width", problem.ow),
             **magic_params("strips", strips),
             **magic_params("out_channels", problem.oc),

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.conv_problem import ConvProblem, is_depthwise, window_params
-from vkep.kernels.cooperative import COOPERATIVE_SPEC, HALVES, MIN_EDGE, padded_k
+from vkep.kernels.cooperative import HALVES, MIN_EDGE, padded_k
 from vkep.kernels.cooperative_tiles import (
     CONV_LAST_TILES,
     VECTOR,
@@ -23,8 +23,8 @@ from vkep.kernels.cooperative_tiles import (
     no_cooperative_tile,
 )
 from vkep.kernels.epilogue import call_arguments
-from vkep.kernels.fastdiv import magic_fields, magic_params
-from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.fastdiv import magic_params
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div, strip_of
 from vkep.kernels.matmul_problem import MatMulProblem
 from vkep.kernels.select import Emission, emit
@@ -34,7 +34,6 @@ from vkep.kernels.tiles import flat_grid, no_shared_tile, tile_grid
 #: a transformation of OIHW weights before they are packed, and its tag
 First = tuple[Callable[[np.ndarray], np.ndarray], str]
 AS_THEY_ARE: First = (np.asarray, "")
-_X_W_Y = (Operand("x"), Operand("w"), Operand("y", writes=True))
 
 
 def _conv_reach(call: KernelCall) -> Mapping[str, int]:
@@ -58,31 +57,8 @@ def _depthwise_reach(call: KernelCall) -> Mapping[str, int]:
     }
 
 
-CONV_LAST = Kernel(
-    "conv_last.comp",
-    operands=_X_W_Y,
-    params=(
-        *uints("m", "n", "k", "splits", "split_k", "height", "width", "pitch"),
-        *magic_fields("pixels", "out_width", "channels", "kernel_w"),
-        *uints("stride_h", "stride_w", "dilation_h", "dilation_w", "pad_top", "pad_left", "y_row", "y_col"),
-        ("alpha", "float"),
-    ),
-    spec={**COOPERATIVE_SPEC, "WHOLE_TAPS": 1, "BAND": 8},
-    variants=(HALVES,),
-    reach=_conv_reach,
-)
-CONV_DEPTHWISE_LAST = Kernel(
-    "conv_depthwise_last.comp",
-    operands=_X_W_Y,
-    params=(
-        *uints("height", "width", "out_width", "total", "channels"),
-        *magic_fields("units", "strips", "out_height"),
-        *uints("stride_h", "dilation_h", "pad_top", "pad_left"),
-    ),
-    spec={"KERNEL_H": 3, "KERNEL_W": 3, "STRIDE_W": 1, "DILATION_W": 1, "STRIP": 4, "STORE_VECTOR": 1},
-    variants=({},),
-    reach=_depthwise_reach,
-)
+CONV_LAST = Kernel("conv_last.comp", variants=(HALVES,), reach=_conv_reach)
+CONV_DEPTHWISE_LAST = Kernel("conv_depthwise_last.comp", reach=_depthwise_reach)
 _LANES = 128
 
 

@@ -19,8 +19,8 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.conv_nhwc import conv_last, no_channels_last, product_last
 from vkep.kernels.conv_problem import NHWC, ConvProblem
 from vkep.kernels.cooperative_tiles import VECTOR
-from vkep.kernels.fastdiv import LIMIT, magic_fields, magic_params
-from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.fastdiv import LIMIT, magic_params
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div
 from vkep.kernels.select import Emission
 from vkep.kernels.tiles import flat_grid
@@ -31,14 +31,7 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
     return {"x": 2 * images * call["CHANNELS"] * call["height"] * call["width"], "y": 16 * call["total"]}
 
 
-WIDEN_PIXELS = Kernel(
-    "widen_pixels.comp",
-    operands=(Operand("x"), Operand("y", writes=True)),
-    params=(*uints("total", "width", "pad_left"), *magic_fields("wide_width", "height")),
-    spec={"CHANNELS": 3, "PADDED": 4, "UNITS": 1},
-    variants=({},),
-    reach=_reach,
-)
+WIDEN_PIXELS = Kernel("widen_pixels.comp", reach=_reach)
 _LANES = 128
 
 

@@ -19,33 +19,16 @@ from vkep.kernels.cooperative_tiles import (
     cooperative_tiling,
     no_cooperative_tile,
 )
-from vkep.kernels.fastdiv import magic_fields, magic_params
-from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.fastdiv import magic_params
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div
-from vkep.kernels.matmul_problem import PRODUCT_PARAMS, MatMulProblem, product_reach, unaddressable
+from vkep.kernels.matmul_problem import MatMulProblem, product_reach, unaddressable
 from vkep.kernels.select import Emission
 from vkep.kernels.split_k import Sums, split_product
 from vkep.kernels.tiles import tile_grid
 from vkep.sizes import divides
 
 HALVES = {"T": "float16_t"}
-COOPERATIVE_SPEC = {
-    "TILE_M": 128,
-    "TILE_N": 128,
-    "TILE_K": 32,
-    "SUB_M": 64,
-    "SUB_N": 32,
-    "MAT_M": 16,
-    "MAT_N": 16,
-    "MAT_K": 16,
-    "PARTS": 1,
-    "B_ALONG_K": 0,
-    "PARTIAL": 0,
-    "SUBGROUP_LANES": 32,
-    "STORE_VECTOR": 0,
-    "WHOLE_K": 0,
-    "PREFETCH": 1,
-}
 
 
 def padded_k(call: KernelCall, k: int, group: int) -> int:
@@ -80,27 +63,8 @@ def _conv_reach(call: KernelCall) -> Mapping[str, int]:
     }
 
 
-MATMUL_COOPERATIVE = Kernel(
-    "matmul_coop.comp",
-    operands=(Operand("a"), Operand("b"), Operand("y", writes=True)),
-    params=(*uints("m", "n", "k", "batch1", "splits", "split_k"), *PRODUCT_PARAMS),
-    spec={**COOPERATIVE_SPEC, "A_VECTOR": 1, "B_VECTOR": 1, "BAND": 16},
-    variants=(HALVES,),
-    reach=_product_reach,
-)
-CONV_COOPERATIVE = Kernel(
-    "conv_coop.comp",
-    operands=(Operand("x"), Operand("w"), Operand("y", writes=True)),
-    params=(
-        *uints("channels", "height", "width", "out_channels", "groups", "columns"),
-        *magic_fields("pixels", "out_width", "padded", "kernel_w"),
-        *uints("stride_h", "stride_w", "dilation_h", "dilation_w", "pad_top", "pad_left"),
-        *uints("k_size", "splits", "split_k", "y_batch"),
-    ),
-    spec={**COOPERATIVE_SPEC, "B_ALONG_K": 1, "WHOLE_TAPS": 1, "ONE_TAP": 0},
-    variants=(HALVES,),
-    reach=_conv_reach,
-)
+MATMUL_COOPERATIVE = Kernel("matmul_coop.comp", variants=(HALVES,), reach=_product_reach)
+CONV_COOPERATIVE = Kernel("conv_coop.comp", variants=(HALVES,), reach=_conv_reach)
 
 
 #: fewer rows or columns leave most of a matrix unused

@@ -6,15 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import flat_lanes
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import Candidate, Emission, implement
 
 COUPLED = Kernel(
     "coupled_probabilities.comp",
-    operands=(Operand("pairs"), *(Operand(name, writes=True) for name in ("q", "qp", "y"))),
-    params=uints("rows", "classes"),
     reach=lambda call: {
         "pairs": 4 * call["rows"] * (call["classes"] * (call["classes"] - 1) // 2),
         "q": 4 * call["rows"] * call["classes"] ** 2,

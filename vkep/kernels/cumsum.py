@@ -6,17 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vkep.kernels.columns import COLUMN_PARAMS, ColumnProblem, column_blocks
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.columns import ColumnProblem, column_blocks
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div, element_defines, share_columns
 from vkep.kernels.reference import wide
 from vkep.kernels.select import Candidate, Emission, implement
 
 CUMSUM = Kernel(
     "cumsum.comp",
-    operands=(Operand("x"), Operand("y", writes=True)),
-    params=(*COLUMN_PARAMS, ("segment", "uint")),
-    spec={"SPLIT": 1, "EXCLUSIVE": 0, "REVERSE": 0},
     variants=tuple(map(element_defines, ("float32", "float16", "int32", "int64"))),
     reach=lambda call: dict.fromkeys("xy", column_blocks(call) * call["axis"] * call.size_of("IN_T")),
 )

@@ -10,8 +10,8 @@ import numpy as np
 
 from vkep.errors import InvalidNode
 from vkep.kernels.dims import last_coordinates, magic_dims
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
-from vkep.kernels.launch import element_defines, fields8, flat_lanes, real_defines
+from vkep.kernels.kernel import Kernel, KernelCall
+from vkep.kernels.launch import element_defines, flat_lanes, real_defines
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.reference import bilinear
 from vkep.kernels.select import Candidate, Emission, implement
@@ -31,18 +31,7 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
 
 
 DEFORM_COLUMNS = Kernel(
-    "deform_columns.comp",
-    operands=(Operand("x"), Operand("offset"), Operand("mask"), Operand("y", writes=True)),
-    params=(
-        *((name, "uint") for name in ("total", "height", "width", "offset_groups", "group_channels")),
-        *((name, "uint") for name in ("stride_h", "stride_w", "dilation_h", "dilation_w")),
-        ("pad_top", "int"),
-        ("pad_left", "int"),
-        *fields8("dim", "mul", "shift"),
-    ),
-    spec={"HAS_MASK": 0},
-    variants=tuple(element_defines(t) for t in ("float32", "float16")),
-    reach=_reach,
+    "deform_columns.comp", variants=tuple(element_defines(t) for t in ("float32", "float16")), reach=_reach
 )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import InvalidNode
 from vkep.kernels.fastdiv import LIMIT
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import element_defines, flat_lanes
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import Candidate, Emission, implement
@@ -31,13 +31,7 @@ def _inverse_reach(call: KernelCall) -> Mapping[str, int]:
 
 
 def _kernel(name: str, reach: Callable[[KernelCall], Mapping[str, int]]) -> Kernel:
-    return Kernel(
-        f"{name}.comp",
-        operands=(Operand("x"), Operand("work", writes=True), Operand("y", writes=True)),
-        params=(("total", "uint"), ("n", "uint")),
-        variants=(element_defines("float32"),),
-        reach=reach,
-    )
+    return Kernel(f"{name}.comp", variants=(element_defines("float32"),), reach=reach)
 
 
 DETERMINANT, INVERSE = _kernel("determinant", _determinant_reach), _kernel("inverse", _inverse_reach)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vkep.kernels.kernel import Operand
+from vkep.shaders.interface import Operand
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from vkep.sizes import called, is_size
 from vkep.sizes.magic import LIMIT, magic
 
-__all__ = ["LIMIT", "fast_div", "magic", "magic_fields", "magic_params"]
+__all__ = ["LIMIT", "fast_div", "magic", "magic_params"]
 
 
 def fast_div(n: int, multiplier: int, shift: int) -> int:
@@ -28,8 +28,3 @@ def magic_params(name: str, divisor: int) -> dict[str, int]:
     else:
         multiplier, shift = magic(max(divisor, 1))
     return {name: max(divisor, 1), f"{name}_mul": multiplier, f"{name}_shift": shift}
-
-
-def magic_fields(*names: str) -> tuple[tuple[str, str], ...]:
-    """The declaration of `magic_params` for each name, in order."""
-    return tuple((field, "uint") for name in names for field in (name, f"{name}_mul", f"{name}_shift"))

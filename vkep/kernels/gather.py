@@ -16,16 +16,15 @@ import numpy as np
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import InvalidNode
 from vkep.kernels.dims import beyond_rank, last_coordinates, last_offset, magic_dims
-from vkep.kernels.fastdiv import magic_fields, magic_params
-from vkep.kernels.indices import FAULT, FAULT_CODE, FAULT_REACH, index_defines, noting, within
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.fastdiv import magic_params
+from vkep.kernels.indices import FAULT_REACH, index_defines, noting, within
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import (
     MAX_RANK,
     UNITS,
     ceil_div,
     contiguous_strides,
     element_type,
-    fields8,
     flat_lanes,
     grid,
     is_cpu,
@@ -36,8 +35,6 @@ from vkep.kernels.launch import (
 from vkep.kernels.problem import Need, Problem, alignment_of
 from vkep.kernels.select import Candidate, Emission, implement
 from vkep.sizes import at_hand
-
-_DATA = (Operand("x"), Operand("indices"), Operand("y", writes=True), FAULT)
 
 
 def _defines(unit: int, index_dtype: str) -> dict[str, str]:
@@ -51,7 +48,7 @@ def _ahead(*units: int) -> tuple[dict[str, str], ...]:
 
 def _reach(call: KernelCall, x: int, indices: int) -> Mapping[str, int]:
     unit = call.size_of("UNIT_T")
-    words = int(call.define("INDEX_WORDS"))
+    words = int(call.defines["INDEX_WORDS"])
     return {"x": x * unit, "indices": indices * 4 * words, "y": call["total"] * unit, **FAULT_REACH}
 
 
@@ -73,41 +70,11 @@ def _gather_nd_reach(call: KernelCall) -> Mapping[str, int]:
     return _reach(call, batch + last_offset(call, keys, "stride") + call["inner"], rows * call["KEYS"])
 
 
-GATHER = Kernel(
-    "gather.comp",
-    operands=_DATA,
-    params=(("total", "uint"), ("axis", "uint"), *magic_fields("inner", "count"), FAULT_CODE),
-    spec={"PER_LANE": 1, "FROM_END": 1},
-    variants=_ahead(*UNITS),
-    reach=_gather_reach,
-)
-GATHER_ELEMENTS = Kernel(
-    "gather_elements.comp",
-    operands=_DATA,
-    params=(("total", "uint"), ("extent", "uint"), *fields8("dim", "mul", "shift", "stride"), FAULT_CODE),
-    spec={"RANK": 1, "AXIS": 0},
-    variants=_ahead(1, 2, 4, 8),
-    reach=_gather_elements_reach,
-)
-GATHER_ND = Kernel(
-    "gather_nd.comp",
-    operands=_DATA,
-    params=(
-        ("total", "uint"),
-        *magic_fields("inner", "count"),
-        ("batch_stride", "uint"),
-        *fields8("extent", "stride"),
-        FAULT_CODE,
-    ),
-    spec={"KEYS": 1},
-    variants=_ahead(*UNITS),
-    reach=_gather_nd_reach,
-)
+GATHER = Kernel("gather.comp", variants=_ahead(*UNITS), reach=_gather_reach)
+GATHER_ELEMENTS = Kernel("gather_elements.comp", variants=_ahead(1, 2, 4, 8), reach=_gather_elements_reach)
+GATHER_ND = Kernel("gather_nd.comp", variants=_ahead(*UNITS), reach=_gather_nd_reach)
 COPY = Kernel(
     "copy.comp",
-    operands=(Operand("x"), Operand("y", writes=True)),
-    params=(("total", "uint"),),
-    spec={"PER_LANE": 1},
     variants=tuple({"UNIT_T": unit} for unit in UNITS.values()),
     reach=lambda call: dict.fromkeys(("x", "y"), call["total"] * call.size_of("UNIT_T")),
 )

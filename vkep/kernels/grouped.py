@@ -4,7 +4,7 @@ that looks up a block's matrix (``shaders/grouped_tiled.comp``, also of packed w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import InvalidNode
-from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div, is_cpu, lanes
 from vkep.kernels.matmul import pack_panels
 from vkep.kernels.problem import Need, Problem, alignment_of
@@ -21,7 +21,6 @@ from vkep.kernels.select import Candidate, Emission, implement
 from vkep.kernels.tiles import (
     STORAGE,
     TILED_DEFINES,
-    TILED_SPEC,
     no_shared_tile,
     no_subgroup_tile,
     panel_tile,
@@ -40,13 +39,7 @@ def _rows_reach(call: KernelCall) -> Mapping[str, int]:
     return {"x": 8 * rows, "places": 4 * rows, "sources": 4 * blocks * call["block"], "owners": 4 * blocks}
 
 
-GROUP_ROWS = Kernel(
-    "group_rows.comp",
-    operands=(Operand("x"), *(Operand(name, writes=True) for name in ("places", "sources", "owners"))),
-    params=uints("rows", "groups", "block", "blocks"),
-    spec={"MOST_GROUPS": 256},
-    reach=_rows_reach,
-)
+GROUP_ROWS = Kernel("group_rows.comp", reach=_rows_reach)
 
 
 @dataclass(frozen=True)
@@ -121,60 +114,29 @@ def block_of(rows: int, groups: int, caps: DeviceCapabilities) -> int:
     return next((size for size in (128, 64, 32) if rows >= 2 * size * groups), 8 if rows < 16 * groups else 32)
 
 
+_CODES = {"CODES": "1"}
+
+
 def _reach(call: KernelCall) -> Mapping[str, int]:
-    m, n, k, size, blocks = call["m"], call["n"], call["k"], call.size_of("T"), call.groups[2]
-    panel = call["LANE_COLUMNS"] * call["LOCAL_X"] if call.spec.get("PACKED") else 1
-    return {
-        "a": blocks * m * k * size,
-        "b": call["groups"] * ceil_div(n, panel) * panel * k * size,
-        "owners": 4 * blocks,
-        "y": blocks * m * n * size,
-    }
-
-
-_OPERANDS = (Operand("a"), Operand("b"), Operand("owners"), Operand("y", writes=True))
-_SIZES = uints("m", "n", "k", "groups")
-GROUPED_TILED = Kernel(
-    "grouped_tiled.comp",
-    operands=_OPERANDS,
-    params=_SIZES,
-    spec={name: value for name, value in TILED_SPEC.items() if name != "PARTIAL"},
-    variants=tuple(TILED_DEFINES.values()),
-    reach=_reach,
-)
-GROUPED_SUBGROUP = Kernel(
-    "grouped_subgroup.comp",
-    operands=_OPERANDS,
-    params=_SIZES,
-    spec={"ROWS": 16, "LANE_COLUMNS": 4, "UNROLL": 4, "PACKED": 0},
-    variants=tuple({"T": t} for t in STORAGE.values()),
-    reach=_reach,
-)
-
-
-def _codes_reach(call: KernelCall) -> Mapping[str, int]:
     m, n, k, size, blocks, groups = call["m"], call["n"], call["k"], call.size_of("T"), call.groups[2], call["groups"]
-    return {
-        "a": blocks * m * k * size,
-        "b": groups * n * k * call["BITS"] // 8,
-        "owners": 4 * blocks,
-        "y": blocks * m * n * size,
-        "scales": groups * n * (k // call["BLOCK"]) * size,
-        "zeros": (0, groups * n, groups)[call["ZEROS"]] * call["zero_bytes"],
-    }
+    rows = {"a": blocks * m * k * size, "owners": 4 * blocks, "y": blocks * m * n * size}
+    if "CODES" in call.defines:
+        return {
+            **rows,
+            "b": groups * n * k * call["BITS"] // 8,
+            "scales": groups * n * (k // call["BLOCK"]) * size,
+            "zeros": (0, groups * n, groups)[call["ZEROS"]] * call["zero_bytes"],
+        }
+    panel = call["LANE_COLUMNS"] * call["LOCAL_X"] if call.spec.get("PACKED") else 1
+    return {**rows, "b": groups * ceil_div(n, panel) * panel * k * size}
 
 
-GROUPED_CODES, GROUPED_CODES_SUBGROUP = (
-    Kernel(
-        base.source,
-        operands=(*_OPERANDS, Operand("scales"), Operand("zeros")),
-        params=(*_SIZES, ("zero_bytes", "uint")),
-        spec={**base.spec, "BITS": 4, "BLOCK": 32, "ZEROS": 0},
-        variants=tuple({**defines, "CODES": "1"} for defines in base.variants),
-        reach=_codes_reach,
-    )
-    for base in (GROUPED_TILED, GROUPED_SUBGROUP)
-)
+def _kernel(source: str, variants: Iterable[Mapping[str, str]]) -> Kernel:
+    return Kernel(source, variants=tuple({**v, **codes} for codes in ({}, _CODES) for v in variants), reach=_reach)
+
+
+GROUPED_TILED = _kernel("grouped_tiled.comp", TILED_DEFINES.values())
+GROUPED_SUBGROUP = _kernel("grouped_subgroup.comp", [{"T": t} for t in STORAGE.values()])
 
 
 @dataclass(frozen=True)
@@ -370,12 +332,12 @@ def _no_codes_subgroup(problem: GroupedCodesProblem, caps: DeviceCapabilities) -
 def _codes_subgroup(problem: GroupedCodesProblem, e: Emission) -> KernelCall:
     tile = subgroup_tile(problem.m, problem.n, problem.blocks, e.caps, False, e.target.tuned)
     return _codes_call(
-        GROUPED_CODES_SUBGROUP,
+        GROUPED_SUBGROUP,
         problem,
         e,
         {**tile.spec, "UNROLL": 4},
         grid=tile_grid(ceil_div(problem.m, tile.rows), ceil_div(problem.n, tile.columns), problem.blocks, e.caps),
-        defines={"T": STORAGE[problem.dtype], "CODES": "1"},
+        defines={"T": STORAGE[problem.dtype], **_CODES},
         local_size=(tile.lanes,),
         subgroup_size=tile.required_subgroup_size,
     )
@@ -385,7 +347,7 @@ def _codes(problem: GroupedCodesProblem, e: Emission) -> KernelCall:
     tile = shared_tiling(problem.m, problem.n, 1, problem.blocks, e.caps, e.target.tuned).tile
     wide = tile.loads_wide and problem.alignment % (16 if problem.dtype == "float32" else 8) == 0
     return _codes_call(
-        GROUPED_CODES,
+        GROUPED_TILED,
         problem,
         e,
         {
@@ -396,7 +358,7 @@ def _codes(problem: GroupedCodesProblem, e: Emission) -> KernelCall:
             "B_WIDE": int(tile.loads_wide),
         },
         grid=(ceil_div(problem.n, tile.n), ceil_div(problem.m, tile.m), problem.blocks),
-        defines={**TILED_DEFINES[problem.dtype], "CODES": "1"},
+        defines={**TILED_DEFINES[problem.dtype], **_CODES},
         local_size=(tile.lanes,),
     )
 

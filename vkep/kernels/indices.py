@@ -11,11 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from vkep.kernels.kernel import Operand
 from vkep.kernels.select import Emission
 
-#: the last operand and the last argument of a kernel that reports faults
-FAULT, FAULT_CODE = Operand("fault", writes=True), ("fault_code", "uint")
 FAULT_REACH = {"fault": 4}
 
 
@@ -25,7 +22,7 @@ def index_defines(dtype: str) -> dict[str, str]:
 
 
 def noting(e: Emission, fault: str) -> tuple[Any, int]:
-    """The operand and the argument of `FAULT` and `FAULT_CODE`."""
+    """The operand ``fault`` and the argument ``fault_code`` of a kernel that reports faults."""
     return e.target.fault(fault) if fault else (None, 0)
 
 

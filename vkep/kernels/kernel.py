@@ -1,9 +1,9 @@
 """Declaring a kernel, and calling one.
 
-A `Kernel` is the Python half of one ``.comp`` file: the argument block and the spec constants that its GLSL
-declares (the shader tool reflects the SPIR-V and fails when the two differ), and the variants that are built ahead
-of time. `Kernel.call` makes a `KernelCall`: a variant, its specialisation, operands, scalar arguments and grid, with
-operands still abstract (whatever the caller plans with), so that it stays pure data.
+A `Kernel` is one ``.comp`` file, whose GLSL declares the operands, the scalar arguments and the spec constants, and what the
+GLSL does not say: the variants that are built ahead of time, and the bytes that it may touch. `Kernel.call` makes a
+`KernelCall`: a variant, its specialisation, operands, scalar arguments and grid, with operands still abstract (whatever the
+caller plans with), so that it stays pure data.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 
 from vkep.errors import UnsupportedModelError
 from vkep.plan.records import ShaderVariant
+from vkep.shaders.interface import ADDRESS_BYTES, SCALAR_CODES, DeclaredInterface, Interface, Operand
+from vkep.shaders.source import find_source, glsl_root, read_source
+from vkep.shaders.spirv import FOLD_IDS
 from vkep.sizes import hint, is_size, whole
 
-#: struct codes of the scalar argument types
-SCALAR_CODES = {"uint": "I", "int": "i", "float": "f"}
-ADDRESS_BYTES = 8
 #: larger argument blocks are stored in memory: every Vulkan device has this much room for push constants
 #: (specification, "Required Limits")
 PUSH_CONSTANT_BYTES = 128
@@ -29,8 +29,6 @@ PUSH_CONSTANT_BYTES = 128
 MOST_OPERANDS = 32
 #: tensors that an elementwise expression's kernel can read, beside the result and the word for faults that it writes
 MOST_READ = MOST_OPERANDS - 2
-#: spec constants of ``shaders/workgroup.glsl``: the grid of a folded call
-FOLD_IDS = {32: "FOLD_X", 33: "FOLD_Y", 34: "FOLD_Z"}
 #: the reach of an operand whose addresses are generated from its view's own shape and strides
 ITS_VIEW = -1
 #: bytes of the GLSL types that kernels declare pointers to
@@ -44,26 +42,10 @@ GLSL_BYTES = {
 }
 
 
-def uints(*names: str) -> tuple[tuple[str, str], ...]:
-    """The declaration of unsigned arguments."""
-    return tuple((name, "uint") for name in names)
-
-
-@dataclass(frozen=True)
-class Operand:
-    """One tensor argument: its name in the GLSL argument block, and whether the kernel reads or writes it."""
-
-    name: str
-    writes: bool = False
-
-
 @dataclass(frozen=True)
 class Kernel:
-    """The interface of one GLSL file.
-
-    ``operands`` and ``params`` in the order of the GLSL argument block (operands first); ``spec`` maps each of the
-    kernel's own spec constants to its default. ``variants`` are the sets of defines that the tool compiles ahead of
-    time.
+    """The kernel of a GLSL file: an absolute path, or a name in vkep's own folder. ``variants`` are the sets of defines that
+    the tool compiles ahead of time.
 
     ``reach`` bounds the kernel's accesses: from a call's arguments (`KernelCall.__getitem__`, ``size_of``, ``grid``)
     the bytes of each operand, by name, that its lanes may touch from the operand's address on. It is derived from the
@@ -71,21 +53,18 @@ class Kernel:
     """
 
     source: str
-    operands: tuple[Operand, ...]
-    params: tuple[tuple[str, str], ...] = ()
-    spec: Mapping[str, int] = field(default_factory=dict)
     variants: tuple[Mapping[str, str], ...] = ({},)
     reach: Callable[[KernelCall], Mapping[str, int]] | None = field(default=None, compare=False)
 
-    def __post_init__(self) -> None:
-        names = [o.name for o in self.operands] + [name for name, _ in self.params]
-        if len(set(names)) != len(names):
-            raise ValueError(f"{self.source}: an argument name is declared twice: {names}")
-        for name, kind in self.params:
-            if kind not in SCALAR_CODES:
-                raise ValueError(
-                    f"{self.source}: argument {name!r} has type {kind!r}, expected one of {list(SCALAR_CODES)}"
-                )
+    def interface(self, defines: Mapping[str, str]) -> Interface:
+        """Operands, scalar arguments and spec constants of the variant with these definitions, as its GLSL declares them.
+        Raises `vkep.shaders.errors.ShaderSourceError` for GLSL that cannot be read, or that breaks the kernel contract."""
+        return self._declared.of(defines)
+
+    @functools.cached_property
+    def _declared(self) -> DeclaredInterface:
+        folders = (glsl_root(),)
+        return DeclaredInterface(read_source(find_source(self.source, folders), folders))
 
     def call(
         self,
@@ -106,26 +85,26 @@ class Kernel:
         the GLSL). An operand that is ``None`` is absent: its address is zero and the kernel must not read it.
 
         ``grid`` counts workgroups, ``local_size`` lanes of one; ``flops`` are floating-point operations, for reports.
-        Raises ``ValueError`` for a spec constant that the kernel does not have, and for more than `MOST_OPERANDS`
-        operands.
+        Raises ``ValueError`` for other operands, arguments or spec constants than the GLSL declares, for more than
+        `MOST_OPERANDS` operands, and what `interface` raises.
         """
-        params, spec = params or {}, spec or {}
-        if operands.keys() != self._operand_names or params.keys() != self._param_names:
-            self._check("operand", self._operand_names, operands)
-            self._check("argument", self._param_names, params)
-        if not spec.keys() <= self.spec.keys():
-            unknown = set(spec) - set(self.spec)
-            raise ValueError(f"{self.source}: no spec constant named {sorted(unknown)}; it has {sorted(self.spec)}")
-        bound = tuple([(o, operands[o.name]) for o in self.operands]) + tuple(extra_operands)
+        params, spec, defines = params or {}, spec or {}, dict(defines or {})
+        declared = self.interface(defines)
+        if operands.keys() != declared.operand_names or params.keys() != declared.param_names:
+            self._check("operand", declared.operand_names, operands)
+            self._check("argument", declared.param_names, params)
+        if not spec.keys() <= declared.spec.keys():
+            unknown = set(spec) - set(declared.spec)
+            raise ValueError(f"{self.source}: no spec constant named {sorted(unknown)}; it has {sorted(declared.spec)}")
+        bound = tuple([(o, operands[o.name]) for o in declared.operands]) + tuple(extra_operands)
         if len(bound) > MOST_OPERANDS:
             raise ValueError(
                 f"{self.source}: {len(bound)} operands, expected at most {MOST_OPERANDS} (bits of INDIRECT)"
             )
-        codes = self._param_codes + "".join([SCALAR_CODES[kind] for _, kind, _ in extra_params])
-        values = [params[name] for name, _ in self.params] + [value for _, _, value in extra_params]
-        defines = dict(defines or {})
+        codes = declared.codes + "".join([SCALAR_CODES[kind] for _, kind, _ in extra_params])
+        values = [params[name] for name, _ in declared.params] + [value for _, _, value in extra_params]
         if extra_operands or extra_params:
-            defines.setdefault("EXTRA_BASE", f"{len(self.operands)}u")  # index of the first extra operand
+            defines.setdefault("EXTRA_BASE", f"{len(declared.operands)}u")  # index of the first extra operand
             defines.setdefault("EXTRA_OPERANDS", " ".join(f"uvec2 {o.name};" for o, _ in extra_operands))
             defines.setdefault("EXTRA_PARAMS", " ".join(f"{kind} {name};" for name, kind, _ in extra_params))
         x, y, z = (*grid, 1, 1)[:3]
@@ -134,7 +113,7 @@ class Kernel:
         return KernelCall(
             kernel=self,
             variant=ShaderVariant(self.source, tuple(sorted(defines.items()))),
-            spec={**self.spec, **spec, "LOCAL_X": lx, "LOCAL_Y": ly, "LOCAL_Z": lz},
+            spec={**declared.spec, **spec, "LOCAL_X": lx, "LOCAL_Y": ly, "LOCAL_Z": lz},
             operands=bound,
             scalars=scalars,
             sized=sized,
@@ -143,10 +122,6 @@ class Kernel:
             subgroup_size=subgroup_size,
             flops=int(hint(flops)),
         )
-
-    @functools.cached_property
-    def _param_codes(self) -> str:
-        return "".join([SCALAR_CODES[kind] for _, kind in self.params])
 
     def _packed(
         self, codes: str, values: Sequence[int | float], params: Mapping[str, int | float]
@@ -163,19 +138,11 @@ class Kernel:
                 f"{self.source}: an argument does not fit its 32 bits: {error}; got {dict(params)}"
             ) from error
 
-    @functools.cached_property
-    def _operand_names(self) -> frozenset[str]:
-        return frozenset(o.name for o in self.operands)
-
-    @functools.cached_property
-    def _param_names(self) -> frozenset[str]:
-        return frozenset(name for name, _ in self.params)
-
     def _check(self, what: str, expected: frozenset[str], got: Mapping[str, Any]) -> None:
         if expected != got.keys():
             missing, unknown = sorted(expected - set(got)), sorted(set(got) - expected)
             raise ValueError(
-                f"{self.source}: {what}s differ from the declaration: missing {missing}, unknown {unknown}"
+                f"{self.source}: {what}s differ from those of the GLSL: missing {missing}, unknown {unknown}"
             )
 
 
@@ -205,13 +172,14 @@ class KernelCall:
         found = self.params.get(name)
         return whole(self.spec[name] if found is None else found)
 
-    def define(self, name: str) -> str:
-        """The definition of a preprocessor name."""
-        return dict(self.variant.defines)[name]
+    @property
+    def defines(self) -> dict[str, str]:
+        """The definitions of preprocessor names."""
+        return dict(self.variant.defines)
 
     def size_of(self, name: str) -> int:
         """Bytes of the GLSL type that a preprocessor name is defined as."""
-        return GLSL_BYTES[self.define(name)]
+        return GLSL_BYTES[self.defines[name]]
 
     def reaches(self) -> Mapping[str, int]:
         """Bytes that the call's lanes may touch of each of the kernel's own operands (`ITS_VIEW`: what its view covers)."""

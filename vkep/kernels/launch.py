@@ -170,11 +170,6 @@ def numbered(prefix: str, values: Sequence[int], rest: int) -> dict[str, int]:
     return {f"{prefix}{i}": (values[i] if i < len(values) else rest) for i in range(MAX_RANK)}
 
 
-def fields8(*prefixes: str, kind: str = "uint") -> tuple[tuple[str, str], ...]:
-    """The declaration of `numbered` parameters, prefix by prefix."""
-    return tuple((f"{prefix}{i}", kind) for prefix in prefixes for i in range(MAX_RANK))
-
-
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Strides in elements of a contiguous tensor."""
     strides, step = [], 1
@@ -289,7 +284,7 @@ def row_vectors(row_length: int, dtype: str, alignment: int) -> dict[str, str]:
 
 def row_unit(call: KernelCall) -> int:
     """Bytes that a kernel with ``shaders/rows.glsl`` moves at a time, the unit of its row lengths."""
-    return call.size_of("VECTOR_IN_T" if "VECTOR_IN_T" in dict(call.variant.defines) else "IN_T")
+    return call.size_of("VECTOR_IN_T" if "VECTOR_IN_T" in call.defines else "IN_T")
 
 
 def row_variants() -> tuple[dict[str, str], ...]:

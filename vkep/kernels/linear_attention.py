@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vkep.errors import InvalidNode
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import element_defines, flat_lanes
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import Candidate, Emission, implement
@@ -40,19 +40,7 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
 
 
 LINEAR_ATTENTION = Kernel(
-    "linear_attention.comp",
-    operands=(
-        *(Operand(name) for name in ("q", "k", "v", "first", "decay", "beta")),
-        Operand("y", writes=True),
-        Operand("state", writes=True),
-    ),
-    params=(
-        *((name, "uint") for name in ("total", "steps", "q_heads", "k_heads", "heads", "key_size", "value_size")),
-        ("scale", "float"),
-    ),
-    spec={"DECAY": NONE, "BETA": NONE},
-    variants=(element_defines("float32"), element_defines("float16")),
-    reach=_reach,
+    "linear_attention.comp", variants=(element_defines("float32"), element_defines("float16")), reach=_reach
 )
 
 

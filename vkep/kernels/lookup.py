@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import element_defines, element_type, flat_lanes
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import Candidate, Emission, implement
@@ -18,8 +18,6 @@ def _defines(dtype: str) -> dict[str, str]:
 
 LOOKUP = Kernel(
     "lookup.comp",
-    operands=(Operand("x"), Operand("keys"), Operand("y", writes=True)),
-    params=(("total", "uint"), ("count", "uint")),
     variants=tuple(map(_defines, ("float32", "int64"))),
     reach=lambda call: {
         "x": call["total"] * call.size_of("IN_T"),

@@ -9,11 +9,11 @@ import numpy as np
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.cooperative import matmul_cooperative, no_cooperative_product
 from vkep.kernels.epilogue import call_arguments
-from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div
 from vkep.kernels.matmul_along_k import matmul_along_k, no_product_along_k
-from vkep.kernels.matmul_problem import PRODUCT_PARAMS, product_reach, unaddressable
 from vkep.kernels.matmul_problem import MatMulProblem as MatMulProblem
+from vkep.kernels.matmul_problem import product_reach, unaddressable
 from vkep.kernels.matmul_rows import matmul_rows, no_product_of_rows
 from vkep.kernels.problem import extent
 from vkep.kernels.select import Candidate, Emission, implement
@@ -21,7 +21,6 @@ from vkep.kernels.split_k import Sums, split_product
 from vkep.kernels.tiles import (
     STORAGE,
     TILED_DEFINES,
-    TILED_SPEC,
     SubgroupTile,
     no_shared_tile,
     no_subgroup_tile,
@@ -31,8 +30,6 @@ from vkep.kernels.tiles import (
     tile_grid,
 )
 from vkep.sizes import cached, largest
-
-_A_B_Y = (Operand("a"), Operand("b"), Operand("y", writes=True))
 
 
 def _subgroup_reach(call: KernelCall) -> Mapping[str, int]:
@@ -52,16 +49,7 @@ def _subgroup_reach(call: KernelCall) -> Mapping[str, int]:
 
 
 MATMUL_SUBGROUP = Kernel(
-    "matmul_subgroup.comp",
-    operands=_A_B_Y,
-    params=(
-        *uints("m", "n", "k", "batch1", "a_row", "a_col", "b_row", "b_col", "b_panel", "y_row", "y_col"),
-        *uints("a_batch0", "a_batch1", "b_batch0", "b_batch1", "y_batch0", "y_batch1", "rows_first"),
-        ("alpha", "float"),
-    ),
-    spec={"ROWS": 16, "LANE_COLUMNS": 4, "UNROLL": 4},
-    variants=tuple({"T": t} for t in STORAGE.values()),
-    reach=_subgroup_reach,
+    "matmul_subgroup.comp", variants=tuple({"T": t} for t in STORAGE.values()), reach=_subgroup_reach
 )
 
 
@@ -82,17 +70,7 @@ def _tiled_reach(call: KernelCall) -> Mapping[str, int]:
     }
 
 
-MATMUL_TILED = Kernel(
-    "matmul_tiled.comp",
-    operands=_A_B_Y,
-    params=(
-        *uints("m", "n", "k", "batch1", "splits", "split_k"),
-        *PRODUCT_PARAMS,
-    ),
-    spec=TILED_SPEC,
-    variants=tuple(TILED_DEFINES.values()),
-    reach=_tiled_reach,
-)
+MATMUL_TILED = Kernel("matmul_tiled.comp", variants=tuple(TILED_DEFINES.values()), reach=_tiled_reach)
 
 
 def _packs(problem: MatMulProblem) -> bool:

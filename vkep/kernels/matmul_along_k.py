@@ -8,7 +8,7 @@ from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.epilogue import call_arguments
-from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import (
     SHUFFLE,
     ceil_div,
@@ -47,29 +47,7 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
 
 
 MATMUL_ALONG_K = Kernel(
-    "matmul_along_k.comp",
-    operands=(Operand("a"), Operand("b"), Operand("scales"), Operand("zeros"), Operand("y", writes=True)),
-    params=(
-        *uints("m", "n", "k", "units", "blocks", "zero_bytes", "batch1", "a_row", "a_col", "b_col", "y_row", "y_col"),
-        *uints("a_batch0", "a_batch1", "b_batch0", "b_batch1", "y_batch0", "y_batch1"),
-        ("alpha", "float"),
-    ),
-    spec={
-        "BITS": 4,
-        "ROWS": 1,
-        "COLUMNS": 4,
-        "K_LANES": 32,
-        "UNROLL": 4,
-        "WORDS": 1,
-        "BLOCK": 32,
-        "ZEROS": 0,
-        "A_WIDE": 0,
-        "T_BYTES": 4,
-        "WHOLE_TURNS": 0,
-        "SUBGROUP_LANES": 1,
-    },
-    variants=with_shuffles(*({"T": t} for t in STORAGE.values())),
-    reach=_reach,
+    "matmul_along_k.comp", variants=with_shuffles(*({"T": t} for t in STORAGE.values())), reach=_reach
 )
 #: maximum number of rows: products of more reuse the weights that they read, and gain from tiles
 MAX_ROWS = 8

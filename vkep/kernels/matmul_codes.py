@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, replace
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.epilogue import call_arguments
-from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div, ceil_power_of_two, floor_power_of_two, grid, is_cpu, shuffle_sizes
 from vkep.kernels.matmul_along_k import MAX_ROWS, row_tile
 from vkep.kernels.matmul_nbits_problem import UNIT, MatMulNBitsProblem, packed_reach
@@ -27,32 +26,7 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
     return reach | turned_reach(call, size)
 
 
-MATMUL_CODES = Kernel(
-    "matmul_codes.comp",
-    operands=(Operand("a"), Operand("b"), Operand("scales"), Operand("zeros"), Operand("y", writes=True)),
-    params=uints("m", "n", "k", "units", "blocks", "zero_bytes"),
-    spec={
-        "BITS": 4,
-        "ROWS": 1,
-        "COLUMNS": 4,
-        "K_LANES": 32,
-        "DIGITS": 2,
-        "BLOCK": 32,
-        "ZEROS": 0,
-        "SUBGROUP_LANES": 32,
-    },
-    variants=tuple({"T": t} for t in STORAGE.values()),
-    reach=_reach,
-)
-_FORMS = in_forms(MATMUL_CODES, ("b", "scales", "zeros"))
-(
-    _,
-    MATMUL_CODES_NORMED,
-    MATMUL_CODES_PAIRED,
-    MATMUL_CODES_NORMED_PAIRED,
-    MATMUL_CODES_TURNED,
-    MATMUL_CODES_NORMED_TURNED,
-) = _FORMS
+MATMUL_CODES = Kernel("matmul_codes.comp", variants=in_forms([{"T": t} for t in STORAGE.values()]), reach=_reach)
 #: maximum number of groups of four elements of a that a lane loads for a slab
 _MOST_TURNS = 2
 #: workgroups that fill a large GPU
@@ -143,26 +117,24 @@ def matmul_codes(problem: MatMulNBitsProblem, e: Emission, form: Form = PLAIN) -
     shuffle, required = shuffle_sizes(e.caps, shared.local)
     rows = row_tile(problem.m)
     return [
-        form.kernel(_FORMS).call(
+        form.call(
+            MATMUL_CODES,
+            e,
             grid=grid(ceil_div(columns, shared.columns * (shared.local // shared.k_lanes)), ceil_div(problem.m, rows)),
-            **form.arguments(
-                _FORMS,
-                e,
-                params=problem.params,
-                spec={
-                    "BITS": problem.bits,
-                    "ROWS": rows,
-                    "COLUMNS": shared.columns,
-                    "K_LANES": shared.k_lanes,
-                    "DIGITS": _digits(problem),
-                    "BLOCK": problem.block,
-                    "ZEROS": problem.zeros_kind,
-                    "SUBGROUP_LANES": shuffle or 1,
-                },
-            ),
+            params=problem.params,
+            spec={
+                "BITS": problem.bits,
+                "ROWS": rows,
+                "COLUMNS": shared.columns,
+                "K_LANES": shared.k_lanes,
+                "DIGITS": _digits(problem),
+                "BLOCK": problem.block,
+                "ZEROS": problem.zeros_kind,
+                "SUBGROUP_LANES": shuffle or 1,
+            },
             local_size=(shared.local, 1, 1),
             subgroup_size=required,
             flops=problem.flops * (2 if form.paired else 1),
-            **call_arguments(e.epilogue, {"T": STORAGE[problem.dtype], **form.defines}),
+            defines={"T": STORAGE[problem.dtype]},
         )
     ]

@@ -10,11 +10,10 @@ from dataclasses import astuple, dataclass
 from gpu_shared.capabilities import CooperativeMatrixShape, DeviceCapabilities
 from vkep.kernels.cooperative import HALVES
 from vkep.kernels.cooperative_tiles import VECTOR, compute_units, float16_shape
-from vkep.kernels.epilogue import call_arguments
-from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div, is_cpu
 from vkep.kernels.matmul_nbits_problem import UNIT, MatMulNBitsProblem, packed_reach
-from vkep.kernels.product_form import PLAIN, Form, in_forms
+from vkep.kernels.product_form import PLAIN, Form
 from vkep.kernels.select import Emission
 from vkep.kernels.tuning import Tuned
 from vkep.sizes import at_hand, record_at_hand
@@ -27,30 +26,7 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
     return {"a": 2 * m * call["k"], **weights, **second, "y": 2 * m * n}
 
 
-MATMUL_CODES_FRAGMENTS = Kernel(
-    "matmul_codes_frag.comp",
-    operands=(Operand("a"), Operand("b"), Operand("scales"), Operand("zeros"), Operand("y", writes=True)),
-    params=uints("m", "n", "k", "units", "blocks", "zero_bytes"),
-    spec={
-        "BITS": 4,
-        "ROW_TILES": 1,
-        "COLUMN_TILES": 2,
-        "K_GROUPS": 8,
-        "N_GROUPS": 1,
-        "SLOTS": 2,
-        "BLOCK": 32,
-        "ZEROS": 0,
-        "A_VECTOR": 1,
-        "MAT_M": 16,
-        "MAT_N": 16,
-        "MAT_K": 16,
-        "SUBGROUP_LANES": 32,
-        "A_SLOTS": 2,
-    },
-    variants=(HALVES,),
-    reach=_reach,
-)
-MATMUL_CODES_FRAGMENTS_PAIRED = in_forms(MATMUL_CODES_FRAGMENTS, ("b", "scales", "zeros"))[2]
+MATMUL_CODES_FRAGMENTS = Kernel("matmul_codes_frag.comp", variants=(HALVES, {**HALVES, "PAIRED": "1"}), reach=_reach)
 #: rows beyond which tiles in shared memory are faster
 MOST_ROWS = 32
 #: units of a stage
@@ -163,11 +139,11 @@ def codes_by_fragments(problem: MatMulNBitsProblem, e: Emission, form: Form = PL
     chosen, row_tiles = division(problem, e.caps, e.target.tuned, sides), _row_tiles(problem.m, shape)
     columns = shape.n * chosen.columns * chosen.n_groups // sides
     vector = problem.k % VECTOR == 0 and problem.at_a % (2 * VECTOR) == 0
-    kernel = MATMUL_CODES_FRAGMENTS_PAIRED if form.paired else MATMUL_CODES_FRAGMENTS
     return [
-        kernel.call(
+        form.call(
+            MATMUL_CODES_FRAGMENTS,
+            e,
             grid=(ceil_div(problem.n, columns), ceil_div(problem.m, row_tiles * shape.m), 1),
-            operands={operand.name: e.get(operand.name) for operand in kernel.operands},
             params=problem.params,
             spec={
                 "BITS": problem.bits,
@@ -188,6 +164,6 @@ def codes_by_fragments(problem: MatMulNBitsProblem, e: Emission, form: Form = PL
             local_size=(chosen.n_groups * chosen.k_groups * e.caps.subgroup_size, 1, 1),
             subgroup_size=e.caps.subgroup_size,
             flops=problem.flops * sides,
-            **call_arguments(e.epilogue, {**HALVES, **form.defines}),
+            defines=HALVES,
         )
     ]

@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.cooperative import COOPERATIVE_SPEC, HALVES, MIN_EDGE, padded_k
+from vkep.kernels.cooperative import HALVES, MIN_EDGE, padded_k
 from vkep.kernels.cooperative_tiles import VECTOR, cooperative_tiling, no_cooperative_tile
-from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div, element_type
 from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem, packed_reach
 from vkep.kernels.select import Emission
 from vkep.kernels.split_k import Sums, split_product
-from vkep.kernels.tiles import TILED_DEFINES, TILED_SPEC, no_shared_tile, shared_tiling, tile_grid
+from vkep.kernels.tiles import TILED_DEFINES, no_shared_tile, shared_tiling, tile_grid
 
 
 def _reach(call: KernelCall) -> Mapping[str, int]:
@@ -27,26 +27,8 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
     }
 
 
-_OPERANDS = (Operand("a"), Operand("b"), Operand("y", writes=True), Operand("scales"), Operand("zeros"))
-_PARAMS = (*uints("m", "n", "k", "splits", "split_k", "y_row", "y_col", "blocks", "zero_bytes"), ("alpha", "float"))
-_CODES = {"BITS": 4, "BLOCK": 32, "ZEROS": 0}
-
-MATMUL_CODES_COOPERATIVE = Kernel(
-    "matmul_codes_coop.comp",
-    operands=_OPERANDS,
-    params=_PARAMS,
-    spec={**COOPERATIVE_SPEC, "B_ALONG_K": 1, "A_VECTOR": 1, "BAND": 16, **_CODES},
-    variants=(HALVES,),
-    reach=_reach,
-)
-MATMUL_CODES_TILED = Kernel(
-    "matmul_codes_tiled.comp",
-    operands=_OPERANDS,
-    params=_PARAMS,
-    spec={**TILED_SPEC, **_CODES},
-    variants=tuple(TILED_DEFINES.values()),
-    reach=_reach,
-)
+MATMUL_CODES_COOPERATIVE = Kernel("matmul_codes_coop.comp", variants=(HALVES,), reach=_reach)
+MATMUL_CODES_TILED = Kernel("matmul_codes_tiled.comp", variants=tuple(TILED_DEFINES.values()), reach=_reach)
 
 
 def _codes_spec(problem: MatMulNBitsProblem) -> dict[str, int]:

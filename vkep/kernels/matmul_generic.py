@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.fastdiv import LIMIT, magic_fields, magic_params
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.fastdiv import LIMIT, magic_params
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div, element_type, grid, lanes, strip_of
 from vkep.kernels.problem import Need, Problem, extent
 from vkep.kernels.select import Candidate, Emission, implement
@@ -39,14 +39,6 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
 
 MATMUL_GENERIC = Kernel(
     "matmul_generic.comp",
-    operands=(Operand("a"), Operand("b"), Operand("y", writes=True)),
-    params=(
-        *((name, "uint") for name in ("m", "n", "k", "total")),
-        *magic_fields("tiles_n", "tiles_m"),
-        ("batch1", "uint"),
-        *((f"{operand}_{axis}", "uint") for operand in "ab" for axis in _STRIDES),
-    ),
-    spec={"MICRO_M": 4, "MICRO_N": 4},
     variants=tuple(
         _defines(*types)
         for types in (

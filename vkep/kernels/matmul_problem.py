@@ -12,7 +12,7 @@ import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.fastdiv import LIMIT
-from vkep.kernels.kernel import KernelCall, uints
+from vkep.kernels.kernel import KernelCall
 from vkep.kernels.problem import Need, Problem, alignment_of, extent
 from vkep.kernels.tiles import STORAGE
 from vkep.sizes import cached, divides, matches
@@ -21,12 +21,6 @@ _AXES = ("batch0", "batch1", "row", "col")
 #: arguments of kernels that restate the problem
 PRODUCT_SIZES = ("m", "n", "k", "batch1")
 PRODUCT_STRIDES = tuple(f"{name}_{axis}" for name in "aby" for axis in _AXES)
-#: the last arguments of most kernels
-PRODUCT_PARAMS = (
-    *uints("a_row", "a_col", "b_row", "b_col", "y_row", "y_col"),
-    *uints("a_batch0", "a_batch1", "b_batch0", "b_batch1", "y_batch0", "y_batch1"),
-    ("alpha", "float"),
-)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.epilogue import call_arguments
-from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import (
     SHUFFLE,
     ceil_div,
@@ -16,7 +15,7 @@ from vkep.kernels.launch import (
     with_shuffles,
 )
 from vkep.kernels.matmul_along_k import MAX_ROWS, row_tile
-from vkep.kernels.matmul_problem import PRODUCT_PARAMS, MatMulProblem, product_reach, unaddressable
+from vkep.kernels.matmul_problem import MatMulProblem, product_reach, unaddressable
 from vkep.kernels.product_form import PLAIN, Form, in_forms, turned_reach
 from vkep.kernels.select import Emission
 from vkep.kernels.tiles import STORAGE
@@ -38,16 +37,7 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
 
 
 MATMUL_ROWS = Kernel(
-    "matmul_rows.comp",
-    operands=(Operand("a"), Operand("b"), Operand("y", writes=True)),
-    params=(*uints("m", "n", "k", "batch1"), *PRODUCT_PARAMS),
-    spec={"ROWS": 1, "COLUMN_LANES": 8, "WIDTH": 1, "UNROLL": 4, "T_BYTES": 4, "SUBGROUP_LANES": 1},
-    variants=with_shuffles(*({"T": t} for t in STORAGE.values())),
-    reach=_reach,
-)
-_FORMS = in_forms(MATMUL_ROWS, ("b",))
-_, MATMUL_ROWS_NORMED, MATMUL_ROWS_PAIRED, MATMUL_ROWS_NORMED_PAIRED, MATMUL_ROWS_TURNED, MATMUL_ROWS_NORMED_TURNED = (
-    _FORMS
+    "matmul_rows.comp", variants=in_forms(with_shuffles(*({"T": t} for t in STORAGE.values()))), reach=_reach
 )
 #: maximum results of a lane, and minimum lanes of a workgroup
 _MOST_VALUES, _LEAST_LANES = 32, 64
@@ -131,27 +121,22 @@ def matmul_rows(problem: MatMulProblem, e: Emission, form: Form = PLAIN) -> list
     shared = share(problem, width, rows, e.caps, e.target.tuned, form)
     shuffle, required = shuffle_sizes(e.caps, shared.local)
     return [
-        form.kernel(_FORMS).call(
+        form.call(
+            MATMUL_ROWS,
+            e,
             grid=(ceil_div(columns, shared.column_lanes * width), ceil_div(problem.m, rows), problem.products),
-            **form.arguments(
-                _FORMS,
-                e,
-                params=problem.params,
-                spec={
-                    "ROWS": rows,
-                    "COLUMN_LANES": shared.column_lanes,
-                    "WIDTH": width,
-                    "UNROLL": shared.unroll,
-                    "T_BYTES": 4 if problem.dtype == "float32" else 2,
-                    "SUBGROUP_LANES": shuffle or 1,
-                },
-            ),
+            params=problem.params,
+            spec={
+                "ROWS": rows,
+                "COLUMN_LANES": shared.column_lanes,
+                "WIDTH": width,
+                "UNROLL": shared.unroll,
+                "T_BYTES": 4 if problem.dtype == "float32" else 2,
+                "SUBGROUP_LANES": shuffle or 1,
+            },
             local_size=(shared.local, 1, 1),
             subgroup_size=required,
             flops=2 * problem.m * columns * sides * problem.k * problem.products,
-            **call_arguments(
-                e.epilogue,
-                {"T": STORAGE[problem.dtype], **(SHUFFLE if shuffle else {}), **form.defines},
-            ),
+            defines={"T": STORAGE[problem.dtype], **(SHUFFLE if shuffle else {})},
         )
     ]

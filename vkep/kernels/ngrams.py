@@ -6,16 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vkep.kernels.fastdiv import magic_fields, magic_params
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.fastdiv import magic_params
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div, element_type, flat_lanes
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import Candidate, Emission, implement
 
 NGRAMS = Kernel(
     "ngrams.comp",
-    operands=(Operand("x"), Operand("pool"), Operand("grams"), Operand("y", writes=True)),
-    params=(("total", "uint"), ("steps", "uint"), ("items", "uint"), ("apart", "uint"), *magic_fields("count")),
     variants=({"IN_T": "int"}, {"IN_T": "int64_t"}),
     reach=lambda call: {
         "x": ceil_div(call["total"], call["count"]) * call["steps"] * call.size_of("IN_T"),

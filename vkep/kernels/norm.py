@@ -10,9 +10,9 @@ import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import InvalidNode
-from vkep.kernels.columns import COLUMN_PARAMS, ColumnProblem, column_blocks
-from vkep.kernels.fastdiv import magic_fields, magic_params
-from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.columns import ColumnProblem, column_blocks
+from vkep.kernels.fastdiv import magic_params
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import (
     ceil_div,
     element_defines,
@@ -39,43 +39,9 @@ def _norm_reach(call: KernelCall) -> Mapping[str, int]:
     return {"x": both, "y": both, "scale": factors, "bias": factors, "mean": 4 * rows, "inv_std": 4 * rows}
 
 
-NORM = Kernel(
-    "norm.comp",
-    operands=(
-        Operand("x"),
-        Operand("scale"),
-        Operand("bias"),
-        Operand("y", writes=True),
-        Operand("mean", writes=True),
-        Operand("inv_std", writes=True),
-    ),
-    params=(
-        *uints("rows", "axis"),
-        ("inv_axis", "float"),
-        ("epsilon", "float"),
-        *magic_fields("period", "spatial"),
-        ("channels", "uint"),
-    ),
-    spec={
-        "SPLIT": 1,
-        "IN_REGISTERS": 0,
-        "PER_LANE": 1,
-        "CENTER": 1,
-        "HAS_SCALE": 1,
-        "HAS_BIAS": 1,
-        "HAS_MEAN": 0,
-        "HAS_INV_STD": 0,
-        "BY_CHANNEL": 0,
-        "SUBGROUP_LANES": 32,
-    },
-    variants=row_variants(),
-    reach=_norm_reach,
-)
+NORM = Kernel("norm.comp", variants=row_variants(), reach=_norm_reach)
 LP_NORM = Kernel(
     "lp_norm.comp",
-    operands=(Operand("x"), Operand("y", writes=True)),
-    params=COLUMN_PARAMS,
-    spec={"SPLIT": 1, "ACROSS": 0, "P": 2, "SUBGROUP_LANES": 32},
     variants=with_shuffles(*map(element_defines, ("float32", "float16"))),
     reach=lambda call: dict.fromkeys("xy", column_blocks(call) * call["axis"] * call.size_of("IN_T")),
 )
@@ -86,20 +52,7 @@ def _lrn_reach(call: KernelCall) -> Mapping[str, int]:
     return {"x": ceil_div(call["total"], image) * image * element, "y": call["total"] * element}
 
 
-LRN = Kernel(
-    "lrn.comp",
-    operands=(Operand("x"), Operand("y", writes=True)),
-    params=(
-        ("total", "uint"),
-        *magic_fields("inner", "channels"),
-        *uints("before", "after"),
-        ("alpha_over_size", "float"),
-        ("beta", "float"),
-        ("bias", "float"),
-    ),
-    variants=tuple(map(element_defines, ("float32", "float16"))),
-    reach=_lrn_reach,
-)
+LRN = Kernel("lrn.comp", variants=tuple(map(element_defines, ("float32", "float16"))), reach=_lrn_reach)
 
 
 @dataclass(frozen=True)
@@ -211,7 +164,7 @@ def _norm(
     optional = ("scale", "bias", "mean", "inv_std")
     return NORM.call(
         **share.launch,
-        operands={operand.name: e.get(operand.name) for operand in NORM.operands},
+        operands={name: e.get(name) for name in ("x", "y", *optional)},
         params={
             "rows": rows,
             "axis": steps,
@@ -317,14 +270,7 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
     return dict.fromkeys("xy", column_blocks(call) * call["axis"] * row_unit(call))
 
 
-SOFTMAX = Kernel(
-    "softmax.comp",
-    operands=(Operand("x"), Operand("y", writes=True)),
-    params=(*COLUMN_PARAMS, ("alpha", "float")),
-    spec={"SPLIT": 1, "ACROSS": 0, "IN_REGISTERS": 0, "PER_LANE": 1, "LOG": 0, "KEEP_POWERS": 0, "SUBGROUP_LANES": 32},
-    variants=row_variants(),
-    reach=_reach,
-)
+SOFTMAX = Kernel("softmax.comp", variants=row_variants(), reach=_reach)
 
 
 @dataclass(frozen=True)

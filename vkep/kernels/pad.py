@@ -11,8 +11,8 @@ import numpy as np
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import InvalidNode
 from vkep.kernels.dims import beyond_rank, last_offset, magic_dims
-from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
-from vkep.kernels.launch import UNITS, contiguous_strides, element_type, fields8, flat_lanes, numbered
+from vkep.kernels.kernel import Kernel, KernelCall
+from vkep.kernels.launch import UNITS, contiguous_strides, element_type, flat_lanes, numbered
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import Candidate, Emission, implement
 from vkep.sizes import largest, matches, smallest
@@ -29,18 +29,7 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
     return {"x": read * call.size_of("UNIT_T"), "y": call["total"] * call.size_of("UNIT_T")}
 
 
-PAD = Kernel(
-    "pad.comp",
-    operands=(Operand("x"), Operand("y", writes=True)),
-    params=(
-        *uints("total", "start", "value_low", "value_high"),
-        *fields8("dim", "mul", "shift", "extent", "stride"),
-        *fields8("begin", kind="int"),
-    ),
-    spec={"RANK": 1, "MODE": 0},
-    variants=tuple(map(unit_defines, (1, 2, 4, 8))),
-    reach=_reach,
-)
+PAD = Kernel("pad.comp", variants=tuple(map(unit_defines, (1, 2, 4, 8))), reach=_reach)
 MODES = {"constant": 0, "edge": 1, "reflect": 2, "wrap": 3}
 
 

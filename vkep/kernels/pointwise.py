@@ -10,7 +10,7 @@ from typing import Any
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DType, load_code
 from vkep.kernels.fastdiv import magic_params
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import floor_power_of_two
 from vkep.kernels.pointwise_tile import extra_operands, generated_reach, pointwise_tile, transposed_axis
 from vkep.sizes import at_hand, divides, matches
@@ -23,13 +23,7 @@ _SAMPLE = {
     "POINTWISE_FUNCTION": "float compute(float x0) { return max(x0, 0.0); }",
     "POINTWISE_UNIT": "Y(operand(args.y, 0u)).v[i] = compute(X0(operand(args.x0, EXTRA_BASE + 0u)).v[i]);",
 }
-POINTWISE = Kernel(
-    "pointwise.comp",
-    operands=(Operand("y", writes=True),),
-    params=(("n", "uint"), ("iterations", "uint")),
-    variants=(_SAMPLE,),
-    reach=generated_reach,
-)
+POINTWISE = Kernel("pointwise.comp", variants=(_SAMPLE,), reach=generated_reach)
 
 #: elements of one vector load or store
 VECTOR = 4

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DType
-from vkep.kernels.fastdiv import magic_fields, magic_params
-from vkep.kernels.kernel import ITS_VIEW, Kernel, KernelCall, Operand
+from vkep.kernels.fastdiv import magic_params
+from vkep.kernels.kernel import ITS_VIEW, Kernel, KernelCall
 from vkep.kernels.launch import ceil_div, grid, shared_itemsize
+from vkep.shaders.interface import Operand
 
 if TYPE_CHECKING:
     from vkep.kernels.pointwise import PointwiseOperand
@@ -41,14 +42,7 @@ def generated_reach(call: KernelCall) -> Mapping[str, int]:
     return {operand.name: ITS_VIEW for operand, _ in call.operands}
 
 
-POINTWISE_TILE = Kernel(
-    "pointwise_tile.comp",
-    operands=(Operand("y", writes=True),),
-    params=(("last", "uint"), ("along", "uint"), ("groups", "uint"), *magic_fields("last_tiles", "along_tiles")),
-    spec={"TILE": 64, "LINES": 4},
-    variants=(_SAMPLE,),
-    reach=generated_reach,
-)
+POINTWISE_TILE = Kernel("pointwise_tile.comp", variants=(_SAMPLE,), reach=generated_reach)
 #: shorter axes would leave most of a tile unused
 _MIN_AXIS = 16
 _LANES = 256

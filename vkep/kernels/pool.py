@@ -14,8 +14,8 @@ import numpy as np
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import InvalidNode
 from vkep.graph.windows import Window, check_window
-from vkep.kernels.fastdiv import magic_fields, magic_params
-from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.fastdiv import magic_params
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div, element_defines, element_type, flat_lanes, limit
 from vkep.kernels.problem import Need, Problem, alignment_of
 from vkep.kernels.reference import windows
@@ -54,16 +54,6 @@ def _last_reach(call: KernelCall) -> Mapping[str, int]:
 
 POOL = Kernel(
     "pool.comp",
-    operands=(Operand("x"), Operand("y", writes=True), Operand("indices", writes=True)),
-    params=(
-        *uints("total", "depth", "height", "width"),
-        *magic_fields("out_depth", "out_height", "out_width"),
-        *((f"{name}_{axis}", "uint") for name in ("stride", "dilation") for axis in "dhw"),
-        *((f"pad_{axis}", "int") for axis in "dhw"),
-        *((f"pad_end_{axis}", "uint") for axis in "dhw"),
-        ("p", "float"),
-    ),
-    spec={"KERNEL_D": 1, "KERNEL_H": 1, "KERNEL_W": 1, "COUNT_INCLUDE_PAD": 0, "COLUMN_MAJOR": 0},
     variants=(
         *(pool_defines(op, t) for op in ("max", "average", "lp") for t in ("float32", "float16")),
         *(pool_defines("max", t, with_indices=True) for t in ("float32", "float16")),
@@ -71,20 +61,7 @@ POOL = Kernel(
     ),
     reach=_reach,
 )
-POOL_LAST = Kernel(
-    "pool_last.comp",
-    operands=(Operand("x"), Operand("y", writes=True)),
-    params=(
-        *((name, "uint") for name in ("total", "height", "width")),
-        *magic_fields("units", "out_width", "out_height"),
-        *((name, "uint") for name in ("stride_h", "stride_w", "dilation_h", "dilation_w")),
-        *((name, "int") for name in ("pad_h", "pad_w")),
-        *((name, "uint") for name in ("pad_end_h", "pad_end_w")),
-    ),
-    spec={"KERNEL_H": 1, "KERNEL_W": 1, "COUNT_INCLUDE_PAD": 0, "ALIGNED": 1},
-    variants=tuple(pool_defines(op, "float16") for op in _LAST_OPS),
-    reach=_last_reach,
-)
+POOL_LAST = Kernel("pool_last.comp", variants=tuple(pool_defines(op, "float16") for op in _LAST_OPS), reach=_last_reach)
 
 
 @dataclass(frozen=True)

@@ -7,20 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div, flat_lanes
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import Candidate, Emission, implement
 
 #: the largest float32
 MOST = (2 - 2**-23) * 2.0**127
-RANDOM = Kernel(
-    "random.comp",
-    operands=(Operand("y", writes=True), Operand("fresh")),
-    params=(("total", "uint"), ("seed_low", "uint"), ("seed_high", "uint"), ("shift", "float"), ("scale", "float")),
-    spec={"NORMAL": 0, "HAS_FRESH": 0},
-    reach=lambda call: {"y": 4 * call["total"], "fresh": 8},
-)
+RANDOM = Kernel("random.comp", reach=lambda call: {"y": 4 * call["total"], "fresh": 8})
 
 
 @dataclass(frozen=True)

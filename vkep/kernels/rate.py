@@ -6,16 +6,9 @@ from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.cooperative_tiles import float16_shape
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.kernel import Kernel, KernelCall
 
-ARITHMETIC_RATE = Kernel(
-    "arithmetic_rate.comp",
-    operands=(Operand("y", writes=True),),
-    params=(("steps", "uint"), ("slope", "float"), ("intercept", "float")),
-    spec={"CHAINS": 24, "MAT_M": 0, "MAT_N": 0, "MAT_K": 0},
-    variants=({}, {"COOPERATIVE": "1"}),
-    reach=lambda call: {"y": 4},
-)
+ARITHMETIC_RATE = Kernel("arithmetic_rate.comp", variants=({}, {"COOPERATIVE": "1"}), reach=lambda call: {"y": 4})
 _CHAINS, _COOPERATIVE_CHAINS = 24, 4
 #: enough workgroups for several on each core, in a few waves each
 _WORKGROUPS = {"cpu": 64, "discrete": 2048, "virtual": 2048}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_power_of_two, element_type, floor_power_of_two, grid, is_cpu
 from vkep.kernels.problem import Need, NoReference, Problem
 from vkep.kernels.select import Candidate, Emission, implement
@@ -21,7 +21,7 @@ _SAMPLE = " ".join(f"float act_{name}(float x) {{ return x; }}" for name in "fgh
 
 def _reach(call: KernelCall) -> Mapping[str, int]:
     element, steps, batches, hidden = call.size_of("T"), call["steps"], call["batches"], call["HIDDEN"]
-    [cell] = (name for name in CELLS if f"CELL_{name}" in dict(call.variant.defines))
+    [cell] = (name for name in CELLS if f"CELL_{name}" in call.defines)
     gates, last = CELLS[cell] * hidden, (steps - 1, batches - 1, hidden - 1)
     y = 1 + sum(at * call[step] for at, step in zip(last, ("y_step", "y_batch", "y_unit"), strict=True))
     state = batches * hidden
@@ -38,15 +38,6 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
 
 RECURRENT = Kernel(
     "recurrent.comp",
-    operands=(
-        *(Operand(n) for n in ("gates", "weights", *_OPTIONAL)),
-        *(Operand(n, writes=True) for n in ("y", "h1", "c1")),
-    ),
-    params=(
-        *((n, "uint") for n in ("steps", "batches", "backwards", "y_step", "y_batch", "y_unit")),
-        ("clip", "float"),
-    ),
-    spec={"HIDDEN": 1, "SPLIT": 1, **{f"HAS_{name.upper()}": 0 for name in _OPTIONAL}, "INPUT_FORGET": 0},
     variants=tuple({f"CELL_{cell}": "1", "ACTIVATIONS": _SAMPLE, "T": "float"} for cell in CELLS),
     reach=_reach,
 )
@@ -189,7 +180,7 @@ def _recurrent(problem: RecurrentProblem, e: Emission) -> KernelCall:
     local = min(most, split * max(ceil_power_of_two(problem.hidden), min(e.caps.subgroup_size, most)))
     return RECURRENT.call(
         grid=grid(problem.batches),
-        operands={operand.name: e.get(operand.name) for operand in RECURRENT.operands},
+        operands={name: e.get(name) for name in ("gates", "weights", *_OPTIONAL, "y", "h1", "c1")},
         params={
             "steps": problem.steps,
             "batches": problem.batches,

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.columns import COLUMN_PARAMS, ColumnProblem, column_blocks
+from vkep.kernels.columns import ColumnProblem, column_blocks
 from vkep.kernels.fastdiv import magic_params
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import (
     BUSY_GROUPS,
     MAX_GRID_AXIS,
@@ -131,7 +131,7 @@ def _ahead() -> tuple[dict[str, str], ...]:
 
 
 def _reach(call: KernelCall) -> Mapping[str, int]:
-    defines, blocks = dict(call.variant.defines), column_blocks(call)
+    defines, blocks = call.defines, column_blocks(call)
     results = int(defines["UNIT_ELEMENTS"].rstrip("u")) if "UNIT_COLUMNS" in defines else 1
     return {
         "x": blocks * call["axis"] * (_UNIT_BYTES if "UNIT_ELEMENTS" in defines else call.size_of("IN_T")),
@@ -139,14 +139,7 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
     }
 
 
-REDUCE = Kernel(
-    "reduce.comp",
-    operands=(Operand("x"), Operand("y", writes=True)),
-    params=(*COLUMN_PARAMS, ("part_length", "uint"), ("count", "uint")),
-    spec={"SPLIT": 1, "ACROSS": 0, "LOADS": 4, "SUBGROUP_LANES": 32},
-    variants=_ahead(),
-    reach=_reach,
-)
+REDUCE = Kernel("reduce.comp", variants=_ahead(), reach=_reach)
 
 
 @dataclass(frozen=True)

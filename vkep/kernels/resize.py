@@ -17,15 +17,14 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import InvalidNode
 from vkep.graph.resize import Scale
 from vkep.kernels.dims import beyond_rank, last_coordinates, magic_dims
-from vkep.kernels.fastdiv import LIMIT, magic_fields, magic_params
+from vkep.kernels.fastdiv import LIMIT, magic_params
 from vkep.kernels.gather import copy
-from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import (
     ceil_div,
     contiguous_strides,
     element_defines,
     element_type,
-    fields8,
     flat_lanes,
     numbered,
 )
@@ -72,29 +71,8 @@ def _nearest_reach(call: KernelCall) -> Mapping[str, int]:
     return {"x": (call["last"] + 1) * unit, "offsets": max(ends) * 4, "y": call["total"] * unit}
 
 
-RESIZE_AXIS = Kernel(
-    "resize_axis.comp",
-    operands=(Operand("x"), Operand("positions"), Operand("weights"), Operand("y", writes=True)),
-    params=(
-        *uints("total", "axis"),
-        *magic_fields("inner", "out_axis"),
-        ("taps", "uint"),
-        ("extrapolation", "float"),
-    ),
-    variants=tuple(axis_defines(a, b) for a, b in _AHEAD),
-    reach=_axis_reach,
-)
-RESIZE_NEAREST = Kernel(
-    "resize_nearest.comp",
-    operands=(Operand("x"), Operand("offsets"), Operand("y", writes=True)),
-    params=(
-        *uints("total", "last", "value_low", "value_high"),
-        *fields8("dim", "mul", "shift", "first"),
-    ),
-    spec={"RANK": 1},
-    variants=tuple(map(unit_defines, (1, 2, 4, 8))),
-    reach=_nearest_reach,
-)
+RESIZE_AXIS = Kernel("resize_axis.comp", variants=tuple(axis_defines(a, b) for a, b in _AHEAD), reach=_axis_reach)
+RESIZE_NEAREST = Kernel("resize_nearest.comp", variants=tuple(map(unit_defines, (1, 2, 4, 8))), reach=_nearest_reach)
 COORDINATES = (
     "half_pixel",
     "half_pixel_symmetric",

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from vkep.graph.resize import Scale
-from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
-from vkep.kernels.launch import fields8, flat_lanes, numbered
+from vkep.kernels.kernel import Kernel, KernelCall
+from vkep.kernels.launch import flat_lanes, numbered
 from vkep.kernels.select import Emission
 from vkep.sizes import called, largest, serves_others, wholes
 
@@ -27,29 +27,9 @@ _PARTS = 1 << 24
 #: the kernels' bound of the integers of a place
 _BOUND = 1 << 30
 
-RESIZE_OFFSETS = Kernel(
-    "resize_offsets.comp",
-    operands=(Operand("offsets", writes=True),),
-    params=(
-        ("total", "uint"),
-        *fields8("first"),
-        *fields8("a", "b", kind="int"),
-        *fields8("q", "shift", "length", "stride"),
-    ),
-    spec={"RANK": 1, "CROPS": 0},
-    reach=lambda call: {"offsets": call["total"] * 4},
-)
+RESIZE_OFFSETS = Kernel("resize_offsets.comp", reach=lambda call: {"offsets": call["total"] * 4})
 RESIZE_WEIGHTS = Kernel(
-    "resize_weights.comp",
-    operands=(Operand("positions", writes=True), Operand("weights", writes=True)),
-    params=(
-        ("total", "uint"),
-        *(("a", "int"), ("b", "int")),
-        *uints("q", "size", "taps"),
-        *(("first", "int"), ("shrink", "float"), ("cubic", "float")),
-    ),
-    spec={"CUBIC": 0, "NORMALIZED": 0, "EXCLUDES": 0, "CROPS": 0},
-    reach=lambda call: dict.fromkeys(("positions", "weights"), call["total"] * call["taps"] * 4),
+    "resize_weights.comp", reach=lambda call: dict.fromkeys(("positions", "weights"), call["total"] * call["taps"] * 4)
 )
 
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import InvalidNode
-from vkep.kernels.fastdiv import magic_fields, magic_params
-from vkep.kernels.indices import FAULT, FAULT_CODE, FAULT_REACH, index_defines, noting, within
-from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.fastdiv import magic_params
+from vkep.kernels.indices import FAULT_REACH, index_defines, noting, within
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div, element_defines, element_type, flat_lanes, real_defines
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.reference import bilinear, corners
@@ -36,7 +36,7 @@ def _grid_defines(dtype: str, grid_dtype: str) -> dict[str, str]:
 
 def _grid_reach(call: KernelCall) -> Mapping[str, int]:
     planes, rank = ceil_div(call["total"], call["points"]), call["RANK"]
-    defines = dict(call.variant.defines)
+    defines = call.defines
     places = ceil_div(planes, call["channels"]) * call["points"] * rank
     return {
         "x": planes * math.prod(call[f"size{axis}"] for axis in range(rank)) * call.size_of("IN_T"),
@@ -51,7 +51,7 @@ def _regions_reach(call: KernelCall, numbers: int) -> dict[str, int]:
     return {
         "x": call["batches"] * call["channels"] * call["height"] * call["width"] * size,
         "rois": regions * numbers * size,
-        "indices": regions * 4 * int(dict(call.variant.defines).get("INDEX_WORDS", "0")),
+        "indices": regions * 4 * int(call.defines.get("INDEX_WORDS", "0")),
         "y": call["total"] * call.size_of("OUT_T"),
         **FAULT_REACH,
     }
@@ -60,44 +60,21 @@ def _regions_reach(call: KernelCall, numbers: int) -> dict[str, int]:
 _REGION_SIZES = ("total", "channels", "height", "width", "batches", "out_height", "out_width")
 GRID_SAMPLE = Kernel(
     "grid_sample.comp",
-    operands=(Operand("x"), Operand("grid"), Operand("y", writes=True)),
-    params=(
-        ("total", "uint"),
-        *magic_fields("channels", "points"),
-        *uints("size0", "size1", "size2"),
-    ),
-    spec={"RANK": 2, "METHOD": 1, "PADDING": 0, "ALIGN": 0},
     variants=(_grid_defines("float32", "float32"), _grid_defines("float16", "float16")),
     reach=_grid_reach,
 )
 ROI_ALIGN = Kernel(
     "roi_align.comp",
-    operands=(Operand("x"), Operand("rois"), Operand("indices"), Operand("y", writes=True), FAULT),
-    params=(
-        *((name, "uint") for name in _REGION_SIZES),
-        ("sampling_ratio", "int"),
-        ("spatial_scale", "float"),
-        ("offset", "float"),
-        FAULT_CODE,
-    ),
-    spec={"MAXIMUM": 0},
     variants=({**element_defines("float32"), "INDEX_WORDS": "2"},),
     reach=lambda call: _regions_reach(call, 4),
 )
 CROP = Kernel(
     "crop_and_resize.comp",
-    operands=(Operand("x"), Operand("rois"), Operand("indices"), Operand("y", writes=True), FAULT),
-    params=(*((name, "uint") for name in _REGION_SIZES), ("outside", "float"), FAULT_CODE),
-    spec={"NEAREST": 0},
     variants=(element_defines("float32") | index_defines("int32"),),
     reach=lambda call: _regions_reach(call, 4),
 )
 MAX_ROI_POOL = Kernel(
-    "max_roi_pool.comp",
-    operands=(Operand("x"), Operand("rois"), Operand("y", writes=True), FAULT),
-    params=(*((name, "uint") for name in _REGION_SIZES), ("spatial_scale", "float"), FAULT_CODE),
-    variants=(element_defines("float32"),),
-    reach=lambda call: _regions_reach(call, 5),
+    "max_roi_pool.comp", variants=(element_defines("float32"),), reach=lambda call: _regions_reach(call, 5)
 )
 
 

@@ -15,23 +15,20 @@ import numpy as np
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import InvalidNode
 from vkep.kernels.dims import beyond_rank, last_coordinates, last_offset, magic_dims
-from vkep.kernels.fastdiv import magic_fields, magic_params
+from vkep.kernels.fastdiv import magic_params
 from vkep.kernels.gather import check_along, copy
-from vkep.kernels.indices import FAULT, FAULT_CODE, FAULT_REACH, index_defines, noting, within
-from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.indices import FAULT_REACH, index_defines, noting, within
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import (
     MAX_RANK,
     contiguous_strides,
     element_defines,
     element_type,
-    fields8,
     flat_lanes,
     numbered,
 )
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import Candidate, Emission, implement
-
-_OPERANDS = (Operand("updates"), Operand("indices"), Operand("y", writes=True), FAULT)
 
 #: GLSL of a reduction of the old value a and the update b
 REDUCTIONS = {"none": "b", "add": "a + b", "mul": "a * b", "max": "max(a, b)", "min": "min(a, b)"}
@@ -53,7 +50,7 @@ _AHEAD = tuple(_defines(r, t, "int64") for r in REDUCTIONS for t in ("float32", 
 def _reach(call: KernelCall, updates: int, indices: int, y: int) -> Mapping[str, int]:
     return {
         "updates": updates * call.size_of("IN_T"),
-        "indices": indices * 4 * int(call.define("INDEX_WORDS")),
+        "indices": indices * 4 * int(call.defines["INDEX_WORDS"]),
         "y": y * call.size_of("OUT_T"),
         **FAULT_REACH,
     }
@@ -72,26 +69,8 @@ def _nd_reach(call: KernelCall) -> Mapping[str, int]:
     return _reach(call, rows * call["inner"], rows * keys, written)
 
 
-SCATTER_ELEMENTS = Kernel(
-    "scatter_elements.comp",
-    operands=_OPERANDS,
-    params=(
-        *uints("total", "extent", "count"),
-        *fields8("dim", "mul", "shift", "stride", "update_stride"),
-        FAULT_CODE,
-    ),
-    spec={"RANK": 1, "AXIS": 0, "FROM_END": 1},
-    variants=_AHEAD,
-    reach=_elements_reach,
-)
-SCATTER_ND = Kernel(
-    "scatter_nd.comp",
-    operands=_OPERANDS,
-    params=(("total", "uint"), *magic_fields("inner"), ("count", "uint"), *fields8("extent", "stride"), FAULT_CODE),
-    spec={"KEYS": 1},
-    variants=_AHEAD,
-    reach=_nd_reach,
-)
+SCATTER_ELEMENTS = Kernel("scatter_elements.comp", variants=_AHEAD, reach=_elements_reach)
+SCATTER_ND = Kernel("scatter_nd.comp", variants=_AHEAD, reach=_nd_reach)
 
 
 @dataclass(frozen=True)

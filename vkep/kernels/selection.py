@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div, flat_lanes, floor_power_of_two, grid, is_cpu
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.reference import undefined
@@ -26,28 +26,9 @@ def _nms_reach(call: KernelCall) -> Mapping[str, int]:
 
 
 COMPACT = Kernel(
-    "compact.comp",
-    operands=(Operand("place"), Operand("positions", writes=True), Operand("count", writes=True)),
-    params=(("total", "uint"),),
-    reach=lambda call: {"place": call["total"] * 4, "positions": call["total"] * 8, "count": 8},
+    "compact.comp", reach=lambda call: {"place": call["total"] * 4, "positions": call["total"] * 8, "count": 8}
 )
-NMS = Kernel(
-    "nms.comp",
-    operands=(
-        Operand("boxes"),
-        Operand("scores"),
-        Operand("live", writes=True),
-        Operand("picks", writes=True),
-        Operand("counts", writes=True),
-    ),
-    params=(
-        *uints("pairs", "classes", "box_count", "most"),
-        ("iou_threshold", "float"),
-        ("score_threshold", "float"),
-    ),
-    spec={"CENTERED": 0, "HAS_THRESHOLD": 0},
-    reach=_nms_reach,
-)
+NMS = Kernel("nms.comp", reach=_nms_reach)
 
 
 @dataclass(frozen=True)

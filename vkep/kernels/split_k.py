@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from vkep.kernels.epilogue import call_arguments
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div
 from vkep.kernels.problem import extent
 from vkep.kernels.select import Emission
@@ -20,17 +20,7 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
     return {"partials": call["splits"] * total * 4, "y": y * call.size_of("T")}
 
 
-MATMUL_REDUCE = Kernel(
-    "matmul_reduce.comp",
-    operands=(Operand("partials"), Operand("y", writes=True)),
-    params=(
-        *((name, "uint") for name in ("m", "n", "splits", "total", "batch1")),
-        *((name, "uint") for name in ("y_row", "y_col", "y_batch0", "y_batch1")),
-        ("alpha", "float"),
-    ),
-    variants=tuple({"T": t} for t in STORAGE.values()),
-    reach=_reach,
-)
+MATMUL_REDUCE = Kernel("matmul_reduce.comp", variants=tuple({"T": t} for t in STORAGE.values()), reach=_reach)
 _LANES = 64
 
 

@@ -27,19 +27,7 @@ STORAGE = {"float32": "float", "float16": "float16_t"}
 #: ``small_div`` (shaders/register_tile.glsl) divides numbers below this
 EXACT_DIVISION_LIMIT = 2**24
 
-#: spec constants of the shared-memory kernels (``shaders/shared_tile.glsl``), and definitions for each element type
-TILED_SPEC = {
-    "TILE_M": 64,
-    "TILE_N": 64,
-    "TILE_K": 16,
-    "MICRO_M": 4,
-    "MICRO_N": 4,
-    "A_ALONG_K": 1,
-    "B_ALONG_K": 0,
-    "PARTIAL": 0,
-    "A_WIDE": 0,
-    "B_WIDE": 0,
-}
+#: definitions of the shared-memory kernels (``shaders/shared_tile.glsl``) for each element type
 TILED_DEFINES = {
     "float32": {"T": "float", "WIDE_T": "vec4"},
     "float16": {"T": "float16_t", "WIDE_T": "f16vec4"},

@@ -9,23 +9,17 @@ import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.indices import noting
-from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import floor_power_of_two
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.reference import undefined
 from vkep.kernels.select import Candidate, Emission, implement
 
 WARP_TRACE = Kernel(
-    "warp_trace.comp",
-    operands=(Operand("x"), Operand("trace", writes=True)),
-    params=uints("rows", "columns"),
-    spec={"ROOM": 64},
-    reach=lambda call: dict.fromkeys(("x", "trace"), 4 * call["rows"] * call["columns"]),
+    "warp_trace.comp", reach=lambda call: dict.fromkeys(("x", "trace"), 4 * call["rows"] * call["columns"])
 )
 WARP_PATH = Kernel(
     "warp_path.comp",
-    operands=(Operand("trace"), Operand("path", writes=True), Operand("count", writes=True)),
-    params=uints("rows", "columns"),
     reach=lambda call: {
         "trace": 4 * call["rows"] * call["columns"],
         "path": 8 * (call["rows"] + call["columns"]),
@@ -34,11 +28,6 @@ WARP_PATH = Kernel(
 )
 BIFURCATION = Kernel(
     "bifurcation.comp",
-    operands=(
-        *(Operand(name) for name in ("source", "current", "start", "predicted")),
-        *(Operand(name, writes=True) for name in ("tokens", "found", "fault")),
-    ),
-    params=uints("sources", "currents", "predictions", "shortest", "longest", "fault_code"),
     reach=lambda call: {
         "source": 8 * call["sources"],
         "current": 8 * call["currents"],

@@ -11,9 +11,9 @@ import numpy as np
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DTYPES, DType
 from vkep.errors import InvalidNode
-from vkep.kernels.columns import COLUMN_PARAMS, ColumnProblem, column_blocks
-from vkep.kernels.fastdiv import magic_fields, magic_params
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.columns import ColumnProblem, column_blocks
+from vkep.kernels.fastdiv import magic_params
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import (
     BUSY_GROUPS,
     ceil_div,
@@ -55,33 +55,9 @@ def _sort_reach(call: KernelCall) -> Mapping[str, int]:
     }
 
 
-TOPK = Kernel(
-    "topk.comp",
-    operands=(Operand("x"), Operand("values", writes=True), Operand("indices", writes=True)),
-    params=(*COLUMN_PARAMS, ("k", "uint")),
-    spec={"SPLIT": 1, "ACROSS": 0, "LARGEST": 1},
-    variants=_VARIANTS,
-    reach=_search_reach,
-)
-TOPK_SELECT = Kernel(
-    "topk_select.comp",
-    operands=TOPK.operands,
-    params=TOPK.params,
-    spec={"LARGEST": 1},
-    variants=_VARIANTS,
-    reach=_search_reach,
-)
-TOPK_SORT = Kernel(
-    "topk_sort.comp",
-    operands=(
-        *map(Operand, ("x", "keys", "places")),
-        *(Operand(name, writes=True) for name in ("next_keys", "next_places", "values", "indices")),
-    ),
-    params=(("columns", "uint"), *magic_fields("axis", "inner", "run"), ("k", "uint")),
-    spec={"LARGEST": 1, "FIRST": 1, "LAST": 1},
-    variants=_VARIANTS,
-    reach=_sort_reach,
-)
+TOPK = Kernel("topk.comp", variants=_VARIANTS, reach=_search_reach)
+TOPK_SELECT = Kernel("topk_select.comp", variants=_VARIANTS, reach=_search_reach)
+TOPK_SORT = Kernel("topk_sort.comp", variants=_VARIANTS, reach=_sort_reach)
 
 #: the longest axis that is one run, and the most elements of a run of a longer one
 _WHOLE, _RUN = 512, 128

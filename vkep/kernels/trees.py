@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vkep.kernels.fastdiv import magic_fields, magic_params
-from vkep.kernels.kernel import Kernel, KernelCall, Operand
+from vkep.kernels.fastdiv import magic_params
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div, element_type, flat_lanes
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import Candidate, Emission, implement
@@ -20,8 +20,6 @@ TOTALS = ("SUM", "MIN", "MAX")
 
 TREE_LEAF = Kernel(
     "tree_leaf.comp",
-    operands=(Operand("x"), Operand("roots"), Operand("nodes"), Operand("splits"), Operand("leaf", writes=True)),
-    params=(("total", "uint"), ("features", "uint"), ("count", "uint"), ("depth", "uint"), *magic_fields("trees")),
     variants=({"IN_T": "float"},),
     reach=lambda call: {
         "x": ceil_div(call["total"], call["trees"]) * call["features"] * call.size_of("IN_T"),
@@ -33,9 +31,6 @@ TREE_LEAF = Kernel(
 )
 TREE_SUM = Kernel(
     "tree_sum.comp",
-    operands=(Operand("leaf"), Operand("weights"), Operand("y", writes=True)),
-    params=(("total", "uint"), ("trees", "uint"), ("leaves", "uint"), *magic_fields("targets")),
-    spec={"MODE": 0},
     variants=({"IN_T": "float"},),
     reach=lambda call: {
         "leaf": 4 * ceil_div(call["total"], call["targets"]) * call["trees"],

@@ -21,8 +21,8 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DTYPES
 from vkep.kernels.conv_problem import ConvProblem, no_tiles
 from vkep.kernels.epilogue import call_arguments
-from vkep.kernels.fastdiv import LIMIT, magic_fields, magic_params
-from vkep.kernels.kernel import Kernel, KernelCall, Operand, uints
+from vkep.kernels.fastdiv import LIMIT, magic_params
+from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div
 from vkep.kernels.matmul import MATMUL_SUBGROUP
 from vkep.kernels.matmul_problem import MatMulProblem
@@ -59,28 +59,8 @@ def _output_reach(call: KernelCall) -> Mapping[str, int]:
     }
 
 
-WINOGRAD_INPUT = Kernel(
-    "winograd_input.comp",
-    operands=(Operand("x"), Operand("v", writes=True), Operand("sizes", writes=True)),
-    params=(
-        *uints("height", "width", "out_height", "out_width", "pad_top", "pad_left"),
-        *magic_fields("columns", "tiles", "images"),
-        *uints("channels", "total"),
-    ),
-    variants=_VARIANTS,
-    reach=_input_reach,
-)
-WINOGRAD_OUTPUT = Kernel(
-    "winograd_output.comp",
-    operands=(Operand("products"), Operand("sizes"), Operand("x"), Operand("w"), Operand("y", writes=True)),
-    params=(
-        *uints("height", "width", "x_height", "x_width", "x_channels", "pad_top", "pad_left"),
-        *magic_fields("columns", "tiles", "images"),
-        *uints("channels", "total", "y_batch"),
-    ),
-    variants=_VARIANTS,
-    reach=_output_reach,
-)
+WINOGRAD_INPUT = Kernel("winograd_input.comp", variants=_VARIANTS, reach=_input_reach)
+WINOGRAD_OUTPUT = Kernel("winograd_output.comp", variants=_VARIANTS, reach=_output_reach)
 
 #: output pixels per side of a tile, and points per side
 _TILE, _POINTS = 4, 6

@@ -20,7 +20,7 @@ from vkep.ir.ops import BaseTarget, KernelOp, Op, Pointwise
 from vkep.ir.tensor import Storage, Tensor, collapse
 from vkep.kernels import select
 from vkep.kernels.epilogue import Epilogue
-from vkep.kernels.kernel import ADDRESS_BYTES, ITS_VIEW, PUSH_CONSTANT_BYTES, KernelCall, Operand
+from vkep.kernels.kernel import ITS_VIEW, PUSH_CONSTANT_BYTES, KernelCall
 from vkep.kernels.pointwise import PointwiseOperand, pointwise
 from vkep.kernels.select import bind
 from vkep.kernels.tuning import Choice
@@ -43,6 +43,7 @@ from vkep.plan.records import (
 )
 from vkep.plan.schedule import Access, schedule
 from vkep.plan.sized import PlanSizes
+from vkep.shaders.interface import ADDRESS_BYTES, Operand
 from vkep.sizes import Trace, hint, is_size, largest, matches
 from vkep.threads import Threads
 

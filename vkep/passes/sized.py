@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vkep.ir.tensor import Storage
-from vkep.kernels.kernel import ADDRESS_BYTES, KernelCall
+from vkep.kernels.kernel import KernelCall
 from vkep.plan.records import Port
 from vkep.plan.sized import Buffer, PlanSizes
+from vkep.shaders.interface import ADDRESS_BYTES
 from vkep.sizes import Trace, fixed_text, hint, is_size, plain_text, text_parts
 
 

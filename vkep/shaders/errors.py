@@ -67,12 +67,13 @@ class ShaderCompileError(ShaderError, ValueError):
 
 
 class ShaderInterfaceError(ShaderError, ValueError):
-    """The GLSL and its Python declaration differ; ``differences`` lists every difference found."""
+    """A compiled module differs from the interface that its GLSL declares, or breaks the kernel contract; ``differences`` lists
+    every difference found."""
 
     def __init__(self, source: str, differences: Sequence[str]) -> None:
         self.source = source
         self.differences = tuple(differences)
         super().__init__(
-            f"{source}: the GLSL and its Python declaration differ; change either so that they agree:\n"
-            + "\n".join(f"  - {d}" for d in self.differences)
+            f"{source}: the compiled module has another interface than its GLSL declares; declare it as docs/architecture.md, "
+            f'"Kernel contract", says:\n' + "\n".join(f"  - {d}" for d in self.differences)
         )

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, overload
 
-from vkep.kernels.kernel import Kernel, Operand
 from vkep.plan.records import ShaderVariant
 from vkep.shaders.cache import PrebuiltSpirv, SpirvCache
 from vkep.shaders.compiler import find_compiler
 from vkep.shaders.errors import CompilerNotFoundError, InvalidSpirvError, ShaderInterfaceError
+from vkep.shaders.interface import DeclaredInterface, differences
 from vkep.shaders.source import GlslSource, find_source, glsl_root, read_source
 from vkep.shaders.spirv import spec_constant_ids
 from vkep.threads import Threads
@@ -218,21 +218,12 @@ class ShaderLibrary:
                 raise
         return [results[variant, bool(in_memory)] for variant, in_memory in requests]
 
-    def check(
-        self,
-        kernel: Kernel,
-        compiled: CompiledShader,
-        extra_operands: Sequence[Operand] | None = None,
-        extra_params: Sequence[tuple[str, str]] | None = None,
-    ) -> None:
-        """Compare the reflected interface with the declaration; raise `ShaderInterfaceError` listing every difference.
-
-        ``extra_operands`` and ``extra_params`` (name, type) are those that a fused expression adds; left out, they are
-        read from the variant's EXTRA_OPERANDS and EXTRA_PARAMS definitions.
-        """
-        from vkep.shaders.interface import differences
-
-        found = differences(kernel, compiled.reflection, dict(compiled.variant.defines), extra_operands, extra_params)
+    def check(self, compiled: CompiledShader) -> None:
+        """Compare a module with the interface that planning read from its GLSL (`vkep.shaders.interface`), and with the kernel
+        contract. Raises `ShaderInterfaceError`, which lists every difference."""
+        variant = compiled.variant
+        interface = DeclaredInterface(self.source(variant)).of(dict(variant.defines))
+        found = differences(interface, compiled.reflection)
         if compiled.reflection.arguments and compiled.reflection.arguments_in_memory != compiled.arguments_in_memory:
             place = {True: "memory", False: "push constants"}
             found.append(
@@ -240,7 +231,7 @@ class ShaderLibrary:
                 f'{place[compiled.arguments_in_memory]}: declare them with ARGS_BODY and #include "args.glsl"'
             )
         if found:
-            raise ShaderInterfaceError(kernel.source, found)
+            raise ShaderInterfaceError(variant.source, found)
 
     def forget(self) -> None:
         """Drop the shaders held in memory, so that changed source files are read again."""

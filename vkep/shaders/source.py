@@ -15,11 +15,13 @@ from vkep.shaders.errors import ShaderSourceError
 
 _DEFINE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\([A-Za-z0-9_, ]*\))?\Z")
 _INCLUDE = re.compile(r'^(?P<directive>[ \t]*#[ \t]*include[ \t]*)["<](?P<name>[^">\n]+)[">]', re.MULTILINE)
+_INCLUDED = re.compile(r'"vkep-include-(\d+)\.glsl"')
 _VERSION = re.compile(r"[ \t]*#[ \t]*version\b")
 #: name of the text that `with_defines` inserts, in the compiler's messages
 DEFINES_FILE = "definitions"
 
 
+@functools.cache
 def glsl_root() -> Path:
     """The folder of vkep's own GLSL: package data of an installed wheel, ``shaders/`` of a source checkout.
 
@@ -88,6 +90,11 @@ class GlslSource:
                 lines = candidate.text.split("\n")
                 return lines[number - 1] if 1 <= number <= len(lines) else ""
         return ""
+
+    def included(self, name: str) -> SourceFile | None:
+        """The file that an ``#include`` in a rewritten text names; None for one that was not found."""
+        index = _INCLUDED.fullmatch(name.strip())
+        return self.includes[int(index[1])] if index else None
 
     def texts(self, defines: Mapping[str, str]) -> Iterator[str]:
         """The texts of a compilation: the main file's with the definitions, then each include's, in order."""

@@ -12,6 +12,8 @@ MAGIC = 0x07230203
 HEADER_WORDS = 5
 #: spec constant ids of the workgroup size (docs/architecture.md, "Kernel contract")
 LOCAL_SIZE_IDS = {1: "LOCAL_X", 2: "LOCAL_Y", 3: "LOCAL_Z"}
+#: those of the grid of a folded call (``shaders/workgroup.glsl``)
+FOLD_IDS = {32: "FOLD_X", 33: "FOLD_Y", 34: "FOLD_Z"}
 _SPEC_ID = 1  # the decoration (SPIR-V specification 3.20)
 
 

@@ -6,22 +6,23 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from vkep.kernels.catalog import find_kernel
-from vkep.kernels.kernel import ADDRESS_BYTES, SCALAR_CODES
+from vkep.kernels.kernel import Kernel
 from vkep.plan.records import FRESH, Plan, Relocation, Space
-from vkep.shaders.interface import declared_members
+from vkep.shaders.errors import ShaderSourceError
+from vkep.shaders.interface import ADDRESS_BYTES, Interface
 
 
 def describe_plan(plan: Plan) -> list[dict[str, Any]]:
     """Each dispatch as plain data: kernel, grid, spec constants, arguments by name, addresses as symbols."""
     described = []
+    kernels: dict[str, Kernel] = {}
     for index, dispatch in enumerate(plan.dispatches):
         key = plan.pipelines[dispatch.pipeline]
         source, defines = key.shader.source, dict(key.shader.defines)
-        kernel = find_kernel(source, defines)
-        own = [operand.name for operand in kernel.operands] if kernel is not None else []
-        names = [*own, *(n for n, _ in declared_members(defines.get("EXTRA_OPERANDS", "")))]
-        scalars = [*(kernel.params if kernel is not None else ()), *declared_members(defines.get("EXTRA_PARAMS", ""))]
+        try:
+            interface = kernels.setdefault(source, Kernel(source)).interface(defines)
+        except ShaderSourceError:  # a plan is shown also where the GLSL of a user's kernel is not
+            interface = Interface((), (), {})
         spec = dict(key.spec)
         described.append(
             {
@@ -40,8 +41,8 @@ def describe_plan(plan: Plan) -> list[dict[str, Any]]:
                 "flops": dispatch.flops,
                 "argument_bytes": key.argument_bytes,
                 "arguments_in": "memory" if key.arguments_in_memory else "push constants",
-                "operands": _operands(plan, dispatch.relocations, names),
-                "params": _params(dispatch.arguments, ADDRESS_BYTES * len(names), scalars),
+                "operands": _operands(plan, dispatch.relocations, [operand.name for operand in interface.operands]),
+                "params": _params(dispatch.arguments, interface),
             }
         )
     return described
@@ -73,9 +74,8 @@ def symbol(plan: Plan, relocation: Relocation) -> str:
     return f"{name}{addend:+#x}" if addend else name
 
 
-def _params(arguments: bytes, offset: int, scalars: Sequence[tuple[str, str]]) -> dict[str, int | float]:
-    codes = "<" + "".join(SCALAR_CODES[kind] for _, kind in scalars)
-    if len(arguments) != offset + struct.calcsize(codes):
-        return {}  # a kernel that is not declared: its argument block cannot be decoded
-    values = struct.unpack_from(codes, arguments, offset)
-    return dict(zip((name for name, _ in scalars), values, strict=True))
+def _params(arguments: bytes, interface: Interface) -> dict[str, int | float]:
+    if len(arguments) != interface.argument_bytes:
+        return {}  # a kernel whose GLSL is not here: its argument block cannot be decoded
+    values = struct.unpack_from("<" + interface.codes, arguments, ADDRESS_BYTES * len(interface.operands))
+    return dict(zip((name for name, _ in interface.params), values, strict=True))

@@ -2,7 +2,7 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 y; uint count; int beyond; }
+#define ARGS_BODY { uvec2 x; WRITTEN y; uint count; int beyond; }
 #include "args.glsl"
 
 TENSOR(float, Floats)

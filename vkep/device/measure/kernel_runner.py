@@ -13,8 +13,9 @@ from gpu_shared.instance import Instance
 from gpu_shared.memory import Buffer
 from gpu_shared.pipeline import ComputePipeline, PipelineLayout, ShaderModule
 from gpu_shared.timeline import PreparedSubmit, Timeline
-from vkep.kernels.kernel import ADDRESS_BYTES, PUSH_CONSTANT_BYTES, KernelCall
+from vkep.kernels.kernel import PUSH_CONSTANT_BYTES, KernelCall
 from vkep.plan.records import PipelineKey
+from vkep.shaders.interface import ADDRESS_BYTES
 from vkep.shaders.library import ShaderLibrary
 
 TIMEOUT_S = 120
@@ -105,7 +106,7 @@ class KernelRunner:
 
     def _make(self, key: PipelineKey, call: KernelCall) -> ComputePipeline:
         shader = self.library.spirv(key.shader, key.arguments_in_memory)
-        self.library.check(call.kernel, shader)
+        self.library.check(shader)
         ids = shader.spec_ids
         pushed = ADDRESS_BYTES if key.arguments_in_memory else key.argument_bytes
         if pushed not in self._layouts:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vkep.kernels.catalog import all_kernels
-from vkep.kernels.kernel import ADDRESS_BYTES, PUSH_CONSTANT_BYTES, Kernel
+from vkep.kernels.kernel import PUSH_CONSTANT_BYTES, Kernel
 from vkep.plan.records import ShaderVariant
 from vkep.shaders.cache import PrebuiltEntry, write_prebuilt
 from vkep.shaders.compiler import find_compiler
@@ -20,7 +20,6 @@ from vkep.shaders.errors import (
     ShaderInterfaceError,
     ShaderSourceError,
 )
-from vkep.shaders.interface import declared_members, expected_arguments
 from vkep.shaders.library import CompiledShader, ShaderLibrary
 from vkep.shaders.reflect import Reflection, reflect
 from vkep.shaders.source import GlslSource, SourceFile, glsl_root, parse_source
@@ -84,21 +83,10 @@ def declared_variants(kernels: Iterable[Kernel], both: bool = False) -> list[Dec
     for kernel in kernels:
         for defines in kernel.variants:
             variant = ShaderVariant(kernel.source, tuple(sorted(defines.items())))
-            large = argument_bytes(kernel, defines) > PUSH_CONSTANT_BYTES
+            large = kernel.interface(defines).argument_bytes > PUSH_CONSTANT_BYTES
             for in_memory in (False, True) if both and not large else (large,):
                 found.append(DeclaredVariant(kernel, variant, in_memory))
     return found
-
-
-def argument_bytes(kernel: Kernel, defines: Mapping[str, str]) -> int:
-    """Size of a variant's argument block in bytes, with what EXTRA_OPERANDS and EXTRA_PARAMS add."""
-    arguments = expected_arguments(kernel)
-    size = arguments[-1][2] + (4 if kernel.params else ADDRESS_BYTES) if arguments else 0
-    return (
-        size
-        + ADDRESS_BYTES * len(declared_members(defines.get("EXTRA_OPERANDS", "")))
-        + 4 * len(declared_members(defines.get("EXTRA_PARAMS", "")))
-    )
 
 
 def undeclared_sources() -> list[str]:
@@ -117,7 +105,7 @@ def build(
     progress: Callable[[int, int, ShaderVariant], None] | None = None,
     run_validator: bool = False,
 ) -> list[VariantResult]:
-    """Compile variants in parallel and check each against its declaration, and, if requested, with spirv-val.
+    """Compile variants in parallel, compare each with the interface that its GLSL declares, and, if requested, run spirv-val.
 
     A failure is a result, so that one call shows all of them. Raises `ValueError` if ``run_validator`` is set on a
     machine without spirv-val, and `CompilerNotFoundError` if no variant could be built for want of a compiler.
@@ -137,7 +125,7 @@ def build(
             continue
         problems: list[str] = []
         try:
-            library.check(item.kernel, shader)
+            library.check(shader)
         except ShaderInterfaceError as error:
             problems += error.differences
         verdict = validate(shader.words, validator) if validator else None
