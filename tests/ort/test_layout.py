@@ -45,9 +45,9 @@ def converted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     seen: list[str] = []
 
-    def read(proto: Any, *arguments: Any) -> Any:
+    def read(proto: Any, *arguments: Any, **more: Any) -> Any:
         seen.extend(node.op_type for node in proto.node if node.domain == NHWC)
-        return read_graph(proto, *arguments)
+        return read_graph(proto, *arguments, **more)
 
     monkeypatch.setattr(module, "read_graph", read)
     return seen

@@ -199,9 +199,12 @@ def read_graph(
     ir_version: int,
     where: str,
     contents: Mapping[int, Content] | None = None,
+    *,
+    check_nodes: bool = True,
 ) -> Graph:
     """Read one graph (a model's, or the body of a control-flow operator). ``contents`` are the bytes of the
-    initializers that ``proto`` was read without, by index. ``where`` begins error messages.
+    initializers that ``proto`` was read without, by index. ``where`` begins error messages. Without ``check_nodes`` another
+    engine has checked the nodes by their schemas.
 
     Raises `InvalidModelError` where the graph contradicts the specification.
     """
@@ -216,7 +219,8 @@ def read_graph(
         if constant is not None:
             weights[node.output[0]] = constant
         else:
-            nodes.append(_read_node(node, len(nodes), opsets, ir_version, f"{where}, node {index}", folder))
+            title = f"{where}, node {index}"
+            nodes.append(_read_node(node, len(nodes), opsets, ir_version, title, folder, check=check_nodes))
     inputs = tuple(_value_info(v) for v in proto.input if v.name not in weights)
     outputs = tuple(_value_info(v) for v in proto.output)
     _check_names_once(nodes, inputs, weights, where)
@@ -321,7 +325,14 @@ def _read_file(path: Path) -> tuple[bytes, int, dict[int, Content], str]:
 
 
 def _read_node(
-    proto: onnx.NodeProto, index: int, opsets: Mapping[str, int], ir_version: int, where: str, folder: Path | None
+    proto: onnx.NodeProto,
+    index: int,
+    opsets: Mapping[str, int],
+    ir_version: int,
+    where: str,
+    folder: Path | None,
+    *,
+    check: bool,
 ) -> Node:
     domain = _domain(proto.domain)
     schema = None
@@ -337,7 +348,7 @@ def _read_node(
     if not domain and proto.op_type == "Einsum":
         _check_equation(proto, where)
     captures = tuple(dict.fromkeys(c for body in bodies(proto) for c in captured(body)))
-    if schema is not None:
+    if schema is not None and check:
         context = onnx.checker.C.CheckerContext()
         context.ir_version = ir_version
         context.opset_imports = dict(opsets)

@@ -220,7 +220,7 @@ def _judge(view: OrtGraphView, placements: Iterable[Placement], verdicts: _Verdi
 
 
 def _on_tensors(view: OrtGraphView, node: Node) -> bool:
-    return all(view.value_info(name).elem_type for name in (*node.inputs, *node.outputs) if name)
+    return all(view.elem_type(name) for name in (*node.inputs, *node.outputs) if name)
 
 
 def _assigned_elsewhere(view: OrtGraphView, node: Node) -> bool:
@@ -247,7 +247,7 @@ def _why_not_later(view: OrtGraphView, node: Node) -> str:
             if allowed is not None and dtype.name not in allowed:
                 return f"input {position} is {dtype}; the kernels take {', '.join(allowed)}"
     for position, name in enumerate(node.outputs):
-        made = dtypes.from_onnx(view.value_info(name).elem_type) if name else None
+        made = dtypes.from_onnx(view.elem_type(name)) if name else None
         if name and made is None:
             return f"output {position} has an element type that no kernel gives"
     return ""
@@ -263,9 +263,10 @@ def _keep_packed_together(view: OrtGraphView, verdicts: _Verdicts) -> None:
     outer graph: ONNX Runtime cannot copy such tensors between providers."""
     nodes = [n for n in view.graph.nodes if not is_context(n)]
     touching: dict[str, list[Node]] = {}
+    weights = view.graph.weights
     for node in nodes:
-        for name in {*node.reads, *node.outputs} - {""} - set(view.graph.weights):
-            dtype = dtypes.from_onnx(view.value_info(name).elem_type)
+        for name in {*node.reads, *node.outputs} - {""}:
+            dtype = None if name in weights else dtypes.from_onnx(view.elem_type(name))
             if dtype is not None and dtype.sub_byte_bits:
                 touching.setdefault(name, []).append(node)
     made = {o for n in nodes for o in n.outputs}

@@ -170,9 +170,11 @@ class Ep(CStruct, struct="OrtEp"):
         if self._refusal is not None:
             raise self._refusal
         made: list[FusedNode] = []
+        # ONNX Runtime compiles a graph's nodes before it asks for the claims of another one
+        known = {node.outputs: node for nodes in self._claims[-1].islands for node in nodes}
         try:
             for index in range(count):
-                island = OrtSubgraph(self.ort, graphs[index], fused[index], self._overrides)
+                island = OrtSubgraph(self.ort, graphs[index], fused[index], self._overrides, known)
                 program = self._program(island)
                 if self._context.enabled:
                     context_nodes[index] = island.context_node(self._context, program, self.runtime.device)

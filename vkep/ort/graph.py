@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,8 @@ logger = logging.getLogger("vkep.ort")
 _INT, _INTS, _FLOAT, _FLOATS, _STRING, _STRINGS, _GRAPH, _TENSOR = 1, 2, 3, 4, 5, 6, 7, 8  # OrtOpAttrType
 
 
+#: the names of a node's inputs and of its outputs
+_Links = tuple[tuple[str, ...], tuple[str, ...]]
 #: domain of nodes with bodies (If, Loop, Scan), or with attributes that cannot be read
 OPAQUE = "vkep.ort.opaque"
 
@@ -83,8 +85,11 @@ class OrtGraphView:
     values of an outer graph).
     """
 
-    def __init__(self, ort: Ort, pointer: Any, overrides: Overrides) -> None:
-        """``overrides``: the initializers that the session's options replace."""
+    def __init__(
+        self, ort: Ort, pointer: Any, overrides: Overrides, known: Mapping[tuple[str, ...], Node] | None = None
+    ) -> None:
+        """``overrides``: the initializers that the session's options replace. ``known``: nodes that were read from this graph
+        before, by their outputs; where all of its nodes are among them, they are not read again."""
         self.ort, self.pointer, self._overrides = ort, pointer, overrides
         api = ort.api
         self.ir_version = ort.get(api.Graph_GetOnnxIRVersion, "int64_t", pointer)
@@ -93,17 +98,17 @@ class OrtGraphView:
         self.folder = Path(path).parent if path else None
         self._parent = ort.get(api.Graph_GetParentNode, "OrtNode const *", pointer)
         self._infos: dict[str, Any] = {}
+        self._elem_types: dict[str, int] = {}
         nodes = ort.items(api.Graph_GetNumNodes, api.Graph_GetNodes, "OrtNode const *", pointer)
-        self.pointers: dict[str, Any] = {}
-        proto = onnx.GraphProto()
-        for node in nodes:
-            made = self._node(node, proto)
-            self.pointers[next(o for o in made.output if o)] = node
+        links = [self._links(node) for node in nodes]
+        self.pointers: dict[str, Any] = {
+            next(o for o in made if o): node for node, (_, made) in zip(nodes, links, strict=True)
+        }
         self.outputs = [
             self._name(v)
             for v in ort.items(api.Graph_GetNumOutputs, api.Graph_GetOutputs, "OrtValueInfo const *", pointer)
         ]
-        read = read_graph(proto, self.opsets, None, self.ir_version, "")
+        read = self._known(nodes, links, known or {}) or self._read(nodes, links)
         weights, inputs = self._starts(read)
         outputs = tuple(self.value_info(n) for n in self.outputs if n in self._infos)
         self.graph: Graph = dataclasses.replace(
@@ -154,13 +159,10 @@ class OrtGraphView:
     def value_info(self, name: str) -> ValueInfo:
         """The type and shape that ONNX Runtime knows of a value."""
         ort, api = self.ort, self.ort.api
-        kind = ort.get(api.GetValueInfoTypeInfo, "OrtTypeInfo const *", self._infos[name])
-        tensor = (
-            NULL if kind == NULL else ort.get(api.CastTypeInfoToTensorInfo, "OrtTensorTypeAndShapeInfo const *", kind)
-        )
+        tensor = self._tensor(name)
         if tensor == NULL:
             return ValueInfo(name, 0, None)
-        elem_type = lib.vkep_onnx_type(ort.get(api.GetTensorElementType, "int", tensor))
+        elem_type = self.elem_type(name)
         if not api.TensorTypeAndShape_HasShape(tensor):
             return ValueInfo(name, elem_type, None)
         rank = ort.get(api.GetDimensionsCount, "size_t", tensor)
@@ -173,7 +175,49 @@ class OrtGraphView:
             dims.append(sizes[i] if sizes[i] >= 0 else symbol or None)
         return ValueInfo(name, elem_type, tuple(dims))
 
+    def elem_type(self, name: str) -> int:
+        """The element type of `value_info`."""
+        found = self._elem_types.get(name)
+        if found is None:
+            tensor = self._tensor(name)
+            found = 0 if tensor == NULL else self.ort.get(self.ort.api.GetTensorElementType, "int", tensor)
+            found = self._elem_types[name] = lib.vkep_onnx_type(found)
+        return found
+
     # ---- reading
+
+    def _tensor(self, name: str) -> Any:
+        ort, api = self.ort, self.ort.api
+        kind = ort.get(api.GetValueInfoTypeInfo, "OrtTypeInfo const *", self._infos[name])
+        if kind == NULL:
+            return NULL
+        return ort.get(api.CastTypeInfoToTensorInfo, "OrtTensorTypeAndShapeInfo const *", kind)
+
+    def _links(self, pointer: Any) -> _Links:
+        """The names of a node's inputs and outputs."""
+        ort, api, kind = self.ort, self.ort.api, "OrtValueInfo const *"
+        inputs = ort.items(api.Node_GetNumInputs, api.Node_GetInputs, kind, pointer)
+        outputs = ort.items(api.Node_GetNumOutputs, api.Node_GetOutputs, kind, pointer)
+        return tuple(map(self._name, inputs)), tuple(map(self._name, outputs))
+
+    def _known(
+        self, pointers: Sequence[Any], links: Sequence[_Links], known: Mapping[tuple[str, ...], Node]
+    ) -> Graph | None:
+        nodes: list[Node] = []
+        for pointer, (inputs, outputs) in zip(pointers, links, strict=True):
+            node = known.get(outputs)
+            if node is None or node.inputs != inputs:
+                return None
+            if node.op_type != self.ort.text(self.ort.api.Node_GetOperatorType, pointer):
+                return None
+            nodes.append(dataclasses.replace(node, index=len(nodes)))
+        return Graph("", tuple(nodes), (), (), {})
+
+    def _read(self, pointers: Sequence[Any], links: Sequence[_Links]) -> Graph:
+        proto = onnx.GraphProto()
+        for pointer, (inputs, outputs) in zip(pointers, links, strict=True):
+            self._node(pointer, proto.node.add(input=inputs, output=outputs))
+        return read_graph(proto, self.opsets, None, self.ir_version, "", check_nodes=False)
 
     def _opsets(self) -> dict[str, int]:
         ort, api = self.ort, self.ort.api
@@ -191,23 +235,18 @@ class OrtGraphView:
             self._infos.setdefault(name, info)
         return name
 
-    def _node(self, pointer: Any, graph: onnx.GraphProto) -> onnx.NodeProto:
+    def _node(self, pointer: Any, proto: onnx.NodeProto) -> None:
         ort, api = self.ort, self.ort.api
-        proto = graph.node.add(
-            name=ort.text(api.Node_GetName, pointer),
-            op_type=ort.text(api.Node_GetOperatorType, pointer),
-            domain=ort.text(api.Node_GetDomain, pointer),
-        )
+        proto.name = ort.text(api.Node_GetName, pointer)
+        proto.op_type = ort.text(api.Node_GetOperatorType, pointer)
+        proto.domain = ort.text(api.Node_GetDomain, pointer)
         kind = "OrtValueInfo const *"
-        proto.input.extend(map(self._name, ort.items(api.Node_GetNumInputs, api.Node_GetInputs, kind, pointer)))
-        proto.output.extend(map(self._name, ort.items(api.Node_GetNumOutputs, api.Node_GetOutputs, kind, pointer)))
         for info in ort.items(api.Node_GetNumImplicitInputs, api.Node_GetImplicitInputs, kind, pointer):
             self._name(info)
         attributes = ort.items(api.Node_GetNumAttributes, api.Node_GetAttributes, "OrtOpAttr const *", pointer)
         unread = [attribute for attribute in attributes if not read_attribute(ort, attribute, proto)]
         if self._bodies(pointer, proto) or unread:
             proto.domain = OPAQUE  # ONNX Runtime runs it: the placeholder must not be inspected
-        return proto
 
     def _bodies(self, pointer: Any, node: onnx.NodeProto) -> int:
         """Placeholders for the bodies of If, Loop and Scan that read the same values: vkep runs no body, but needs its

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep import dtypes
 from vkep.errors import InvalidModelError, UnsupportedModelError
-from vkep.graph.model import Graph, ValueInfo
+from vkep.graph.model import Graph, Node, ValueInfo
 from vkep.ir.program import IslandStep, Program
 from vkep.ort import context_data, context_nodes
 from vkep.ort.boundary import NULL
@@ -29,9 +29,12 @@ if TYPE_CHECKING:
 class OrtSubgraph:
     """An OrtGraph to compile, and the node that replaces it."""
 
-    def __init__(self, ort: Ort, graph: Any, fused: Any, overrides: Overrides) -> None:
+    def __init__(
+        self, ort: Ort, graph: Any, fused: Any, overrides: Overrides, known: Mapping[tuple[str, ...], Node]
+    ) -> None:
+        """``known``: the nodes of its island, by their outputs, which `GetCapability` has read."""
         self._ort = ort
-        self.view = OrtGraphView(ort, graph, overrides)
+        self.view = OrtGraphView(ort, graph, overrides, known)
         api = ort.api
         self.inputs = self._names(api.Node_GetNumInputs, api.Node_GetInputs, fused)
         self.outputs = self._names(api.Node_GetNumOutputs, api.Node_GetOutputs, fused)
