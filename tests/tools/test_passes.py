@@ -26,6 +26,7 @@ from vkep.ir import expr as ex
 from vkep.ir.ops import Pointwise
 from vkep.ir.tensor import Storage, Tensor
 from vkep.passes import attention, emit, fuse, in_place, layout, pipeline
+from vkep.passes.rewrite import Goal
 
 #: of the catalog, the models that take longest
 _LARGE = ("bert", "gpt2step", "mobilenetv2", "resnet", "elem16m", "op_add_4m", "matmul1024", "op_conv7x7")
@@ -192,7 +193,7 @@ def test_a_result_that_overwrites_an_input_too_early_is_named() -> None:
         double = ex.Expr("float", "add", (ex.leaf(past), ex.leaf(past)))
         return [Pointwise(present, double, ["Add"]), Pointwise(y, ex.leaf(turned), ["Flip"])]
 
-    goal = pipeline.Goal([present, y], DEVICES["cpu"], {1: 0})
+    goal = Goal([present, y], DEVICES["cpu"], {1: 0})
     with watched() as report:
         pipeline.run_passes(ops(), goal)
     _holds(report)

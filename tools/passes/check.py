@@ -22,7 +22,8 @@ from vkep.kernels.kernel import KernelCall
 from vkep.kernels.problem import NoReference
 from vkep.passes import emit, pipeline
 from vkep.passes.emit import _accesses, _Layout
-from vkep.passes.pipeline import Goal, Pass
+from vkep.passes.pipeline import Pass
+from vkep.passes.rewrite import Goal
 
 #: the names of the state before the first pass, and of what follows the last one
 LOWERING, EMISSION = "lowering", "emission"

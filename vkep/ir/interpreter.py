@@ -15,7 +15,7 @@ from vkep.errors import InvalidNode
 from vkep.ir.evaluate import evaluate
 from vkep.ir.expr import Checked, Expr, Leaf
 from vkep.ir.host_memory import HostMemory, InvalidAccess, positions
-from vkep.ir.ops import KernelOp, Op, Pointwise, reads
+from vkep.ir.ops import KernelOp, Op, Pointwise, is_elementwise, reads
 from vkep.ir.tensor import Storage, Tensor
 from vkep.kernels.problem import Need, check
 from vkep.kernels.select import bind
@@ -73,7 +73,7 @@ class Interpreter:
     def _check_overlaps(self, op: Op) -> None:
         """Lanes of an operation run in no order: what one writes another one may neither read nor write."""
         for k, out in enumerate(op.outputs):
-            others = [*op.outputs[:k], *(t for t in reads(op) if not _element_by_element(op, t))]
+            others = [*op.outputs[:k], *(t for t in reads(op) if not is_elementwise(op, t))]
             for other in others:
                 if self._key(other.storage) == self._key(out.storage) and _overlap(out, other):
                     raise InvalidAccess(f"writes {out} in memory that it accesses as {other} too")
@@ -140,14 +140,6 @@ class Interpreter:
 def _with_strides(need: Need, view: Tensor) -> Tensor:
     assert need.strides is not None
     return Tensor(view.dtype, need.shape, view.storage, need.strides, view.offset)
-
-
-def _element_by_element(op: Op, read: Tensor) -> bool:
-    """Whether each element of a view is read only where the operation writes to its place."""
-    if not isinstance(op, Pointwise):
-        return False
-    out = op.out
-    return (read.shape, read.strides, read.offset, read.dtype) == (out.shape, out.strides, out.offset, out.dtype)
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:

@@ -118,3 +118,11 @@ def may_fail(op: Op) -> bool:
 def reads(op: Op) -> list[Tensor]:
     """The tensors that an operation reads."""
     return op.all_inputs if isinstance(op, KernelOp) else op.inputs
+
+
+def is_elementwise(op: Op, read: Tensor) -> bool:
+    """Whether an operation reads an element of a view only where it writes to the same place of its result."""
+    if not isinstance(op, Pointwise):
+        return False
+    out = op.out
+    return (read.shape, read.strides, read.offset, read.dtype) == (out.shape, out.strides, out.offset, out.dtype)

@@ -115,6 +115,13 @@ class FusedProductProblem(Problem):
         return update.reference(q=q, k=k, v=v, **{name: operands[name] for name in names})
 
 
+def product_and_form(problem: Problem | None) -> tuple[MatMulNBitsProblem | MatMulProblem | None, Form]:
+    """The product that a problem is, in which form; (None, the plain form) for other problems."""
+    if isinstance(problem, FusedProductProblem):
+        return problem.product, problem.form
+    return problem if isinstance(problem, (MatMulNBitsProblem, MatMulProblem)) else None, Form()
+
+
 def not_one_row(product: MatMulNBitsProblem | MatMulProblem) -> str:
     """Why a product is not of one dense row; "" where it is."""
     if not matches(product.m, 1):

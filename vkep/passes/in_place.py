@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from vkep.ir import expr as ex
-from vkep.ir.ops import KernelOp, Op, Pointwise, reads
+from vkep.ir.ops import KernelOp, Op, Pointwise, is_elementwise, reads
 from vkep.ir.tensor import Storage, Tensor
 from vkep.passes.fuse import retarget
 
@@ -76,18 +76,10 @@ def follows(ops: Sequence[Op], output: int, source: int) -> bool:
     for op in ops:
         read = [t for t in reads(op) if _port(t) == source]
         writes = [t for t in op.outputs if _port(t) == output]
-        if read and (written or (writes and not _element_by_element(op, read))):
+        if read and (written or (writes and not all(is_elementwise(op, t) for t in read))):
             return False
         written |= bool(writes)
     return True
-
-
-def _element_by_element(op: Op, read: Sequence[Tensor]) -> bool:
-    """Whether an operation reads from these tensors only the element that it writes."""
-    if not isinstance(op, Pointwise):
-        return False
-    out = op.out
-    return all((t.shape, t.strides, t.offset, t.dtype) == (out.shape, out.strides, out.offset, out.dtype) for t in read)
 
 
 def _copied_at_the_end(ops: Sequence[Op], result: Tensor) -> list[Op]:

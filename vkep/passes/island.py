@@ -17,7 +17,8 @@ from vkep.ir.program import IslandStep, ValueSpec
 from vkep.ir.tensor import Storage, Tensor, contiguous_strides
 from vkep.kernels.tuning import Choice
 from vkep.passes.emit import emit
-from vkep.passes.pipeline import Goal, run_passes
+from vkep.passes.pipeline import run_passes
+from vkep.passes.rewrite import Goal
 from vkep.passes.written_sizes import write_sizes
 from vkep.plan.records import Port
 from vkep.sizes import Trace

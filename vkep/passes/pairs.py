@@ -1,49 +1,41 @@
-"""Two products of the same few rows as one dispatch, with the expression that joins them: a decoder's gate and up
+"""Two products of the same few rows in one dispatch, with the expression that joins them: a decoder's gate and up
 (`vkep.kernels.fused_product`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from gpu_shared.capabilities import DeviceCapabilities
 from vkep.ir import expr as ex
 from vkep.ir.ops import KernelOp, Op, Pointwise
-from vkep.ir.tensor import Storage, Tensor
+from vkep.ir.tensor import Tensor
 from vkep.kernels.fused_product import FusedProductProblem
 from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
 from vkep.kernels.matmul_problem import MatMulProblem
 from vkep.kernels.product_form import Form
-from vkep.kernels.select import bind, supports
-from vkep.passes.fuse import Uses, as_epilogue, sole_producer
+from vkep.passes.fuse import as_epilogue
+from vkep.passes.rewrite import Changes, Graph
 
 
-def pair_products(ops: Sequence[Op], results: Iterable[Tensor], caps: DeviceCapabilities) -> list[Op]:
-    """The operations with products joined in pairs, where the device has kernels for these: a product that only another
-    one's epilogue reads, and both halves of a product's columns that only one expression reads. ``results`` are the
-    tensors that must exist at the end."""
-    kept, uses = {t.storage for t in results}, Uses(ops)
-    made: dict[int, Op | None] = {}
-    for op in ops:
-        parts = _halves(op, kept, uses) if isinstance(op, Pointwise) else _neighbours(op, kept, uses)
-        if parts is not None:
-            first, second, gone = parts
-            pair = _pair(first, second, caps)
-            if pair is not None:
-                made[id(gone)], made[id(op)] = None, pair
-    return [new for old in ops if (new := made.get(id(old), old)) is not None]
+def pair_products(op: Op, graph: Graph) -> Changes | None:
+    """``f(x @ a, x @ b)`` is one dispatch: two products, of which f is an epilogue, or the halves of a product's columns."""
+    match = _halves(op, graph) if isinstance(op, Pointwise) else _neighbours(op, graph)
+    if match is None:
+        return None
+    first, second, gone = match
+    pair = _pair(first, second, graph)
+    return None if pair is None else {gone: [], op: [pair]}
 
 
 def _is_product(op: Op | None) -> bool:
     return isinstance(op, KernelOp) and isinstance(op.problem, (MatMulNBitsProblem, MatMulProblem))
 
 
-def _neighbours(op: KernelOp, kept: set[Storage], uses: Uses) -> tuple[KernelOp, KernelOp, Op] | None:
+def _neighbours(op: KernelOp, graph: Graph) -> tuple[KernelOp, KernelOp, Op] | None:
     """A product, the one of the same rows that its epilogue reads, and the operation that then goes (the latter)."""
     if op.epilogue is None or not _is_product(op):
         return None
     for read in ex.tensors(op.epilogue):
-        other = sole_producer(read.storage, op, uses, kept)
+        other = graph.producer(read.storage, op)
         if (
             isinstance(other, KernelOp)
             and other.epilogue is None
@@ -56,11 +48,11 @@ def _neighbours(op: KernelOp, kept: set[Storage], uses: Uses) -> tuple[KernelOp,
     return None
 
 
-def _halves(op: Pointwise, kept: set[Storage], uses: Uses) -> tuple[KernelOp, KernelOp, Op] | None:
+def _halves(op: Pointwise, graph: Graph) -> tuple[KernelOp, KernelOp, Op] | None:
     """The product of the first half of a product's columns, with the expression of both halves as its epilogue; the product
     of the second half; and the operation that then goes (the whole product)."""
     for storage in dict.fromkeys([t.storage for t in op.inputs]):
-        whole = sole_producer(storage, op, uses, kept)
+        whole = graph.producer(storage, op)
         if isinstance(whole, KernelOp) and _is_product(whole) and whole.epilogue is None:
             halves = _halved(whole, op)
             if halves is not None:
@@ -90,15 +82,14 @@ def _halved(whole: KernelOp, op: Pointwise) -> tuple[KernelOp, KernelOp] | None:
         return None
     narrow, a = replace(problem, n=half), whole.inputs[0]
     first, second = (
-        KernelOp(narrow, [a, *_columns(whole, side * half, half)], [t], list(whole.labels), whole.node)
+        KernelOp(narrow, [a, *_columns(whole, side * half, half)], [t], whole.labels, whole.node)
         for side, t in enumerate(made)
     )
     epilogue, out = as_epilogue(Pointwise(op.out, expr), first), op.out.reshape(made[0].shape)
     if epilogue is None or out is None:
         return None
-    first.epilogue, first.epilogue_of, first.outputs = epilogue, (made[0],), [out]
-    first.labels = [*whole.labels, *op.labels]
-    return first, second
+    labels = [*whole.labels, *op.labels]
+    return replace(first, outputs=[out], labels=labels, epilogue=epilogue, epilogue_of=(made[0],)), second
 
 
 def _is_rows_of(read: Tensor, rows: int, half: int) -> bool:
@@ -119,15 +110,11 @@ def _columns(product: KernelOp, first: int, count: int) -> list[Tensor]:
     return [b.view((problem.k, count), (row, column), b.offset + first * column)]
 
 
-def _pair(first: KernelOp, second: KernelOp, caps: DeviceCapabilities) -> KernelOp | None:
+def _pair(first: KernelOp, second: KernelOp, graph: Graph) -> KernelOp | None:
     """Both products in one; None where the device computes them otherwise."""
     assert isinstance(first.problem, (MatMulNBitsProblem, MatMulProblem))
     if not first.outputs[0].is_contiguous:
         return None
     problem = FusedProductProblem(first.problem, Form(paired=True))
-    inputs = [*first.inputs, *second.inputs[1:]]
-    if not supports(problem.placed(bind(problem, inputs, first.outputs)), caps):
-        return None
-    labels = list(dict.fromkeys([*second.labels, *first.labels]))
-    results = (*first.epilogue_of, second.outputs[0])
-    return KernelOp(problem, inputs, first.outputs, labels, first.node, first.epilogue, results)
+    pair = graph.fused(problem, [*first.inputs, *second.inputs[1:]], first.outputs, [second, first])
+    return None if pair is None else replace(pair, epilogue_of=(*first.epilogue_of, second.outputs[0]))

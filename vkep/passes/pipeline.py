@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
-from gpu_shared.capabilities import DeviceCapabilities
 from vkep.ir.ops import Op
-from vkep.ir.tensor import Tensor
 from vkep.passes.attention import lower_attention
+from vkep.passes.cache_updates import update_into_attention, update_into_product
 from vkep.passes.fuse import FUSION
 from vkep.passes.in_place import in_place
 from vkep.passes.layout import lay_out
-from vkep.passes.norms import add_to_norms, fold_head_norms, fold_norms
+from vkep.passes.norms import add_to_norm, head_norms_into_update, norm_into_products
 from vkep.passes.pairs import pair_products
-from vkep.passes.turned import join_updates, turn_products
-
-
-@dataclass(frozen=True)
-class Goal:
-    """What passes must keep: the tensors that exist at the end, on a device. ``shared``: ports of outputs that are in the memory
-    of an input, each with the input's port."""
-
-    results: list[Tensor]
-    caps: DeviceCapabilities
-    shared: Mapping[int, int] = field(default_factory=dict)
+from vkep.passes.rewrite import Goal, Rule, rewrite
 
 
 @dataclass(frozen=True)
@@ -46,24 +35,28 @@ def _in_place(ops: list[Op], goal: Goal) -> list[Op]:
     return in_place(ops, whole, goal.shared)
 
 
+def _by(rule: Rule) -> Callable[[list[Op], Goal], list[Op]]:
+    return lambda ops, goal: rewrite(ops, goal, rule)
+
+
 PASSES: tuple[Pass, ...] = (
     Pass("layout", lambda ops, goal: lay_out(ops, goal.caps)),
     Pass("attention", lambda ops, goal: lower_attention(ops, goal.results, goal.caps)),
     *(Pass(name, _fusion(step)) for name, step in FUSION),
-    Pass("pairs of products", lambda ops, goal: pair_products(ops, goal.results, goal.caps)),
-    Pass("sums of norms", lambda ops, goal: add_to_norms(ops, goal.results)),
-    Pass("norms of products", lambda ops, goal: fold_norms(ops, goal.results, goal.caps)),
-    Pass("norms of heads", lambda ops, goal: fold_head_norms(ops, goal.results, goal.caps)),
+    Pass("pairs of products", _by(pair_products)),
+    Pass("sums of norms", _by(add_to_norm)),
+    Pass("norms of products", _by(norm_into_products)),
+    Pass("norms of heads", _by(head_norms_into_update)),
     Pass("in place", _in_place, shares=True),
-    Pass("turned products", lambda ops, goal: turn_products(ops, goal.results, goal.caps, goal.shared), shares=True),
-    Pass("cache updates", lambda ops, goal: join_updates(ops, goal.results, goal.caps, goal.shared), shares=True),
+    Pass("updates in products", _by(update_into_product), shares=True),
+    Pass("updates in attention", _by(update_into_attention), shares=True),
 )
 
 
 def run_passes(ops: Iterable[Op], goal: Goal) -> list[Op]:
     """The operations after all passes."""
-    made = list(ops)
+    made, apart = list(ops), replace(goal, shared={})
     for step in PASSES:
         if goal.shared or not step.shares:
-            made = step.run(made, goal)
+            made = step.run(made, goal if step.shares else apart)
     return made

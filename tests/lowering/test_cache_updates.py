@@ -3,7 +3,7 @@ then read what was written meanwhile."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -12,12 +12,14 @@ import pytest
 from tests.lowering.test_norms import GPU
 from vkep.graph.load import load_model
 from vkep.ir.infer import Known
-from vkep.ir.ops import KernelOp
+from vkep.ir.ops import KernelOp, Op
 from vkep.ir.program import IslandStep, ValueSpec, declared_value
+from vkep.ir.tensor import Tensor
 from vkep.kernels.cache_update import CacheUpdateProblem
 from vkep.models.builder import GraphBuilder
 from vkep.models.language import MICROSOFT
-from vkep.passes import pipeline, turned
+from vkep.passes import pipeline
+from vkep.passes.rewrite import Goal
 from vkep.placement.partition import lower
 
 HEADS, KV_HEADS, SIZE, K, ROOM = 4, 2, 16, 96, 32
@@ -68,29 +70,32 @@ def _lowered(batch: int, over: tuple[tuple[str, str], ...]) -> list[str]:
     return [plan.pipelines[d.pipeline].shader.source for plan in plans for d in plan.dispatches]
 
 
-@pytest.mark.parametrize(("step", "batch"), [("turn_products", 1), ("join_updates", 2)])
+@pytest.mark.parametrize(("name", "batch"), [("updates in products", 1), ("updates in attention", 2)])
 @pytest.mark.parametrize("between", [False, True])
 def test_nothing_moves_past_a_write_to_what_it_reads(
-    step: str, batch: int, between: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, batch: int, between: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: list[Any] = []
+    given: list[tuple[list[Op], Goal]] = []
 
-    def taken(ops: Any, *others: Any) -> Any:
-        given.append((ops, *others))
+    def taken(ops: list[Op], goal: Goal) -> list[Op]:
+        given.append((ops, goal))
         return ops
 
-    monkeypatch.setattr(pipeline, step, taken)
+    passes = {step.name: step for step in pipeline.PASSES}
+    monkeypatch.setattr(pipeline, "PASSES", (*({**passes, name: replace(passes[name], run=taken)}).values(),))
     _lowered(batch, OVER)
-    [(ops, results, caps, shared)] = given
+    [(ops, goal)] = given
+    shared = goal.shared
     [written] = [op for op in ops if op.outputs[0].storage.port in shared and len(op.outputs) == 1]
     ops = [op for op in ops if op is not written]
-    if step == "join_updates":  # as if the update read what the step overwrites
+    first = 0
+    if name == "updates in attention":  # as if the update read what the step overwrites
         [update] = [op for op in ops if isinstance(op, KernelOp) and isinstance(op.problem, CacheUpdateProblem)]
-        update.inputs[1] = written.inputs[0]
-    else:
-        update = ops[0]
-    ops.insert(ops.index(update) + 1 if between else len(ops), written)
-    joined = getattr(turned, step)(ops, results, caps, shared)
+        q, k, *others = update.inputs
+        first, state = ops.index(update), ops[0].inputs[0].storage
+        ops[first] = replace(update, inputs=[q, Tensor(k.dtype, k.shape, state, k.strides), *others])
+    ops.insert(first + 1 if between else len(ops), written)
+    joined = passes[name].run(ops, goal)
     assert len(joined) == len(ops) - (not between)
 
 

@@ -1,0 +1,159 @@
+"""Rewriting of operations by rules: the index of producers and users in which a rule looks for its pattern, and the walk that
+applies a rule to each operation.
+
+A rule looks at one operation. Where its pattern matches there, it returns which operations replace which. It changes none itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.ir.ops import KernelOp, Op, Pointwise, is_elementwise, reads
+from vkep.ir.tensor import Storage, Tensor
+from vkep.kernels.problem import Problem
+from vkep.kernels.select import bind, supports
+
+#: the operations that replace an operation, in its place: none where others do its work
+Changes = Mapping[Op, Sequence[Op]]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What passes must keep: the tensors that exist at the end, on a device. ``shared``: ports of outputs that are in the memory
+    of an input, each with the input's port."""
+
+    results: list[Tensor]
+    caps: DeviceCapabilities
+    shared: Mapping[int, int] = field(default_factory=dict)
+
+
+class Graph:
+    """The operations of an island in order, and the producers and users of each storage. Only `replace` changes it."""
+
+    def __init__(self, ops: Iterable[Op], goal: Goal) -> None:
+        self.caps = goal.caps
+        self.results = {t.storage for t in goal.results}  #: of the tensors that exist at the end
+        self._order = [[op] for op in ops]
+        self._places = {op: k for k, [op] in enumerate(self._order)}
+        self._overwrites: dict[int | None, list[Storage]] = defaultdict(
+            list
+        )  #: by an input's port, the outputs in its memory
+        for t in goal.results:
+            if t.storage.port is not None and t.storage.port in goal.shared:
+                self._overwrites[goal.shared[t.storage.port]].append(t.storage)
+
+    def __contains__(self, op: Op) -> bool:
+        return op in self._places
+
+    @property
+    def ops(self) -> list[Op]:
+        """The operations, in order."""
+        return [op for place in self._order for op in place]
+
+    @functools.cached_property
+    def _index(self) -> tuple[dict[Storage, dict[Op, None]], dict[Storage, dict[Op, None]]]:
+        producers: dict[Storage, dict[Op, None]] = defaultdict(dict)
+        users: dict[Storage, dict[Op, None]] = defaultdict(dict)
+        for op in self._places:
+            _add(op, producers, users)
+        return producers, users
+
+    def producers(self, storage: Storage) -> list[Op]:
+        """The operations that write to a storage."""
+        return list(self._index[0].get(storage, ()))
+
+    def users(self, storage: Storage) -> list[Op]:
+        """The operations that read a storage that is no constant."""
+        return list(self._index[1].get(storage, ()))
+
+    def producer(self, storage: Storage, *users: Op) -> Op | None:
+        """The operation that computes all of a storage that only ``users`` read; None where there is no such one."""
+        if storage.weight is not None or storage.port is not None or storage in self.results:
+            return None
+        producers = self.producers(storage)
+        if len(producers) != 1 or not self._index[1].get(storage, {}).keys() <= set(users):
+            return None
+        return producers[0] if producers[0].outputs[0].is_whole else None
+
+    def fused(
+        self, problem: Problem, inputs: Sequence[Tensor], outputs: Sequence[Tensor], parts: Sequence[Op]
+    ) -> KernelOp | None:
+        """One operation that does the work of ``parts``, with the labels of all, the node of the last kernel, and the epilogue
+        that a part has; None where no kernel of the device computes it."""
+        if not supports(problem.placed(bind(problem, inputs, outputs)), self.caps):
+            return None
+        kernels = [op for op in parts if isinstance(op, KernelOp)]
+        [end] = [op for op in kernels if op.epilogue is not None] or kernels[:1]
+        labels = list(dict.fromkeys([label for op in parts for label in op.labels]))
+        return KernelOp(problem, list(inputs), list(outputs), labels, kernels[-1].node, end.epilogue, end.epilogue_of)
+
+    def fuse(
+        self, problem: Problem, inputs: Sequence[Tensor], outputs: Sequence[Tensor], parts: Sequence[Op]
+    ) -> Changes | None:
+        """The changes that put the operation of `fused` in the place of the last part."""
+        fused = self.fused(problem, inputs, outputs, parts)
+        return None if fused is None else {**dict.fromkeys(parts, ()), parts[-1]: [fused]}
+
+    def reads_too_late(self, changes: Changes) -> bool:
+        """Whether an operation of ``changes`` would read an input that an output in the same memory has overwritten."""
+        places = {op: self._places[old] for old, new in changes.items() for op in new}
+        for op, place in places.items():
+            for t in reads(op):
+                for output in self._overwrites.get(t.storage.port, ()):
+                    others = {p: self._places[p] for p in self.producers(output) if p not in changes}
+                    others |= {p: k for p, k in places.items() if p is not op and output in written_by(p)}
+                    if any(k <= place for k in others.values()):
+                        return True
+                    if output in written_by(op) and not is_elementwise(op, t):
+                        return True
+        return False
+
+    def replace(self, changes: Changes) -> None:
+        """Put operations in the places of others."""
+        producers, users = self._index
+        for old, new in changes.items():
+            for storage in written_by(old):
+                del producers[storage][old]
+            for storage in read_by(old):
+                del users[storage][old]
+            place = self._places.pop(old)
+            k = self._order[place].index(old)
+            self._order[place][k : k + 1] = new
+            for op in new:
+                self._places[op] = place
+                _add(op, producers, users)
+
+
+def _add(op: Op, producers: dict[Storage, dict[Op, None]], users: dict[Storage, dict[Op, None]]) -> None:
+    for storage in written_by(op):
+        producers[storage][op] = None
+    for storage in read_by(op):
+        users[storage][op] = None
+
+
+def written_by(op: Op) -> list[Storage]:
+    """The storages that an operation writes to."""
+    return [op.out.storage] if isinstance(op, Pointwise) else list(dict.fromkeys([t.storage for t in op.outputs]))
+
+
+def read_by(op: Op) -> set[Storage]:
+    """The storages that an operation reads, without constants."""
+    return {t.storage for t in reads(op) if t.storage.weight is None}
+
+
+#: what an operation and others are replaced by where a pattern matches at it; None where it does not
+Rule = Callable[[Op, Graph], Changes | None]
+
+
+def rewrite(ops: Iterable[Op], goal: Goal, rule: Rule) -> list[Op]:
+    """The operations after a rule was applied to each of them, in order."""
+    graph = Graph(ops, goal)
+    for op in graph.ops:
+        changes = rule(op, graph) if op in graph else None
+        if changes and not graph.reads_too_late(changes):
+            graph.replace(changes)
+    return graph.ops
