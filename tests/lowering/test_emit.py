@@ -22,7 +22,8 @@ from vkep.ir.program import IslandStep, ValueSpec, declared_value
 from vkep.ir.tensor import Storage, Tensor
 from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.passes.emit import emit
-from vkep.passes.fuse import optimize
+from vkep.passes.pipeline import run_passes
+from vkep.passes.rewrite import Goal
 from vkep.placement.partition import lower
 from vkep.plan.records import Plan, Port
 
@@ -61,7 +62,7 @@ def test_a_kernel_of_ones_own_is_tried_when_claimed_and_emitted_where_its_result
     b.kernel([x], [out], _custom(own, asked))
     b.copy(out, out=y)
     ports = [Port(name, "float32", (4, 8), 128, name == "x") for name in "xy"]
-    [dispatch] = emit(optimize(b.ops, [y], CAPS), ports, CAPS).plan.dispatches
+    [dispatch] = emit(run_passes(b.ops, Goal([y], CAPS)), ports, CAPS).plan.dispatches
     assert [r.index for r in (*dispatch.reads, *dispatch.writes)] == [0, 1]
     assert [t.storage.port for t in asked] == [None, 1]
 
@@ -79,7 +80,9 @@ def test_a_kernel_that_may_leave_its_operand_is_planned_nowhere(own: Kernel) -> 
     reach = lambda call: {"x": 4 * call["n"] + 4, "y": 4 * call["n"]}  # noqa: E731
     b.kernel([x], [y], _custom(dataclasses.replace(own, reach=reach), []))
     with pytest.raises(KernelBoundsError, match=r"own.comp: it may touch 132 bytes of 'x' from byte 0 on"):
-        emit(optimize(b.ops, [y], CAPS), [Port(name, "float32", (4, 8), 128, name == "x") for name in "xy"], CAPS)
+        emit(
+            run_passes(b.ops, Goal([y], CAPS)), [Port(name, "float32", (4, 8), 128, name == "x") for name in "xy"], CAPS
+        )
 
 
 @pytest.mark.parametrize("device_type", ["cpu", "discrete"])

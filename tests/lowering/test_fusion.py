@@ -15,7 +15,6 @@ from tools.fuzz.networks.graph import Network
 from tools.fuzz.networks.strategy import networks
 from vkep import InferenceSession
 from vkep.passes import pipeline
-from vkep.passes.fuse import FUSION
 
 Open = Callable[..., InferenceSession]
 
@@ -27,8 +26,8 @@ def unfused(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     def switch(off: bool) -> None:
         monkeypatch.undo()
         if off:
-            steps = {name for name, _ in FUSION} - {"wide expressions"}
-            monkeypatch.setattr(pipeline, "PASSES", tuple(p for p in pipeline.PASSES if p.name not in steps))
+            fusion = ("dead operations", "pointwise fusion", "epilogues", "copies")
+            monkeypatch.setattr(pipeline, "PASSES", tuple(p for p in pipeline.PASSES if p.name not in fusion))
 
     return switch
 

@@ -174,11 +174,12 @@ def test_attention_that_loses_its_mask_is_named() -> None:
     assert any("AttentionProblem" in op for op in touched)
 
 
-def test_an_epilogue_on_a_view_that_the_kernel_cannot_write_is_named() -> None:
+def test_an_epilogue_on_a_view_that_the_kernel_cannot_write_is_refused() -> None:
     text = "(float[1,3,6,6] x) => (float[1,4,12,6] y) { a = Conv(x, w) b = Conv(x, w) y = Concat<axis=2>(a, b) }"
     model = _model(text, w=_random(4, 3, 1, 1))
-    what, _ = _broken("epilogues", model, fuse, "_can_store", lambda producer, place, caps: True)
-    assert "no kernel of a ConvProblem stores its result" in what
+    anywhere = mock.patch.object(fuse, "stored_in", lambda op, place, caps, **more: replace(op, outputs=[place]))
+    with anywhere, pytest.raises(ValueError, match="the elements of y do not lie densely"):
+        check_model(model, DEVICES["gpu with cooperative matrices"], {})
 
 
 def test_a_result_that_overwrites_an_input_too_early_is_named() -> None:

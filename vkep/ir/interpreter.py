@@ -104,10 +104,7 @@ class Interpreter:
         self._memory(op.out.storage).write(op.out, values)
 
     def _kernel(self, op: KernelOp) -> None:
-        stored = op.problem.stored_in(op.outputs[0])
-        if stored is None:
-            raise InvalidAccess(f"no kernel of a {type(op.problem).__name__} stores its result in {op.outputs[0]}")
-        problem = stored.placed(bind(stored, op.inputs, op.outputs))
+        problem = op.problem.placed(bind(op.problem, op.inputs, op.outputs))
         try:
             check(problem, op.inputs, op.outputs)  # again: a pass may have moved an operand
         except (InvalidNode, ValueError) as error:

@@ -6,7 +6,7 @@ The replacement keeps the labels of all nodes it replaces, so reports do not cha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,12 +15,11 @@ from vkep.dtypes import DTYPES
 from vkep.errors import Decline
 from vkep.ir import expr as ex
 from vkep.ir.builder import Builder
-from vkep.ir.ops import KernelOp, Op
+from vkep.ir.ops import Op
 from vkep.ir.tensor import Tensor
-from vkep.kernels.matmul_problem import MatMulProblem
 from vkep.ops.sdpa import Heads, KeyWindow, Mask, Scoring, saves_scores, sdpa
-from vkep.passes.fuse import Uses, remove_dead
-from vkep.passes.match_attention import Biased, Hidden, Search, Spelled, is_row_softmax
+from vkep.passes.match_attention import Biased, Hidden, Spelled, match_attention
+from vkep.passes.rewrite import Changes, Graph
 
 #: a score at or below this counts as masked: its probability is 0 beside any score that a model computes
 _HIDES = -1e4
@@ -28,26 +27,14 @@ _HIDES = -1e4
 _ABSORBS = -1e30
 
 
-def lower_attention(ops: list[Op], results: Iterable[Tensor], caps: DeviceCapabilities) -> list[Op]:
-    """The operations, with each attention replaced for which `sdpa` avoids storing all scores (`saves_scores`).
-
-    ``results`` are the tensors that must exist at the end. An attention whose scores or probabilities other operations
-    read is unchanged.
-    """
-    if not any(isinstance(op, KernelOp) and is_row_softmax(op) for op in ops):
-        return ops
-    kept = {t.storage for t in results}
-    ops = remove_dead(ops, kept)
-    search = Search(Uses(ops), kept)
-    replaced: list[Op] = []
-    gone: set[Op] = set()
-    for op in ops:
-        found = search.attention(op) if isinstance(op, KernelOp) and isinstance(op.problem, MatMulProblem) else None
-        instead = _lowered(found, caps) if found is not None else None
-        if found is not None and found.merged is not None and instead is not None:
-            gone.add(found.merged)
-        replaced += [op] if instead is None else instead
-    return [op for op in replaced if op not in gone]
+def lower_attention(op: Op, graph: Graph) -> Changes | None:
+    """An attention that ends with this product becomes `sdpa`, where that avoids storing all scores (`saves_scores`) and nothing
+    else uses the scores or probabilities."""
+    match = match_attention(op, graph)
+    instead = _lowered(match, graph.caps) if match is not None else None
+    if match is None or instead is None:
+        return None
+    return {**dict.fromkeys(match.replaced, ()), op: instead}
 
 
 def _lowered(spelled: Spelled, caps: DeviceCapabilities) -> list[Op] | None:
@@ -69,11 +56,8 @@ def _lowered(spelled: Spelled, caps: DeviceCapabilities) -> list[Op] | None:
         b.copy(y, out=spelled.out)
     else:
         b.copy(y.transpose((0, 2, 1, 3)), out=merged.out)
-    ops = spelled.ops if merged is None else [*spelled.ops, merged]
-    labels = list(dict.fromkeys(label for op in ops for label in op.labels))
-    for op in b.ops:
-        op.labels = list(labels)
-    return b.ops
+    labels = list(dict.fromkeys(label for op in spelled.replaced for label in op.labels))
+    return [replace(op, labels=labels) for op in b.ops]
 
 
 def _mask(b: Builder, spelled: Spelled, heads: Heads) -> Mask | None:

@@ -230,10 +230,7 @@ def _pointwise_operand(tensor: Tensor, shape: Sequence[int], strides: Sequence[i
 
 def _kernel_calls(op: KernelOp, emitter: Emitter) -> list[KernelCall]:
     epilogue = _epilogue(op) if op.epilogue is not None else None
-    problem = op.problem.stored_in(op.outputs[0])
-    if problem is None:
-        raise KernelBoundsError(f"{type(op.problem).__name__}: no kernel stores its result in {op.outputs[0]}")
-    placed = problem.placed(bind(problem, op.inputs, op.outputs))
+    placed = op.problem.placed(bind(op.problem, op.inputs, op.outputs))
     return select.emit(placed, emitter, op.inputs, op.outputs, epilogue)
 
 

@@ -8,19 +8,20 @@ the end.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from vkep.ir import expr as ex
 from vkep.ir.ops import KernelOp, Op, Pointwise, is_elementwise, reads
 from vkep.ir.tensor import Storage, Tensor
-from vkep.passes.fuse import retarget
+from vkep.passes.copies import moved
+from vkep.passes.rewrite import Goal
 
 
-def in_place(ops: Sequence[Op], results: Mapping[int, Tensor], pairs: Mapping[int, int]) -> list[Op]:
-    """The operations for a run whose outputs ``pairs`` (port: the input's) are in the memory of inputs. ``results``:
-    the whole outputs, by their ports."""
+def in_place(ops: Sequence[Op], goal: Goal) -> list[Op]:
+    """The operations for a run whose outputs `Goal.shared` are in the memory of inputs."""
     late: list[int] = []  # outputs that cannot be written to their destination directly
     while True:
-        kept = {output: source for output, source in pairs.items() if output not in late}
+        kept = {output: source for output, source in goal.shared.items() if output not in late}
         made = [_over_operands(op, kept) for op in ops]
         for output, source in kept.items():
             made = _without_copy(made, output, source)
@@ -29,7 +30,7 @@ def in_place(ops: Sequence[Op], results: Mapping[int, Tensor], pairs: Mapping[in
             break
         late += found
     for output in late:
-        made = _copied_at_the_end(made, results[output])
+        made = _copied_at_the_end(made, next(t for t in goal.results if t.storage.port == output))
     return made
 
 
@@ -55,7 +56,7 @@ def _over_operands(op: Op, pairs: Mapping[int, int]) -> Op:
     if instead is None:
         return op
     kept = [inputs[need.name] for need in instead.operands[0]]
-    return KernelOp(instead, kept, op.outputs, op.labels, op.node, op.epilogue, op.epilogue_of)
+    return replace(op, problem=instead, inputs=kept)
 
 
 def _without_copy(ops: Sequence[Op], output: int, source: int) -> list[Op]:
@@ -84,13 +85,9 @@ def follows(ops: Sequence[Op], output: int, source: int) -> bool:
 
 def _copied_at_the_end(ops: Sequence[Op], result: Tensor) -> list[Op]:
     """The operations with the output computed in a separate buffer, and copied after everything else."""
-    place = Tensor(
-        result.dtype, result.shape, Storage(result.storage.nbytes, label=result.storage.label), result.strides
-    )
-    labels: list[str] = []
-    for op in ops:
-        if any(t.storage is result.storage for t in (*reads(op), *op.outputs)):
-            if any(t.storage is result.storage for t in op.outputs):
-                labels = op.labels
-            retarget(op, result.storage, place)
-    return [*ops, Pointwise(result, ex.leaf(place), list(labels))]
+    storage = result.storage
+    place = Tensor(result.dtype, result.shape, Storage(storage.nbytes, label=storage.label), result.strides)
+    labels = [op.labels for op in ops if any(t.storage is storage for t in op.outputs)]
+    touching = [any(t.storage is storage for t in (*reads(op), *op.outputs)) for op in ops]
+    made = [moved(op, storage, place) if touches else op for op, touches in zip(ops, touching, strict=True)]
+    return [*made, Pointwise(result, ex.leaf(place), labels[-1] if labels else [])]

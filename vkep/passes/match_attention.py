@@ -7,16 +7,16 @@ or keys before the first product need no rule: they belong to the operations tha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from vkep.ir import expr as ex
 from vkep.ir.ops import KernelOp, Op, Pointwise
 from vkep.ir.pointwise_ops import stored_as
-from vkep.ir.tensor import Storage, Tensor
+from vkep.ir.tensor import Tensor
 from vkep.kernels.matmul_problem import MatMulProblem
 from vkep.kernels.norm import SoftmaxProblem
-from vkep.passes.fuse import Uses
+from vkep.passes.rewrite import Graph
 from vkep.sizes import matches
 
 #: maximum number of operations between the first product and the softmax; bounds the recursion of the search
@@ -79,7 +79,12 @@ class Spelled:
     masks: list[Hidden | Biased]
     guarded: bool  #: whether NaN among the probabilities (of rows that see no key) is replaced by 0
     ops: list[Op]  #: in order, the last product at the end
-    merged: Pointwise | None  #: the only reader of the result, if it copies the result to [batch, length, heads, size]
+    merged: Pointwise | None  #: the only user of the result, if it copies the result to [batch, length, heads, size]
+
+    @property
+    def replaced(self) -> list[Op]:
+        """All operations that attention replaces."""
+        return self.ops if self.merged is None else [*self.ops, self.merged]
 
 
 def is_row_softmax(op: KernelOp) -> bool:
@@ -90,87 +95,82 @@ def is_row_softmax(op: KernelOp) -> bool:
     return matches(problem.inner, 1) and op.outputs[0].shape[-1:] == (problem.axis,)
 
 
-class Search:
-    """The search for attention in the operations of an island."""
-
-    def __init__(self, uses: Uses, kept: set[Storage]) -> None:
-        self.uses, self.kept = uses, kept
-
-    def attention(self, last: KernelOp) -> Spelled | None:
-        """The attention that this product ends; None where it ends none."""
-        guarded = False
-        after: list[Op] = [last]  # from the last product back to the softmax
-        op = self._maker(last.inputs[0], [last])
-        while isinstance(op, Pointwise):
-            cast, guard = _cast(op), self._guarded(op)
-            after.append(op)
-            if cast is not None:
-                op = self._maker(cast, [op])
-            elif guard is not None:
-                probabilities, test = guard
-                guarded = True
-                after.append(test)
-                op = self._maker(probabilities, [op, test])
-            else:
-                return None
-        if not isinstance(op, KernelOp) or not is_row_softmax(op):
-            return None
-        softmax, scores = op, self._scores(op.inputs[0], op)
-        if scores is None or not scores.is_ordered:
-            return None
-        ops = [scores.product, *(step for step, _ in scores.steps), softmax, *reversed(after)]
-        row = softmax.outputs[0].shape[-1]  # operations before and after the softmax may use other shapes of the scores
-        shapes = [*(op.out.shape for op, _ in scores.steps), softmax.outputs[0].shape]
-        fits = (_fitted(shape, scores, last, guarded, ops) for shape in dict.fromkeys(shapes) if shape[-1:] == (row,))
-        spelled = next((spelled for spelled in fits if spelled is not None), None)
-        return replace(spelled, merged=self._merged(spelled.out)) if spelled is not None else None
-
-    def _maker(self, tensor: Tensor, readers: Sequence[Op]) -> Op | None:
-        """The only writer of ``tensor``; None if others than ``readers`` read it, or it does not cover its storage."""
-        storage = tensor.storage
-        if storage.weight is not None or storage.port is not None or storage in self.kept or not tensor.is_whole:
-            return None
-        writers = self.uses.writers[storage]
-        if len(writers) != 1 or set(self.uses.readers[storage]) != set(readers) or not writers[0].outputs[0].is_whole:
-            return None
-        return writers[0]
-
-    def _guarded(self, op: Pointwise) -> tuple[Tensor, Op] | None:
-        """For ``Where(IsNaN(p), 0, p)``: p, and the operation IsNaN."""
-        if op.expr.op != "where":
-            return None
-        test, kept = _tensor(op.expr.args[0]), _tensor(op.expr.args[2])
-        if test is None or kept is None or _number(op.expr.args[1]) != 0.0:
-            return None
-        is_nan = self._maker(test, [op])
-        if not isinstance(is_nan, Pointwise) or is_nan.expr.op != "isnan":
-            return None
-        tested = _tensor(is_nan.expr.args[0])
-        same = tested is not None and tested.storage is kept.storage and tested.is_whole
-        return (kept, is_nan) if same else None
-
-    def _merged(self, out: Tensor) -> Pointwise | None:
-        readers = self.uses.readers[out.storage]
-        turned, op = out.transpose((0, 2, 1, 3)), readers[0] if len(readers) == 1 else None
-        if out.storage in self.kept or not isinstance(op, Pointwise) or not isinstance(op.expr, ex.Leaf):
-            return None
-        read = op.expr.tensor
-        if read is None or read.shape != turned.shape or read.offset != turned.offset or op.out.dtype is not out.dtype:
-            return None
-        strides = zip(read.shape, read.strides, turned.strides, strict=True)
-        return op if all(matches(dim, 1) or matches(one, other) for dim, one, other in strides) else None
-
-    def _scores(self, made: Tensor, reader: Op, left: int = MOST_STEPS) -> _Scores | None:
-        op = self._maker(made, [reader])
-        if isinstance(op, KernelOp):
-            return _Scores(op) if isinstance(op.problem, MatMulProblem) else None
-        if op is not None and left:
-            for before, step in _readings(op):
-                scores = self._scores(before, op, left - 1)
-                if scores is not None:
-                    scores.steps.append((op, step))
-                    return scores
+def match_attention(last: Op, graph: Graph) -> Spelled | None:
+    """The attention that this operation ends; None where it ends none."""
+    if not isinstance(last, KernelOp) or not isinstance(last.problem, MatMulProblem):
         return None
+    guarded = False
+    after: list[Op] = [last]  # from the last product back to the softmax
+    op = _producer(graph, last.inputs[0], last)
+    while isinstance(op, Pointwise):
+        cast, guard = _cast(op), _guarded(op, graph)
+        after.append(op)
+        if cast is not None:
+            op = _producer(graph, cast, op)
+        elif guard is not None:
+            probabilities, test = guard
+            guarded = True
+            after.append(test)
+            op = _producer(graph, probabilities, op, test)
+        else:
+            return None
+    if not isinstance(op, KernelOp) or not is_row_softmax(op):
+        return None
+    softmax, scores = op, _scores(op.inputs[0], op, graph)
+    if scores is None or not scores.is_ordered:
+        return None
+    ops = [scores.product, *(step for step, _ in scores.steps), softmax, *reversed(after)]
+    row = softmax.outputs[0].shape[-1]  # operations before and after the softmax may use other shapes of the scores
+    shapes = [*(op.out.shape for op, _ in scores.steps), softmax.outputs[0].shape]
+    fits = (_fitted(shape, scores, last, guarded, ops) for shape in dict.fromkeys(shapes) if shape[-1:] == (row,))
+    spelled = next((spelled for spelled in fits if spelled is not None), None)
+    return None if spelled is None else replace(spelled, merged=_merged(spelled.out, graph))
+
+
+def _producer(graph: Graph, tensor: Tensor, *users: Op) -> Op | None:
+    """As `Graph.producer`, of a tensor that covers its storage."""
+    return graph.producer(tensor.storage, *users) if tensor.is_whole else None
+
+
+def _guarded(op: Pointwise, graph: Graph) -> tuple[Tensor, Op] | None:
+    """For ``Where(IsNaN(p), 0, p)``: p, and the operation IsNaN."""
+    if op.expr.op != "where":
+        return None
+    test, kept = _tensor(op.expr.args[0]), _tensor(op.expr.args[2])
+    if test is None or kept is None or _number(op.expr.args[1]) != 0.0:
+        return None
+    is_nan = _producer(graph, test, op)
+    if not isinstance(is_nan, Pointwise) or is_nan.expr.op != "isnan":
+        return None
+    tested = _tensor(is_nan.expr.args[0])
+    same = tested is not None and tested.storage is kept.storage and tested.is_whole
+    return (kept, is_nan) if same else None
+
+
+def _merged(out: Tensor, graph: Graph) -> Pointwise | None:
+    users = graph.users(out.storage)
+    turned, op = out.transpose((0, 2, 1, 3)), users[0] if len(users) == 1 else None
+    if out.storage in graph.results or not isinstance(op, Pointwise) or not isinstance(op.expr, ex.Leaf):
+        return None
+    read = op.expr.tensor
+    if read is None or read.shape != turned.shape or read.offset != turned.offset or op.out.dtype is not out.dtype:
+        return None
+    strides = zip(read.shape, read.strides, turned.strides, strict=True)
+    return op if all(matches(dim, 1) or matches(one, other) for dim, one, other in strides) else None
+
+
+def _scores(tensor: Tensor, user: Op, graph: Graph, left: int = MOST_STEPS) -> _Scores | None:
+    """The operations from a product to ``tensor``, the input of a softmax, at most ``left`` of them."""
+    op = _producer(graph, tensor, user)
+    if isinstance(op, KernelOp):
+        return _Scores(op) if isinstance(op.problem, MatMulProblem) else None
+    if op is not None and left:
+        for before, step in _readings(op):
+            scores = _scores(before, op, graph, left - 1)
+            if scores is not None:
+                scores.steps.append((op, step))
+                return scores
+    return None
 
 
 def _readings(op: Pointwise) -> Iterator[tuple[Tensor, _Step]]:

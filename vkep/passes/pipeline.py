@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 from vkep.ir.ops import Op
 from vkep.passes.attention import lower_attention
 from vkep.passes.cache_updates import update_into_attention, update_into_product
-from vkep.passes.fuse import FUSION
+from vkep.passes.copies import elide_copy
+from vkep.passes.dead import remove_dead
+from vkep.passes.fuse import fuse_epilogue, fuse_pointwise
 from vkep.passes.in_place import in_place
 from vkep.passes.layout import lay_out
 from vkep.passes.norms import add_to_norm, head_norms_into_update, norm_into_products
 from vkep.passes.pairs import pair_products
 from vkep.passes.rewrite import Goal, Rule, rewrite
+from vkep.passes.split import split_wide
 
 
 @dataclass(frozen=True)
@@ -26,28 +29,24 @@ class Pass:
     shares: bool = False
 
 
-def _fusion(step: Callable[..., list[Op]]) -> Callable[[list[Op], Goal], list[Op]]:
-    return lambda ops, goal: step(ops, {t.storage for t in goal.results}, goal.caps)
-
-
-def _in_place(ops: list[Op], goal: Goal) -> list[Op]:
-    whole = {t.storage.port: t for t in goal.results if t.storage.port is not None}
-    return in_place(ops, whole, goal.shared)
-
-
-def _by(rule: Rule) -> Callable[[list[Op], Goal], list[Op]]:
-    return lambda ops, goal: rewrite(ops, goal, rule)
+def _by(rule: Rule, *, backward: bool = False) -> Callable[[list[Op], Goal], list[Op]]:
+    return lambda ops, goal: rewrite(ops, goal, rule, backward=backward)
 
 
 PASSES: tuple[Pass, ...] = (
     Pass("layout", lambda ops, goal: lay_out(ops, goal.caps)),
-    Pass("attention", lambda ops, goal: lower_attention(ops, goal.results, goal.caps)),
-    *(Pass(name, _fusion(step)) for name, step in FUSION),
+    Pass("dead operations", remove_dead),
+    Pass("attention", _by(lower_attention)),
+    Pass("masks of attention", remove_dead),
+    Pass("wide expressions", _by(split_wide)),
+    Pass("pointwise fusion", _by(fuse_pointwise, backward=True)),
+    Pass("epilogues", _by(fuse_epilogue)),
+    Pass("copies", _by(elide_copy)),
     Pass("pairs of products", _by(pair_products)),
     Pass("sums of norms", _by(add_to_norm)),
     Pass("norms of products", _by(norm_into_products)),
     Pass("norms of heads", _by(head_norms_into_update)),
-    Pass("in place", _in_place, shares=True),
+    Pass("in place", in_place, shares=True),
     Pass("updates in products", _by(update_into_product), shares=True),
     Pass("updates in attention", _by(update_into_attention), shares=True),
 )

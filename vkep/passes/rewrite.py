@@ -37,8 +37,9 @@ class Graph:
     def __init__(self, ops: Iterable[Op], goal: Goal) -> None:
         self.caps = goal.caps
         self.results = {t.storage for t in goal.results}  #: of the tensors that exist at the end
-        self._order = [[op] for op in ops]
-        self._places = {op: k for k, [op] in enumerate(self._order)}
+        self.given = list(ops)  #: the operations before any was replaced
+        self._order = [[op] for op in self.given]
+        self._places = {op: k for k, op in enumerate(self.given)}
         self._overwrites: dict[int | None, list[Storage]] = defaultdict(
             list
         )  #: by an input's port, the outputs in its memory
@@ -74,10 +75,23 @@ class Graph:
         """The operation that computes all of a storage that only ``users`` read; None where there is no such one."""
         if storage.weight is not None or storage.port is not None or storage in self.results:
             return None
-        producers = self.producers(storage)
-        if len(producers) != 1 or not self._index[1].get(storage, {}).keys() <= set(users):
+        producers, readers = (index.get(storage, ()) for index in self._index)
+        if len(producers) != 1 or any(reader not in users for reader in readers):
             return None
-        return producers[0] if producers[0].outputs[0].is_whole else None
+        [producer] = producers
+        return producer if producer.outputs[0].is_whole else None
+
+    @functools.cached_property
+    def _depths(self) -> dict[Storage, int]:
+        depths: dict[Storage, int] = {}
+        for op in self.given:
+            depth = 1 + max([depths.get(storage, 0) for storage in read_by(op)], default=0)
+            depths |= {storage: max(depth, depths.get(storage, 0)) for storage in written_by(op)}
+        return depths
+
+    def depth(self, op: Op) -> tuple[int, int]:
+        """The length of the longest chain of operations that ends with a given one, and its place."""
+        return self._depths[op.outputs[0].storage], self._places[op]
 
     def fused(
         self, problem: Problem, inputs: Sequence[Tensor], outputs: Sequence[Tensor], parts: Sequence[Op]
@@ -149,10 +163,10 @@ def read_by(op: Op) -> set[Storage]:
 Rule = Callable[[Op, Graph], Changes | None]
 
 
-def rewrite(ops: Iterable[Op], goal: Goal, rule: Rule) -> list[Op]:
-    """The operations after a rule was applied to each of them, in order."""
+def rewrite(ops: Iterable[Op], goal: Goal, rule: Rule, *, backward: bool = False) -> list[Op]:
+    """The operations after a rule was applied to each of them, in order or from the last to the first."""
     graph = Graph(ops, goal)
-    for op in graph.ops:
+    for op in reversed(graph.given) if backward else graph.given:
         changes = rule(op, graph) if op in graph else None
         if changes and not graph.reads_too_late(changes):
             graph.replace(changes)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from vkep.dtypes import DTYPES
 from vkep.ir import expr as ex
 from vkep.ir.ops import Op, Pointwise
 from vkep.ir.tensor import Tensor
 from vkep.kernels.kernel import MOST_READ
+from vkep.passes.rewrite import Changes, Graph
 
 #: maximum number of tensors that a fused kernel reads (its argument block grows with them), and a part of an expression that
 #: is split, so that its producers can be fused into it
@@ -25,19 +27,17 @@ _STORED = {
 }
 
 
-def split_wide(ops: Iterable[Op]) -> list[Op]:
-    """The operations, with an operation of its own for each part of an expression that reads too many tensors. Values are
-    computed in the same order: of a sum, each part adds to the sum of the part before it."""
-    result: list[Op] = []
-    for op in ops:
-        if isinstance(op, Pointwise) and len(ex.leaves(op.expr)) > MOST_READ:
-            result += _Split(op).parts
-        result.append(op)
-    return result
+def split_wide(op: Op, graph: Graph) -> Changes | None:
+    """An expression that reads too many tensors is several operations. Values are computed in the same order: of a sum, each part
+    adds to the sum of the part before it."""
+    if not isinstance(op, Pointwise) or len(ex.leaves(op.expr)) <= MOST_READ:
+        return None
+    split = _Split(op)
+    return {op: [*split.parts, replace(op, expr=split.expr)]}
 
 
 class _Split:
-    """Splits one operation: ``parts`` are what its changed expression needs before it."""
+    """Splits one operation: ``parts`` are what ``expr``, which replaces its expression, needs before it."""
 
     def __init__(self, op: Pointwise) -> None:
         self.op = op
@@ -49,7 +49,7 @@ class _Split:
             made = ex.with_args(node, tuple([self.done[id(a)][0] for a in node.args]))
             read = frozenset([node]) if isinstance(node, ex.Leaf) else self._read(node.args)
             self.done[id(node)] = made, read
-        op.expr = self.done[id(op.expr)][0]
+        self.expr = self.done[id(op.expr)][0]
 
     def _read(self, args: Iterable[ex.Expr]) -> frozenset[ex.Leaf]:
         return frozenset().union(*[self.done[id(a)][1] for a in args])
