@@ -20,6 +20,7 @@ FLOOR_OF = {
     "gpu_shared": SHARED,
     "vkep.errors": PURE,
     "vkep.files": PURE,
+    "vkep.undo": PURE,
     "vkep.sizes": PURE,
     "vkep.dtypes": PURE,
     "vkep.cache": PURE,
@@ -58,6 +59,7 @@ FLOOR_OF = {
 # The rooms of the pure side, in the order in which they may import one another: each only those before it.
 ROOMS = (
     "vkep.errors",
+    "vkep.undo",
     "vkep.files",
     "vkep.sizes",
     "vkep.own_files",

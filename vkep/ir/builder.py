@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from vkep.kernels.problem import Problem
 from vkep.kernels.select import choose
 from vkep.plan.records import FRESH
 from vkep.sizes import matches, serves_others, wholes
+from vkep.undo import Undo
 
 #: limits of kernels: a tensor's elements, and the value of an integer
 LARGEST = 1 << 31
@@ -78,13 +79,9 @@ class Builder:
             raise InvalidNode(f"{what} has shape {list(tensor.shape)}, expected one axis")
         return None if tensor is None else list(wholes(self.value(tensor, what).reshape(-1).tolist()))
 
-    def rollback(self, count: int) -> None:
-        """Remove the operations after the first ``count``, and the values that later nodes could share with them."""
-        gone = self.ops[count:]
-        if gone:
-            del self.ops[count:]
-            storages = {t.storage for op in gone for t in op.outputs}
-            self._ranges = {key: check for key, check in self._ranges.items() if check.out.storage not in storages}
+    def attempt(self, *more: list[Any] | dict[Any, Any]) -> Undo:
+        """For a ``with`` block: where it raises, the operations that it added go again, and what it added to ``more``."""
+        return Undo(self.ops, self._ranges, *more)
 
     def expect_range(self, name: str, values: Tensor | None, low: int, high: int) -> None:
         """Check that integers of an optional input are from ``low`` to ``high``. Raises `InvalidNode` for known values

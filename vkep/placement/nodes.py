@@ -43,15 +43,14 @@ def lower_node(
         check_known(node)
     declined = ""
     if definition is not None:
-        operations = len(b.ops)
         try:
-            return _declared(b, node, arguments, definition, in_body)
+            with b.attempt():
+                return _declared(b, node, arguments, definition, in_body)
         except (NeedsValue, InvalidNode):
             raise
         except Decline as decline:
             if not has_body(node):
                 raise
-            b.rollback(operations)
             declined = decline.reason
 
     outer = b.node

@@ -350,26 +350,23 @@ class _Partitioner(Placed):
         """Add a node's operations to an island; returns its results. Raises `Decline`; then the island is unchanged."""
         check_known(node)
         builder = island.builder
-        ops, ports, tensors = len(builder.ops), len(island.ports), len(island.tensors)
+        ops = len(builder.ops)
         builder.node = node
         arguments: list[Tensor | None] = []
         if self.trace is not None:
             self.trace.lowering = True
         try:
-            arguments += [island.tensor(n, self.known) if n else None for n in node.inputs]
-            check_sizes(self.caps, zip(node.inputs, arguments, strict=True), self.every_size)
-            builder.place = self.growing.place(node, functools.partial(island.tensor, known=self.known))
-            results = lower_node(builder, node, arguments, self.opsets)
-            if self.every_size:
-                check_sizes(self.caps, ((node.title, t) for op in builder.ops[ops:] for t in op.outputs), True)
-        except Decline as decline:
-            if isinstance(decline, NeedsValue) and not decline.names:
+            with builder.attempt(island.ports, island.tensors, island.rooms):
+                arguments += [island.tensor(n, self.known) if n else None for n in node.inputs]
+                check_sizes(self.caps, zip(node.inputs, arguments, strict=True), self.every_size)
+                builder.place = self.growing.place(node, functools.partial(island.tensor, known=self.known))
+                results = lower_node(builder, node, arguments, self.opsets)
+                if self.every_size:
+                    check_sizes(self.caps, ((node.title, t) for op in builder.ops[ops:] for t in op.outputs), True)
+        except NeedsValue as need:
+            if not need.names:
                 pairs = zip(node.inputs, arguments, strict=True)
-                decline.names = tuple(n for n, t in pairs if t is not None and t.storage is decline.tensor.storage)
-            builder.rollback(ops)
-            del island.ports[ports:]
-            for name in list(island.tensors)[tensors:]:  # those that were added for this node
-                del island.tensors[name]
+                need.names = tuple(n for n, t in pairs if t is not None and t.storage is need.tensor.storage)
             raise
         except ExpressionError as error:
             error.args = (f"{node.title}: {error}",)  # with the traceback of the line that wrote the expression

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from vkep.errors import Decline
+from vkep.undo import Undo
 
 Array = np.ndarray[Any, Any]
 #: MLIR's element types by numpy's names
@@ -132,18 +133,9 @@ class TosaBuilder:
         """Raise `Decline` with the reason."""
         raise Decline(reason)
 
-    # ---- undoing the operations of an operator that declines
-
-    def mark(self) -> int:
-        """The state that `rollback` returns to."""
-        return len(self.ops)
-
-    def rollback(self, mark: int) -> None:
-        """Drop the operations since the mark."""
-        gone = {result for op in self.ops[mark:] for result in op.results}
-        del self.ops[mark:]
-        self._moved = {k: v for k, v in self._moved.items() if v not in gone and k[0] not in gone}
-        self.flipped = {k: v for k, v in self.flipped.items() if v not in gone and k not in gone}
+    def attempt(self, *more: list[Any] | dict[Any, Any]) -> Undo:
+        """For a ``with`` block: where it raises, the operations that it added go again, and what it added to ``more``."""
+        return Undo(self.ops, self._moved, self.flipped, *more)
 
     # ---- making tensors
 

@@ -75,8 +75,7 @@ class TosaIsland:
 
         Raises `Decline` with the reason; then the island is unchanged.
         """
-        mark, before, taken = self.builder.mark(), dict(self.tensors), dict(self.inputs)
-        try:
+        with self.builder.attempt(self.tensors, self.inputs, self._arguments, self._weights):
             arguments = [self._tensor(name, spec) if name else None for name in node.inputs]
             results = registry.lower_node(self.builder, node, arguments)
             ports = []
@@ -93,10 +92,6 @@ class TosaIsland:
             missing = [name for name in node.outputs[len(results) :] if name]
             if missing:
                 raise Decline(f"the TOSA lowering makes no output {missing[0]!r}")
-        except Decline:
-            self.builder.rollback(mark)
-            self.tensors, self.inputs = before, taken
-            raise
         self.nodes.append(node)
         return ports
 
@@ -136,7 +131,7 @@ class TosaIsland:
         ``shared`` become arguments where their bytes can be used unchanged."""
         arguments = {name: self._arguments[name] for name in self.inputs}
         results: list[Value] = []
-        mark = self.builder.mark()
+        before = self.builder.attempt()
         for name in outputs:
             value = to_result(self.builder, self.tensors[name])
             if value.array is not None or value in results or value in arguments.values():
@@ -145,7 +140,7 @@ class TosaIsland:
         weights = shareable(needed(self.builder.ops, results), results, self._weights, shared)
         text = to_mlir(self.builder.ops, [*arguments.values(), *(value for value, _ in weights)], results)
         names = tuple(line.split('"tosa.')[1].split('"')[0] for line in text.splitlines() if '"tosa.' in line)
-        self.builder.rollback(mark)
+        before.undo()
         ports = [TosaPort(n, DTYPES[self.tensors[n].dtype], self.tensors[n].shape) for n in outputs]
         kept = tuple(n for n in names if n not in ("const", "const_shape"))
         return TosaGraph(text, tuple(self.inputs.values()), tuple(ports), kept, tuple(w for _, w in weights))

@@ -128,17 +128,13 @@ def lower_node(b: TosaBuilder, node: Node, arguments: Sequence[TosaTensor | None
     if unknown:
         raise Decline(f"the TOSA lowering knows no attribute {sorted(unknown)[0]!r}")
     attributes = signature.keywords(node.attributes, version=node.since_version, count=len(node.outputs))
-    mark = b.mark()
     try:
-        if stored:
-            inputs = [_as_stored(b, t, stored, i == 0 or signature.variadic) for i, t in enumerate(inputs)]
-        made = operator.function(b, *inputs, **attributes)
-    except Decline:
-        b.rollback(mark)
-        raise
+        with b.attempt():
+            if stored:
+                inputs = [_as_stored(b, t, stored, i == 0 or signature.variadic) for i, t in enumerate(inputs)]
+            made = operator.function(b, *inputs, **attributes)
     except (ValueError, IndexError, ZeroDivisionError, StopIteration) as error:
         # shapes that break ONNX's rules: the engine that runs the node reports them
-        b.rollback(mark)
         raise Decline(f"its inputs do not fit: {error}") from error
     results: list[TosaTensor] = list(made) if isinstance(made, (tuple, list)) else [made]
     if short:
