@@ -292,22 +292,27 @@ def _accesses(call: KernelCall, shared: Mapping[int, int]) -> list[Access]:
     return touched
 
 
-def _at_hand(accesses: Sequence[Sequence[Access]]) -> list[list[Access]]:
-    """The accesses at the current sizes, on the condition that other sizes conflict alike."""
+def _at_current_sizes(accesses: Sequence[Sequence[Access]]) -> list[list[Access]]:
+    """The accesses with the current sizes, on the condition that other sizes conflict alike."""
     sized: dict[Hashable, list[Access]] = {}
     for access in itertools.chain.from_iterable(accesses):
         if is_size(access.start) or is_size(access.end):
             sized.setdefault(access.memory, [])
     for access in itertools.chain.from_iterable(accesses):
-        known = sized.get(access.memory)
-        if known is not None and _written_out(access) not in map(_written_out, known):
-            for other in known:
-                if (access.writes or other.writes) and access.start < other.end:
-                    bool(other.start < access.end)
-                if access.writes and access.start <= other.start:  # an access that covers another one replaces it
-                    bool(other.end <= access.end)
-            known.append(access)
+        earlier = sized.get(access.memory)
+        if earlier is not None and _written_out(access) not in map(_written_out, earlier):
+            for other in earlier:
+                _require_same_conflict(access, other)
+            earlier.append(access)
     return [[Access(a.memory, hint(a.start), hint(a.end), a.writes) for a in touched] for touched in accesses]
+
+
+def _require_same_conflict(access: Access, earlier: Access) -> None:
+    """Make it a condition of the trace, by comparing, that two accesses to a memory conflict at other sizes as at these."""
+    if access.writes or earlier.writes:
+        bool(access.start < earlier.end and earlier.start < access.end)
+    if access.writes:  # an access that covers another one replaces it
+        bool(access.start <= earlier.start and earlier.end <= access.end)
 
 
 def _written_out(access: Access) -> tuple[Hashable, ...]:
@@ -355,7 +360,7 @@ class _Layout:
         self.sized = None if trace is None else SizedNumbers(trace)
         accesses = [_accesses(call, shared) for call, _ in calls]
         if self.sized is not None:
-            accesses = _at_hand(accesses)
+            accesses = _at_current_sizes(accesses)
         groups = schedule(accesses, lambda groups: live_peak(_alive(calls, groups)[1]))
         order = sorted(range(len(calls)), key=groups.__getitem__)
         self.calls = [calls[i] for i in order]
@@ -409,45 +414,25 @@ class _Layout:
         return dict(zip(storages, offsets, strict=True)), total, live_peak(lifetimes)
 
     def _dispatch(self, k: int, call: KernelCall, label: str) -> Dispatch:
-        sized = self.sized
+        sized, reaches = self.sized, self._reaches_of(call)
         relocations: list[Relocation] = []
         reads: list[Range] = []
         writes: list[Range] = []
-        indirect = moved = 0
-        reaches = self._reaches_of(call)
+        indirect = bytes_moved = 0
         for position, (operand, tensor) in enumerate(call.operands):
             if tensor is None:
                 continue
-            addend = tensor.offset * tensor.dtype.itemsize
-            start, end = tensor.byte_range
-            _prove(call, operand, tensor, reaches.get(operand.name, ITS_VIEW), end)
-            if tensor is _FAULT_WORD:
-                relocations.append(Relocation(position * ADDRESS_BYTES, _FAULT, 0))
-                continue
-            storage = tensor.storage
+            _prove(call, operand, tensor, reaches.get(operand.name, ITS_VIEW), tensor.byte_range[1])
             at = position * ADDRESS_BYTES
-            if storage.port is not None:
-                slot = self.slots.setdefault((storage.port, addend), len(self.slots))
-            if sized is not None:
-                start, end = hint(start), hint(end)
-                if storage.port is None:
-                    addend = sized.addend(k, len(relocations), addend)
-            moved += min(end - start, hint(tensor.nbytes))
-            if storage.weight is not None:
-                index = self._constant(storage.weight)
-                relocations.append(Relocation(at, _CONSTANT, index, addend))
-                touched = Range(_CONSTANT, index, start, end)
-            elif storage.port is not None:
-                relocations.append(Relocation(at, _PORT, slot, 0))
-                touched = Range(_PORT, storage.port, start, end)
-                indirect |= (storage.port != FRESH) << position  # the operand is the slot itself
-            else:
-                base = self.offsets[storage]
-                if sized is not None:
-                    sized.place(k, len(relocations), storage, addend)
-                relocations.append(Relocation(at, _ACTIVATION, 0, base + addend))
-                touched = Range(_ACTIVATION, 0, base + start, base + end)
-            (writes if operand.writes else reads).append(touched)
+            if tensor is _FAULT_WORD:
+                relocations.append(Relocation(at, _FAULT, 0))
+                continue
+            relocation, accessed = self._address(k, len(relocations), at, tensor)
+            relocations.append(relocation)
+            (writes if operand.writes else reads).append(accessed)
+            bytes_moved += min(accessed.end - accessed.start, hint(tensor.nbytes))
+            if tensor.storage.port not in (None, FRESH):  # the operand of a fresh slot is the slot itself
+                indirect |= 1 << position
         in_memory = call.argument_bytes > PUSH_CONSTANT_BYTES
         variant, spec, grid = call.variant, {**call.spec, "INDIRECT": indirect}, call.grid
         if sized is not None:
@@ -465,10 +450,29 @@ class _Layout:
             reads=tuple(reads),
             writes=tuple(writes),
             flops=hint(call.flops),
-            bytes=moved,
+            bytes=bytes_moved,
             candidate=call.candidate,
             turned_down=call.turned_down if sized is None else sized.reasons(call.turned_down),
         )
+
+    def _address(self, k: int, number: int, at: int, tensor: Tensor) -> tuple[Relocation, Range]:
+        """The relocation that writes the address of an operand of dispatch ``k``, at ``at`` bytes of its arguments, and what the
+        dispatch accesses there. ``number``: of the dispatch's relocations."""
+        storage, sized = tensor.storage, self.sized
+        addend = tensor.offset * tensor.dtype.itemsize
+        start, end = map(hint, tensor.byte_range)
+        if storage.port is not None:
+            slot = self.slots.setdefault((storage.port, addend), len(self.slots))
+            return Relocation(at, _PORT, slot, 0), Range(_PORT, storage.port, start, end)
+        if sized is not None:
+            addend = sized.addend(k, number, addend)
+        if storage.weight is not None:
+            index = self._constant(storage.weight)
+            return Relocation(at, _CONSTANT, index, addend), Range(_CONSTANT, index, start, end)
+        if sized is not None:
+            sized.place(k, number, storage, addend)
+        base = self.offsets[storage]
+        return Relocation(at, _ACTIVATION, 0, base + addend), Range(_ACTIVATION, 0, base + start, base + end)
 
     def _reaches_of(self, call: KernelCall) -> Mapping[str, int]:
         """`KernelCall.reaches`, cached for calls with the same arguments, since layers recur."""
