@@ -9,7 +9,7 @@ import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.passes import attention
-from vkep.passes.match_attention import Spelled
+from vkep.passes.match_attention import AttentionMatch
 
 
 @pytest.fixture(autouse=True)
@@ -18,16 +18,16 @@ def _declined(det_declined: None) -> None:
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[Spelled]:
-    """The spelled-out attention that was taken as one."""
-    found: list[Spelled] = []
-    inner: Callable[..., Any] = attention._lowered
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[AttentionMatch]:
+    """The attention that was matched and replaced."""
+    found: list[AttentionMatch] = []
+    inner: Callable[..., Any] = attention._as_sdpa
 
-    def lowered(spelled: Spelled, caps: DeviceCapabilities) -> Any:
-        made = inner(spelled, caps)
+    def lowered(match: AttentionMatch, caps: DeviceCapabilities) -> Any:
+        made = inner(match, caps)
         if made is not None:
-            found.append(spelled)
+            found.append(match)
         return made
 
-    monkeypatch.setattr(attention, "_lowered", lowered)
+    monkeypatch.setattr(attention, "_as_sdpa", lowered)
     return found

@@ -13,7 +13,7 @@ from tests.lowering.written_attention import BATCH, HEADS, KEYS, LOWEST, QUERIES
 from tests.ops.cases import assert_like, by_onnxruntime, by_reference, on_vulkan
 from vkep import InferenceSession
 from vkep.ops import sdpa
-from vkep.passes.match_attention import Spelled
+from vkep.passes.match_attention import AttentionMatch
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def _run(g: Spelling) -> None:
 
 @pytest.mark.usefixtures("_two_at_once")
 @pytest.mark.parametrize("spell", [pytest.param(f, id=name) for name, f in (SPELLINGS | SINGLE_SPELLINGS).items()])
-def test_spellings(taken: list[Spelled], spell: Callable[[Spelling], None]) -> None:
+def test_spellings(taken: list[AttentionMatch], spell: Callable[[Spelling], None]) -> None:
     g = Spelling()
     spell(g)
     _run(g)
@@ -185,7 +185,7 @@ def test_spellings(taken: list[Spelled], spell: Callable[[Spelling], None]) -> N
 
 @pytest.mark.usefixtures("_two_at_once")
 @pytest.mark.parametrize("spell", [pytest.param(f, id=name) for name, f in SPELLINGS.items()])
-def test_spellings_in_float16(taken: list[Spelled], spell: Callable[[Spelling], None]) -> None:
+def test_spellings_in_float16(taken: list[AttentionMatch], spell: Callable[[Spelling], None]) -> None:
     g = Spelling(np.float16)
     spell(g)
     got = on_vulkan(g.model(), g.values)
@@ -199,7 +199,7 @@ def test_spellings_in_float16(taken: list[Spelled], spell: Callable[[Spelling], 
 
 @pytest.mark.usefixtures("_two_at_once")
 @pytest.mark.parametrize(("axis", "count"), [(3, 1), (1, 0)])
-def test_softmax_that_flattens(taken: list[Spelled], axis: int, count: int) -> None:
+def test_softmax_that_flattens(taken: list[AttentionMatch], axis: int, count: int) -> None:
     """Before opset 13 all axes from ``axis`` on are one."""
     g = Spelling(opset=11)
     g.add("MatMul", g.add("Softmax", g.scores(), axis=axis), g.v, into="y")
@@ -332,14 +332,14 @@ def _finite_in_two_masks(g: Spelling) -> None:
         pytest.param(_causal(-1e4, biased=True), id="finite and biased"),
     ],
 )  # fmt: skip
-def test_others_are_run_as_written(taken: list[Spelled], spell: Callable[[Spelling], None]) -> None:
+def test_others_are_run_as_written(taken: list[AttentionMatch], spell: Callable[[Spelling], None]) -> None:
     g = Spelling()
     spell(g)
     _run(g)
     assert not taken
 
 
-def test_nothing_is_taken_where_nothing_is_won(taken: list[Spelled]) -> None:
+def test_nothing_is_taken_where_nothing_is_won(taken: list[AttentionMatch]) -> None:
     """On a CPU driver, with scores that caches hold, the plan is that of the nodes, each dispatch by its node's name."""
     g = Spelling()
     _biased((QUERIES, KEYS))(g)

@@ -16,7 +16,7 @@ from vkep.ir.infer import Known
 from vkep.ir.program import IslandStep, ValueSpec
 from vkep.ops import sdpa
 from vkep.passes import attention
-from vkep.passes.match_attention import Spelled
+from vkep.passes.match_attention import AttentionMatch
 from vkep.placement.partition import lower
 from vkep.plan.records import Plan
 
@@ -78,21 +78,23 @@ def test_dispatches_have_the_names_of_all_nodes() -> None:
 @pytest.mark.parametrize("float16", [False, True])
 def test_models(monkeypatch: pytest.MonkeyPatch, name: str, float16: bool) -> None:
     """Each softmax of these is an attention's."""
-    found: list[Spelled] = []
+    found: list[AttentionMatch] = []
 
-    def lowered(spelled: Spelled, caps: DeviceCapabilities) -> None:
-        found.append(spelled)
+    def lowered(match: AttentionMatch, caps: DeviceCapabilities) -> None:
+        found.append(match)
 
-    monkeypatch.setattr(attention, "_lowered", lowered)
+    monkeypatch.setattr(attention, "_as_sdpa", lowered)
     proto = build_model(name, Options(float16=float16))
     _plan(proto, CPU)
     assert len(found) == sum(node.op_type == "Softmax" for node in proto.graph.node) > 0
-    assert {spelled.scale for spelled in found} == {0.125}
-    assert all(len(spelled.masks) == (name == "bert") for spelled in found)
+    assert {match.scale for match in found} == {0.125}
+    assert all(len(match.masks) == (name == "bert") for match in found)
 
 
 @pytest.mark.parametrize("name", ["bert", "bert_enc"])
-def test_a_gpu_has_one_kernel_for_all_of_it(taken: list[Spelled], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_gpu_has_one_kernel_for_all_of_it(
+    taken: list[AttentionMatch], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     """From the projections' results to what the next one reads: the copy that merges the heads is in it too."""
     proto = build_model(name, Options(float16=True))
     plan = _plan(proto, GPU)
@@ -106,11 +108,11 @@ def test_a_gpu_has_one_kernel_for_all_of_it(taken: list[Spelled], monkeypatch: p
         if node.op_type == "Softmax":
             assert any({node.name, names[node.input[0]]} <= set(label.split(" + ")) for label in fused)
     layers = len(taken)
-    monkeypatch.setattr(attention, "_lowered", lambda spelled, caps: None)
+    monkeypatch.setattr(attention, "_as_sdpa", lambda match, caps: None)
     written = _plan(proto, GPU)
     assert len(written.dispatches) == len(plan.dispatches) + 3 * layers, "two products, a softmax and a copy are one"
 
 
-def test_small_scores_on_a_cpu_driver_are_run_as_written(taken: list[Spelled]) -> None:
+def test_small_scores_on_a_cpu_driver_are_run_as_written(taken: list[AttentionMatch]) -> None:
     _plan(build_model("bert"), CPU)
     assert not taken

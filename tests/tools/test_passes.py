@@ -165,12 +165,12 @@ def test_fusion_that_loses_an_operand_is_named() -> None:
 def test_attention_that_loses_its_mask_is_named() -> None:
     text = """(float[1,4,1,64] q, float[1,4,64,2048] k, float[1,4,2048,64] v, float[1,1,1,2048] m) => (float[1,4,1,64] y)
     { s = MatMul(q, k) t = Add(s, m) p = Softmax<axis=-1>(t) y = MatMul(p, v) }"""
-    lowered = attention._lowered
+    lowered = attention._as_sdpa
 
-    def unmasked(spelled: Any, caps: Any) -> Any:
-        return lowered(replace(spelled, masks=[]), caps)
+    def unmasked(match: Any, caps: Any) -> Any:
+        return lowered(replace(match, masks=[]), caps)
 
-    _, touched = _broken("attention", _model(text), attention, "_lowered", unmasked)
+    _, touched = _broken("attention", _model(text), attention, "_as_sdpa", unmasked)
     assert any("AttentionProblem" in op for op in touched)
 
 

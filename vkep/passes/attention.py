@@ -18,7 +18,7 @@ from vkep.ir.builder import Builder
 from vkep.ir.ops import Op
 from vkep.ir.tensor import Tensor
 from vkep.ops.sdpa import Heads, KeyWindow, Mask, Scoring, saves_scores, sdpa
-from vkep.passes.match_attention import Biased, Hidden, Spelled, match_attention
+from vkep.passes.match_attention import AttentionMatch, Biased, Masked, match_attention
 from vkep.passes.rewrite import Changes, Graph
 
 #: a score at or below this counts as masked: its probability is 0 beside any score that a model computes
@@ -27,49 +27,49 @@ _HIDES = -1e4
 _ABSORBS = -1e30
 
 
-def lower_attention(op: Op, graph: Graph) -> Changes | None:
+def fuse_attention(op: Op, graph: Graph) -> Changes | None:
     """An attention that ends with this product becomes `sdpa`, where that avoids storing all scores (`saves_scores`) and nothing
     else uses the scores or probabilities."""
     match = match_attention(op, graph)
-    instead = _lowered(match, graph.caps) if match is not None else None
+    instead = _as_sdpa(match, graph.caps) if match is not None else None
     if match is None or instead is None:
         return None
     return {**dict.fromkeys(match.replaced, ()), op: instead}
 
 
-def _lowered(spelled: Spelled, caps: DeviceCapabilities) -> list[Op] | None:
+def _as_sdpa(match: AttentionMatch, caps: DeviceCapabilities) -> list[Op] | None:
     """The operations of `sdpa`, to replace the last product (and the copy that merges heads); None where the attention
     is not replaced."""
-    batch, count, queries, _ = spelled.q.shape
-    heads = Heads(batch, count, 1, queries, spelled.k.shape[2])
-    merged = spelled.merged
+    batch, count, queries, _ = match.q.shape
+    heads = Heads(batch, count, 1, queries, match.k.shape[2])
+    merged = match.head_merge
     b = Builder(caps)
     try:
-        mask = _mask(b, spelled, heads)
+        mask = _mask(b, match, heads)
     except Decline:
         return None
-    operands = (spelled.q, spelled.k, spelled.v)
-    if mask is None or not saves_scores(caps, *operands, heads, mask, Scoring(spelled.scale)):
+    operands = (match.q, match.k, match.v)
+    if mask is None or not saves_scores(caps, *operands, heads, mask, Scoring(match.scale)):
         return None
-    y = sdpa(b, *operands, heads, mask, scale=spelled.scale, merged=merged is not None).y
+    y = sdpa(b, *operands, heads, mask, scale=match.scale, merged=merged is not None).y
     if merged is None:
-        b.copy(y, out=spelled.out)
+        b.copy(y, out=match.out)
     else:
         b.copy(y.transpose((0, 2, 1, 3)), out=merged.out)
-    labels = list(dict.fromkeys(label for op in spelled.replaced for label in op.labels))
+    labels = list(dict.fromkeys(label for op in match.replaced for label in op.labels))
     return [replace(op, labels=labels) for op in b.ops]
 
 
-def _mask(b: Builder, spelled: Spelled, heads: Heads) -> Mask | None:
+def _mask(b: Builder, match: AttentionMatch, heads: Heads) -> Mask | None:
     """The masks in the form of `sdpa`; None where the result would differ."""
-    mask = Mask(may_hide_rows=spelled.guarded)
-    for position, given in enumerate(spelled.masks):
-        step = _as_hidden(b, given) if isinstance(given, Biased) else given
-        chosen = step.condition.array if isinstance(step, Hidden) else None
-        seen = chosen != step.when if isinstance(step, Hidden) and chosen is not None else None
+    mask = Mask(may_hide_rows=match.has_nan_guard)
+    for position, given in enumerate(match.masks):
+        step = _as_mask(b, given) if isinstance(given, Biased) else given
+        chosen = step.condition.array if isinstance(step, Masked) else None
+        seen = chosen != step.when if isinstance(step, Masked) and chosen is not None else None
         # a finite score hides a key only if its row has a visible one; else all keys of the row have equal probabilities
-        hides = seen is not None and len(spelled.masks) == 1 and bool(seen.any(-1).all())
-        if isinstance(step, Hidden) and (step.score == -math.inf or (step.score <= _HIDES and hides)):
+        hides = seen is not None and len(match.masks) == 1 and bool(seen.any(-1).all())
+        if isinstance(step, Masked) and (step.score == -math.inf or (step.score <= _HIDES and hides)):
             view = heads.mask_view(b, step.condition)
             condition = b.expr("not" if step.when else "same", view, ctype="bool")
             if seen is None or not _see_by_position(mask, condition, seen, heads):
@@ -82,29 +82,29 @@ def _mask(b: Builder, spelled: Spelled, heads: Heads) -> Mask | None:
             return None
     # the model's test for NaN also finds rows whose scores sum up to minus infinity though no bias is: two biases, or a bias
     # and a score in float16
-    if spelled.guarded and mask.biases and (len(mask.biases) > 1 or spelled.q.dtype.name == "float16"):
+    if match.has_nan_guard and mask.biases and (len(mask.biases) > 1 or match.q.dtype.name == "float16"):
         return None
     return mask
 
 
-def _as_hidden(b: Builder, given: Biased) -> Biased | Hidden:
+def _as_mask(b: Builder, given: Biased) -> Biased | Masked:
     """A constant bias with one value besides 0, as a mask of the keys with that value."""
     array = given.bias.array
     if array is None:
         return given
     seen = array == 0
     least = array.min()
-    return Hidden(b.constant(seen), False, float(least)) if bool((seen | (array == least)).all()) else given
+    return Masked(b.constant(seen), False, float(least)) if bool((seen | (array == least)).all()) else given
 
 
-def _as_bias(b: Builder, hidden: Hidden) -> Tensor:
+def _as_bias(b: Builder, mask: Masked) -> Tensor:
     """A mask with a score that absorbs others (`_ABSORBS`, which float16 cannot represent), as a float32 bias."""
-    there, elsewhere = (hidden.score, 0.0) if hidden.when else (0.0, hidden.score)
-    array = hidden.condition.array
+    there, elsewhere = (mask.score, 0.0) if mask.when else (0.0, mask.score)
+    array = mask.condition.array
     if array is not None:
         return b.constant(np.where(array, np.float32(there), np.float32(elsewhere)))
     scores = (ex.Const("float", value=score) for score in (there, elsewhere))
-    return b.store(b.expr("where", hidden.condition, *scores, ctype="float"), DTYPES["float32"])
+    return b.store(b.expr("where", mask.condition, *scores, ctype="float"), DTYPES["float32"])
 
 
 def _see_by_position(mask: Mask, condition: ex.Expr, seen: np.ndarray, heads: Heads) -> bool:

@@ -24,7 +24,7 @@ MOST_STEPS = 16
 
 
 @dataclass(frozen=True)
-class Hidden:
+class Masked:
     """``Where``: ``score`` replaces the scores where ``condition`` equals ``when``."""
 
     condition: Tensor
@@ -49,7 +49,7 @@ class _Cast:
     """A conversion between types of float, or a copy."""
 
 
-_Step = Hidden | _Scaled | Biased | _Cast
+_Step = Masked | _Scaled | Biased | _Cast
 
 
 @dataclass
@@ -62,12 +62,12 @@ class _Scores:
     @property
     def is_ordered(self) -> bool:
         """Whether scales come first, then masks, then casts."""
-        order = [{_Scaled: 0, Hidden: 1, Biased: 1, _Cast: 2}[type(step)] for _, step in self.steps]
+        order = [{_Scaled: 0, Masked: 1, Biased: 1, _Cast: 2}[type(step)] for _, step in self.steps]
         return order == sorted(order)
 
 
 @dataclass
-class Spelled:
+class AttentionMatch:
     """An attention that was matched. q, k, v and out are [batch, heads, length, size]; masks broadcast to [batch,
     heads, queries, keys], in the order in which they are applied."""
 
@@ -76,15 +76,17 @@ class Spelled:
     v: Tensor
     out: Tensor
     scale: float
-    masks: list[Hidden | Biased]
-    guarded: bool  #: whether NaN among the probabilities (of rows that see no key) is replaced by 0
+    masks: list[Masked | Biased]
+    has_nan_guard: bool  #: whether NaN among the probabilities (of rows that see no key) is replaced by 0
     ops: list[Op]  #: in order, the last product at the end
-    merged: Pointwise | None  #: the only user of the result, if it copies the result to [batch, length, heads, size]
+    head_merge: (
+        Pointwise | None
+    )  #: the only user of the result, if it copies the result to [batch, length, heads, size]
 
     @property
     def replaced(self) -> list[Op]:
         """All operations that attention replaces."""
-        return self.ops if self.merged is None else [*self.ops, self.merged]
+        return self.ops if self.head_merge is None else [*self.ops, self.head_merge]
 
 
 def is_row_softmax(op: KernelOp) -> bool:
@@ -95,21 +97,21 @@ def is_row_softmax(op: KernelOp) -> bool:
     return matches(problem.inner, 1) and op.outputs[0].shape[-1:] == (problem.axis,)
 
 
-def match_attention(last: Op, graph: Graph) -> Spelled | None:
+def match_attention(last: Op, graph: Graph) -> AttentionMatch | None:
     """The attention that this operation ends; None where it ends none."""
     if not isinstance(last, KernelOp) or not isinstance(last.problem, MatMulProblem):
         return None
-    guarded = False
+    has_nan_guard = False
     after: list[Op] = [last]  # from the last product back to the softmax
     op = _producer(graph, last.inputs[0], last)
     while isinstance(op, Pointwise):
-        cast, guard = _cast(op), _guarded(op, graph)
+        cast, nan_guard = _cast(op), _nan_guard(op, graph)
         after.append(op)
         if cast is not None:
             op = _producer(graph, cast, op)
-        elif guard is not None:
-            probabilities, test = guard
-            guarded = True
+        elif nan_guard is not None:
+            probabilities, test = nan_guard
+            has_nan_guard = True
             after.append(test)
             op = _producer(graph, probabilities, op, test)
         else:
@@ -122,9 +124,13 @@ def match_attention(last: Op, graph: Graph) -> Spelled | None:
     ops = [scores.product, *(step for step, _ in scores.steps), softmax, *reversed(after)]
     row = softmax.outputs[0].shape[-1]  # operations before and after the softmax may use other shapes of the scores
     shapes = [*(op.out.shape for op, _ in scores.steps), softmax.outputs[0].shape]
-    fits = (_fitted(shape, scores, last, guarded, ops) for shape in dict.fromkeys(shapes) if shape[-1:] == (row,))
-    spelled = next((spelled for spelled in fits if spelled is not None), None)
-    return None if spelled is None else replace(spelled, merged=_merged(spelled.out, graph))
+    fits = (
+        _match_of_shape(shape, scores, last, has_nan_guard, ops)
+        for shape in dict.fromkeys(shapes)
+        if shape[-1:] == (row,)
+    )
+    match = next((match for match in fits if match is not None), None)
+    return None if match is None else replace(match, head_merge=_head_merge(match.out, graph))
 
 
 def _producer(graph: Graph, tensor: Tensor, *users: Op) -> Op | None:
@@ -132,7 +138,7 @@ def _producer(graph: Graph, tensor: Tensor, *users: Op) -> Op | None:
     return graph.producer(tensor.storage, *users) if tensor.is_whole else None
 
 
-def _guarded(op: Pointwise, graph: Graph) -> tuple[Tensor, Op] | None:
+def _nan_guard(op: Pointwise, graph: Graph) -> tuple[Tensor, Op] | None:
     """For ``Where(IsNaN(p), 0, p)``: p, and the operation IsNaN."""
     if op.expr.op != "where":
         return None
@@ -147,15 +153,21 @@ def _guarded(op: Pointwise, graph: Graph) -> tuple[Tensor, Op] | None:
     return (kept, is_nan) if same else None
 
 
-def _merged(out: Tensor, graph: Graph) -> Pointwise | None:
+def _head_merge(out: Tensor, graph: Graph) -> Pointwise | None:
+    """The only user of an attention's result, where it copies the result to [batch, length, heads, size]."""
     users = graph.users(out.storage)
-    turned, op = out.transpose((0, 2, 1, 3)), users[0] if len(users) == 1 else None
+    transposed, op = out.transpose((0, 2, 1, 3)), users[0] if len(users) == 1 else None
     if out.storage in graph.results or not isinstance(op, Pointwise) or not isinstance(op.expr, ex.Leaf):
         return None
     read = op.expr.tensor
-    if read is None or read.shape != turned.shape or read.offset != turned.offset or op.out.dtype is not out.dtype:
+    if (
+        read is None
+        or read.shape != transposed.shape
+        or read.offset != transposed.offset
+        or op.out.dtype is not out.dtype
+    ):
         return None
-    strides = zip(read.shape, read.strides, turned.strides, strict=True)
+    strides = zip(read.shape, read.strides, transposed.strides, strict=True)
     return op if all(matches(dim, 1) or matches(one, other) for dim, one, other in strides) else None
 
 
@@ -165,7 +177,7 @@ def _scores(tensor: Tensor, user: Op, graph: Graph, left: int = MOST_STEPS) -> _
     if isinstance(op, KernelOp):
         return _Scores(op) if isinstance(op.problem, MatMulProblem) else None
     if op is not None and left:
-        for before, step in _readings(op):
+        for before, step in _meanings(op):
             scores = _scores(before, op, graph, left - 1)
             if scores is not None:
                 scores.steps.append((op, step))
@@ -173,7 +185,7 @@ def _scores(tensor: Tensor, user: Op, graph: Graph, left: int = MOST_STEPS) -> _
     return None
 
 
-def _readings(op: Pointwise) -> Iterator[tuple[Tensor, _Step]]:
+def _meanings(op: Pointwise) -> Iterator[tuple[Tensor, _Step]]:
     """Yield each meaning of an operation between product and softmax: the scores that it reads, and the step."""
     cast = _cast(op)
     if cast is not None:
@@ -194,7 +206,7 @@ def _readings(op: Pointwise) -> Iterator[tuple[Tensor, _Step]]:
         for scores, other, when in ((args[1], args[2], False), (args[2], args[1], True)):
             of, number = _tensor(scores), _number(other)
             if of is not None and number is not None:
-                yield of, Hidden(condition, when, number)
+                yield of, Masked(condition, when, number)
 
 
 def _cast(op: Pointwise) -> Tensor | None:
@@ -223,7 +235,9 @@ def _number(arg: ex.Expr) -> float | None:
     return None if array is None else float(array)
 
 
-def _fitted(shape: tuple[int, ...], scores: _Scores, last: KernelOp, guarded: bool, ops: list[Op]) -> Spelled | None:
+def _match_of_shape(
+    shape: tuple[int, ...], scores: _Scores, last: KernelOp, has_nan_guard: bool, ops: list[Op]
+) -> AttentionMatch | None:
     """The attention, if ``shape`` is the shape of its scores; None where the operands have no views of that shape."""
     x, y = scores.product.inputs
     p, z = last.inputs
@@ -239,18 +253,18 @@ def _fitted(shape: tuple[int, ...], scores: _Scores, last: KernelOp, guarded: bo
     if q is None or k is None or v is None or out is None:
         return None
     scale = 1.0
-    masks: list[Hidden | Biased] = []
+    masks: list[Masked | Biased] = []
     for op, step in scores.steps:
         if op.out.size != math.prod(full):
             return None
         if isinstance(step, _Scaled):
             scale *= step.factor
-        elif isinstance(step, (Hidden, Biased)):
-            view = _narrowed(step.condition if isinstance(step, Hidden) else step.bias, full)
+        elif isinstance(step, (Masked, Biased)):
+            view = _unbroadcast(step.condition if isinstance(step, Masked) else step.bias, full)
             if view is None:
                 return None
-            masks.append(replace(step, condition=view) if isinstance(step, Hidden) else Biased(view))
-    return Spelled(q, k.transpose((0, 1, 3, 2)), v, out, scale, masks, guarded, ops, None)
+            masks.append(replace(step, condition=view) if isinstance(step, Masked) else Biased(view))
+    return AttentionMatch(q, k.transpose((0, 1, 3, 2)), v, out, scale, masks, has_nan_guard, ops, None)
 
 
 def _matrices(y: Tensor, outer: tuple[int, int], rows_of_one: bool) -> Tensor | None:
@@ -265,7 +279,7 @@ def _matrices(y: Tensor, outer: tuple[int, int], rows_of_one: bool) -> Tensor | 
     return y.reshape((*outer, *matrix)) if rows_of_one and math.prod(y.shape[:-2]) == math.prod(outer) else None
 
 
-def _narrowed(view: Tensor, full: tuple[int, ...]) -> Tensor | None:
+def _unbroadcast(view: Tensor, full: tuple[int, ...]) -> Tensor | None:
     """A mask that was broadcast to the scores' shape, with the axes of stride 0 as axes of size 1."""
     mask = view.reshape(full)
     if mask is None:

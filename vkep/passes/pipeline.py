@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from vkep.ir.ops import Op
-from vkep.passes.attention import lower_attention
+from vkep.passes.attention import fuse_attention
 from vkep.passes.cache_updates import update_into_attention, update_into_product
 from vkep.passes.copies import elide_copy
 from vkep.passes.dead import remove_dead
@@ -36,7 +36,7 @@ def _by(rule: Rule, *, backward: bool = False) -> Callable[[list[Op], Goal], lis
 PASSES: tuple[Pass, ...] = (
     Pass("layout", lambda ops, goal: lay_out(ops, goal.caps)),
     Pass("dead operations", remove_dead),
-    Pass("attention", _by(lower_attention)),
+    Pass("attention", _by(fuse_attention)),
     Pass("masks of attention", remove_dead),
     Pass("wide expressions", _by(split_wide)),
     Pass("pointwise fusion", _by(fuse_pointwise, backward=True)),
