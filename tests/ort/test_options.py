@@ -228,7 +228,7 @@ def test_exceptions_of_a_run_reach_the_user(session: OpenSession, monkeypatch: p
         raise SystemExit("told to stop")
 
     with monkeypatch.context() as patch:
-        patch.setattr(fused.FusedNode, "_run_at", fail)
+        patch.setattr(fused.FusedNode, "_run_by_address", fail)
         with pytest.raises(Exception, match="vkep: SystemExit: told to stop"):
             made.run(None, {"x": X})
     np.testing.assert_array_equal(made.run(None, {"x": X})[0], 2 * X)

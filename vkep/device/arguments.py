@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -39,8 +40,9 @@ class Sent(NamedTuple):
     whole: bool  #: or only the slots
 
 
-class RunNumbers(NamedTuple):
-    """The numbers of a run of certain sizes, which replace those of the plan."""
+@dataclass(eq=False, slots=True)
+class RunNumbers:
+    """The numbers of runs of certain sizes, which replace those of the plan."""
 
     values: tuple[Any, ...]  #: of `PlanSizes.values`
     ports: dict[int, Port]  #: those of `Plan.ports` whose shapes differ
@@ -48,6 +50,7 @@ class RunNumbers(NamedTuple):
     slots: Sequence[int]  #: the slots' addends
     words: np.ndarray[Any, Any]  #: arguments and numbers of grids, uint32, in the order of `Places.words`
     addends: np.ndarray[Any, Any]  #: of relocations, int64, in the order of `PlanSizes.addends`
+    fit: bool = False  #: whether the buffers' offsets leave room for these sizes; all later offsets then do
 
 
 class Places:

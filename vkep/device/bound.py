@@ -10,6 +10,7 @@ import numpy as np
 from vkep.device.tensor import DeviceTensor
 
 if TYPE_CHECKING:
+    from vkep.device.arguments import RunNumbers
     from vkep.device.faults import RunCheck
 
 Array = np.ndarray[Any, Any]
@@ -22,10 +23,12 @@ class Bound:
     run ends.
     """
 
-    __slots__ = ("addresses", "checks", "down", "inputs", "outputs", "reads", "up", "writes")
+    __slots__ = ("addresses", "checks", "down", "inputs", "numbers", "outputs", "reads", "up", "writes")
 
-    def __init__(self, addresses: list[int]) -> None:
-        """``addresses`` of the inputs, then of the outputs, in the order of the plan's ports."""
+    def __init__(self, addresses: list[int], numbers: RunNumbers | None = None) -> None:
+        """``addresses`` of the inputs, then of the outputs, in the order of the plan's ports. ``numbers``: of the run's
+        sizes, for a plan with sizes (`vkep.device.runner.PlanRunner.numbers`)."""
+        self.numbers = numbers
         self.addresses = addresses  #: the recording fills in those of memory that the host copies
         self.inputs: Sequence[Array | DeviceTensor] = ()
         self.outputs: Sequence[Array | DeviceTensor | None] = ()
@@ -36,10 +39,15 @@ class Bound:
         self.checks: list[RunCheck] = []  #: after the submit: which decide whether outputs on the device are valid
 
     @classmethod
-    def of(cls, inputs: Sequence[Array | DeviceTensor], outputs: Sequence[Array | DeviceTensor | None]) -> Bound:
+    def of(
+        cls,
+        inputs: Sequence[Array | DeviceTensor],
+        outputs: Sequence[Array | DeviceTensor | None],
+        numbers: RunNumbers | None = None,
+    ) -> Bound:
         """``inputs`` in port order, of the ports' dtypes and shapes. An output given as a device tensor or an array is
         written there; one given as None becomes a new array."""
-        bound = cls([])
+        bound = cls([], numbers)
         bound.inputs, bound.outputs = inputs, outputs
         addresses = bound.addresses
         for side, host, tensors in ((inputs, bound.up, bound.reads), (outputs, bound.down, bound.writes)):

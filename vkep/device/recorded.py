@@ -96,8 +96,10 @@ class RecordedPlan:
         self._commands.set_ports(numbers.ports)
         self._numbers = numbers
 
-    def prepare(self, numbers: RunNumbers) -> None:
+    def prepare(self, numbers: RunNumbers | None) -> None:
         """Do what `set_sizes` will need for the sizes of the run that probably follows, while the device works on a run."""
+        if numbers is None:
+            return
         with self._making:
             self._table.prepare(numbers)
             self._commands.prepare(numbers.ports)

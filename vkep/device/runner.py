@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from gpu_shared.lease import DelegateLease
     from vkep.device.constants import ConstantSet
     from vkep.device.delegate import VulkanDelegate
-    from vkep.device.traced import ClockSync, PlanTrace
 
 Array = np.ndarray[Any, Any]
 #: ``progress(phase, done, total, what)``: phases "shaders" (count) and "weights" (bytes), from two threads
@@ -61,7 +60,7 @@ class PlanRunner:
         self._layout: Layout | None = None
         self._rooms = rooms or Rooms(2)
         self._closed = False
-        self._output_ports: tuple[Port, ...] | None = None
+        self._outputs = plan.outputs
         self._most_ports = 0  # bytes of the ports of a run that were checked
         self._weights_bytes = sum(constant.nbytes for constant in plan.constants)
         if sizes is None:
@@ -90,60 +89,42 @@ class PlanRunner:
             self._constants.close()
             raise
 
-    def run(self, bound: Bound, meanwhile: Callable[[], PlanRunner | None] | None = None) -> list[Array | DeviceTensor]:
-        """See `RecordedPlan.run`. ``meanwhile`` returns the runner of the run that probably follows."""
+    def run(self, bound: Bound, meanwhile: Callable[[], RunNumbers | None] | None = None) -> list[Array | DeviceTensor]:
+        """See `RecordedPlan.run`. ``meanwhile`` returns the numbers of the run that probably follows."""
         room = self._rooms.free()
         with room.lock:
-            recorded = self._recording_in(room)
+            recorded = self._recording_in(room, bound.numbers)
             if meanwhile is None or not bound.down:  # nothing waits
                 return recorded.run(bound, meanwhile)
-            return recorded.run(bound, lambda: self._prepare(recorded, meanwhile()))
+            return recorded.run(bound, lambda: recorded.prepare(meanwhile()))
 
-    def _prepare(self, recorded: RecordedPlan, following: PlanRunner | None) -> None:
-        if isinstance(following, SizedRunner) and following.recorded_by is self.recorded_by:
-            following.prepare(recorded)
-
-    def profile(self, bound: Bound) -> list[float]:
-        """Nanoseconds of each dispatch in one run; see `RecordedPlan.profile`."""
+    def recording(self, held: ExitStack, numbers: RunNumbers | None) -> RecordedPlan:
+        """Return a recording for one run, with ``numbers`` as in `Bound`, locked until ``held`` closes. Waits while
+        ``concurrency`` runs are in progress."""
         room = self._rooms.free()
-        with room.lock:
-            return self._recording_in(room).profile(bound)
+        held.enter_context(room.lock)
+        return self._recording_in(room, numbers)
 
-    def trace(self, bound: Bound, clock: ClockSync) -> tuple[list[Array | DeviceTensor], PlanTrace]:
-        """See `RecordedPlan.trace`."""
-        room = self._rooms.free()
-        with room.lock:
-            return self._recording_in(room).trace(bound, clock)
-
-    def at(self, sizes: Sequence[int]) -> SizedRunner:
-        """Return a runner of the same recordings for runs of these sizes, in the order of the plan's symbols."""
+    def numbers(self, sizes: Sequence[int]) -> RunNumbers:
+        """The numbers of runs of these sizes, in the order of the plan's symbols. Raises as `check_bytes`."""
         numbers = self._places.numbers(sizes)
         ports = self._places.port_bytes(numbers)
         if ports > self._most_ports:
             self._check_bytes(ports, 0)  # temporary buffers come with the layout
             self._most_ports = ports
-        return SizedRunner(self, numbers, self._layout is not None and self._layout.fits(numbers.values))
+        numbers.fit = self._layout is not None and self._layout.fits(numbers.values)
+        return numbers
 
-    def recording(self, held: ExitStack) -> RecordedPlan:
-        """Return a recording for one run, locked until ``held`` closes. Waits while ``concurrency`` runs are in
-        progress."""
-        room = self._rooms.free()
-        held.enter_context(room.lock)
-        return self._recording_in(room)
+    def plan_of(self, numbers: RunNumbers | None) -> Plan:
+        """The plan with the ports of a run."""
+        return self.plan if numbers is None else replace(self.plan, ports=ports(self.plan, numbers.ports))
 
-    @property
-    def recorded_by(self) -> PlanRunner:
-        """The runner that owns the recordings: another one where this runner is for certain sizes."""
-        return self
-
-    def output_ports(self) -> tuple[Port, ...]:
-        """The output ports in order. The first call lists them."""
-        if self._output_ports is None:
-            self._output_ports = self._list_output_ports()
-        return self._output_ports
-
-    def _list_output_ports(self) -> tuple[Port, ...]:
-        return self.plan.outputs
+    def outputs_of(self, numbers: RunNumbers | None) -> tuple[Port, ...]:
+        """The output ports of a run, in order."""
+        places = self._places
+        if numbers is None or not places.moving[1]:
+            return self._outputs
+        return tuple([numbers.ports.get(k) or self.plan.ports[k] for k in places.outputs])
 
     @property
     def recordings(self) -> list[RecordedPlan]:
@@ -159,8 +140,10 @@ class PlanRunner:
         """Allocate a device tensor for an output."""
         return DeviceTensor(self._delegate, DTYPES[port.dtype], port.shape)
 
-    def _recording_in(self, room: Room, numbers: RunNumbers | None = None) -> RecordedPlan:
-        """The room's recording, set to a run of these sizes, which the layout fits. The room's lock is held."""
+    def _recording_in(self, room: Room, numbers: RunNumbers | None) -> RecordedPlan:
+        """The room's recording, set to a run of these sizes. The room's lock is held."""
+        if numbers is not None and not numbers.fit:
+            self._fit_layout(numbers)
         recorded, layout = room.recorded.get(id(self)), self._layout
         if recorded is None or recorded.layout is not layout:
             recorded = self._record(room, layout)
@@ -204,6 +187,7 @@ class PlanRunner:
                 layout = laid_out(sizes, numbers.values, self._layout, self._delegate.piece)
                 self._check_bytes(self._places.port_bytes(numbers), layout.nbytes)
                 self._layout = layout
+        numbers.fit = True
 
     def close(self) -> None:
         """Free everything, once the GPU has finished; idempotent. Runs in other threads must have ended."""
@@ -215,49 +199,3 @@ class PlanRunner:
             with room.lock:  # runs of the session's other plans may occupy it
                 room.drop(id(self))
         self._constants.close()
-
-
-class SizedRunner(PlanRunner):
-    """The recordings of a `PlanRunner`, for runs of certain sizes. It owns nothing: the runner that made it must stay
-    open."""
-
-    def __init__(self, runner: PlanRunner, numbers: RunNumbers, fits: bool) -> None:
-        """``fits``: whether the runner's layout has room for these sizes; every later layout then has."""
-        self._runner, self._numbers, self._fits = runner, numbers, fits
-        self._delegate, self._rooms = runner._delegate, runner._rooms
-        self._output_ports = None
-
-    @functools.cached_property
-    def plan(self) -> Plan:  # type: ignore[override]  # made where it is looked at
-        """The plan with the ports of these sizes."""
-        return replace(self._runner.plan, ports=ports(self._runner.plan, self._numbers.ports))
-
-    def _list_output_ports(self) -> tuple[Port, ...]:
-        places, moved, plan = self._runner._places, self._numbers.ports, self._runner.plan
-        if not places.moving[1]:
-            return self._runner.output_ports()
-        return tuple([moved.get(k) or plan.ports[k] for k in places.outputs])
-
-    @property
-    def recorded_by(self) -> PlanRunner:
-        """The runner of the plan."""
-        return self._runner
-
-    @property
-    def recordings(self) -> list[RecordedPlan]:
-        """Those of the plan, for all sizes."""
-        return self._runner.recordings
-
-    def prepare(self, recorded: RecordedPlan) -> None:
-        """Do for a run of these sizes what can be done while the device works on another one in ``recorded``."""
-        recorded.prepare(self._numbers)
-        self.output_ports()
-
-    def _recording_in(self, room: Room, numbers: RunNumbers | None = None) -> RecordedPlan:
-        if not self._fits:
-            self._runner._fit_layout(self._numbers)
-            self._fits = True
-        return self._runner._recording_in(room, self._numbers)
-
-    def close(self) -> None:
-        """Does nothing: the runner closes its recordings."""

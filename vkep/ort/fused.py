@@ -223,7 +223,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
             over = self.planned.over  # most likely the same as in the previous run
             used = self.planned.taken(key, over) or self.planned.use(self._specs(key), key, over)
             with used.hold:
-                if not self._run_at(used.executable, context, scratch.addresses, over):
+                if not self._run_by_address(used.executable, context, scratch.addresses, over):
                     self._run(key, scratch.tensors, context)
         finally:
             self._scratch.append(scratch)
@@ -239,7 +239,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
 
     # ---- inside
 
-    def _run_at(self, executable: Executable, context: Any, addresses: Any, over: Over) -> bool:
+    def _run_by_address(self, executable: Executable, context: Any, addresses: Any, over: Over) -> bool:
         """Run by addresses; False where some of the tensors are not on the device, or outputs lie otherwise than in ``over``."""
         details, count = self._known.get(executable) or self.details(executable), len(self._names)
         if details.island is None or self.runtime.profilers or 0 in ffi.unpack(addresses, count):
@@ -262,7 +262,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         written = zip(details.ports, found[count:], strict=True)
         if 0 in found or in_place(zip(self._names, found, strict=False), written) != over:
             return False
-        bound = Bound([found[i] for i in details.order])
+        bound = Bound([found[i] for i in details.order], details.island.numbers)
         details.island.runner.run(bound)
         if bound.checks:
             self.runtime.checks.add(bound.checks)

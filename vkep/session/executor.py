@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from gpu_shared.steady import check_wanted
+from vkep.device.arguments import RunNumbers
 from vkep.device.bound import Bound
 from vkep.device.runner import PlanRunner
 from vkep.device.tensor import DeviceTensor, on_host
@@ -44,8 +45,8 @@ class StepExecutor(Protocol):
         """Free the step's resources."""
 
 
-#: called while the device works; returns the runner of the run that probably follows
-Meanwhile = Callable[[], PlanRunner | None]
+#: called while the device works; returns the island of the run that probably follows
+Meanwhile = Callable[[], "IslandExecutor | None"]
 #: runs a step in place of `StepExecutor.run`
 Watch = Callable[[StepExecutor, Values, Targets], None]
 
@@ -158,34 +159,46 @@ class IslandExecutor:
         self.outputs = tuple(p.name for p in step.plan.outputs)
         self._over = dict(step.over)
         self._has_sizes = step.sizes is not None
+        self.numbers: RunNumbers | None = None  #: of the sizes of its runs, as in `Bound`
+        self._ports: tuple[Port, ...] | None = None  # of the outputs, once they were listed
 
     def at(self, sizes: Sequence[int]) -> IslandExecutor:
-        """For runs of these sizes; see `PlanRunner.at`."""
+        """For runs of these sizes, in the order of the plan's symbols, by the same runner."""
         if not self._has_sizes:
             return self
         made = object.__new__(IslandExecutor)
-        made.__dict__.update(self.__dict__, runner=self.runner.at(sizes))
+        made.__dict__.update(self.__dict__, numbers=self.runner.numbers(sizes), _ports=None)
         return made
 
     @property
     def plan(self) -> Plan:
         """The plan; for runs of certain sizes with their ports."""
-        return self.runner.plan
+        return self.runner.plan_of(self.numbers)
 
     def run(self, values: Values, targets: Targets, meanwhile: Meanwhile | None = None) -> None:
         """Run the plan on ``values`` by its ports' names; ``meanwhile`` is called while the device works. Raises
         `InvalidInputError` for a target that does not fit."""
-        values.update(zip(self.outputs, self.runner.run(self._bound(values, targets), meanwhile), strict=True))
+        following = None if meanwhile is None else lambda: self._numbers_of(meanwhile())
+        values.update(zip(self.outputs, self.runner.run(self._bound(values, targets), following), strict=True))
+
+    def _numbers_of(self, following: IslandExecutor | None) -> RunNumbers | None:
+        if following is None or following.runner is not self.runner:
+            return None
+        following._output_ports()  # listed while the device works
+        return following.numbers
 
     def trace(self, values: Values, targets: Targets, clock: ClockSync) -> PlanTrace:
         """As `run`, and return when its parts began and ended."""
-        results, trace = self.runner.trace(self._bound(values, targets), clock)
+        with ExitStack() as held:
+            recorded = self.runner.recording(held, self.numbers)
+            results, trace = recorded.trace(self._bound(values, targets), clock)
         values.update(zip(self.outputs, results, strict=True))
         return trace
 
     def profile(self, values: Mapping[str, Any]) -> list[float]:
         """Nanoseconds of each dispatch in one run; see `vkep.device.recorded.RecordedPlan.profile`."""
-        return self.runner.profile(self._bound(values, {}))
+        with ExitStack() as held:
+            return self.runner.recording(held, self.numbers).profile(self._bound(values, {}))
 
     @property
     def title(self) -> str:
@@ -194,7 +207,7 @@ class IslandExecutor:
 
     def stage(self, values: Values, targets: Targets, locks: ExitStack, held: ExitStack) -> Staged:
         """See `vkep.session.submit_batch.Region`."""
-        recorded = self.runner.recording(held)
+        recorded = self.runner.recording(held, self.numbers)
         bound = self._bound(values, targets)
         key = recorded.stage(bound)
         values.update({n: t for n, t in zip(self.outputs, bound.outputs, strict=True) if isinstance(t, DeviceTensor)})
@@ -210,11 +223,13 @@ class IslandExecutor:
         )
 
     def _bound(self, values: Mapping[str, Any], targets: Targets) -> Bound:
-        ports = self.runner.output_ports()
-        return Bound.of(
-            [values[n] for n in self.inputs],
-            [self._target(port, targets) if port.name in targets else None for port in ports],
-        )
+        outputs = [self._target(port, targets) if port.name in targets else None for port in self._output_ports()]
+        return Bound.of([values[n] for n in self.inputs], outputs, self.numbers)
+
+    def _output_ports(self) -> tuple[Port, ...]:
+        if self._ports is None:
+            self._ports = self.runner.outputs_of(self.numbers)
+        return self._ports
 
     def _target(self, port: Port, targets: Targets) -> DeviceTensor | np.ndarray[Any, Any]:
         target = targets[port.name]

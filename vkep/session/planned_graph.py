@@ -15,14 +15,13 @@ from gpu_shared.errors import ClosedError
 from gpu_shared.steady import check_wanted, in_run, park_at_exit, run_steady, steady
 from gpu_shared.use_count import UseCount
 from vkep import dtypes
-from vkep.device.runner import PlanRunner
 from vkep.device.tensor import DeviceTensor, on_host
 from vkep.errors import InvalidInputError
 from vkep.graph.model import ValueInfo
 from vkep.graph.weights import ArrayWeight
 from vkep.ir.infer import Known
 from vkep.ir.program import DeferredStep, HostValue, NoValue, Over, ValueSpec, declared_value
-from vkep.session.executor import Executable, Targets, Values, Watch
+from vkep.session.executor import Executable, IslandExecutor, Targets, Values, Watch
 from vkep.session.following import Following, Signature, known_of
 from vkep.session.sequences import known_list, spread
 from vkep.session.sized_plans import UNKNOWN, MakePlan, Opened, SizedPlans
@@ -120,9 +119,9 @@ class PlannedGraph:
             inputs = dict(values)
             executable.run(values, targets, meanwhile=lambda: self._foretell(signature, inputs, over))
 
-    def _foretell(self, signature: Signature, values: Mapping[str, Any], over: Over) -> PlanRunner | None:
+    def _foretell(self, signature: Signature, values: Mapping[str, Any], over: Over) -> IslandExecutor | None:
         """Enter the executable of the signature that follows this one, where sizes go on as they changed so far. Returns its
-        runner.
+        island.
 
         A run that is in progress calls it, which other threads may wait for while they plan: it never waits for them.
         """
@@ -133,14 +132,14 @@ class PlannedGraph:
         key = self._key(following, over)
         entry = self._entries.get(key)
         if entry is not None:
-            return _runner(entry.executable)
+            return entry.executable.island
         names = tuple(values)
         moved = {names[k]: mark for k, mark in changed.items()}
 
         def known(name: str) -> Known:
             return known_of(moved[name]) if name in moved else self._known_one(values, name)
 
-        def enter() -> PlanRunner | None:
+        def enter() -> IslandExecutor | None:
             if not self._planning.acquire(blocking=False):
                 return None
             try:
@@ -148,7 +147,7 @@ class PlannedGraph:
                 if used is None:
                     return None
                 used.hold.release()
-                return _runner(used.executable)
+                return used.executable.island
             except Exception:  # a run of that signature will report it
                 logger.debug("%s: no executable for the foretold signature %s", self._name, following, exc_info=True)
                 return None
@@ -418,10 +417,6 @@ def _waiting(executable: Executable) -> DeferredExecutor | None:
     step = executable.steps[0] if len(executable.steps) == 1 else None
     alone = not executable.constants and not executable.program.lists
     return step if isinstance(step, DeferredExecutor) and alone else None
-
-
-def _runner(executable: Executable) -> PlanRunner | None:
-    return executable.island.runner if executable.island is not None else None
 
 
 def overwritten(values: Mapping[str, Any], targets: Targets) -> Over:

@@ -99,8 +99,7 @@ class Tracer:
     def _number(self, step: IslandExecutor) -> int:
         """The island's index; one that was planned during the run is last. Islands of one plan for several sizes are
         one."""
-        plan = step.runner.recorded_by
-        found = next((k for k, island in enumerate(self.islands) if island.runner.recorded_by is plan), None)
+        found = next((k for k, island in enumerate(self.islands) if island.runner is step.runner), None)
         if found is None:
             self.islands.append(step)
         return len(self.islands) - 1 if found is None else found
