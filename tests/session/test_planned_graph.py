@@ -28,9 +28,7 @@ FLOAT = 1
 class Planned(Executable):
     """Stands for an executable."""
 
-    def __init__(
-        self, known: Mapping[str, Known], trace: Trace | None = None, over: Over = (), whole: bool = False
-    ) -> None:
+    def __init__(self, known: Mapping[str, Known], trace: Trace | None = None, over: Over = ()) -> None:
         super().__init__(Program((), {}, ()), ())
         self.island = mock.Mock()
         self.known = dict(known)
@@ -42,6 +40,9 @@ class Planned(Executable):
         values["y"] = self
         if meanwhile is not None:
             meanwhile()
+
+    def prepare(self) -> Planned:
+        return self
 
     def close(self) -> None:
         self.closed = True
@@ -132,7 +133,7 @@ def test_static_shapes_have_one_signature_after_which_the_graph_can_be_sealed() 
 def test_a_session_that_is_closed_while_it_plans_keeps_nothing() -> None:
     made: list[Planned] = []
 
-    def plan(known: Mapping[str, Known], trace: Trace | None = None, over: Over = (), whole: bool = False) -> Planned:
+    def plan(known: Mapping[str, Known], trace: Trace | None = None, over: Over = ()) -> Planned:
         planned.close()  # as a progress callback may
         made.append(Planned(known))
         return made[0]
@@ -166,9 +167,7 @@ def test_a_plan_made_ahead_is_not_in_use() -> None:
 class Sized(Planned):
     """Stands for an executable that serves all sizes of its inputs."""
 
-    def __init__(
-        self, known: Mapping[str, Known], trace: Trace | None = None, over: Over = (), whole: bool = False
-    ) -> None:
+    def __init__(self, known: Mapping[str, Known], trace: Trace | None = None, over: Over = ()) -> None:
         super().__init__(known)
         self.program = Program((), {}, (), (), trace.holds() if trace is not None else None)
 

@@ -14,9 +14,9 @@ from vkep.dtypes import DTYPES
 from vkep.errors import InvalidInputError
 from vkep.graph.weights import ArrayWeight, SizesWeight
 from vkep.ir.infer import Known
-from vkep.ir.program import NoValue, Over, Program, ValueSpec
+from vkep.ir.program import DeferredStep, NoValue, Over, Program, ValueSpec
 from vkep.session.executor import Executable
-from vkep.session.sized_plans import Signatures, SizedPlans, numbers_of, with_sizes
+from vkep.session.sized_plans import Opened, Signatures, SizedPlans, numbers_of, with_sizes
 from vkep.sizes import Size, Trace, divides
 
 
@@ -25,12 +25,16 @@ class Made(Executable):
 
     def __init__(self, known: Mapping[str, Known], trace: Trace | None) -> None:
         super().__init__(Program((), {}, (), (), trace.holds() if trace is not None else None), ())
-        self.known, self.trace, self.closed = dict(known), trace, False
+        self.known, self.trace, self.closed, self.prepared = dict(known), trace, False, False
 
     def at(self, sizes: Sequence[int]) -> Made:
         made = Made(self.known, self.trace)
         made.sizes = list(sizes)
         return made
+
+    def prepare(self) -> Made:
+        self.prepared = True
+        return self
 
     def close(self) -> None:
         self.closed = True
@@ -42,9 +46,7 @@ class Maker:
     def __init__(self, lower: Callable[[Mapping[str, Any]], object] = lambda known: None) -> None:
         self.lower, self.made = lower, list[Made]()
 
-    def __call__(
-        self, known: Mapping[str, Known], *, trace: Trace | None = None, over: Over = (), whole: bool = False
-    ) -> Made:
+    def __call__(self, known: Mapping[str, Known], *, trace: Trace | None = None, over: Over = ()) -> Made:
         self.lower(known)
         self.made.append(Made(known, trace))
         return self.made[-1]
@@ -120,7 +122,7 @@ def test_a_size_whose_value_lowering_needs_is_none_from_then_on() -> None:
     run(other, 4)
     assert run(other, 6).sizes is None and other.count == 0
     made = len(maker.made)
-    assert maker.made[-2].closed and run(other, 7).sizes is None and len(maker.made) == made + 1
+    assert not maker.made[-2].prepared and run(other, 7).sizes is None and len(maker.made) == made + 1
 
 
 def test_models_that_lowering_with_sizes_fails_on_get_a_plan_of_their_own() -> None:
@@ -238,3 +240,17 @@ def test_the_numbers_of_a_signature_follow_from_those_of_the_one_before() -> Non
             assert (found.kinds, tuple(found.values), found.growing) == expected[:3]
 
     check()
+
+
+def test_a_program_that_waits_for_values_is_lowered_once() -> None:
+    """Sizes that are known to differ are tried first; where the plan with them is not kept, the program is prepared as it is."""
+
+    class Waits(Maker):
+        def __call__(self, *args: Any, **kwargs: Any) -> Made:
+            made = super().__call__(*args, **kwargs)
+            made.program = Program((DeferredStep((), (), (), (), {}),), {}, ())  # under no conditions
+            return made
+
+    maker = Waits()
+    assert run(SizedPlans(maker, {}, 8, Opened({("x", 0): "n"})), 3).sizes is None
+    assert maker.kinds == ["alone", "sizes"] and [made.prepared for made in maker.made] == [True, False]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpu_shared.compile_spec import SyncMode
@@ -25,7 +25,7 @@ from vkep.session.options import SessionOptions, plans_folder, spirv_folder
 from vkep.session.planned_graph import DeferredExecutor, PlannedGraph
 from vkep.session.saved import SavedPlans, plan_key
 from vkep.session.shared_values import BufferSets
-from vkep.session.sized_plans import Opened
+from vkep.session.sized_plans import Lowered, Opened
 from vkep.session.submit_batch import SubmitBatch
 from vkep.session.vgf_executor import GraphRefused, VgfExecutor
 from vkep.shaders.library import ShaderLibrary
@@ -35,6 +35,17 @@ if TYPE_CHECKING:
     from vkep.device.datagraph.delegate import VgfDelegate
 
 logger = logging.getLogger("vkep.session")
+
+
+@dataclass(frozen=True, slots=True)
+class _Lowered:
+    """See `vkep.session.sized_plans.Lowered`."""
+
+    program: Program
+    how: Callable[[Program], Executable]
+
+    def prepare(self) -> Executable:
+        return self.how(self.program)
 
 
 class Planner:
@@ -67,29 +78,30 @@ class Planner:
         outputs: Sequence[str],
         trace: Trace | None = None,
         over: Over = (),
-        whole: bool = False,
-    ) -> Executable | None:
-        """As `plan`, for the whole model: a plan that was made before is loaded from the disk."""
+    ) -> Lowered:
+        """As `plan`, for the whole model: a program that was lowered before is loaded from the disk."""
         saved = self._saved
         key = plan_key(model, known, outputs, self._delegate.capabilities, self.policy, over) if saved else None
         if saved is None or key is None:
-            return self.plan(model.graph.nodes, known, outputs, trace, over, whole)
+            return self.plan(model.graph.nodes, known, outputs, trace, over)
         program = saved.program(key, model, outputs)
         # for a plan with sizes the file has the first sizes, and their conditions
         if program is not None and (trace is None or (program.conditions and program.conditions.hold(trace.values))):
-            return self(program)
-        executable = self.plan(model.graph.nodes, known, outputs, trace, over, whole)
-        sized = trace is not None
-        if (
-            executable is not None and sized not in self._stored
-        ):  # plans for further sizes would each load the packed weights again
-            self._stored.add(sized)
-            try:
-                saved.keep(key, executable.program, model)
-            except BaseException:
-                executable.close()
-                raise
-        return executable
+            return _Lowered(program, self)
+        lowered, sized = self.plan(model.graph.nodes, known, outputs, trace, over), trace is not None
+
+        def prepare(_: Program) -> Executable:
+            executable = lowered.prepare()
+            if sized not in self._stored:  # plans for further sizes would each load the packed weights again
+                self._stored.add(sized)
+                try:
+                    saved.keep(key, executable.program, model)
+                except BaseException:
+                    executable.close()
+                    raise
+            return executable
+
+        return _Lowered(lowered.program, prepare)
 
     def plan(
         self,
@@ -98,39 +110,35 @@ class Planner:
         outputs: Sequence[str],
         trace: Trace | None = None,
         over: Over = (),
-        whole: bool = False,
-    ) -> Executable | None:
-        """Distribute nodes over the delegates and prepare the program; nodes that the converter or the driver refuses
-        are offered to the other delegate. ``whole``: None instead of a program some of whose nodes are planned later. Raises as
-        `__call__`, and `InvalidInputError` for a node whose specification
-        ``known`` breaks."""
-        # Imports every operator, which takes a tenth of a second: a saved plan does not need it.
-        from vkep.placement.partition import lower
+    ) -> Lowered:
+        """Distribute nodes over the delegates; those that the converter or the driver refuses, while the program is prepared,
+        are offered to the other delegate. Raises `InvalidInputError` for a node whose specification ``known`` breaks; preparing
+        raises as `__call__`."""
 
-        policy = self.policy
-        while True:
+        def lowered(policy: Policy) -> Program:
+            # Imports every operator, which takes a tenth of a second: a saved plan does not need it.
+            from vkep.placement.partition import lower
+
+            caps = self._delegate.capabilities
             try:
-                program = lower(
-                    nodes,
-                    known,
-                    outputs,
-                    self._opsets,
-                    self._delegate.capabilities,
-                    policy,
-                    may_postpone=True,
-                    trace=trace,
-                    over=over,
+                return lower(
+                    nodes, known, outputs, self._opsets, caps, policy, may_postpone=True, trace=trace, over=over
                 )
             except InvalidNode as invalid:
                 raise InvalidInputError(invalid.reason) from None
-            if whole and any(isinstance(step, DeferredStep) for step in program.steps):
-                return None
-            try:
-                return self(program)
-            except GraphRefused as refusal:
-                titles = ", ".join(node.title for node in refusal.nodes)
-                logger.warning("the VGF delegate does not run %s: %s", titles, refusal.reason)
-                policy = policy.refuse(refusal.nodes, VGF, refusal.reason)
+
+        def prepare(program: Program) -> Executable:
+            policy = self.policy
+            while True:
+                try:
+                    return self(program)
+                except GraphRefused as refusal:
+                    titles = ", ".join(node.title for node in refusal.nodes)
+                    logger.warning("the VGF delegate does not run %s: %s", titles, refusal.reason)
+                    policy = policy.refuse(refusal.nodes, VGF, refusal.reason)
+                    program = lowered(policy)
+
+        return _Lowered(lowered(self.policy), prepare)
 
     def __call__(self, program: Program) -> Executable:
         """Compile and upload. Raises `UnsupportedModelError` where ``fallback="error"`` refuses the CPU, or a node runs

@@ -23,7 +23,7 @@ from vkep import dtypes
 from vkep.errors import VkepError
 from vkep.graph.weights import ArrayWeight
 from vkep.ir.infer import Known, may_be_sizes, sizes_weight
-from vkep.ir.program import KpStep, Over, Program, ValueSpec, VgfStep
+from vkep.ir.program import DeferredStep, KpStep, Over, Program, ValueSpec, VgfStep
 from vkep.session.executor import Executable
 from vkep.sizes import Formulas, Size, Trace, clear_caches
 
@@ -34,15 +34,23 @@ _SEEN = 8
 _FAR = 16
 
 
+class Lowered(Protocol):
+    """A program that is not on the device yet."""
+
+    @property
+    def program(self) -> Program:
+        """What was lowered."""
+
+    def prepare(self) -> Executable:
+        """Compile and upload. The executable's program may be another one, where the driver refuses a part of it."""
+
+
 class MakePlan(Protocol):
-    """Makes the executable from the known properties of every value: constants, and a specification of each input,
-    whose shapes may hold sizes of ``trace``. ``over``: the outputs that runs write to an input's memory. ``whole``: None
-    instead of an executable some of whose nodes are planned later.
+    """Lowers a graph from the known properties of every value: constants, and a specification of each input, whose shapes may
+    hold sizes of ``trace``. ``over``: the outputs that runs write to an input's memory.
     """
 
-    def __call__(
-        self, known: Mapping[str, Known], *, trace: Trace | None = None, over: Over = (), whole: bool = False
-    ) -> Executable | None: ...
+    def __call__(self, known: Mapping[str, Known], *, trace: Trace | None = None, over: Over = ()) -> Lowered: ...
 
 
 class Opened(NamedTuple):
@@ -211,19 +219,13 @@ class SizedPlans:
         if made is None and near is not None:
             return near[1].executable.at(near[2])
         if made is None:
-            whole = bool(names) and sized and not self._plans and not self._opened.at_once
-            made = self._alone(inputs, over, whole)
-            if made is None:  # the parts that are planned later would be planned for this signature alone
-                made = self._with_sizes(inputs, numbers, over, names) or self._alone(inputs, over)
-        assert made is not None
+            lowered = self._make({**self._constants, **inputs}, over=over)
+            if names and sized and not self._plans and not self._opened.at_once and _waits(lowered.program):
+                made = self._with_sizes(inputs, numbers, over, names)  # else each signature would plan what waits
+            if made is None:
+                made = lowered.prepare()
+                self._on_cpu = _on_cpu(made.program) if self._on_cpu is None else self._on_cpu
         self._note(numbers)
-        return made
-
-    def _alone(self, inputs: Mapping[str, Known], over: Over, whole: bool = False) -> Executable | None:
-        """A plan for one signature; with ``whole`` None where some of its nodes would be planned later."""
-        made = self._make({**self._constants, **inputs}, over=over, whole=whole)
-        if made is not None and self._on_cpu is None:
-            self._on_cpu = _on_cpu(made.program)
         return made
 
     def match(
@@ -299,8 +301,7 @@ class SizedPlans:
             place: size for group in symbols for size in [trace.symbol(numbers.values[group[0]])] for place in group
         }
         try:
-            parent = self._make({**self._constants, **with_sizes(inputs, sizes)}, trace=trace, over=over)
-            assert parent is not None
+            lowered = self._make({**self._constants, **with_sizes(inputs, sizes)}, trace=trace, over=over)
         except (VkepError, GpuError):  # planning this signature alone reports its error
             return None
         except Exception:  # an operator that needs concrete numbers
@@ -309,7 +310,7 @@ class SizedPlans:
             return None
         finally:
             clear_caches()
-        conditions = parent.program.conditions
+        program = lowered.program
         fixed = trace.fixed_symbols()
         # a place that is a size of another plan is fixed for this value alone: a buffer that is full
         free = {place for plan in self._plans if plan.kinds == numbers.kinds for place in plan.places}
@@ -320,17 +321,20 @@ class SizedPlans:
             if {seen[place] for seen in self._seen.get(numbers.kinds, ())} <= {numbers.values[place]}
         )
         self._rigid.update((numbers.kinds, place) for k in fixed for place in symbols[k] if place not in free)
-        more = _on_cpu(parent.program) - (self._on_cpu or set())
-        if conditions is None or len(fixed) == len(symbols) or more or not _takes_sizes(parent.program):
+        more = _on_cpu(program) - (self._on_cpu or set())
+        if program.conditions is None or len(fixed) == len(symbols) or more or not _takes_sizes(program):
             logger.debug(
                 "a plan with sizes is not kept: sizes %s of %s are fixed, %s run on the CPU", fixed, symbols, more
             )
             # nodes on the CPU may be there for every size: only a plan for one signature tells
-            rigid = (more and self._on_cpu is not None) or not _takes_sizes(parent.program)
+            rigid = (more and self._on_cpu is not None) or not _takes_sizes(program)
             self._rigid.update((numbers.kinds, place) for place in sizes if rigid)
-            parent.close()
             return None
-        plan = _Sized(numbers, symbols, conditions, parent)
+        try:
+            parent = lowered.prepare()
+        except (VkepError, GpuError):
+            return None
+        plan = _Sized(numbers, symbols, program.conditions, parent)
         self._plans.append(plan)
         return parent.at([numbers.values[group[0]] for group in symbols])
 
@@ -387,6 +391,10 @@ def _is_small(array: np.ndarray) -> bool:
 def _on_cpu(program: Program) -> set[str]:
     """The nodes of a program that run there: a plan with sizes must not have more of them."""
     return {p.node.title for p in program.placements if p.where == "cpu"}
+
+
+def _waits(program: Program) -> bool:
+    return any(isinstance(step, DeferredStep) for step in program.steps)
 
 
 def _takes_sizes(program: Program) -> bool:
