@@ -158,7 +158,7 @@ def test_scatter_elements(
             want[to] = APPLY[reduction](want[to], updates[place])
         y = Tensor.empty(shape, dtype)
         inputs = [Tensor(data), Tensor(indices.astype(np.int64)), Tensor(updates)]
-        problem = ScatterElementsProblem(shape, indices_shape, axis, dtype, "int64", reduction, "beyond")
+        problem = ScatterElementsProblem(shape, indices_shape, dtype, "int64", reduction, "beyond", axis=axis)
         target = gpu.compute(problem, caps, inputs, [y])
         np.testing.assert_array_equal(y.array, want)
         assert noted(target) == ""
@@ -213,7 +213,9 @@ def test_scatter_clamps_indices_out_of_range(gpu: Harness, caps: DeviceCapabilit
         Tensor(np.array([7, -9], np.int64)),
         Tensor(np.array([1, 2], np.float32)),
     ]
-    target = gpu.compute(ScatterElementsProblem((3,), (2,), 0, "float32", "int64", fault="beyond"), caps, inputs, [y])
+    target = gpu.compute(
+        ScatterElementsProblem((3,), (2,), "float32", "int64", "none", "beyond", axis=0), caps, inputs, [y]
+    )
     np.testing.assert_array_equal(y.array, [2, 0, 1])
     assert noted(target) == "beyond"
 
@@ -224,9 +226,9 @@ INDEXED: dict[str, tuple[Indexed, tuple[int, ...], tuple[int, ...], tuple[int, .
     "gather": (GatherProblem(1, 5, 1, 2, "float32", "int64"), (5,), (2,), None),
     "gather elements": (GatherElementsProblem((5, 2), (1, 2), 0, "float32", "int64"), (5, 2), (1, 2), None),
     "gather nd": (GatherNDProblem((5, 5), (1, 2), 0, "float32", "int64"), (5, 5), (1, 2), None),
-    "scatter elements": (ScatterElementsProblem((5, 2), (1, 2), 0, "float32", "int64"), (5, 2), (1, 2), (1, 2)),
+    "scatter elements": (ScatterElementsProblem((5, 2), (1, 2), "float32", "int64", axis=0), (5, 2), (1, 2), (1, 2)),
     "scatter elements, added": (
-        ScatterElementsProblem((5, 2), (1, 2), 0, "float32", "int64", "add"), (5, 2), (1, 2), (1, 2),
+        ScatterElementsProblem((5, 2), (1, 2), "float32", "int64", "add", axis=0), (5, 2), (1, 2), (1, 2),
     ),
     "scatter nd": (ScatterNDProblem((5, 5), (1, 2), "float32", "int64"), (5, 5), (1, 2), (1,)),
     "scatter nd, added": (ScatterNDProblem((5, 5), (1, 2), "float32", "int64", "add"), (5, 5), (1, 2), (1,)),
@@ -256,7 +258,7 @@ def test_every_index_out_of_range_is_noted(gpu: Harness, caps: DeviceCapabilitie
     "problem",
     [
         GatherProblem(1, 5, 1, 2, "float32", "int64", fault="beyond", from_end=False),
-        ScatterElementsProblem((5,), (2,), 0, "float32", "int64", fault="beyond", from_end=False),
+        ScatterElementsProblem((5,), (2,), "float32", "int64", "none", "beyond", axis=0, from_end=False),
     ],
 )
 def test_negative_indices_may_be_out_of_range(gpu: Harness, caps: DeviceCapabilities, problem: Problem) -> None:
@@ -280,7 +282,7 @@ def views(problem: Problem, **shapes: tuple[int, ...]) -> list[ir.Tensor]:
 
 def test_operands_that_disagree_are_refused() -> None:
     for problem, name, shape in [
-        (ScatterElementsProblem((9,), (4,), 0, "float32", "int64"), "updates", (1,)),
+        (ScatterElementsProblem((9,), (4,), "float32", "int64", axis=0), "updates", (1,)),
         (ScatterNDProblem((9, 3), (4, 1), "float32", "int64"), "updates", (4,)),
         (ScatterNDProblem((9, 3), (4, 1), "float32", "int64"), "updates", (3, 3)),
         (GatherElementsProblem((9, 2), (4, 2), 0, "float32", "int64"), "x", (8, 2)),
@@ -307,7 +309,9 @@ def test_empty_and_wrong_arguments(caps: DeviceCapabilities) -> None:
         "into an empty axis": lambda: GatherProblem(1, 0, 2, 3, "float32", "int64"),
         "reach beyond the data": lambda: GatherElementsProblem((3, 2), (3, 4), 0, "float32", "int64"),
         "equal ranks": lambda: GatherElementsProblem((3, 2), (3,), 0, "float32", "int64"),
-        "along axis 1: indices into an empty axis": lambda: ScatterElementsProblem((2, 0), (1, 1), 1, "bool", "int64"),
+        "along axis 1: indices into an empty axis": lambda: ScatterElementsProblem(
+            (2, 0), (1, 1), "bool", "int64", axis=1
+        ),
         "equal batch axes": lambda: GatherNDProblem((3, 2), (4, 1), 1, "float32", "int64"),
         "less than both ranks": lambda: GatherNDProblem((3, 2), (1,), 1, "float32", "int64"),
         "3 coordinates for 2 axes": lambda: GatherNDProblem((3, 2), (4, 3), 0, "float32", "int64"),
@@ -320,7 +324,7 @@ def test_empty_and_wrong_arguments(caps: DeviceCapabilities) -> None:
     nine = (1,) * 9
     for large, why in [
         (GatherElementsProblem(nine, nine, 0, "float32", "int64"), "9 dimensions"),
-        (ScatterElementsProblem(nine, nine, 0, "float32", "int64"), "9 dimensions"),
+        (ScatterElementsProblem(nine, nine, "float32", "int64", axis=0), "9 dimensions"),
         (GatherNDProblem(nine, nine, 0, "float32", "int64"), ""),
         (GatherNDProblem(nine, (1, 9), 0, "float32", "int64"), "9 coordinates"),
         (ScatterNDProblem(nine, (1, 9), "float32", "int64"), "9 coordinates"),

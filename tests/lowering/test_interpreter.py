@@ -189,7 +189,7 @@ def test_an_output_in_the_memory_of_an_input() -> None:
     host.put(past, np.arange(3.0))
     at, new = Tensor.contiguous(DTYPES["int64"], (1,)), _input(host, np.array([9.0]))
     host.put(at, np.array([1]))
-    problem = ScatterElementsProblem((3,), (1,), 0, "float32", "int64", over=True)
+    problem = ScatterElementsProblem((3,), (1,), "float32", "int64", over=True, axis=0)
     host.run([KernelOp(problem, [at, new], [present])])
     np.testing.assert_array_equal(host.read(present), [0, 9, 2])
     np.testing.assert_array_equal(host.read(past), [0, 9, 2])

@@ -12,7 +12,7 @@ from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div, floor_power_of_two, grid, is_cpu
 from vkep.kernels.problem import Need, Problem, extent
 from vkep.kernels.select import Candidate, Emission, implement
-from vkep.kernels.tiles import STORAGE
+from vkep.kernels.tiles import OF_STORAGE, STORAGE
 
 #: settings of a sequence, in order
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "penalty", "chance")
@@ -42,7 +42,7 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
     }
 
 
-CHOOSE_TOKEN = Kernel("choose_token.comp", variants=tuple({"T": t} for t in STORAGE.values()), reach=_reach)
+CHOOSE_TOKEN = Kernel("choose_token.comp", variants=OF_STORAGE, reach=_reach)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from vkep.kernels.select import Candidate, Emission, always, implement
 from vkep.kernels.split_k import Sums, split_product
 from vkep.kernels.tiles import (
     CONV_SHARED_TILES,
+    OF_STORAGE,
     STORAGE,
     TILED_DEFINES,
     no_shared_tile,
@@ -52,7 +53,7 @@ def _subgroup_reach(call: KernelCall) -> Mapping[str, int]:
     return {"x": reach["x"] * size, "w": weights * size, "y": reach["y"] * size}
 
 
-CONV_SUBGROUP = Kernel("conv_subgroup.comp", variants=tuple({"T": t} for t in STORAGE.values()), reach=_subgroup_reach)
+CONV_SUBGROUP = Kernel("conv_subgroup.comp", variants=OF_STORAGE, reach=_subgroup_reach)
 
 
 def _tiled_reach(call: KernelCall) -> Mapping[str, int]:

@@ -11,9 +11,7 @@ from vkep.kernels.fastdiv import magic_params
 from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div, strip_of
 from vkep.kernels.select import Emission
-from vkep.kernels.tiles import STORAGE, flat_grid, is_cpu_driver
-
-_VARIANTS = tuple({"T": t} for t in STORAGE.values())
+from vkep.kernels.tiles import OF_STORAGE, STORAGE, flat_grid, is_cpu_driver
 
 
 def _depthwise_reach(call: KernelCall) -> Mapping[str, int]:
@@ -40,8 +38,8 @@ def _direct_reach(call: KernelCall) -> Mapping[str, int]:
 
 
 _PLANE = ("height", "width", "out_height", "stride_w", "dilation_w", "pad_top", "pad_left", "y_batch")
-CONV_DEPTHWISE = Kernel("conv_depthwise.comp", variants=_VARIANTS, reach=_depthwise_reach)
-CONV_DIRECT = Kernel("conv_direct.comp", variants=_VARIANTS, reach=_direct_reach)
+CONV_DEPTHWISE = Kernel("conv_depthwise.comp", variants=OF_STORAGE, reach=_depthwise_reach)
+CONV_DIRECT = Kernel("conv_direct.comp", variants=OF_STORAGE, reach=_direct_reach)
 
 
 def no_depthwise(problem: ConvProblem, caps: DeviceCapabilities) -> str:

@@ -19,6 +19,7 @@ from vkep.kernels.problem import Need, Problem, alignment_of
 from vkep.kernels.reference import unpacked
 from vkep.kernels.select import Candidate, Emission, implement
 from vkep.kernels.tiles import (
+    OF_STORAGE,
     STORAGE,
     TILED_DEFINES,
     no_shared_tile,
@@ -136,7 +137,7 @@ def _kernel(source: str, variants: Iterable[Mapping[str, str]]) -> Kernel:
 
 
 GROUPED_TILED = _kernel("grouped_tiled.comp", TILED_DEFINES.values())
-GROUPED_SUBGROUP = _kernel("grouped_subgroup.comp", [{"T": t} for t in STORAGE.values()])
+GROUPED_SUBGROUP = _kernel("grouped_subgroup.comp", OF_STORAGE)
 
 
 @dataclass(frozen=True)

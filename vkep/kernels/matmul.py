@@ -19,6 +19,7 @@ from vkep.kernels.problem import extent
 from vkep.kernels.select import Candidate, Emission, implement
 from vkep.kernels.split_k import Sums, split_product
 from vkep.kernels.tiles import (
+    OF_STORAGE,
     STORAGE,
     TILED_DEFINES,
     SubgroupTile,
@@ -48,9 +49,7 @@ def _subgroup_reach(call: KernelCall) -> Mapping[str, int]:
     }
 
 
-MATMUL_SUBGROUP = Kernel(
-    "matmul_subgroup.comp", variants=tuple({"T": t} for t in STORAGE.values()), reach=_subgroup_reach
-)
+MATMUL_SUBGROUP = Kernel("matmul_subgroup.comp", variants=OF_STORAGE, reach=_subgroup_reach)
 
 
 def _tiled_reach(call: KernelCall) -> Mapping[str, int]:

@@ -22,7 +22,7 @@ from vkep.kernels.launch import (
 from vkep.kernels.matmul_problem import MatMulProblem, product_reach, unaddressable
 from vkep.kernels.problem import extent
 from vkep.kernels.select import Emission
-from vkep.kernels.tiles import STORAGE
+from vkep.kernels.tiles import OF_STORAGE, STORAGE
 from vkep.kernels.tuning import Tuned
 from vkep.sizes import at_hand, divides
 
@@ -46,9 +46,7 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
     }
 
 
-MATMUL_ALONG_K = Kernel(
-    "matmul_along_k.comp", variants=with_shuffles(*({"T": t} for t in STORAGE.values())), reach=_reach
-)
+MATMUL_ALONG_K = Kernel("matmul_along_k.comp", variants=with_shuffles(*OF_STORAGE), reach=_reach)
 #: maximum number of rows: products of more reuse the weights that they read, and gain from tiles
 MAX_ROWS = 8
 #: minimum lanes of a workgroup, and maximum results of a lane

@@ -13,7 +13,7 @@ from vkep.kernels.matmul_along_k import MAX_ROWS, row_tile
 from vkep.kernels.matmul_nbits_problem import UNIT, MatMulNBitsProblem, packed_reach
 from vkep.kernels.product_form import PLAIN, Form, in_forms, turned_reach
 from vkep.kernels.select import Emission
-from vkep.kernels.tiles import STORAGE
+from vkep.kernels.tiles import OF_STORAGE, STORAGE
 from vkep.kernels.tuning import Tuned, estimated
 from vkep.sizes import record_at_hand
 
@@ -26,7 +26,7 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
     return reach | turned_reach(call, size)
 
 
-MATMUL_CODES = Kernel("matmul_codes.comp", variants=in_forms([{"T": t} for t in STORAGE.values()]), reach=_reach)
+MATMUL_CODES = Kernel("matmul_codes.comp", variants=in_forms(OF_STORAGE), reach=_reach)
 #: maximum number of groups of four elements of a that a lane loads for a slab
 _MOST_TURNS = 2
 #: workgroups that fill a large GPU

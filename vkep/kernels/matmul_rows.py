@@ -18,7 +18,7 @@ from vkep.kernels.matmul_along_k import MAX_ROWS, row_tile
 from vkep.kernels.matmul_problem import MatMulProblem, product_reach, unaddressable
 from vkep.kernels.product_form import PLAIN, Form, in_forms, turned_reach
 from vkep.kernels.select import Emission
-from vkep.kernels.tiles import STORAGE
+from vkep.kernels.tiles import OF_STORAGE, STORAGE
 from vkep.kernels.tuning import Tuned
 from vkep.sizes import largest, record_at_hand
 
@@ -36,9 +36,7 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
     }
 
 
-MATMUL_ROWS = Kernel(
-    "matmul_rows.comp", variants=in_forms(with_shuffles(*({"T": t} for t in STORAGE.values()))), reach=_reach
-)
+MATMUL_ROWS = Kernel("matmul_rows.comp", variants=in_forms(with_shuffles(*OF_STORAGE)), reach=_reach)
 #: maximum results of a lane, and minimum lanes of a workgroup
 _MOST_VALUES, _LEAST_LANES = 32, 64
 #: lanes that a GPU runs at once, as workgroups are counted here

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -74,57 +74,10 @@ SCATTER_ND = Kernel("scatter_nd.comp", variants=_AHEAD, reach=_nd_reach)
 
 
 @dataclass(frozen=True)
-class ScatterElementsProblem(Problem):
-    """``y`` = ``data``, both of ``shape``, with ``updates`` (of ``indices_shape``) put, or reduced ("add", "mul", "max",
-    "min"), at their own coordinates with ``axis`` replaced by ``indices`` (ONNX ScatterElements).
-
-    ``fault``: see `vkep.kernels.indices`. Without ``from_end`` a negative index is out of range. ``over``: ``y``
-    already has the content of ``data``, which is not an operand.
-    """
-
-    shape: tuple[int, ...]
-    indices_shape: tuple[int, ...]
-    axis: int
-    dtype: str
-    index_dtype: str
-    reduction: str = "none"
-    fault: str = ""
-    from_end: bool = True
-    over: bool = False
-
-    def __post_init__(self) -> None:
-        check_along(self.shape, self.indices_shape, self.axis)
-        _check_reduction(self.reduction)
-
-    def needs(self) -> tuple[Need, ...]:
-        return (
-            *([] if self.over else [Need("data", self.dtype, self.shape)]),
-            Need("indices", self.index_dtype, self.indices_shape),
-            Need("updates", self.dtype, self.indices_shape),
-        )
-
-    def makes(self) -> tuple[Need, ...]:
-        return (Need("y", self.dtype, self.shape),)
-
-    def in_place(self, pairs: Mapping[str, str]) -> Problem | None:
-        return replace(self, over=True) if pairs == {"y": "data"} else None
-
-    @property
-    def updates(self) -> tuple[str, ...]:
-        return ("y",) if self.over else ()
-
-    def reference(
-        self, indices: np.ndarray, updates: np.ndarray, data: np.ndarray | None = None, y: np.ndarray | None = None
-    ) -> np.ndarray:
-        at = list(np.indices(self.indices_shape, sparse=True))
-        at[self.axis] = within(indices, self.shape[self.axis], self.from_end)
-        return scattered(data if data is not None else y, tuple(at), updates, self.reduction)
-
-
-@dataclass(frozen=True)
-class ScatterNDProblem(Problem):
-    """As `ScatterElementsProblem`, coordinates in the last axis of ``indices``, each for a slice of ``updates`` (ONNX
-    ScatterND).
+class ScatterProblem(Problem):
+    """``y`` = ``data``, both of ``shape``, with ``updates`` put, or reduced ("add", "mul", "max", "min"), where ``indices`` (of
+    ``indices_shape``) say. ``fault``: see `vkep.kernels.indices`. ``over``: ``y`` already has the content of ``data``, which is
+    not an operand.
     """
 
     shape: tuple[int, ...]
@@ -136,22 +89,13 @@ class ScatterNDProblem(Problem):
     over: bool = False
 
     def __post_init__(self) -> None:
-        told = f"data {list(self.shape)}, indices {list(self.indices_shape)}"
-        if not self.indices_shape or not 1 <= self.keys <= len(self.shape):
-            raise InvalidNode(f"{told}: expected 1 to {len(self.shape)} coordinates in the indices' last axis")
-        if math.prod(self.updates_shape) and 0 in self.shape[: self.keys]:
-            raise InvalidNode(f"{told}: indices into an empty axis")
-        _check_reduction(self.reduction)
-
-    @property
-    def keys(self) -> int:
-        """Number of coordinates of a slice."""
-        return self.indices_shape[-1]
+        if self.reduction not in REDUCTIONS:
+            raise InvalidNode(f"reduction is {self.reduction!r}, expected one of {list(REDUCTIONS)}")
 
     @property
     def updates_shape(self) -> tuple[int, ...]:
         """Shape of the updates."""
-        return self.indices_shape[:-1] + self.shape[self.keys :]
+        return self.indices_shape
 
     def needs(self) -> tuple[Need, ...]:
         return (
@@ -170,6 +114,50 @@ class ScatterNDProblem(Problem):
     def updates(self) -> tuple[str, ...]:
         return ("y",) if self.over else ()
 
+
+@dataclass(frozen=True)
+class ScatterElementsProblem(ScatterProblem):
+    """Each update has its own coordinates, with that along ``axis`` replaced by its index (ONNX ScatterElements). Without
+    ``from_end`` a negative index is out of range.
+    """
+
+    axis: int = field(kw_only=True)
+    from_end: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_along(self.shape, self.indices_shape, self.axis)
+        super().__post_init__()
+
+    def reference(
+        self, indices: np.ndarray, updates: np.ndarray, data: np.ndarray | None = None, y: np.ndarray | None = None
+    ) -> np.ndarray:
+        at = list(np.indices(self.indices_shape, sparse=True))
+        at[self.axis] = within(indices, self.shape[self.axis], self.from_end)
+        return scattered(data if data is not None else y, tuple(at), updates, self.reduction)
+
+
+@dataclass(frozen=True)
+class ScatterNDProblem(ScatterProblem):
+    """Coordinates are in the last axis of ``indices``, each for a slice of ``updates`` (ONNX ScatterND)."""
+
+    def __post_init__(self) -> None:
+        told = f"data {list(self.shape)}, indices {list(self.indices_shape)}"
+        if not self.indices_shape or not 1 <= self.keys <= len(self.shape):
+            raise InvalidNode(f"{told}: expected 1 to {len(self.shape)} coordinates in the indices' last axis")
+        if math.prod(self.updates_shape) and 0 in self.shape[: self.keys]:
+            raise InvalidNode(f"{told}: indices into an empty axis")
+        super().__post_init__()
+
+    @property
+    def keys(self) -> int:
+        """Number of coordinates of a slice."""
+        return self.indices_shape[-1]
+
+    @property
+    def updates_shape(self) -> tuple[int, ...]:
+        """Shape of the updates."""
+        return self.indices_shape[:-1] + self.shape[self.keys :]
+
     def reference(
         self, indices: np.ndarray, updates: np.ndarray, data: np.ndarray | None = None, y: np.ndarray | None = None
     ) -> np.ndarray:
@@ -177,14 +165,9 @@ class ScatterNDProblem(Problem):
         return scattered(data if data is not None else y, at, updates, self.reduction)
 
 
-def _check_reduction(reduction: str) -> None:
-    if reduction not in REDUCTIONS:
-        raise InvalidNode(f"reduction is {reduction!r}, expected one of {list(REDUCTIONS)}")
-
-
 def _scatter(
     kernel: Kernel,
-    problem: ScatterElementsProblem | ScatterNDProblem,
+    problem: ScatterProblem,
     e: Emission,
     total: int,
     params: Mapping[str, int],

@@ -10,7 +10,7 @@ from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div
 from vkep.kernels.problem import extent
 from vkep.kernels.select import Emission
-from vkep.kernels.tiles import STORAGE, flat_grid
+from vkep.kernels.tiles import OF_STORAGE, STORAGE, flat_grid
 
 
 def _reach(call: KernelCall) -> Mapping[str, int]:
@@ -20,7 +20,7 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
     return {"partials": call["splits"] * total * 4, "y": y * call.size_of("T")}
 
 
-MATMUL_REDUCE = Kernel("matmul_reduce.comp", variants=tuple({"T": t} for t in STORAGE.values()), reach=_reach)
+MATMUL_REDUCE = Kernel("matmul_reduce.comp", variants=OF_STORAGE, reach=_reach)
 _LANES = 64
 
 

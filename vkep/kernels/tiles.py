@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: GLSL storage type of each element type that these kernels support; they compute and accumulate in float32
 STORAGE = {"float32": "float", "float16": "float16_t"}
+#: definitions for each of them
+OF_STORAGE = tuple({"T": t} for t in STORAGE.values())
 
 #: ``small_div`` (shaders/register_tile.glsl) divides numbers below this
 EXACT_DIVISION_LIMIT = 2**24

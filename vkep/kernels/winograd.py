@@ -29,6 +29,7 @@ from vkep.kernels.matmul_problem import MatMulProblem
 from vkep.kernels.pointwise import PointwiseOperand, pointwise
 from vkep.kernels.select import Emission, emit
 from vkep.kernels.tiles import (
+    OF_STORAGE,
     STORAGE,
     flat_grid,
     is_cpu_driver,
@@ -37,8 +38,6 @@ from vkep.kernels.tiles import (
     panel_tile,
     tile_grid,
 )
-
-_VARIANTS = tuple({"T": t} for t in STORAGE.values())
 
 
 def _input_reach(call: KernelCall) -> Mapping[str, int]:
@@ -59,8 +58,8 @@ def _output_reach(call: KernelCall) -> Mapping[str, int]:
     }
 
 
-WINOGRAD_INPUT = Kernel("winograd_input.comp", variants=_VARIANTS, reach=_input_reach)
-WINOGRAD_OUTPUT = Kernel("winograd_output.comp", variants=_VARIANTS, reach=_output_reach)
+WINOGRAD_INPUT = Kernel("winograd_input.comp", variants=OF_STORAGE, reach=_input_reach)
+WINOGRAD_OUTPUT = Kernel("winograd_output.comp", variants=OF_STORAGE, reach=_output_reach)
 
 #: output pixels per side of a tile, and points per side
 _TILE, _POINTS = 4, 6

@@ -108,7 +108,7 @@ def scatter_elements_(
     """ScatterElements of one opset, with its reduction."""
     axis = b.axis(axis, data.rank)
     types = data.dtype.name, indices.dtype.name
-    problem = ScatterElementsProblem(data.shape, indices.shape, axis, *types, reduction, from_end=from_end)
+    problem = ScatterElementsProblem(data.shape, indices.shape, *types, reduction, axis=axis, from_end=from_end)
     extent = data.shape[axis]
     fault = fault_of(b, indices, [extent], outside(extent, axis, what, from_end), from_end)
     return b.result(replace(problem, fault=fault), data, indices, updates)
