@@ -74,7 +74,7 @@ SCATTER_ND = Kernel("scatter_nd.comp", variants=_AHEAD, reach=_nd_reach)
 
 
 @dataclass(frozen=True)
-class ScatterProblem(Problem):
+class _ScatterProblem(Problem):
     """``y`` = ``data``, both of ``shape``, with ``updates`` put, or reduced ("add", "mul", "max", "min"), where ``indices`` (of
     ``indices_shape``) say. ``fault``: see `vkep.kernels.indices`. ``over``: ``y`` already has the content of ``data``, which is
     not an operand.
@@ -116,7 +116,7 @@ class ScatterProblem(Problem):
 
 
 @dataclass(frozen=True)
-class ScatterElementsProblem(ScatterProblem):
+class ScatterElementsProblem(_ScatterProblem):
     """Each update has its own coordinates, with that along ``axis`` replaced by its index (ONNX ScatterElements). Without
     ``from_end`` a negative index is out of range.
     """
@@ -137,7 +137,7 @@ class ScatterElementsProblem(ScatterProblem):
 
 
 @dataclass(frozen=True)
-class ScatterNDProblem(ScatterProblem):
+class ScatterNDProblem(_ScatterProblem):
     """Coordinates are in the last axis of ``indices``, each for a slice of ``updates`` (ONNX ScatterND)."""
 
     def __post_init__(self) -> None:
@@ -167,7 +167,7 @@ class ScatterNDProblem(ScatterProblem):
 
 def _scatter(
     kernel: Kernel,
-    problem: ScatterProblem,
+    problem: _ScatterProblem,
     e: Emission,
     total: int,
     params: Mapping[str, int],
