@@ -259,7 +259,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
             )
         )
         found = ffi.unpack(addresses, count + len(details.ports))
-        written = zip(details.ports, found[count:], strict=True)
+        written = dict(zip(found[count:], details.ports, strict=True))
         if 0 in found or in_place(zip(self._names, found, strict=False), written) != over:
             return False
         bound = Bound([found[i] for i in details.order], details.island.numbers)

@@ -421,22 +421,25 @@ def _waiting(executable: Executable) -> DeferredExecutor | None:
 
 def overwritten(values: Mapping[str, Any], targets: Targets) -> Over:
     """The outputs that are to be written to an input's memory, each with that input."""
-    written = _places(targets)
-    return in_place(_places(values), written) if written else ()
-
-
-def in_place(read: Iterable[tuple[str, Hashable]], written: Iterable[tuple[str, Hashable]]) -> Over:
-    """As `overwritten`, of names with their places in memory, which are equal where the addresses of all elements are."""
-    outputs = {place: name for name, place in written}
-    return tuple([(outputs[place], name) for name, place in read if place in outputs])
-
-
-def _places(values: Mapping[str, Any]) -> list[tuple[str, Hashable]]:
-    return [
-        (name, (tensor.address, tensor.room))
-        for name, tensor in values.items()
-        if isinstance(tensor, DeviceTensor) and (tensor.nbytes or tensor.room)
+    outputs = {
+        (target.address, target.room): name
+        for name, target in targets.items()
+        if isinstance(target, DeviceTensor) and (target.nbytes or target.room)
+    }
+    if not outputs:
+        return ()
+    read = [
+        (name, (t.address, t.room))
+        for name, t in values.items()
+        if isinstance(t, DeviceTensor) and (t.nbytes or t.room)
     ]
+    return in_place(read, outputs)
+
+
+def in_place(read: Iterable[tuple[str, Hashable]], outputs: Mapping[Any, str]) -> Over:
+    """As `overwritten`: the inputs with their places in memory, and the outputs by theirs. Two places are equal where the
+    addresses of all elements are."""
+    return tuple([(outputs[place], name) for name, place in read if place in outputs])
 
 
 def allowed(targets: Targets, over: Over, executable: Executable) -> Targets:
