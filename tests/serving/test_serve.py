@@ -123,6 +123,7 @@ def test_metrics_pages_and_logs(running: Running) -> None:
         'vkep_errors_total{kind="ProtocolError"}',
         'vkep_run_rows_count{model="square",version="1"}',
         'vkep_http_requests_total{path="/v1/completions",status="200"}',
+        'vkep_queue_seconds_count{model="square",version="1"}',
         "process_resident_memory_bytes",
     ):
         assert expected in text, expected

@@ -43,7 +43,7 @@ def alone(folder: Path) -> list[list[int]]:
 class Steps:
     """A writer, and what its steps were. After a step it waits until it may go on."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, of_client: int = 0) -> None:
         self.seen: list[tuple[int, int]] = []
         self.goes_on = threading.Event()
         self.goes_on.set()
@@ -57,7 +57,7 @@ class Steps:
             self.seen.append((answers, tokens))
             assert self.goes_on.wait(LONG_S)
 
-        self.writer = Writer(opened, observe, 4)
+        self.writer = Writer(opened, observe, 4, of_client)
 
     async def tokens(self, prompt: Any, settings: Sampling = SETTINGS) -> list[int]:
         found = [event.token async for event in self.writer.stream(prompt, settings) if event.token is not None]
@@ -222,6 +222,29 @@ def test_no_value_of_a_request_changes_another_answer(folder: Path, alone: list[
     refused = asyncio.run(main())
     steps.writer.close()
     assert 50 < refused < len(bodies) - 30
+
+
+def test_a_client_of_many_answers_leaves_room_for_others(folder: Path) -> None:
+    one = Steps(folder, of_client=3)
+    long = Sampling(max_tokens=60, ignore_end=True)
+    ended: list[str] = []
+
+    async def asked(client: str, settings: Sampling) -> None:
+        async for _ in one.writer.stream(PROMPTS[0], settings, client):
+            pass
+        ended.append(client)
+
+    async def main() -> None:
+        many = [asyncio.ensure_future(asked("many", long)) for _ in range(8)]
+        while not one.seen or one.seen[-1][0] < 3:
+            await asyncio.sleep(0.01)
+        await asked("other", SETTINGS)
+        await asyncio.gather(*many)
+
+    asyncio.run(main())
+    one.writer.close()
+    assert ended == ["other", *["many"] * 8]
+    assert max(answers for answers, _ in one.seen) == 4 and one.seen[-1][0] <= 3
 
 
 class FailsAt:

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -60,6 +61,13 @@ def application(service: Service) -> Front:
             error = ProtocolError(error.status_code, takes if "Allow" in headers else f"there is no {path[:200]}")
         return failure(path, error, service.options.retry_after_s, headers)
 
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            found = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+            app.openapi_schema = {**found, "paths": {**found["paths"], **inference.described()}}
+        return app.openapi_schema
+
+    app.openapi = openapi  # as FastAPI's page on extending it has it
     for kind in _RAISED:
         app.add_exception_handler(kind, failed)
     return Front(app, service)

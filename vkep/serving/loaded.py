@@ -36,6 +36,8 @@ Feeds = Mapping[str, Array]
 Results = dict[str, Array]
 #: ``observe(model, version, rows, requests, seconds)``: called after each run
 Observe = Callable[[str, str, int, int, float], None]
+#: ``waited(model, version, seconds)``: called for each request, with the time until its run began
+Waited = Callable[[str, str, float], None]
 
 
 class LoadedModel:
@@ -54,6 +56,7 @@ class LoadedModel:
         wait_s: float,
         runs: int,
         observe: Observe,
+        waited: Waited = lambda model, version, seconds: None,
         independent: bool = False,
         example: Mapping[str, Any] | None = None,
     ) -> None:
@@ -63,7 +66,7 @@ class LoadedModel:
         these take zeros, where no axis but that of rows is symbolic. Raises as `vkep.InferenceSession`, and ``ValueError`` for a
         model whose inputs or outputs have no datatype in the protocol, for an example that does not fit, and where rows that are
         said to be independent are not."""
-        self._pool, self._observe = pool, observe
+        self._pool, self._observe, self._waited = pool, observe, waited
         self.runs_done = self.rows_done = 0
         self.renewed = RenewedSession(partial(InferenceSession, source, **options))
         try:
@@ -158,12 +161,22 @@ class LoadedModel:
             if may is None:
                 may = await loop.run_in_executor(self._pool, self.joining.decide, key, shapes)
             if may:
-                return dict(await self.batcher(feeds, key, rows))
-        return await loop.run_in_executor(self._pool, self.run, feeds)
+                return dict(await self.batcher((feeds, time.perf_counter()), key, rows))
+        return await loop.run_in_executor(self._pool, self._run_alone, feeds, time.perf_counter())
 
-    async def _run_all(self, items: list[Feeds]) -> list[Any]:
-        """A result or an exception for each of the requests."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._run_together, items)
+    def _run_alone(self, feeds: Feeds, asked: float) -> Results:
+        self._waited(self.spec.name, self.spec.version, time.perf_counter() - asked)
+        return self.run(feeds)
+
+    async def _run_all(self, items: list[tuple[Feeds, float]]) -> list[Any]:
+        """A result or an exception for each of the requests, which came with the times at which they were asked."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._run_timed, items)
+
+    def _run_timed(self, items: list[tuple[Feeds, float]]) -> list[Any]:
+        now = time.perf_counter()
+        for _, asked in items:
+            self._waited(self.spec.name, self.spec.version, now - asked)
+        return self._run_together([feeds for feeds, _ in items])
 
     def _run_together(self, items: list[Feeds]) -> list[Any]:
         if len(items) > 1 and not self.joining.off:

@@ -6,11 +6,49 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from vkep.serving.app import application
 from vkep.serving.service import Service
+
+#: seconds within which the head of a request must be there
+_HEAD_S = 20.0
+_MOST_FILES = 65536
+
+
+class Protocol(AutoHTTPProtocol):
+    """uvicorn's protocol, which closes connections that send no whole head of a request: each holds a file of the process."""
+
+    def connection_made(self, transport: Any) -> None:
+        """As asyncio."""
+        super().connection_made(transport)
+        self._watch: asyncio.TimerHandle | None = self.loop.call_later(_HEAD_S, self._close_if_idle)
+
+    def data_received(self, data: bytes) -> None:
+        """As asyncio."""
+        super().data_received(data)
+        if self._is_idle() and self._watch is None:
+            self._watch = self.loop.call_later(_HEAD_S, self._close_if_idle)
+        elif not self._is_idle() and self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As asyncio."""
+        if self._watch is not None:
+            self._watch.cancel()
+        super().connection_lost(exc)
+
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _close_if_idle(self) -> None:
+        self._watch = None
+        if self._is_idle() and not self.transport.is_closing():
+            self.transport.close()
 
 
 class Server(uvicorn.Server):
@@ -43,8 +81,10 @@ def serve(
     """
     with contextlib.ExitStack() as stack:
         stack.callback(service.close)
+        _allow_connections()
         config = uvicorn.Config(
             application(service),
+            http=Protocol,
             host=host,
             port=port,
             log_config=None,
@@ -61,6 +101,17 @@ def serve(
         shown = f"[{address}]" if ":" in address else address
         server = Server(config, lambda: started(f"http://{shown}:{bound}"))
         asyncio.run(_run(server, listening, service, f"{shown}:{grpc_port}" if grpc_port is not None else None, stop_s))
+
+
+def _allow_connections() -> None:
+    """Raise the number of files that the process may have open, of which each connection is one."""
+    with contextlib.suppress(ImportError, ValueError, OSError):  # other systems, and those that allow it not
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(_MOST_FILES, hard)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _run(server: Server, listening: socket.socket, service: Service, grpc: str | None, stop_s: float) -> None:

@@ -88,6 +88,7 @@ class Service:
             wait_s=options.wait_ms / 1000,
             runs=options.runs,
             observe=self._ran,
+            waited=self._waited,
             independent=options.says_independent(name),
             example=options.examples.get(name),
         )
@@ -101,6 +102,9 @@ class Service:
         tags = {"model": model, "version": version}
         for name, value in (("run_rows", max(rows, 1)), ("run_requests", requests), ("run_seconds", seconds)):
             self.measures.add(name, value, **tags)
+
+    def _waited(self, model: str, version: str, seconds: float) -> None:
+        self.measures.add("queue_seconds", seconds, model=model, version=version)
 
     def language(self, name: str) -> Language:
         """A language model; the only one where the name is empty. Raises `ProtocolError` (404)."""

@@ -1,0 +1,277 @@
+"""Sends generated requests to `vkep serve` beside innocent ones, and compares innocent answers with those that came alone.
+
+    python -m tools.fuzz.services [--requests 2000] [--seconds 60] [--kinds fields damaged ...] [--json out.json]
+
+For each kind of attack (`tools.fuzz.service_attacks`): ``--requests`` of them, for at most ``--seconds``, from another address
+and in a process of lower priority, since attackers have processors of their own. Beside them two users send a chat, a tensor and
+an index, one after the other. A table has the statuses of the attackers' requests and, of the innocent ones, the number, the
+wrong and the failed answers, and the wait in the median and at its 99th percentile, in multiples of the same alone: the largest
+of the three requests. The exit status is 1 where an innocent answer was wrong or failed, or an attacker's was a 500.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import math
+import multiprocessing
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from tools.fuzz.service_attacks import CHAT, GONE, INFER, KINDS, SLOW, UNREAD, Attack, attacks, chat, tensor
+
+#: an attacker's address, which is not the innocent users'
+ATTACKER = "127.0.0.2"
+#: connections that an attacker leaves open at once, and seconds for an answer
+_OPEN, _PATIENCE_S = 40, 120
+_ERRORS = (OSError, http.client.HTTPException)
+
+
+def ask(
+    address: str, path: str, body: bytes, source: str = "", headers: Mapping[str, str] | None = None
+) -> tuple[int, bytes]:
+    """The status and the body of an answer."""
+    connection = http.client.HTTPConnection(
+        address, timeout=_PATIENCE_S, source_address=(source, 0) if source else None
+    )
+    with contextlib.closing(connection):
+        connection.request("POST", path, body, dict(headers or {}))
+        response = connection.getresponse()
+        return response.status, response.read()
+
+
+class Attacker:
+    """Sends attacks from one thread; connections of slow and unread ones stay open for a while."""
+
+    def __init__(self, address: str) -> None:
+        self._address, self._open = address, list[socket.socket]()
+
+    def send(self, attack: Attack) -> str:
+        """What came: the status, or the name of an error."""
+        try:
+            if attack.manner in (SLOW, UNREAD, GONE):
+                self._leave(attack)
+                return attack.manner
+            return str(ask(self._address, attack.path, attack.body, ATTACKER, attack.headers)[0])
+        except _ERRORS as error:
+            return type(error).__name__
+
+    def _leave(self, attack: Attack) -> None:
+        host, _, port = self._address.rpartition(":")
+        one = socket.create_connection((host, int(port)), _PATIENCE_S, (ATTACKER, 0))
+        head = f"POST {attack.path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(attack.body)}\r\n\r\n".encode()
+        one.sendall(head + (attack.body[:1] if attack.manner == SLOW else attack.body))
+        if attack.manner == GONE:
+            one.close()
+            return
+        self._open.append(one)
+        if len(self._open) > _OPEN:
+            self._open.pop(0).close()
+
+    def close(self) -> None:
+        """Close the connections that are open."""
+        for one in self._open:
+            one.close()
+
+
+def attack_for(address: str, kind: str, seed: int, count: int, seconds: float, threads: int = 4) -> Counter[str]:
+    """Send up to ``count`` attacks of a kind, for at most ``seconds``; returns how often each status came."""
+    found: Counter[str] = Counter()
+    lock, deadline, left = threading.Lock(), time.monotonic() + seconds, iter(range(count))
+
+    def run(number: int) -> None:
+        attacker, requests = Attacker(address), attacks(kind, seed + number)
+        while time.monotonic() < deadline and next(left, None) is not None:
+            came = attacker.send(next(requests))
+            with lock:
+                found[came] += 1
+        attacker.close()
+
+    started = [threading.Thread(target=run, args=(number,)) for number in range(threads)]
+    for thread in started:
+        thread.start()
+    for thread in started:
+        thread.join()
+    return found
+
+
+def _attack_apart(results: Any, *args: Any) -> None:
+    os.nice(19)
+    results.put(attack_for(*args))
+
+
+@dataclass
+class Waits:
+    """Innocent requests: how long each waited, and what was wrong with their answers."""
+
+    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  #: by path
+    wrong: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """The answers that came, and the failed requests."""
+        return sum(map(len, self.seconds.values())) + len(self.failed)
+
+    def beside(self, alone: Waits, share: float) -> float:
+        """The largest ratio, of all paths, of a quantile of the waits to the same alone."""
+        at = {path: float(np.quantile(found, share)) for path, found in alone.seconds.items()}
+        return max(
+            (float(np.quantile(found, share)) / at[path] for path, found in self.seconds.items()), default=math.inf
+        )
+
+
+class Innocent:
+    """A user whose answers are known."""
+
+    def __init__(self, address: str, number: int) -> None:
+        self._address = address
+        x = np.arange(6, dtype=np.float32).reshape(2, 3) + number
+        index = np.array([[number % 3], [2]])
+        given = _lines({"inputs": [tensor(x)]}), _lines({"inputs": [tensor(x), tensor(index, "i", "INT64")]})
+        self._requests = [
+            (CHAT, _lines(chat(max_tokens=8, temperature=0, seed=number))),
+            (INFER.format("square"), given[0]),
+            (INFER.format("pick"), given[1]),
+        ]
+        self._expected = [self._answer(*request) for request in self._requests]
+
+    def _answer(self, path: str, body: bytes) -> Any:
+        status, text = ask(self._address, path, body)
+        if status != 200:
+            raise ConnectionError(f"{path}: status {status}: {text[:300]!r}")
+        found = json.loads(text)
+        return found["choices"][0]["message"]["content"] if "choices" in found else found["outputs"][0]["data"]
+
+    def round(self, waits: Waits) -> None:
+        """Send each request once."""
+        for (path, body), expected in zip(self._requests, self._expected, strict=True):
+            started = time.perf_counter()
+            try:
+                found = self._answer(path, body)
+            except _ERRORS as error:
+                waits.failed.append(f"{path}: {type(error).__name__}: {error}")
+                continue
+            waits.seconds[path].append(time.perf_counter() - started)
+            if found != expected:
+                waits.wrong.append(f"{path}: got {found!r}, expected {expected!r}")
+
+    def rounds_while(self, goes_on: Any, waits: Waits) -> None:
+        """`round` until the event is set, once at least."""
+        while True:
+            self.round(waits)
+            if goes_on.is_set():
+                return
+
+
+def _lines(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+@contextlib.contextmanager
+def innocents(users: Sequence[Innocent]) -> Iterator[Waits]:
+    """Users that send requests during the block; what they found after it."""
+    waits, ended = Waits(), threading.Event()
+    threads = [threading.Thread(target=user.rounds_while, args=(ended, waits)) for user in users]
+    for thread in threads:
+        thread.start()
+    try:
+        yield waits
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one kind of attack. Waits of innocent users are in multiples of those alone."""
+
+    kind: str
+    sent: Mapping[str, int]
+    innocent: int
+    wrong: Sequence[str]
+    failed: Sequence[str]
+    median: float
+    high: float
+
+    @property
+    def bad(self) -> bool:
+        """Whether an innocent answer was wrong or failed, or the service had an error of its own."""
+        return bool(self.wrong or self.failed or self.sent.get("500"))
+
+
+def campaign(address: str, kinds: Sequence[str], count: int, seconds: float, seed: int) -> Iterator[Result]:
+    """The result of each kind."""
+    users = [Innocent(address, number) for number in range(2)]
+    context = multiprocessing.get_context("spawn")
+    for kind in kinds:
+        with innocents(users) as alone:
+            time.sleep(min(seconds, 10))
+        results = context.Queue()
+        process = context.Process(target=_attack_apart, args=(results, address, kind, seed, count, seconds))
+        process.start()
+        with innocents(users) as beside:
+            sent = results.get()
+            process.join()
+        with innocents(users) as after:  # what else the machine does may change meanwhile
+            time.sleep(min(seconds, 10))
+        for path, waits in after.seconds.items():
+            alone.seconds[path] += waits
+        yield Result(
+            kind,
+            dict(sent.most_common()),
+            beside.count,
+            beside.wrong,
+            beside.failed,
+            beside.beside(alone, 0.5),
+            beside.beside(alone, 0.99),
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a campaign, and print its table."""
+    from tests.serving.conftest import serving, write_models
+
+    parser = argparse.ArgumentParser(prog="python -m tools.fuzz.services", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--requests", type=int, default=2000, help="of each kind")
+    parser.add_argument("--seconds", type=float, default=60, help="for each kind")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--json", type=Path, help="write the results here")
+    given = parser.parse_args(arguments)
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        write_models(Path(folder))
+        models = ("llama", "square.onnx", "pick.onnx")
+        with serving(Path(folder), models, "--log", "none") as running:
+            columns = ("attack", "requests", "statuses", "innocent answers", "wrong", "failed", "median", "p99")
+            print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
+            for one in campaign(urlsplit(running.url).netloc, given.kinds, given.requests, given.seconds, given.seed):
+                found.append(one)
+                statuses = ", ".join(f"{status}: {count}" for status, count in one.sent.items())
+                cells = [one.kind, sum(one.sent.values()), statuses, one.innocent, len(one.wrong), len(one.failed)]
+                print(f"| {' | '.join(map(str, cells))} | {one.median:.1f} | {one.high:.1f} |", flush=True)
+                for text in [*one.wrong, *one.failed][:3]:
+                    print(text, file=sys.stderr)
+    if given.json is not None:
+        given.json.write_text(json.dumps([asdict(one) for one in found], indent=1))
+    return int(any(one.bad for one in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
