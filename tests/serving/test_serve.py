@@ -220,7 +220,7 @@ def test_sigterm_ends_requests_within_the_bound(guarded: Running) -> None:
     time.sleep(1)
     started = time.monotonic()
     guarded.process.send_signal(signal.SIGTERM)
-    assert guarded.process.wait(20) in (0, -signal.SIGTERM)  # uvicorn raises the signal again once it has ended
+    assert guarded.process.wait(20) == 0
     thread.join()
     assert done[0] - started < 15 and time.monotonic() - started < 20
     assert "Traceback" not in guarded.log.read_text()

@@ -47,13 +47,10 @@ class Choice:
     @classmethod
     def of(cls, each: Sequence[Sampling], never: tuple[int, ...] = ()) -> Choice:
         """The options that the settings of a batch need together; ``never`` are tokens that are not chosen."""
-        return cls(
-            any(s.temperature for s in each),
-            any(s.repetition_penalty != 1 for s in each),
-            never,
-            any(s.biased for s in each),
-            any(s.logprobs is not None for s in each),
-        )
+        # few graphs: the first use of one waits for its plan, and with it all answers of the batch
+        rare = any(s.biased or s.logprobs is not None for s in each)
+        penalty = rare or any(s.repetition_penalty != 1 for s in each)
+        return cls(penalty or any(s.temperature for s in each), penalty, never, rare, rare)
 
     @property
     def greedy(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,8 @@ class Grammars:
 
     def __init__(self, folder: ModelFolder, vocabulary: int) -> None:
         self._folder, self._vocabulary = folder, vocabulary
-        self.compiled = functools.lru_cache(_KEPT)(self._compiled)
+        self._kept: dict[str, Any] = {}  # the oldest one comes first
+        self._lock = threading.Lock()
 
     @functools.cached_property
     def _tokenizer(self) -> tuple[Any, Any]:
@@ -92,6 +94,22 @@ class Grammars:
                 f"llguidance has no grammars for the tokenizer of {self._folder.path}: {shortened(str(error))}"
             ) from None
 
+    def knows(self, grammar: str) -> bool:
+        """Whether a grammar is compiled already."""
+        return grammar in self._kept
+
+    def compiled(self, grammar: str) -> Any:
+        """The matcher of a grammar before the first token. A new one is compiled, which may take a second. Raises
+        `InvalidInputError` for one that cannot be used, and `MissingPackageError` without llguidance."""
+        found = self._kept.get(grammar)
+        if found is None:
+            found = self._compiled(grammar)
+            with self._lock:
+                while len(self._kept) >= _KEPT:
+                    del self._kept[next(iter(self._kept))]
+                self._kept[grammar] = found
+        return found
+
     def _compiled(self, grammar: str) -> Any:
         if len(grammar) > LONGEST:
             raise InvalidInputError(f"the grammar has {len(grammar)} characters, and {LONGEST} are allowed")
@@ -102,6 +120,6 @@ class Grammars:
         return matcher
 
     def begin(self, grammar: str) -> Grammar:
-        """A grammar before the first token, in llguidance's form of Lark, or as `of_schema` gives it. A new one is compiled,
-        which may take a second. Raises `InvalidInputError` for one that cannot be used, and `MissingPackageError`."""
+        """A grammar before the first token: a text in llguidance's form of Lark, or what `of_schema` gives. Raises as
+        `compiled`."""
         return Grammar(self.compiled(grammar).deep_copy())

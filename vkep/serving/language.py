@@ -47,6 +47,11 @@ class Asked:
     texts: Sequence[str]  #: of prompts, where the answers begin with them
 
     @property
+    def grammar(self) -> str:
+        """That the answers follow, if any."""
+        return self.prompts[0][1].grammar
+
+    @property
     def prompt_tokens(self) -> int:
         """Of all prompts; several answers to one count it once."""
         return sum(len(tokens) for tokens, _ in self.prompts[:: self.request.n])
@@ -84,11 +89,6 @@ class Language:
                 raise ProtocolError(400, f"the chat template of model {self.name!r} takes no tools", "tools")
             if given.tool:
                 settings["grammar"] = form.grammar(given.tools, given.tool)
-        if "grammar" in settings:
-            try:
-                generator.grammars.compiled(settings["grammar"])  # now: a new one takes long
-            except (InvalidInputError, MissingPackageError) as error:
-                raise ProtocolError(400, str(error), "tools" if given.tools else "response_format") from None
         sampling = generator.sampling(**settings)
         if given.messages is not None:
             more: dict[str, Any] = {"tools": list(given.tools)} if given.tools else {}
@@ -102,6 +102,17 @@ class Language:
             for at in range(given.n)
         ]
         return Asked(given, several, form, [text for text in texts for _ in range(given.n)])
+
+    def compile(self, asked: Asked) -> None:
+        """Compile the grammar of a request's answers, which takes long. Raises `ProtocolError`."""
+        try:
+            self.writer.generator.grammars.compiled(asked.grammar)
+        except (InvalidInputError, MissingPackageError) as error:
+            raise ProtocolError(400, str(error), "tools" if asked.form is not None else "response_format") from None
+
+    def is_compiled(self, asked: Asked) -> bool:
+        """Whether `compile` has nothing to do."""
+        return not asked.grammar or self.writer.generator.grammars.knows(asked.grammar)
 
     async def answer(self, asked: Asked, client: str) -> dict[str, Any]:
         """The whole answer. Raises as `Writer.stream`."""

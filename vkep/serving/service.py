@@ -53,6 +53,7 @@ class Service:
         sys.setswitchinterval(_SWITCH_S)
         set_polling(0)  # a thread that asks takes the interpreter from the one that reads requests
         self._pool = ThreadPoolExecutor(options.runs, thread_name_prefix="vkep-runs")
+        self.compiling = ThreadPoolExecutor(1, thread_name_prefix="vkep-grammars")
         self._session = dict(options.session)
         if self._session.get("device") is None and (found := device()) is not None:
             self._session["device"] = found
@@ -123,6 +124,7 @@ class Service:
         for language in self.languages.values():
             language.close()
         self._pool.shutdown()
+        self.compiling.shutdown(wait=False, cancel_futures=True)
         self.models.close()
 
 

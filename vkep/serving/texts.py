@@ -83,6 +83,8 @@ async def _texts(service: Service, request: Request, chat: bool) -> Response:
     try:
         # in a thread: reading JSON, a template and a tokenizer take longer than a step
         language, asked = await asyncio.get_running_loop().run_in_executor(None, _read, service, body, chat)
+        if not language.is_compiled(asked):  # one at a time: the threads that read requests stay free
+            await asyncio.get_running_loop().run_in_executor(service.compiling, language.compile, asked)
         name, client = language.name, request.scope.get("vkep.client", "")
         if not asked.request.stream:
             return JSONResponse(await unless_gone(request, language.answer(asked, client)))

@@ -13,17 +13,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpu_shared.collector import collects_here
 from gpu_shared.errors import DeviceLostError
 from vkep.errors import VkepError
+from vkep.generation.sampling import Sampling
 from vkep.memory import ArenaOutOfMemory
 from vkep.serving.kserve import ProtocolError
 
 if TYPE_CHECKING:
-    from vkep.generation import Answer, Batch, Event, Generator, Sampling
+    from vkep.generation import Answer, Batch, Event, Generator
 
 logger = logging.getLogger("vkep.serving")
 
@@ -70,8 +71,10 @@ class Writer:
         self._waiting: list[Job] = []  # admitted, but without memory or a row so far
         self._jobs: list[Job] = []
         self.generator = open_generator()
+        self._warm = threading.Event()
         self._thread = threading.Thread(target=self._run, name="vkep-writer", daemon=True)
         self._thread.start()
+        self._warm.wait()
 
     async def stream(self, prompt: Sequence[int], sampling: Sampling, client: str = "") -> AsyncIterator[Event]:
         """Yield the events of an answer, the last with its reason; leaving the loop ends the answer.
@@ -101,6 +104,13 @@ class Writer:
 
     def _run(self) -> None:
         batch = self.generator.batch()
+        try:
+            _warm_up(batch, self._most)
+        except Exception as error:  # a model that reads other prompts
+            for answer in batch.under_way:
+                batch.cancel(answer)
+            logger.info("the first answers are made without a warm-up: %s", str(error))
+        self._warm.set()
         try:
             self._write(batch)
         except Exception as error:
@@ -200,3 +210,13 @@ class Writer:
             self.gone = True
             return batch
         return self.generator.batch()
+
+
+def _warm_up(batch: Batch, most: int) -> None:
+    """Make answers with each graph that chooses tokens, alone and together: its first use would hold up the answers of all."""
+    kinds = (Sampling(), Sampling(temperature=1.0), Sampling(repetition_penalty=1.5), Sampling(logprobs=1))
+    for each in (*((kind,) for kind in kinds), kinds[:most]):
+        for sampling in each:
+            batch.add([0], replace(sampling, max_tokens=2, ignore_end=True))
+        while batch.under_way:
+            batch.step()
