@@ -32,7 +32,7 @@ def refused(body: bytes, **headers: Any) -> int:
 
     spent, memory = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ProtocolError) as raised:
-        parse_infer([inflated(body, headers.get("encoding", "gzip"), 64 << 20)], headers.get("length"), MODEL)
+        parse_infer([inflated(body, headers.get("encoding", "gzip"), 64 << 20, 64 << 20)], headers.get("length"), MODEL)
     assert time.process_time() - spent < 1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 300 << 10
     assert len(str(raised.value)) < 2000
@@ -62,6 +62,15 @@ def test_a_small_body_that_becomes_many_objects_is_refused(text: bytes) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="the module resource is POSIX")
 def test_a_body_of_very_many_members_is_refused() -> None:
     assert refused(gzip.compress(b"") * (1 << 20)) == 400
+
+
+@pytest.mark.parametrize("size", [(1 << 20) - 1, 1 << 20, (1 << 20) + 1, (3 << 20) + 77])
+def test_bodies_of_several_pieces_are_whole(size: int) -> None:
+    for body in (b"a" * size, bytes(range(256)) * (size // 256) + b"z"):
+        assert inflated(gzip.compress(body), "gzip", 4 << 20) == body
+        assert inflated(zlib.compress(body), "deflate", len(body)) == body
+        with pytest.raises(ProtocolError, match="more bytes"):
+            inflated(zlib.compress(body), "deflate", len(body) - 1)
 
 
 @pytest.mark.parametrize("encoding", ["GZIP", " gzip ", "x-gzip", "Gzip"])

@@ -78,6 +78,7 @@ class Attacker:
         if attack.manner == GONE:
             one.close()
             return
+        time.sleep(0.02)  # to hold what others need, not to send as many as the loop takes
         self._open.append(one)
         if len(self._open) > _OPEN:
             self._open.pop(0).close()

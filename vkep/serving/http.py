@@ -18,9 +18,12 @@ logger = logging.getLogger("vkep.serving")
 Result = TypeVar("Result")
 
 
-async def read_body(request: Request, most: int, seconds: float) -> Sequence[bytes]:
-    """Read a request's body, decompressed: the pieces that arrived. Raises `ProtocolError`: 413 above ``most`` bytes, 408 where
-    it takes more than ``seconds``, 400 where it ends early, 415 for an unknown encoding."""
+async def read_body(request: Request, most: int, seconds: float, text: int = 0) -> Sequence[bytes]:
+    """Read a request's body, decompressed: the pieces that arrived. Its first ``text`` bytes are JSON.
+
+    Raises `ProtocolError`: 413 above ``most`` bytes, 408 where it takes more than ``seconds``, 400 where it ends early, 415 for
+    an unknown encoding, and as `kserve.inflated`.
+    """
     length = request.headers.get("content-length")
     if length is not None and (not length.isdecimal() or len(length) > kserve.MOST_DIGITS or int(length) > most):
         raise ProtocolError(413, f"the body has {length[:99]} bytes, and {most} are allowed")
@@ -51,7 +54,7 @@ async def read_body(request: Request, most: int, seconds: float) -> Sequence[byt
     if encoding is None:
         return pieces
     run = asyncio.get_running_loop().run_in_executor  # zlib lets other threads run
-    return [await run(None, kserve.inflated, b"".join(pieces), encoding, most)]
+    return [await run(None, kserve.inflated, b"".join(pieces), encoding, most, text)]
 
 
 def answer_of(error: BaseException) -> tuple[int, str]:

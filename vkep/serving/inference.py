@@ -13,7 +13,7 @@ from starlette.responses import Response
 import vkep
 from vkep.serving import kserve
 from vkep.serving.http import answer_of, read_body
-from vkep.serving.kserve import HEADER_LENGTH, ProtocolError
+from vkep.serving.kserve import HEADER_LENGTH, MOST_DIGITS, ProtocolError
 from vkep.serving.loaded import LoadedModel
 from vkep.serving.service import Service
 
@@ -126,10 +126,11 @@ def router(service: Service) -> APIRouter:
 
 
 async def _infer(service: Service, request: Request, model: LoadedModel) -> Response:
+    length, most = request.headers.get(HEADER_LENGTH), service.options.max_body
     with model.batcher.arriving():
-        pieces = await read_body(request, service.options.max_body, service.options.body_s)
+        head = int(length) if length is not None and length.isdecimal() and len(length) <= MOST_DIGITS else most
+        pieces = await read_body(request, most, service.options.body_s, head)
     with Counted(service, model):
-        length = request.headers.get(HEADER_LENGTH)
         text = sum(map(len, pieces)) if length is None or len(length) > 4 else 0
         given = await away(text, kserve.parse_infer, pieces, length, model.spec)
         results = await model.infer(given.feeds)

@@ -67,8 +67,8 @@ _MOST_ELEMENTS = 1 << 40  # more than a body has; numpy's sizes hold those of 2*
 _KNOWN, _KNOWN_BYTES = 64, 4096
 #: limits of a request's JSON: reading it keeps all other requests of a replica waiting. Binary data has none of them
 MOST_VALUES, _MOST_LISTS, _LONGEST_ID = 1 << 20, 1 << 16, 1024
-#: parts of a gzip body (RFC 1952, 2.2), and bytes of it that are decompressed at once
-_MOST_MEMBERS, _WINDOW = 256, 1 << 16
+#: parts of a gzip body (RFC 1952, 2.2), bytes of it that are decompressed at once, and bytes that become of them at once
+_MOST_MEMBERS, _WINDOW, _PIECE = 256, 1 << 16, 1 << 20
 
 
 class ProtocolError(PicklableError):
@@ -269,24 +269,29 @@ def _answer_json(name: str, version: str, identity: str, outputs: Iterable[tuple
 _same_answer_json = functools.lru_cache(_KNOWN)(_answer_json)
 
 
-def inflated(body: bytes, encoding: str, most: int) -> bytes:
-    """Decompress a body. Raises `ProtocolError`: 413 above ``most`` bytes, 400 and 415 for data that cannot be read."""
+def inflated(body: bytes, encoding: str, most: int, text: int = 0) -> bytes:
+    """Decompress a body, of which the first ``text`` bytes are JSON. Raises `ProtocolError`: 413 above ``most`` bytes, 400 and
+    415 for data that cannot be read, and as `JsonCount`: a small body may become very many values."""
     coding = encoding.strip().lower()  # RFC 9110, 8.4.1: codings are case-insensitive
     if coding in ("", "identity"):
         return body
     if coding not in ("gzip", "x-gzip", "deflate"):
         raise ProtocolError(415, f"Content-Encoding is {shown(encoding)}, expected gzip or deflate")
+    count = JsonCount(text)
     is_gzip, pieces, rest, at = coding != "deflate", list[bytes](), memoryview(body), 0
     for _ in range(_MOST_MEMBERS):
         stream = zlib.decompressobj(zlib.MAX_WBITS | (16 if is_gzip else 0))
+        is_full = False  # zlib holds more of what it read
         while not stream.eof:
             window = rest[at : at + _WINDOW]
-            if not window:
+            if not window and not is_full:
                 raise ProtocolError(400, f"the {coding} body ends before its end")
             try:
-                pieces.append(stream.decompress(window, most + 1))
+                pieces.append(stream.decompress(window, min(most + 1, _PIECE)))
+                is_full = len(pieces[-1]) == min(most + 1, _PIECE)
             except zlib.error as error:
                 raise ProtocolError(400, f"the body is no {coding}: {error}") from None
+            count.add(pieces[-1])
             at += len(window) - len(stream.unconsumed_tail) - len(stream.unused_data)
             most -= len(pieces[-1])
             if most < 0:
@@ -298,17 +303,33 @@ def inflated(body: bytes, encoding: str, most: int) -> bytes:
     raise ProtocolError(400, f"the {coding} body has more than {_MOST_MEMBERS} members")
 
 
+class JsonCount:
+    """What makes a JSON text of ``size`` bytes costly, counted piece by piece as it comes."""
+
+    def __init__(self, size: int) -> None:
+        self._left, self._values, self._lists = size, 1, 0
+
+    def add(self, piece: bytes) -> None:
+        """Count a piece, which may go on after the text. Raises `ProtocolError`: 413 for too many values, 400 for many lists."""
+        for at in range(0, min(len(piece), self._left), _WINDOW):  # other threads run between the parts
+            part = piece[at : min(at + _WINDOW, self._left)]
+            self._values += part.count(b",")
+            self._lists += part.count(b"[") + part.count(b"{")
+            if self._values > MOST_VALUES:
+                raise ProtocolError(
+                    413, f"the JSON has more than the {MOST_VALUES} values that are allowed: send binary data"
+                )
+            if self._lists > _MOST_LISTS:
+                raise ProtocolError(
+                    400,
+                    f"the JSON has more than the {_MOST_LISTS} lists and objects that are allowed: send flat or binary data",
+                )
+        self._left -= min(len(piece), self._left)
+
+
 def _loads(text: bytes) -> Any:
-    """The value of a JSON text. Raises `ProtocolError`: 413 for too many values, 400 for too many lists and no JSON."""
-    values, lists = text.count(b","), text.count(b"[") + text.count(b"{")
-    if values >= MOST_VALUES:
-        raise ProtocolError(
-            413, f"the JSON has about {values + 1} values, and {MOST_VALUES} are allowed: send binary data"
-        )
-    if lists > _MOST_LISTS:
-        raise ProtocolError(
-            400, f"the JSON has {lists} lists and objects, and {_MOST_LISTS} are allowed: send flat or binary data"
-        )
+    """The value of a JSON text. Raises `ProtocolError` as `JsonCount`, and 400 for no JSON."""
+    JsonCount(len(text)).add(text)
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import signal
 import socket
 import threading
@@ -19,6 +20,8 @@ from vkep.serving.service import Service
 #: seconds within which the head of a request must be there
 _HEAD_S = 20.0
 _MOST_FILES = 65536
+#: seconds after ``stop_s`` in which requests are answered with an error, before connections are closed
+_AFTER_S = 3
 
 
 class Protocol(AutoHTTPProtocol):
@@ -56,9 +59,9 @@ class Protocol(AutoHTTPProtocol):
 class Server(uvicorn.Server):
     """uvicorn's server, which says when it answers."""
 
-    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, stop_s: float, started: Callable[[], None]) -> None:
         super().__init__(config)
-        self._started = started
+        self._service, self._stop_s, self._started = service, stop_s, started
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -78,6 +81,15 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn; answers that are not complete after ``stop_s`` seconds end with an error."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._stop_s, lambda: loop.run_in_executor(None, self._service.end_answers))
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
 
 
 def serve(
@@ -105,7 +117,7 @@ def serve(
             log_config=None,
             access_log=False,
             lifespan="off",
-            timeout_graceful_shutdown=max(1, round(stop_s)),
+            timeout_graceful_shutdown=math.ceil(stop_s) + _AFTER_S,
             server_header=False,
         )
         listening = socket.create_server(
@@ -114,7 +126,7 @@ def serve(
         stack.callback(listening.close)
         address, bound = listening.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
-        server = Server(config, lambda: started(f"http://{shown}:{bound}"))
+        server = Server(config, service, stop_s, lambda: started(f"http://{shown}:{bound}"))
         asyncio.run(_run(server, listening, service, f"{shown}:{grpc_port}" if grpc_port is not None else None, stop_s))
 
 

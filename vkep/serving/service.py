@@ -119,10 +119,14 @@ class Service:
         """The models whose device is lost for good."""
         return [*self.models.gone(), *(name for name, one in self.languages.items() if one.writer.gone)]
 
-    def close(self) -> None:
-        """End what is in progress, and close all models; idempotent."""
+    def end_answers(self) -> None:
+        """End the answers of language models with an error, and close these models; idempotent."""
         for language in self.languages.values():
             language.close()
+
+    def close(self) -> None:
+        """End what is in progress, and close all models; idempotent."""
+        self.end_answers()
         self._pool.shutdown()
         self.compiling.shutdown(wait=False, cancel_futures=True)
         self.models.close()

@@ -67,6 +67,7 @@ class Writer:
         ``observe(answers, tokens, seconds)`` is called after each step. Raises as ``open_generator``."""
         self._open, self._observe, self._most, self._of_client = open_generator, observe, most, of_client or most
         self.gone = False  #: the generator could not be opened again
+        self._closing = False
         self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._waiting: list[Job] = []  # admitted, but without memory or a row so far
         self._jobs: list[Job] = []
@@ -81,6 +82,8 @@ class Writer:
 
         ``client``: who waits for it. Raises as `Batch.add` and `Batch.step`.
         """
+        if self._closing:
+            raise ProtocolError(503, "the service is closing")
         job = Job(prompt, sampling, asyncio.get_running_loop(), client)
         self._inbox.put(job)
         try:
@@ -96,6 +99,7 @@ class Writer:
 
     def close(self) -> None:
         """End the answers in progress and close the generator; soon after, where the garbage collector calls."""
+        self._closing = True
         self._inbox.put(None)
         if not collects_here():
             self._thread.join()
