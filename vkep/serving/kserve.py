@@ -39,8 +39,10 @@ _NAMES = {dtype: name for name, dtype in DATATYPES.items()}
 _JSON_KINDS = {"b": "b", "i": "iu", "u": "iu"}
 PLATFORM = "onnx_vkep"
 #: types by their numbers in a model's configuration
-CONFIG_TYPES = tuple(
-    "INVALID BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 STRING BF16".split()
+CONFIG_TYPES = (
+    *("INVALID", "BOOL"),
+    *(f"{sign}INT{bits}" for sign in ("U", "") for bits in (8, 16, 32, 64)),
+    *("FP16", "FP32", "FP64", "STRING", "BF16"),
 )
 #: types that a configuration names otherwise
 CONFIG_NAMES = {STRINGS: "STRING"}
