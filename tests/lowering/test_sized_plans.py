@@ -18,6 +18,7 @@ from tests.lowering.replayed import Choices, compared
 from tests.nightly import nightly_but
 from tests.session.test_decode import decoder
 from tools.models.catalog import Options, build_model
+from tools.passes.check import differing, islands
 from tools.plan_devices import DEVICES
 from tools.size_conditions import Case, declared, node_cases
 from vkep.errors import VkepError
@@ -160,13 +161,47 @@ def test_a_decoder_whose_prompts_differ_in_length(device: str) -> None:
 
 
 #: cases whose function bodies compute at run time, with sizes, what folds for one signature: other nodes make it then; and loops,
-#: which are unrolled for one signature; and scales in bfloat16, which a kernel reads from a buffer that a dispatch writes
+#: which are unrolled for one signature; and scales in bfloat16, which a kernel reads from a buffer that a dispatch writes. Of
+#: those that are one plan in both ways, the results are compared
 _OTHER_BODIES = ("center_crop_pad", "linear_attention", "scan", "bf16_expanded")
 
 
 @functools.cache
 def _node_cases() -> list[tuple[str, Case]]:
     return list(node_cases())
+
+
+def _same_results(case: Case, device: str, seed: int) -> bool:
+    """Whether other sizes were found, at which the operations with sizes have the results of those that are lowered for them
+    alone. Of a lowering that makes more than a plan, none are."""
+    caps, trace = DEVICES[device], Trace()
+    with islands() as sized:
+        program = case.with_trace(trace, caps)
+    holds = trace.holds()
+    for sizes in others(case, random.Random(seed), 12):
+        at = list(sizes.values())
+        if sizes == case.sizes or not holds.hold(at):
+            continue
+        with islands() as alone:
+            steps = case.lowered(sizes, caps).steps
+        if [type(s) for s in [*program.steps, *steps]] != [IslandStep, IslandStep]:
+            return False
+        assert differing(sized[-1], alone[-1], at) == "", sizes
+        return True
+    return False
+
+
+@pytest.mark.parametrize("device", nightly_but(("cpu",), DEVICES))
+def test_results_where_plans_differ(device: str) -> None:
+    compared = collections.Counter[str]()
+    for k, (name, case) in enumerate(_node_cases()):
+        for part in _OTHER_BODIES:
+            if part in name and compared[part] < 3:
+                try:
+                    compared[part] += _same_results(case, device, k)
+                except AssertionError as error:
+                    raise AssertionError(name) from error
+    assert all(compared[part] for part in _OTHER_BODIES) and compared["bf16_expanded"] >= 3, compared
 
 
 @pytest.mark.slow

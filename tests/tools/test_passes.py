@@ -17,16 +17,21 @@ from tests.nightly import nightly_but
 from tools.fuzz.networks.compare import judge_passes
 from tools.fuzz.networks.graph import Network
 from tools.fuzz.networks.strategy import networks
-from tools.passes.check import Report, watched
+from tools.passes.bound import bound
+from tools.passes.check import Report, islands, watched
 from tools.passes.models import case_values, check_case, check_model, check_planned, node_cases, planned
 from tools.plan_cases import PlanCase
 from tools.plan_devices import DEVICES
+from tools.size_conditions import declared
+from tools.size_conditions import node_cases as sized_cases
 from vkep.dtypes import DTYPES
+from vkep.graph import load_model
 from vkep.ir import expr as ex
 from vkep.ir.ops import Pointwise
 from vkep.ir.tensor import Storage, Tensor
 from vkep.passes import attention, emit, fuse, in_place, layout, pipeline
 from vkep.passes.rewrite import Goal
+from vkep.sizes import Trace
 
 #: of the catalog, the models that take longest
 _LARGE = ("bert", "gpt2step", "mobilenetv2", "resnet", "elem16m", "op_add_4m", "matmul1024", "op_conv7x7")
@@ -47,7 +52,8 @@ def _holds(report: Report) -> None:
 
 
 def _marks(name: str, by_default: bool) -> list[pytest.MarkDecorator]:
-    """Each model runs for one device by default."""
+    """Each model without sizes runs for one device by default."""
+    by_default = by_default and "with sizes" not in name  # node cases have sizes by default
     slow = [pytest.mark.slow] if name.startswith(_LARGE) or "in place" in name else []
     return slow if by_default else [*slow, pytest.mark.nightly]
 
@@ -130,12 +136,20 @@ def test_expected_results_are_compared() -> None:
     assert difference.name == "lowering" and "MatMulProblem" in difference.touched[0]
 
 
-def _broken(name: str, model: onnx.ModelProto, module: Any, attribute: str, to: Any) -> tuple[str, tuple[str, ...]]:
-    """The pass that is named for a model whose passes are sound, and the operations that it made."""
-    caps = DEVICES["gpu with cooperative matrices"]
-    _holds(check_model(model, caps, {}))
+def _broken(
+    name: str, model: onnx.ModelProto, module: Any, attribute: str, to: Any, sized: bool = False
+) -> tuple[str, tuple[str, ...]]:
+    """The pass that is named for a model whose passes are sound, and the operations that it made. ``sized``: its plan has
+    sizes."""
+    case = PlanCase("model", lambda: declared(load_model(model.SerializeToString()), {}), sized=True)
+
+    def check() -> Report:
+        caps = DEVICES["gpu with cooperative matrices"]
+        return check_planned(case, caps) if sized else check_model(model, caps, {})
+
+    _holds(check())
     with mock.patch.object(module, attribute, to):
-        [difference] = check_model(model, caps, {}).differences
+        [difference] = check().differences
     assert difference.name == name
     assert difference.touched or name == "emission"
     return difference.what, difference.touched
@@ -150,16 +164,59 @@ def test_a_layout_with_height_and_width_exchanged_is_named() -> None:
     assert "'y'" in what
 
 
-def test_fusion_that_loses_an_operand_is_named() -> None:
+@pytest.mark.parametrize("sized", [False, True])
+def test_fusion_that_loses_an_operand_is_named(sized: bool) -> None:
     def inner(producer: Pointwise, *args: Any) -> ex.Expr | None:
         made = whole(producer, *args)
         return made.args[0] if made is not None and made.op == "sub" else made
 
     whole = fuse._inner
-    model = _model("(float[4,4] x, float[4,4] z) => (float[4,4] y) { a = Sub(x, z) y = Mul(a, x) }")
-    what, touched = _broken("pointwise fusion", model, fuse, "_inner", inner)
-    assert "16 of 16 elements differ" in what
+    shape = "[n,m]" if sized else "[2,3]"
+    model = _model(f"(float{shape} x, float{shape} z) => (float{shape} y) {{ a = Sub(x, z) y = Mul(a, x) }}")
+    what, touched = _broken("pointwise fusion", model, fuse, "_inner", inner, sized)
+    assert "6 of 6 elements differ" in what
     assert len(touched) == 1 and "mul(port x" in touched[0]
+
+
+def test_only_operations_that_a_pass_made_are_named_with_sizes() -> None:
+    text = (
+        "(float[n,m] x, float[n,m] z) => (float[n,m] y) { a = Sub(x, z) b = Softmax(a) c = Softmax(b) y = Mul(c, x) }"
+    )
+    case = declared(load_model(_model(text).SerializeToString()), {"n": 2, "m": 3})
+    with watched() as report:
+        case.with_trace(Trace(), DEVICES["cpu"])
+    assert (report.islands, report.passes, report.differences) == (1, 1, [])  # fusion
+
+
+def test_sizes_become_numbers_and_record_no_condition() -> None:
+    text = "(float[n,m] x) => (float[m,k] y) { s = Size(x) r = CastLike(s, x) t = Transpose(x) y = Mul(t, r) }"
+    case, trace = declared(load_model(_model(text).SerializeToString()), {"n": 2, "m": 3}), Trace()
+    with islands() as found:
+        case.with_trace(trace, DEVICES["cpu"])
+    (ops, goal), conditions = found[0], dict(trace.conditions)
+    for at in (None, [4, 5]):
+        (cast, product), made = bound((ops, goal), at)
+        n, m = at or (2, 3)
+        assert isinstance(cast, Pointwise) and isinstance(product, Pointwise)
+        assert [node.value for node in cast.expr.args[0].args if isinstance(node, ex.Const)] == [n * m]
+        assert product.inputs[0] == Tensor(product.out.dtype, (m, n), product.inputs[0].storage, (1, m))
+        assert product.out.storage is made.results[0].storage and product.out.storage.nbytes == n * m * 4
+    assert trace.conditions == conditions
+    plain = (ops[:0], DEVICES["cpu"])
+    assert bound(plain) is plain
+
+
+@pytest.mark.parametrize(
+    "text", ["conv_with_strides", "layer_normalization_2d", "attention_4d_gqa_softcap", "resize_upsample_sizes"]
+)
+def test_some_node_cases_with_sizes(text: str) -> None:
+    caps, islands = DEVICES["gpu with cooperative matrices"], 0
+    for name, case in sized_cases(text):
+        with watched() as report:
+            case.with_trace(Trace(), caps)
+        assert not report.differences, f"{name}: {report.differences[0]}"
+        islands += report.islands
+    assert islands
 
 
 def test_attention_that_loses_its_mask_is_named() -> None:

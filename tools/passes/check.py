@@ -12,6 +12,7 @@ from unittest import mock
 
 import numpy as np
 
+from tools.passes.bound import bound
 from tools.passes.order import checked_size, misordered
 from vkep.ir import expr as ex
 from vkep.ir.host_memory import HostMemory, InvalidAccess
@@ -77,12 +78,15 @@ class _Watch:
         self._inputs, self._seed, self._expected = inputs, seed, expected
         self._given: dict[int, tuple[Tensor, np.ndarray]] = {}
         self._constants: dict[Storage, HostMemory] = {}
+        self._storages: dict[Storage, Storage] = {}  #: those of the island with numbers in place of sizes
         self._before: _State | None = None
         self._texts: Counter[str] = Counter()
         self._rtol = _CLOSE  #: of the widest rounding in any expression of the island so far
 
     def begin(self, ops: list[Op], goal: Goal) -> list[Op]:
         """Interpret the operations of an island before its passes."""
+        self._storages = {}
+        given, (ops, goal) = ops, bound((ops, goal), None, self._storages)
         self.report.islands += 1
         self._constants, self._texts, self._rtol = {}, Counter(_described(ops)), _tolerance(ops)
         for integers in (None, 1, 0):  # those that no check refuses
@@ -97,7 +101,7 @@ class _Watch:
             self.report.refused += 1
         if self._before is not None and self._inputs.keys() >= {t.storage.label for t, _ in self._given.values()}:
             self._compare_with_expected(ops, goal, self._before)
-        return ops
+        return given
 
     def _compare_with_expected(self, ops: list[Op], goal: Goal, state: _State) -> None:
         for made, t in zip(state.results, goal.results, strict=True):
@@ -118,6 +122,7 @@ class _Watch:
 
     def after(self, step: Pass, ops: list[Op], goal: Goal) -> None:
         """Interpret the operations after a pass, and compare with those before it."""
+        ops, goal = bound((ops, goal), None, self._storages)
         texts = Counter(_described(ops))
         touched, self._texts = tuple(texts - self._texts), texts
         if self._before is None or not (touched or step.shares):
@@ -213,6 +218,36 @@ def watched(inputs: Inputs | None = None, seed: int = 0, expected: Inputs | None
     passes = (Pass(LOWERING, watch.begin), *map(observed, pipeline.PASSES))
     with mock.patch.object(pipeline, "PASSES", passes), mock.patch.object(emit, "_Layout", Layout):
         yield watch.report
+
+
+@contextmanager
+def islands() -> Iterator[list[tuple[list[Op], Goal]]]:
+    """The operations after the last pass, and the goal, of each island that is lowered in the ``with`` block."""
+    found: list[tuple[list[Op], Goal]] = []
+
+    def note(ops: list[Op], goal: Goal) -> list[Op]:
+        found.append((ops, goal))
+        return ops
+
+    with mock.patch.object(pipeline, "PASSES", (*pipeline.PASSES, Pass("noted", note))):
+        yield found
+
+
+def differing(
+    one: tuple[list[Op], Goal], other: tuple[list[Op], Goal], at: Sequence[int], inputs: Inputs | None = None
+) -> str:
+    """How the results of an island with sizes, at the sizes ``at``, differ from those of one that was lowered for these sizes
+    alone; "" where they do not. ``inputs`` as for `watched`."""
+    states, rtol = [], _CLOSE
+    for ops, goal in (bound(one, at), other):
+        watch = _Watch(inputs or {}, 0, {})
+        watch.begin(ops, goal)
+        if watch._before is None:
+            return str(watch.report.differences or watch.report.not_interpreted)
+        by_name = {t.storage.label: r for t, r in zip(goal.results, watch._before.results, strict=True)}
+        states.append(_State([by_name[t.storage.label] for t in other[1].results], watch._before.faults))
+        rtol = max(rtol, _tolerance(ops))
+    return _difference(states[1], states[0], other[1].results, rtol)
 
 
 def _numbers(values: np.ndarray, like: Tensor) -> np.ndarray:
