@@ -99,6 +99,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "scale of a norm": ("RMSNormalization", [f(2, 3, 4), f(3)], {}, 23),
     "scale of a layer norm": ("LayerNormalization", [f(2, 3, 4), f(3)], {}, 21),
     "clip by a list": ("Clip", [f(2, 3), f(3)], {}, 21),
+    "order of indices": ("MaxPool", [f(1, 1, 4, 4)], {"kernel_shape": [2, 2], "storage_order": 2}, 12),
     "global pool of a matrix": ("GlobalAveragePool", [f(2, 3)], {}, 21),
     "an input of another type": ("Add", [f(2, 3), i64(1)], {}, 21),
     "an index that is a float": ("Reshape", [f(2, 3), f(1)], {}, 21),

@@ -43,6 +43,8 @@ def max_pool(
 ) -> list[Tensor]:
     window = a.window(x.shape)
     wanted = b.node is not None and len(b.node.outputs) > 1
+    if storage_order not in (0, 1):
+        b.invalid(f"storage_order is {storage_order}, expected 0 (row major) or 1 (column major)")
     return _pool(b, "max", x, window, indices=wanted, column_major=bool(storage_order))
 
 
