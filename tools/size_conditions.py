@@ -29,35 +29,13 @@ from vkep.graph.model import Model
 from vkep.ir.infer import Known
 from vkep.ir.program import DeferredStep, Over, Program, ValueSpec
 from vkep.placement.partition import lower
+from vkep.placement.size_report import LocatedTrace
 from vkep.session.planned_graph import known_value
 from vkep.session.sized_plans import numbers_of, with_sizes
 from vkep.sizes import Trace
 
-#: frames of vkep that are printed for a condition, the innermost first
-_FRAMES = 3
-_VKEP = str(Path(dtypes.__file__).parent)
-_SIZES = str(Path(_VKEP, "sizes"))
 #: size of a symbolic dimension where none is given
 _USUAL = 37
-
-
-class LocatedTrace(Trace):
-    """A trace that notes where each of its conditions was asked for."""
-
-    def __init__(self, general: bool = False) -> None:
-        super().__init__(general)
-        self.where: list[str] = []  #: in the order of the conditions
-
-    def _condition(self, *condition: Any) -> None:
-        before = len(self.conditions)
-        super()._condition(*condition)
-        if len(self.conditions) > before:
-            frames = [
-                f"{Path(frame.f_code.co_filename).relative_to(_VKEP).as_posix()}:{line}"
-                for frame, line in traceback.walk_stack(None)
-                if frame.f_code.co_filename.startswith(_VKEP) and not frame.f_code.co_filename.startswith(_SIZES)
-            ]
-            self.where.append(" < ".join(frames[:_FRAMES]))
 
 
 @dataclass(frozen=True)
@@ -130,16 +108,6 @@ def _by_name(names: Sequence[str | None]) -> dict[str, list[int]]:
     return places
 
 
-def told(trace: LocatedTrace, names: Sequence[str]) -> Iterator[str]:
-    """The conditions as lines of text."""
-    holds = trace.holds()
-    for result, relation, where in zip(holds.results, holds.relations or (), trace.where, strict=True):
-        text = holds.text(result)
-        for k in reversed(range(len(names))):
-            text = text.replace(f"s{k}", names[k])
-        yield f"{text} {relation} 0    {where}"
-
-
 def node_cases(part: str = "") -> Iterator[tuple[str, Case]]:
     """ONNX's node cases whose name has ``part`` in it and whose inputs are tensors with sizes."""
     for name, case in load_cases().items():
@@ -194,7 +162,7 @@ def main() -> int:
             counts[found] += 1
             print(f"{name}: {found}; {len(trace.conditions)} conditions")
             if arguments.model:
-                print(*[f"    {line}" for line in told(trace, list(case.places))], sep="\n")
+                print(*[f"    {c}  {list(c.place.code)}" for c in trace.told(list(case.places))], sep="\n")
         print(*[f"{n:5} {found}" for found, n in counts.items()], sep="\n")
         return 0
     sizes = {name: int(n) for name, _, n in (text.partition("=") for text in arguments.size)}
@@ -204,7 +172,7 @@ def main() -> int:
         data = Path(arguments.model).read_bytes()
     case = declared(load_model(data), sizes)
     found, trace = outcome(case, caps)
-    print(*told(trace, list(case.places)), sep="\n")
+    print(*trace.told(list(case.places)), sep="\n")
     print(found)
     return 0
 

@@ -238,6 +238,17 @@ def test_explain_says_whether_rows_are_independent(run: Callable[..., Any], tmp_
     assert "MatMul" in run("explain", tmp_path / "tagger.onnx", "--rows").stdout
 
 
+def test_explain_says_which_sizes_a_plan_serves(run: Callable[..., Any], tmp_path: Path) -> None:
+    text = "g (float[n,4,h] x) => (float[n,4,k] y) { y = MaxPool <kernel_shape: ints = [5]> (x) }"
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 17]> {text}'), tmp_path / "pool.onnx")
+    lines = run("explain", tmp_path / "pool.onnx", "--sizes", "--dim", "n=3", "--dim", "h=9").stdout.splitlines()
+    assert "size n: open (1 or more)" in lines
+    at = next(k for k, line in enumerate(lines) if line.startswith("size h: open under conditions (5 to "))
+    assert lines[at + 1].startswith("    (h + -5) >= 0 (MaxPool ")
+    found = json_of(run("explain", tmp_path / "pool.onnx", "--sizes", "--json"))["sizes"]
+    assert [(s["name"], s["state"], s["value"]) for s in found] == [("n", "open", 64), ("h", "conditional", 64)]
+
+
 def test_contexts_of_the_command_line(run: Callable[..., Any], models: Path) -> None:
     found = json_of(run("run", models / "add.onnx", "--token", "mine", "--group", 3, "--sync", "none", "--json"))
     assert found["report"]["context"] == "mine:3"

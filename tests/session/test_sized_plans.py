@@ -17,7 +17,7 @@ from vkep.ir.infer import Known
 from vkep.ir.program import DeferredStep, NoValue, Over, Program, ValueSpec
 from vkep.session.executor import Executable
 from vkep.session.sized_plans import Opened, Signatures, SizedPlans, numbers_of, with_sizes
-from vkep.sizes import Size, Trace, divides
+from vkep.sizes import Size, Trace, divides, fixed
 
 
 class Made(Executable):
@@ -112,17 +112,24 @@ def test_a_plan_serves_what_meets_its_conditions() -> None:
 
 
 def test_a_size_whose_value_lowering_needs_is_none_from_then_on() -> None:
-    maker = Maker(lambda known: int(known["x"].shape[1]))
+    maker = Maker(lambda known: fixed(known["x"].shape[1], "why"))
     graph = plans(maker)
     run(graph, 4, 5)
     assert run(graph, 6, 7).sizes == [6, 7] and run(graph, 9, 7).sizes == [9, 7]
     assert run(graph, 9, 8).sizes == [9] and graph.count == 2
-    maker.lower = lambda known: [int(n) for n in known["x"].shape]
+    maker.lower = lambda known: [fixed(n, "why") for n in known["x"].shape]
     other = plans(maker)
     run(other, 4)
     assert run(other, 6).sizes is None and other.count == 0
     made = len(maker.made)
     assert not maker.made[-2].prepared and run(other, 7).sizes is None and len(maker.made) == made + 1
+
+
+def test_code_that_takes_a_size_for_a_plain_number_keeps_it_fixed() -> None:
+    graph = plans(Maker(lambda known: [*range(known["x"].shape[1])]))
+    run(graph, 4, 5)
+    assert run(graph, 6, 7).sizes == [6] and run(graph, 9, 7).sizes == [9] and graph.count == 1
+    assert run(graph, 8, 8).sizes == [8] and run(graph, 3, 8).sizes == [3] and graph.count == 2
 
 
 def test_models_that_lowering_with_sizes_fails_on_get_a_plan_of_their_own() -> None:
@@ -177,7 +184,7 @@ def test_memory_that_has_room_for_more_is_a_size_from_the_start() -> None:
     def lower(known: Mapping[str, Any]) -> None:
         n, room = known["x"].shape[1], known["x"].room[1]
         if n == room:  # it lies densely, which is another plan
-            int(n)
+            fixed(n, "why")
 
     graph = plans(Maker(lower))
 

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from vkep.cli.inputs import Sources
     from vkep.cli.plans import DispatchTime
     from vkep.placement.rows import RowProof
+    from vkep.placement.size_report import SizeState
     from vkep.session import InferenceSession, Report
+
+#: sizes that a plan is explained for where the command line gives none, and conditions of one that are printed
+_USUAL_SIZE, _CONDITIONS = 64, 12
 
 
 @common.with_session_options
@@ -30,6 +34,9 @@ def explain_command(
     ] = False,
     rows: Annotated[
         bool, typer.Option("--rows", help="Say whether rows are independent, so that requests may share a run.")
+    ] = False,
+    sizes: Annotated[
+        bool, typer.Option("--sizes", help="Say for each open dimension which sizes a plan serves, and what fixes it.")
     ] = False,
     time: Annotated[
         bool,
@@ -48,7 +55,7 @@ def explain_command(
             from vkep.cli.inputs import make_inputs, read_sources
             from vkep.view.dispatches import describe_plan
 
-            sessions.refuse(model, {"--plan": plan, "--time": time, "--nodes": nodes, "--rows": rows})
+            sessions.refuse(model, {"--plan": plan, "--time": time, "--nodes": nodes, "--rows": rows, "--sizes": sizes})
             inputs = list(sessions.named_inputs(model, inputs) or ()) or None
             sources = read_sources(inputs, shape, dim, seed)
             common.say(progress, "opening the model")
@@ -59,19 +66,24 @@ def explain_command(
                     times = plans.profile(session, make_inputs(session.get_inputs(), sources), runs)
                 elif not sessions.is_program(model):
                     common.say(progress, "planning")
-                    plan_for(session, sources, needed=not rows or plan or nodes)
+                    plan_for(session, sources, needed=not (rows or sizes) or plan or nodes)
                 report = session.report()
                 proof = row_proof(session, sources) if rows else None
+                states = states_of_sizes(session, sources) if sizes else None
                 described = [describe_plan(i.plan) for i in session.islands()] if plan else None
         if json_output:
             data = to_json(report, described, times)
             if proof is not None:
                 data["rows"] = {"independent": not proof.reason, "reason": proof.reason}
+            if states is not None:
+                data["sizes"] = [state.to_dict() for state in states]
             common.print_json(data)
         else:
             print_explanation(report, nodes, described, times, top)
             if proof is not None:
                 common.echo("rows: " + (f"not proved independent: {proof.reason}" if proof.reason else "independent"))
+            for state in states or ():
+                print_size(state)
 
 
 def plan_for(session: InferenceSession, sources: Sources, needed: bool) -> None:
@@ -94,6 +106,35 @@ def row_proof(session: InferenceSession, sources: Sources) -> RowProof:
     except common.UsageError:  # no sizes are given
         return independent(session.model, caps)
     return prove(session.model, caps, shapes)
+
+
+def states_of_sizes(session: InferenceSession, sources: Sources) -> list[SizeState]:
+    """What each open dimension is for a plan with sizes: for the given ones, or `_USUAL_SIZE` each where none is given."""
+    from vkep.cli.inputs import resolve_shapes
+    from vkep.placement.size_report import size_name, size_states
+
+    infos = session.model.graph.inputs
+    given = sources.arrays or sources.shapes or sources.dims
+    shapes = resolve_shapes(session.get_inputs(), sources) if given else {}
+    sizes = {
+        size_name(info.name, axis, dim): shapes[info.name][axis] if shapes else _USUAL_SIZE
+        for info in infos
+        for axis, dim in enumerate(info.shape or ())
+    }
+    return size_states(session.model, session.context.capabilities, sizes)
+
+
+def print_size(state: SizeState) -> None:
+    """Print what a dimension is for a plan: a line, and one for each condition."""
+    kinds = {"open": "open", "conditional": "open under conditions", "fixed": f"fixed at {state.value}"}
+    most = f"{state.least} or more" if state.most is None else f"{state.least} to {state.most}"
+    common.echo(f"size {state.name}: {kinds[state.state]}" + f" ({most})" * (state.state != "fixed"))
+    near = [condition for condition in state.conditions if condition.near]
+    for condition in near[:_CONDITIONS]:
+        common.echo(f"    {condition}")
+    rest = len(state.conditions) - len(near[:_CONDITIONS])
+    if rest:
+        common.echo(f"    {rest} further conditions, most of them limits of memory and counters (--json has all)")
 
 
 def to_json(

@@ -17,6 +17,7 @@ from vkep import dtypes
 from vkep.errors import InvalidModelError
 from vkep.files import file_inside, file_status
 from vkep.graph.files import ExternalPart, file_identity
+from vkep.sizes import fixed
 
 #: numpy's arrays have at most this many axes (numpy 2: 64)
 MOST_AXES: int = getattr(np, "MAXDIMS", 64)
@@ -152,15 +153,16 @@ class SizesWeight(Weight):
     def array(self) -> np.ndarray:
         return self._values
 
-    def fixed(self) -> ArrayWeight:
-        """The constant of these numbers' current values."""
+    def fixed(self, why: str) -> ArrayWeight:
+        """The constant of these numbers' current values (`vkep.sizes.fixed`)."""
         dtype = dtypes.from_onnx(self.elem_type)
         assert dtype is not None
-        plain = [(float if dtype.kind == "float" else int)(value) for value in self._values.reshape(-1).tolist()]
+        kind = float if dtype.kind == "float" else int
+        plain = [kind(fixed(value, why)) for value in self._values.reshape(-1).tolist()]
         return ArrayWeight(self.name, np.array(plain, dtype.numpy).reshape(self.shape))
 
     def _digest(self) -> str:
-        return self.fixed().key
+        return self.fixed("a constant in memory is found by its content").key
 
 
 class PackedWeight(Weight):

@@ -24,7 +24,7 @@ from vkep.ir.tensor import Storage, Tensor, broadcast_shapes, contiguous_strides
 from vkep.kernels.problem import Problem
 from vkep.kernels.select import choose
 from vkep.plan.records import FRESH
-from vkep.sizes import matches, serves_others, wholes
+from vkep.sizes import fixed, matches, serves_others, wholes
 from vkep.undo import Undo
 
 #: limits of kernels: a tensor's elements, and the value of an integer
@@ -121,7 +121,7 @@ class Builder:
 
     def axis(self, axis: int, rank: int) -> int:
         """Normalize an axis to count from the front. Raises `InvalidNode` for one that is out of range."""
-        axis = int(axis)
+        axis = int(fixed(axis, "axes are chosen when the model is planned"))
         if not -rank <= axis < max(rank, 1):
             raise InvalidNode(f"axis {axis} is out of range for rank {rank}")
         return axis % max(rank, 1)

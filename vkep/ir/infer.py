@@ -15,7 +15,7 @@ from vkep.dtypes import DType
 from vkep.graph.model import Node
 from vkep.graph.weights import ArrayWeight, SizesWeight, Weight
 from vkep.ir.program import HostValue, ValueSpec
-from vkep.sizes import is_size
+from vkep.sizes import fixed, is_size
 
 _Type = TypeVar("_Type")
 Known = Weight | ValueSpec | HostValue
@@ -23,6 +23,8 @@ Known = Weight | ValueSpec | HostValue
 _LARGEST_DATA = 1 << 16
 #: largest number of elements of a value whose content may be sizes
 _MOST_SIZES = 16
+#: why a size is fixed
+_BY_ONNX = "onnx's inference of shapes, for nodes on the CPU, takes numbers"
 
 
 def infer(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int]) -> list[ValueSpec | None]:
@@ -34,11 +36,13 @@ def infer(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int]) -> 
     for name in node.reads:
         value = known[name]
         if isinstance(value, SizesWeight):
-            value = value.fixed()
+            value = value.fixed(_BY_ONNX)
         dtype = dtype_of(value)
         if dtype is None or isinstance(value, HostValue):
             return nothing
-        types[name] = onnx.helper.make_tensor_type_proto(dtype.onnx, tuple(map(int, value.shape)))
+        types[name] = onnx.helper.make_tensor_type_proto(
+            dtype.onnx, tuple([fixed(dim, _BY_ONNX) for dim in value.shape])
+        )
         if isinstance(value, Weight) and value.nbytes <= _LARGEST_DATA:
             data[name] = onnx.numpy_helper.from_array(value.array(), name)
     try:

@@ -34,7 +34,7 @@ from vkep.kernels.launch import (
 )
 from vkep.kernels.problem import Need, Problem, alignment_of
 from vkep.kernels.select import Candidate, Emission, implement
-from vkep.sizes import at_hand
+from vkep.sizes import at_hand, fixed
 
 
 def _defines(unit: int, index_dtype: str) -> dict[str, str]:
@@ -262,7 +262,7 @@ class GatherNDProblem(Problem):
     @property
     def keys(self) -> int:
         """Number of coordinates of a slice."""
-        return self.indices_shape[-1]
+        return int(fixed(self.indices_shape[-1], "the number of coordinates is the number of axes that they index"))
 
     @property
     def indexed(self) -> tuple[int, ...]:

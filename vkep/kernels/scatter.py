@@ -29,6 +29,7 @@ from vkep.kernels.launch import (
 )
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import Candidate, Emission, implement
+from vkep.sizes import fixed
 
 #: GLSL of a reduction of the old value a and the update b
 REDUCTIONS = {"none": "b", "add": "a + b", "mul": "a * b", "max": "max(a, b)", "min": "min(a, b)"}
@@ -151,7 +152,7 @@ class ScatterNDProblem(_ScatterProblem):
     @property
     def keys(self) -> int:
         """Number of coordinates of a slice."""
-        return self.indices_shape[-1]
+        return int(fixed(self.indices_shape[-1], "the number of coordinates is the number of axes that they index"))
 
     @property
     def updates_shape(self) -> tuple[int, ...]:

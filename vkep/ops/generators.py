@@ -16,7 +16,7 @@ from vkep.ir.builder import LARGEST, Builder
 from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SINGLE, every
 from vkep.ops.registry import operator
-from vkep.sizes import room_for, whole
+from vkep.sizes import fixed, room_for, whole
 
 
 def positions(b: Builder, size: int, dtype: type = np.int32) -> Tensor:
@@ -125,7 +125,7 @@ _SINGLE_WINDOWS = {
 
 def _declare_window(op_type: str, terms: tuple[float, float, float]) -> None:
     def lower(b: Builder, size: Tensor, *, output_datatype: int = 1, periodic: int = 1) -> Tensor:
-        count = int(b.number(size, "size"))
+        count = int(fixed(b.number(size, "size"), "a window is a constant"))
         if count < 0:
             b.invalid(f"a window of {count} samples")
         if count > _LONGEST_WINDOW:
@@ -158,7 +158,7 @@ def mel_weight_matrix(
 ) -> Tensor:
     """Triangular filters over the spectrum's bins, spaced evenly in mels (2595 log10(1 + f / 700))."""
     bins, length, rate = (
-        int(b.number(t, what))
+        int(fixed(b.number(t, what), "the matrix is a constant"))
         for t, what in ((num_mel_bins, "num_mel_bins"), (dft_length, "dft_length"), (sample_rate, "sample_rate"))
     )
     edges = [

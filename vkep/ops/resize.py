@@ -18,6 +18,7 @@ from vkep.kernels.sampling import GridSampleProblem, MaxRoiPoolProblem, RoiAlign
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SINGLE, every
 from vkep.ops.convolution import sum_of_windows
 from vkep.ops.registry import operator
+from vkep.sizes import fixed
 
 _RESIZED = (
     "float32", "float16", "bfloat16", "int8", "int16", "int32", "uint8", "uint16", "uint32", "bool", "int64",
@@ -119,7 +120,7 @@ def affine_grid(b: Builder, theta: Tensor, size: Tensor, *, align_corners: int =
     total = b.expr("same", b.reshape(theta.slice(2, rank, 1), [batch, *[1] * rank, rank]))
     wide = np.float64 if theta.dtype.name == "float64" else np.float32
     for column, axis in enumerate(reversed(range(rank))):  # theta's columns have x first, the last axis
-        length = spatial[axis]
+        length = fixed(spatial[axis], "the grid's places are constants")
         if align_corners:
             places = np.linspace(-1.0, 1.0, length) if length > 1 else np.zeros(length)
         else:

@@ -25,7 +25,7 @@ from vkep.ops.generators import positions
 from vkep.ops.kv_coding import Coding
 from vkep.ops.normalization import softmax_over
 from vkep.ops.sdpa_fused import fused_attention, sdpa_fused
-from vkep.sizes import at_hand, matches, serves_others
+from vkep.sizes import at_hand, fixed, matches, serves_others
 
 #: maximum bytes of scores for a block of queries: enough to fill a large GPU, or a CPU's cores
 SCORES_BYTES, SCORES_BYTES_CPU = 64 << 20, 32 << 20
@@ -139,8 +139,9 @@ class Heads:
         if serves_others(self.queries):
             step = self.queries if self.group == 1 else 0
             return positions(b, self.queries).view((1, 1, 1, self.queries, 1), (0, 0, step, 1, 0))
-        index = np.tile(np.arange(self.queries, dtype=np.int32), self.group)
-        return b.constant(index).view((1, 1, self.group, self.queries, 1), (0, 0, self.queries, 1, 0))
+        group = int(fixed(self.group, "the places of queries are a constant, repeated for each head of a group"))
+        index = np.tile(np.arange(self.queries, dtype=np.int32), group)
+        return b.constant(index).view((1, 1, group, self.queries, 1), (0, 0, self.queries, 1, 0))
 
     def key_index(self, b: Builder) -> Tensor:
         """The position of each key, broadcast to the scores."""
@@ -421,4 +422,4 @@ def position_mask(b: Builder, heads: Heads, offset: Expr | int, causal: bool, le
 
 def default_scale(size: int) -> float:
     """1 / sqrt(size), and 1 for heads of size 0."""
-    return 1.0 / math.sqrt(size) if size else 1.0
+    return 1.0 / math.sqrt(fixed(size, "the scale of attention is a constant")) if size else 1.0

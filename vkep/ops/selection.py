@@ -17,7 +17,7 @@ from vkep.kernels.selection import CompactProblem, NonMaxSuppressionProblem
 from vkep.ops.allowed import ARITHMETIC
 from vkep.ops.reduction import scan
 from vkep.ops.registry import SIZED, operator
-from vkep.sizes import serves_others, whole
+from vkep.sizes import fixed, serves_others, whole
 
 _INT64 = DTYPES["int64"]
 
@@ -77,7 +77,10 @@ def non_max_suppression_fill(
     if scores.rank != 3 or center_point_box not in (0, 1):
         b.invalid(f"scores {list(scores.shape)} and center_point_box {center_point_box}; expected 3 axes, and 0 or 1")
     batches, classes, box_count = scores.shape
-    most = min(max(int(scalar(max_output_boxes_per_class, "max_output_boxes_per_class") or 0), 0), box_count)
+    asked = fixed(
+        scalar(max_output_boxes_per_class, "max_output_boxes_per_class") or 0, "a kernel holds the boxes of a class"
+    )
+    most = min(max(int(asked), 0), box_count)
     overlap, least = scalar(iou_threshold, "iou_threshold") or 0.0, scalar(score_threshold, "score_threshold")
     if not 0 <= overlap <= 1:
         b.invalid(f"iou_threshold is {overlap}, expected 0 to 1")

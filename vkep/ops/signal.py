@@ -17,6 +17,7 @@ from vkep.ops.allowed import FLOATING
 from vkep.ops.contraction import matrix_product
 from vkep.ops.gather import padded
 from vkep.ops.registry import INDICES, operator
+from vkep.sizes import fixed
 
 _FLOAT32 = DTYPES["float32"]
 #: largest length of one product, and the largest where the length has no factors
@@ -25,7 +26,7 @@ _SHORT, _LONGEST = 128, 4096
 
 def fourier(b: Builder, x: Tensor, inverse: bool = False) -> Tensor:
     """The unscaled transform [rows, n, 2] along axis 1 of float32 or float64 ``x`` [rows, n, 1 (real) or 2 (complex)]."""
-    rows, n, parts = x.shape[0], int(x.shape[1]), x.shape[2]  # the transform's factors are constants
+    rows, n, parts = x.shape[0], int(fixed(x.shape[1], "the transform's factors are constants")), x.shape[2]
     if n <= _SHORT:
         return _product(b, x, inverse)
     factors = [f for f in range(2, _SHORT + 1) if n % f == 0]
@@ -117,7 +118,7 @@ def _two_sided(b: Builder, x: Tensor, length: int) -> Tensor:
 
 
 def _scalar(b: Builder, t: Tensor | None, what: str) -> int | None:
-    return None if t is None else int(b.number(t, what))
+    return None if t is None else int(fixed(b.number(t, what), "a transform's length and axis are constants"))
 
 
 @operator("DFT", since=17, until=19, types={"T1": FLOATING, "T2": INDICES})

@@ -10,7 +10,7 @@ from vkep.kernels.kernel import KernelCall
 from vkep.plan.records import Port
 from vkep.plan.sized import Buffer, PlanSizes
 from vkep.shaders.interface import ADDRESS_BYTES
-from vkep.sizes import Trace, fixed_text, hint, is_size, plain_text, text_parts
+from vkep.sizes import Trace, fixed, fixed_text, hint, is_size, plain_text, text_parts
 
 
 class SizedNumbers:
@@ -70,7 +70,7 @@ class SizedNumbers:
 
     def text(self, defines: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
         """Definitions of a shader, which must not depend on sizes."""
-        return tuple([(name, fixed_text(text, self._trace)) for name, text in defines])
+        return tuple([(name, fixed_text(text, self._trace, "it is in the text of a shader")) for name, text in defines])
 
     def reasons(self, turned_down: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
         """The reasons against candidates, as readable text."""
@@ -85,7 +85,7 @@ class SizedNumbers:
 
     def spec(self, spec: Mapping[str, Any]) -> dict[str, int]:
         """Specialization constants, which must not depend on sizes."""
-        return {name: int(value) for name, value in spec.items()}
+        return {name: int(fixed(value, "it is a constant of a shader")) for name, value in spec.items()}
 
     def finished(self, lifetimes: Sequence[tuple[Storage, int, int]]) -> PlanSizes:
         """Return the collected numbers. ``lifetimes``: each buffer, with the first and last group that need it."""

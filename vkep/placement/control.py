@@ -20,7 +20,7 @@ from vkep.graph.model import Graph, Node, ValueInfo
 from vkep.graph.weights import ArrayWeight, Weight
 from vkep.ir.program import HostValue, ListValue, NoValue, ValueSpec
 from vkep.placement.inlined import Inlined, NeedsContent, instantiate, make_node, scope
-from vkep.sizes import is_size, whole
+from vkep.sizes import fixed, is_size, whole
 
 #: maximum number of nodes of an unrolled loop; the session executes longer ones
 MAX_UNROLLED_NODES = 512
@@ -29,6 +29,8 @@ MAX_TOTAL_UNROLLED = 1 << 14
 
 Known = Weight | ValueSpec | HostValue
 _SIZED = "its number of steps is a size of the run"
+#: why a size is fixed
+_UNROLLED = "the loop is unrolled"
 
 
 @dataclass(frozen=True)
@@ -165,10 +167,13 @@ def _expand_scan(
     inputs = node.inputs[1:] if batched else node.inputs
     scan = ScanShape.of(node, len(inputs))
     shapes = [_shape(known[name])[batched:] for name in inputs]
-    trips, batch = scan.trips(shapes), int(_shape(known[inputs[0]])[0]) if batched else 1
+    trips, batch = (
+        scan.trips(shapes),
+        int(fixed(_shape(known[inputs[0]])[0], _UNROLLED)) if batched else 1,
+    )
     if is_size(trips) and by_session and not batched:
         return HostDriven(_SIZED)
-    trips = int(trips)
+    trips = int(fixed(trips, _UNROLLED))
     if batch * trips > 1 and batch * trips * max(len(scan.body.nodes), 1) > most:
         reason = f"{trips} steps of {len(scan.body.nodes)} nodes"
         if batched:

@@ -17,13 +17,15 @@ from vkep.graph.model import Node
 from vkep.graph.weights import SizesWeight, Weight
 from vkep.ir.infer import sizes_weight
 from vkep.placement.fold import FoldError, fold, fold_weights
-from vkep.sizes import REALS, called, hint, is_size, largest, serves_others
+from vkep.sizes import REALS, SizeError, called, hint, is_size, largest, serves_others
 
 #: maximum number of elements of a shape or a list of axes or pads: larger values are data, which kernels compute for
 #: every size
 _LARGEST_SHAPE = 16
 #: operators whose result's number of elements is given by the values of the inputs
 _MAKES_DATA = frozenset({"ConstantOfShape", "Expand", "Range", "Tile"})
+#: why a size is fixed
+_ON_HOST = "numpy computes the node when the model is planned"
 _WHOLE = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.INT32})
 _FLOAT = frozenset({getattr(onnx.TensorProto, name) for name in ("BFLOAT16", "DOUBLE", "FLOAT", "FLOAT16")})
 _BOOL = onnx.TensorProto.BOOL
@@ -87,7 +89,7 @@ def fold_with_sizes(
         return None  # data, and not a shape: kernels compute it from the sizes
     if _grows(node, inputs, opsets, made):
         return None
-    return fold_weights(node, [w.fixed() if isinstance(w, SizesWeight) else w for w in inputs], opsets)
+    return fold_weights(node, [w.fixed(_ON_HOST) if isinstance(w, SizesWeight) else w for w in inputs], opsets)
 
 
 def _grows(
@@ -110,7 +112,7 @@ def fold_sizes(node: Node, inputs: Sequence[Weight | None], opsets: Mapping[str,
     try:
         kinds = [w.elem_type if w is not None else 0 for w in inputs]
         found = _folded(node, kinds, arrays) or _moved(node, kinds, arrays, opsets)
-    except (TypeError, ValueError, LookupError, ArithmeticError, Decline, FoldError):
+    except (TypeError, ValueError, LookupError, ArithmeticError, Decline, FoldError, SizeError):
         return None  # the ordinary path reports what is wrong
     if found is None:
         return None

@@ -23,7 +23,7 @@ from vkep.placement.control import MAX_UNROLLED_NODES, HostDriven, expand, is_co
 from vkep.placement.fold import COPIES, FoldError, can_fold
 from vkep.placement.fold_sizes import fold_with_sizes
 from vkep.placement.inlined import NeedsContent
-from vkep.sizes import serves_others
+from vkep.sizes import fixed, serves_others
 
 #: operators of a body that keeps its narrow types
 _PRODUCTS = {"Conv", "Einsum", "Gemm", "MatMul"}
@@ -183,12 +183,16 @@ def _body(node: Node, arguments: Sequence[Tensor | None], opset: int) -> onnx.Fu
             raise Decline(f"{node.op_type} has no function body for opset {opset}")
         body = _body_for(node, arguments, max(versions), None)
         if not body and any(serves_others(d) for t in arguments if t is not None for d in t.shape):
-            body = _body_for(node, arguments, max(versions), int)  # the body differs for other sizes
+            body = _body_for(node, arguments, max(versions), _numbered)  # the body differs for other sizes
     if isinstance(body, bytes):
         body = onnx.FunctionProto.FromString(body)
     if not body.node:
         raise Decline(f"{node.op_type} has no function body for these inputs")
     return body
+
+
+def _numbered(size: int) -> int:
+    return int(fixed(size, "onnx's function body depends on the size"))
 
 
 def _body_for(node: Node, arguments: Sequence[Tensor | None], version: int, size: Callable[[int], int] | None) -> Any:

@@ -68,9 +68,9 @@ class RowProof:
 class _Decisions(Trace):
     """Without the comparisons that only choose kernels, or check that sizes do not exceed them."""
 
-    def _condition(self, relation: str, terms: Any, const: int) -> None:
+    def _condition(self, relation: str, terms: Any, const: int, why: str = "") -> None:
         if not (self.lowering and relation == AT_LEAST):
-            super()._condition(relation, terms, const)
+            super()._condition(relation, terms, const, why)
 
 
 def prove(

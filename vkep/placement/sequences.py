@@ -20,6 +20,10 @@ from vkep.graph.weights import ArrayWeight, Weight
 from vkep.ir.infer import Known, dtype_of
 from vkep.ir.program import LONGEST_LIST, HostValue, ListValue, NoValue, element_name
 from vkep.placement.inlined import Inlined, NeedsContent, instantiate, make_node, scope
+from vkep.sizes import fixed
+
+#: why a size is fixed
+_ELEMENTS = "the number of elements of a sequence is that of a plan"
 
 
 def dissolves(node: Node, known: Mapping[str, Known]) -> bool:
@@ -174,7 +178,7 @@ def _split(d: _Dissolution) -> Inlined | NeedsContent:
     rank, axis = len(value.shape), int(d.node.attributes.get("axis", 0))
     if not -rank <= axis < rank:
         raise InvalidNode(f"axis {axis} of a tensor of rank {rank}")
-    lengths = _lengths(d, int(value.shape[axis]), split)
+    lengths = _lengths(d, int(fixed(value.shape[axis], _ELEMENTS)), split)
     where = scope(d.node)
     names = [f"{where}part{k}" for k in range(len(lengths))]
     if names:
@@ -202,8 +206,8 @@ def _lengths(d: _Dissolution, total: int, split: str) -> list[int]:
             raise InvalidNode(f"lengths {given.tolist()} of an axis of {total}")
         if len(given) > LONGEST_LIST:
             raise Decline(f"a sequence of more than {LONGEST_LIST} tensors")
-        return [int(length) for length in given]
-    step = int(given)
+        return [int(fixed(length, _ELEMENTS)) for length in given]
+    step = int(fixed(given.item(), _ELEMENTS))
     if step < 1:
         raise InvalidNode(f"split is {step}, expected a length of 1 or more")
     if -(-total // step) > LONGEST_LIST:

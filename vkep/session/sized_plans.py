@@ -11,7 +11,7 @@ import itertools
 import logging
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -25,7 +25,7 @@ from vkep.graph.weights import ArrayWeight
 from vkep.ir.infer import Known, may_be_sizes, sizes_weight
 from vkep.ir.program import DeferredStep, KpStep, Over, Program, ValueSpec, VgfStep
 from vkep.session.executor import Executable
-from vkep.sizes import Formulas, Size, Trace, clear_caches
+from vkep.sizes import Formulas, Size, SizeError, Trace, clear_caches
 
 logger = logging.getLogger("vkep.session")
 #: number of signatures that are remembered to find out which sizes differ
@@ -289,11 +289,16 @@ class SizedPlans:
         return list(groups.values())
 
     def _with_sizes(
-        self, inputs: Mapping[str, Known], numbers: _Numbers, over: Over, names: Mapping[int, str]
+        self,
+        inputs: Mapping[str, Known],
+        numbers: _Numbers,
+        over: Over,
+        names: Mapping[int, str],
+        plain: Collection[int] = (),
     ) -> Executable | None:
-        """A new plan with symbolic sizes, those in ``names`` among them; None where no number changes, or lowering needs their
-        values."""
-        symbols = self._symbols(numbers, names)
+        """A new plan with symbolic sizes, those in ``names`` among them, but not at the places ``plain``; None where no number
+        changes, or lowering needs their values."""
+        symbols = [group for group in self._symbols(numbers, names) if not {*plain} & {*group}]
         if all(numbers.growing.issuperset(group) for group in symbols):
             return None
         trace = Trace(general=bool(names) or any(plan.is_near(numbers) for plan in self._plans))
@@ -304,6 +309,10 @@ class SizedPlans:
             lowered = self._make({**self._constants, **with_sizes(inputs, sizes)}, trace=trace, over=over)
         except (VkepError, GpuError):  # planning this signature alone reports its error
             return None
+        except SizeError as error:  # an operator's function from outside takes the size for a plain number
+            logger.info("one plan does not serve every size: %s", error, exc_info=True)
+            plain = {*plain, *[place for k in error.symbols for place in symbols[k]]}
+            return self._with_sizes(inputs, numbers, over, names, plain)
         except Exception:  # an operator that needs concrete numbers
             logger.debug("lowering with sizes failed; this signature is planned alone", exc_info=True)
             self._rigid.update((numbers.kinds, place) for place in sizes)

@@ -3,8 +3,8 @@
 A size is a polynomial over nodes: the sizes of a trace, and results of integer division and other functions of sizes.
 Polynomials have a normal form, so that equality can be decided without a value. Where Python needs a decision (a
 comparison, a truth value), the size decides by its hint, and the trace records the condition under which the decision
-holds. Where Python needs a plain number (`int`, an index, a text's hash), the recorded condition is that the size
-equals its hint: code that cannot handle sizes is then correct for at least one value.
+holds. Python gets no plain number of a size (`int`, `range`, an index): `SizeError`. Code that needs one asks for it with
+`fixed` and says why; the condition is then that the size equals its hint.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Tracing(Protocol):
     def is_zero(self, value: Any) -> bool:
         """Whether a value is 0; records the condition."""
 
-    def fixed(self, value: Size) -> int:
-        """The value as a plain integer; records that it must stay the same."""
+    def fixed(self, value: Any, why: str) -> Any:
+        """The value as a plain number; records that it must stay the same, and why."""
 
-    def fixed_real(self, value: Real) -> float:
-        """The value as a plain float; records that it must stay the same."""
+    def constant(self, value: Any) -> Any:
+        """The value of a number that is the same at all sizes. Raises `SizeError` for others."""
 
     def divided(self, a: Any, b: Any) -> Any:
         """``a // b``."""
@@ -67,6 +67,18 @@ class Tracing(Protocol):
 
     def marked(self, size: Size, begin: str, end: str) -> str:
         """A size within text, marked by the range that it is used for."""
+
+
+class SizeError(RuntimeError):
+    """Code takes a number that differs between runs for a plain number, without `fixed` and a reason. ``symbols``: the sizes that
+    the number depends on."""
+
+    def __init__(self, text: str, symbols: set[int]) -> None:
+        super().__init__(
+            f"a plain number is expected, got {text}, which a run's sizes give; use vkep.sizes.whole or largest in place of int "
+            "and max, or vkep.sizes.fixed with the reason why a plan needs the number"
+        )
+        self.symbols = symbols
 
 
 class Size:
@@ -214,19 +226,19 @@ class Size:
     # ---- plain numbers
 
     def __index__(self) -> int:
-        return self.trace.fixed(self)
+        return int(self.trace.constant(self))
 
     __int__ = __index__
     __trunc__ = __index__
 
     def __float__(self) -> float:
-        return float(self.trace.fixed(self))
+        return float(self.trace.constant(self))
 
     def __repr__(self) -> str:
         return self.trace.marked(self, _OPEN, _CLOSE)
 
     def __format__(self, spec: str) -> str:
-        return repr(self) if not spec else format(self.trace.fixed(self), spec)
+        return repr(self) if not spec else format(self.trace.constant(self), spec)
 
 
 class Real:
@@ -269,7 +281,7 @@ class Real:
         return _real(self.trace, "-", 0.0, self)
 
     def __float__(self) -> float:
-        return self.trace.fixed_real(self)
+        return float(self.trace.constant(self))
 
     def __int__(self) -> int:
         return int(float(self))
@@ -336,6 +348,16 @@ def called(name: str, *arguments: Any) -> Any:
     """Apply a function of `vkep.sizes.formulas.CALLS`."""
     sized = next((a for a in arguments if is_size(a)), None)
     return CALLS[name](*arguments) if sized is None else sized.trace.called(name, *arguments)
+
+
+def fixed(value: Any, why: str) -> Any:
+    """An `int` or a `float` in place of a number that depends on sizes: the plan serves only sizes that give the same number.
+
+    Args:
+        value: a size, or any other number, which is returned.
+        why: why a plan needs the number; ``vkep explain --sizes`` prints it.
+    """
+    return value.trace.fixed(value, why) if is_size(value) else value
 
 
 def largest(*values: Any) -> Any:
@@ -449,9 +471,9 @@ def text_parts(text: str, trace: Tracing) -> list[Any]:
     return [trace.shown[int(parts[k])] if k % 3 else parts[k] for k in range(len(parts)) if k % 3 < 2]
 
 
-def fixed_text(text: str, trace: Tracing) -> str:
+def fixed_text(text: str, trace: Tracing, why: str) -> str:
     """Text for a compiler: sizes in it are fixed at their values."""
-    return _MARKED.sub(lambda found: str(trace.fixed(trace.shown[int(found[1])])), text) if _OPEN in text else text
+    return _MARKED.sub(lambda found: str(trace.fixed(trace.shown[int(found[1])], why)), text) if _OPEN in text else text
 
 
 def _difference(a: Any, b: Any) -> Any:

@@ -6,11 +6,12 @@ import math
 from typing import Any
 
 from vkep.sizes.formulas import BINARY, CALLS, REALS, TESTS, WHOLES, Formulas, Operand, nodes_of
-from vkep.sizes.size import Real, Size, Terms, hint, is_size, made
+from vkep.sizes.size import Real, Size, SizeError, Terms, hint, is_size, made
 
 #: conditions: the relation of a polynomial to 0
 ZERO, NONZERO, AT_LEAST = "==", "!=", ">="
-_MOST = 1 << 62
+#: the bound of a size that has none
+MOST = 1 << 62
 #: maximum number of terms in a quotient of two polynomials
 _LONGEST_QUOTIENT = 16
 
@@ -22,7 +23,7 @@ class Trace:
         """``general``: nothing is chosen for sizes that a number divides (`vkep.sizes.divides`): fewer plans serve all sizes."""
         self.general = general
         self.nodes: list[tuple[str, tuple[Operand, ...]]] = []
-        self.conditions: dict[tuple[str, Terms, int], None] = {}
+        self.conditions: dict[tuple[str, Terms, int], str] = {}  #: with why a size is fixed
         self.symbols = 0
         self.lowering = False  #: whether an operator is being lowered: a comparison may only choose a kernel
         self.shown: list[Size] = []  #: sizes that were written into text
@@ -34,11 +35,11 @@ class Trace:
     def symbol(self, value: int) -> int | Size:
         """The next size of a run, with its current value. Values of 0 and 1 become plain numbers, under the condition that
         they stay so: they decide which tensors are empty and which dimensions broadcast. Other sizes are at least 1."""
-        node = self._node("symbol", (self.symbols,), value, 0, _MOST)
+        node = self._node("symbol", (self.symbols,), value, 0, MOST)
         self.symbols += 1
         size = Size(self, (((node,), 1),), 0, value)
         if value in (0, 1):
-            self.fixed(size)
+            self.fixed(size, "a dimension of 0 or 1 decides what is empty and what broadcasts")
             return value
         self._condition(AT_LEAST, size.terms, -1)
         return size
@@ -83,29 +84,36 @@ class Trace:
         self._condition(NONZERO if value.hint else ZERO, value.terms, value.const)
         return not value.hint
 
-    def fixed(self, value: Size) -> int:
-        """The current value, under the condition that it stays the same."""
-        if self.bounds(value) != (value.hint, value.hint):
-            self._condition(ZERO, value.terms, value.const - value.hint)
+    def fixed(self, value: Any, why: str) -> Any:
+        """The current value, under the condition that it stays the same: of a float, that every size stays the same that it is
+        computed from. ``why``: see `vkep.sizes.fixed`."""
+        if value.__class__ is Real:
+            for symbol in self.symbols_of(value):
+                node = self._ids["symbol", (symbol,)]
+                self.fixed(Size(self, (((node,), 1),), 0, int(self._hints[node])), why)
+        elif self.bounds(value) != (value.hint, value.hint):
+            self._condition(ZERO, value.terms, value.const - value.hint, why)
         return value.hint
 
-    def fixed_real(self, value: Real) -> float:
-        """The same for a float: every size that it is computed from must keep its value."""
-        for symbol in self.symbols_of(value):
-            node = self._ids["symbol", (symbol,)]
-            self.fixed(Size(self, (((node,), 1),), 0, int(self._hints[node])))
+    def constant(self, value: Any) -> Any:
+        """The value of a number that is the same at all sizes. Raises `SizeError` for others."""
+        if value.__class__ is Real or self.bounds(value) != (value.hint, value.hint):
+            formulas = self.formulas([value])
+            raise SizeError(formulas.text(formulas.results[0]), self.symbols_of(value))
         return value.hint
 
     def divided(self, a: Any, b: Any) -> Any:
         """``a // b``, where one is a size. Raises ``ZeroDivisionError``."""
         if b == 0:
             raise ZeroDivisionError("a size divided by 0")
+        if a.__class__ is int and a == 0:
+            return 0
         if b.__class__ is Size:
             exact = _divided_exactly(self, a, b) if a.__class__ is Size else None
             if exact is not None:
                 return exact
             low, high = (self.bounds(a) if a.__class__ is Size else (a, a)), self.bounds(b)
-            known = (0, low[1]) if low[0] >= 0 and high[0] > 0 else (-_MOST, _MOST)
+            known = (0, low[1]) if low[0] >= 0 and high[0] > 0 else (-MOST, MOST)
             return self._of("//", a, b, hint(a) // b.hint, *known)
         if b < 0:
             return self.divided(-a, -b)
@@ -131,10 +139,12 @@ class Trace:
         """``a % b``, where one is a size. Raises ``ZeroDivisionError``."""
         if b == 0:
             raise ZeroDivisionError("a size modulo 0")
+        if a.__class__ is int and a == 0:
+            return 0
         if b.__class__ is Size:
             if a.__class__ is Size and _divided_exactly(self, a, b) is not None:
                 return 0
-            known = (0, self.bounds(b)[1]) if self.bounds(b)[0] > 0 else (-_MOST, _MOST)
+            known = (0, self.bounds(b)[1]) if self.bounds(b)[0] > 0 else (-MOST, MOST)
             return self._of("%", a, b, hint(a) % b.hint, *known)
         if b < 0:
             return a - self.divided(a, b) * b
@@ -150,14 +160,14 @@ class Trace:
         """A function of `vkep.sizes.formulas.CALLS`."""
         if not any(map(is_size, arguments)):
             return CALLS[name](*arguments)
-        value, low, high = CALLS[name](*map(hint, arguments)), 0, _MOST
+        value, low, high = CALLS[name](*map(hint, arguments)), 0, MOST
         if name == "active":  # lowering takes it for the number
             number = arguments[1]
             value, (low, high) = hint(number), self.bounds(number) if number.__class__ is Size else (number, number)
         elif name in REALS:
-            return Real(self, self._node(name, tuple(map(operand, arguments)), value, -_MOST, _MOST), value)
+            return Real(self, self._node(name, tuple(map(operand, arguments)), value, -MOST, MOST), value)
         if name in WHOLES:
-            low = -_MOST
+            low = -MOST
         elif name in TESTS:
             high = 1
         elif name == "gcd":
@@ -173,7 +183,7 @@ class Trace:
     def real(self, op: str, a: Any, b: Any) -> Real:
         """A float of two numbers."""
         value = BINARY[op](hint(a), hint(b))
-        return Real(self, self._node(op, (operand(a), operand(b)), value, -_MOST, _MOST), value)
+        return Real(self, self._node(op, (operand(a), operand(b)), value, -MOST, MOST), value)
 
     def marked(self, size: Size, begin: str, end: str) -> str:
         """A size within text: see `vkep.sizes.size.plain_text`."""
@@ -189,7 +199,7 @@ class Trace:
             least = most = count
             for node in product:
                 if self._low[node] < 0:
-                    return -_MOST, _MOST
+                    return -MOST, MOST
                 least, most = least * self._low[node], most * self._high[node]
             low, high = (low + least, high + most) if count > 0 else (low + most, high + least)
         return low, high
@@ -234,13 +244,13 @@ class Trace:
             high = min(high, base)
         return low, high
 
-    def _condition(self, relation: str, terms: Terms, const: int) -> None:
+    def _condition(self, relation: str, terms: Terms, const: int, why: str = "") -> None:
         common = math.gcd(*[count for _, count in terms])
         if common > 1:  # rounds to values that integers can reach
             terms, const = tuple([(p, c // common) for p, c in terms]), const // common
         if relation != AT_LEAST and terms[0][1] < 0:
             terms, const = tuple([(p, -c) for p, c in terms]), -const
-        self.conditions.setdefault((relation, terms, const))
+        self.conditions.setdefault((relation, terms, const), why)
         if len(terms) == 1 and len(terms[0][0]) == 1 and abs(terms[0][1]) == 1:
             [((node,), sign)] = terms
             if relation == ZERO:
@@ -294,6 +304,17 @@ class Trace:
         return [
             k for k in range(self.symbols) if (n := self._ids["symbol", (k,)]) >= 0 and self._low[n] == self._high[n]
         ]
+
+    def range_of(self, symbol: int) -> tuple[int, int]:
+        """The least and the most that the conditions on a size alone allow."""
+        node = self._ids["symbol", (symbol,)]
+        return self._low[node], self._high[node]
+
+    def alone(self, symbol: int, terms: Terms) -> int:
+        """1 or -1 where the terms are that size or its negative; else 0."""
+        [(product, count), *more] = terms
+        node = self._ids["symbol", (symbol,)]
+        return count if product == (node,) and abs(count) == 1 and not more else 0
 
     def holds(self) -> Formulas:
         """Formulas for the conditions: each is a number that must have the relation to 0 in `relations`. An extent that is not
