@@ -13,9 +13,16 @@ model has these sizes as constants. Printed are, over the sizes:
     python -m tools.bench.dynamic --sizes 40
     python -m tools.bench.dynamic --signatures 1000
     python -m tools.bench.dynamic --far
+    python -m tools.bench.dynamic --models
 
 With ``--far`` the runs of small sizes by a plan that was made for large ones are compared with those by a plan that was made for
 the sizes themselves.
+
+With ``--models`` the models of `tools.bench.sizes.networks` (all, or those that are named) run ten random sizes each, plainly and
+through ONNX Runtime. Printed are the plans that they made, a run of a new size over the same size again (the median from the
+fourth size on, as a quotient and a difference), the pipelines compiled after the third size, and the nodes on the CPU. Results
+are compared with those of ONNX Runtime's CPU provider. Missing files are exported to ``--folder``, which needs torch,
+transformers, diffusers and onnxscript.
 
 With ``--signatures`` one session of bert_enc takes so many batches of differing lengths, the largest within the first eight, each
 once; printed is what it has made and holds after the first eight, after each later plan, and at the end.
@@ -24,20 +31,27 @@ once; printed is what it has made and holds after the first eight, after each la
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnx.parser
 
 import vkep
 import vkep.session.sized_plans as sized_plans
+from tools.bench.sizes.measure import Row, Task, lost, table
+from tools.bench.sizes.measure import measure as measure_network
+from tools.bench.sizes.networks import NETWORKS
+from tools.bench.sizes.texts import text_model
 from tools.models.catalog import Options, build_model
+from tools.worker_pool import run_tasks
 from vkep.models.language import ARCHITECTURES, language_model
 
 Feeds = dict[str, np.ndarray]
@@ -61,29 +75,15 @@ def _lengths(count: int, rng: np.random.Generator) -> Sequence[int]:
     return [int(n) for n in rng.permutation(np.arange(1, 125))[:count]]
 
 
-_COUNT = """shape = Shape(x) zero = Constant <value_int: int = 0> () trips = Gather(shape, zero)
-            go = Constant <value = bool {1}> ()"""
-#: loops over a sequence, whose number of steps is its length: of a session with constant sizes they are unrolled
-LOOPS = {
-    "loop": f"""(float[1,64] y, float[t,1,64] ys) {{ {_COUNT} y, ys = Loop (trips, go, h) <
-        body = body (int64 i, bool c, float[1,64] s) => (bool d, float[1,64] r, float[1,64] o) {{
-            d = Identity(c) e = Gather(x, i) p = MatMul(s, w) q = Add(p, e) r = Tanh(q) o = Neg(r)
-        }}> }}""",
-    "growing loop": f"""(float[u,64] y, float[t,1,64] ys) {{ {_COUNT} y, ys = Loop (trips, go, h) <
-        body = body (int64 i, bool c, float[g,64] s) => (bool d, float[k,64] r, float[1,64] o) {{
-            d = Identity(c) e = Gather(x, i) r = Concat <axis: int = 0> (s, e)
-            o = ReduceMean <axes: ints = [0], keepdims: int = 1> (r)
-        }}> }}""",
-    "scan": """(float[1,64] y, float[t,1,64] ys) { y, ys = Scan <num_scan_inputs: int = 1,
-        body = body (float[1,64] s, float[1,64] e) => (float[1,64] r, float[1,64] o) {
-            p = MatMul(s, w) q = Add(p, e) r = Tanh(q) o = Neg(r)
-        }> (h, x) }""",
-}
+LOOPS = (
+    "loop",
+    "growing loop",
+    "scan",
+)  #: their number of steps is their length: with constant sizes they are unrolled
 
 
 def _loop(name: str, options: Options) -> onnx.ModelProto:
-    text = f"g (float[t,1,64] x, float[64,64] w, float[1,64] h) => {LOOPS[name]}"
-    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 13]> {text}')
+    return text_model(name)
 
 
 def _trips(count: int, rng: np.random.Generator) -> Sequence[int]:
@@ -279,11 +279,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", help="cases whose name has this in it")
     parser.add_argument("--signatures", type=int, help="so many signatures of one session instead")
     parser.add_argument("--far", action="store_true", help="plans that run sizes far from their own instead")
+    parser.add_argument("--models", nargs="*", choices=NETWORKS, help="models of many kinds instead (all by default)")
+    parser.add_argument("--ways", nargs="+", choices=("plain", "ort"), default=["plain", "ort"], help="how they run")
+    parser.add_argument("--folder", type=Path, default=Path("models/sizes"), help="of their files (models/sizes)")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds for one of them (default: 300)")
+    parser.add_argument("--json", type=Path, help="write what was measured of them to this file")
     given = parser.parse_args(arguments)
+    if given.models is not None:
+        return _models(given.models or list(NETWORKS), given)
     lines = _lines(given.sizes, given.only or "", Options(dynamic=True, float16=given.float16))
     for line in far() if given.far else many(given.signatures) if given.signatures else lines:
         print(line, flush=True)
     return 0
+
+
+def _models(names: Sequence[str], given: argparse.Namespace) -> int:
+    """Measure them one at a time, each in a process of its own. 1 where one is slower than its bar or has wrong results."""
+    tasks = [Task(name, given.folder, way == "ort") for name in names for way in given.ways]
+    rows: list[Row] = []
+    for row in run_tasks(tasks, measure_network, lost, jobs=1, timeout=given.timeout):
+        rows.append(row)
+        print(
+            f"{row.name}{', by ONNX Runtime' * row.by_ort}: {row.note or ', '.join(row.faults) or 'ok'}",
+            file=sys.stderr,
+        )
+        if given.json:
+            given.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    print(*table(rows), sep="\n")
+    return int(any(row.faults for row in rows))
 
 
 def _lines(count: int, only: str, options: Options) -> Iterator[str]:

@@ -1,0 +1,1 @@
+"""Models of many kinds with open sizes: how many plans they make, and what a size that is new costs."""
