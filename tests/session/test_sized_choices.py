@@ -39,6 +39,14 @@ CASES: dict[str, tuple[str, Sizes]] = {
     ),
     "pads that are zero at some sizes": (_PADDED.format(mode="constant"), (4, 4)),
     "reflected pads that are zero at some sizes": (_PADDED.format(mode="reflect"), (4, 4)),
+    "axes that some sizes leave as they are": (
+        """(float[1,2,h,w] x) => (float[1,2,a,b] y, float[1,2,c,d] z) {
+            s = Shape <start: int = 2> (x) four = Constant <value_ints: ints = [4]> () part = Div(s, four) even = Mul(part, four)
+            front = Shape <end: int = 2> (x) to = Concat <axis: int = 0> (front, even)
+            y = Resize <mode = "cubic"> (x, , , to) z = Resize <mode = "nearest"> (x, , , to)
+        }""",
+        (4, 4),
+    ),
     "attention in blocks of queries": (
         """(float[2,h,16] q, float[2,w,16] k) => (float[2,h,16] y) {
             t = Transpose <perm: ints = [0,2,1]> (k) s = MatMul(q, t) p = Softmax <axis: int = -1> (s) y = MatMul(p, k)

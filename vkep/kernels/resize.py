@@ -33,7 +33,7 @@ from vkep.kernels.problem import Need, Problem
 from vkep.kernels.reference import wide
 from vkep.kernels.resize_tables import Places, Sampling, offsets, weights
 from vkep.kernels.select import Candidate, Emission, implement
-from vkep.sizes import at_hand, largest
+from vkep.sizes import at_hand, largest, matches
 
 
 def axis_defines(dtype: str, out: str) -> dict[str, str]:
@@ -148,12 +148,12 @@ class ResizeProblem(Problem):
 
     @property
     def changed(self) -> list[int]:
-        """The axes that are resized."""
+        """The axes that are resized; of a plan with sizes also those that some sizes leave as they are."""
         return [
             d
             for d in range(len(self.shape))
-            if self.shape[d] != self.out_shape[d]
-            or self.scales[d][0] != self.scales[d][1]
+            if not matches(self.shape[d], self.out_shape[d])
+            or not matches(*self.scales[d])
             or self.span(d) != (0.0, 1.0)
         ]
 
