@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,14 @@ if TYPE_CHECKING:
     from vkep.device.datagraph.delegate import VgfDelegate
 
 logger = logging.getLogger("vkep.session")
+
+#: operators whose result has as many elements as a run finds: what reads it waits for the count
+_COUNTS = frozenset({"NonMaxSuppression", "NonZero", "Unique"})
+#: the input, by its place, that operators wait for where a run gives it
+_GIVEN = {
+    **{("", name): 1 for name in ("Expand", "Reshape", "Tile", "TopK", "Trilu")},
+    ("com.microsoft", "GroupQueryAttention"): 6,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +220,16 @@ class Planner:
                 for info in model.graph.inputs
                 for axis, dim in enumerate(info.shape or ())
                 if not isinstance(dim, int)
-            }
+            },
+            at_once=any(_waits(node, {info.name for info in model.graph.inputs}) for node in model.graph.nodes),
         )
         capacity = self._options.plan_cache_size
         return PlannedGraph(make_plan, weights, capacity, name=name, check=check, opened=opened)
+
+
+def _waits(node: Node, inputs: Collection[str]) -> bool:
+    """Whether a part of the model is planned once a run has a number. Then the first plan already has sizes: without them each
+    count would be planned alone."""
+    place = _GIVEN.get((node.domain, node.op_type))
+    given = place is not None and len(node.inputs) > place and node.inputs[place] in inputs
+    return given or (node.op_type in _COUNTS and not node.domain)
