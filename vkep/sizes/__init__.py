@@ -6,25 +6,27 @@ the form of both in a plan: plain data, computed for other sizes at once.
 
 from vkep.sizes.caches import cached, clear_caches
 from vkep.sizes.formulas import REALS, Formulas
+from vkep.sizes.preferences import (
+    at_hand,
+    divides,
+    matches,
+    power_of_two_in,
+    record_at_hand,
+    room_for,
+    serves_others,
+)
 from vkep.sizes.size import (
     Real,
     Size,
     SizeError,
     active,
-    at_hand,
     called,
-    divides,
     fixed,
     fixed_text,
     hint,
     is_size,
     largest,
-    matches,
     plain_text,
-    power_of_two_in,
-    record_at_hand,
-    room_for,
-    serves_others,
     smallest,
     text_parts,
     whole,

@@ -9,12 +9,10 @@ holds. Python gets no plain number of a size (`int`, `range`, an index): `SizeEr
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,8 +22,6 @@ from vkep.sizes.formulas import CALLS
 Product = tuple[int, ...]
 #: products with their coefficients, in ascending order of products
 Terms = tuple[tuple[Product, int], ...]
-F = TypeVar("F", bound=Callable[..., Any])
-T = TypeVar("T")
 
 #: marks around a size's value within text: text for people drops the marks, text for compilers needs the value
 _OPEN, _CLOSE = "\ue000", "\ue001"
@@ -382,47 +378,6 @@ def hint(value: Any) -> Any:
     return value.hint if value.__class__ is Size or value.__class__ is Real else value
 
 
-def serves_others(value: Any) -> bool:
-    """Whether a choice for a number must also serve other sizes."""
-    return is_size(value)
-
-
-def room_for(count: Any) -> int:
-    """The number of elements of a constant of which ``count`` are used: for a size more than its current value, to
-    serve larger sizes."""
-    return 1 << max(count.hint.bit_length() + 1, 12) if count.__class__ is Size else int(count)
-
-
-def at_hand(choose: F) -> F:
-    """Decorates a function whose result is valid for every size: it is called with the sizes' current values."""
-
-    @functools.wraps(choose)
-    def asked(*args: Any, **kwargs: Any) -> Any:
-        if any(a.__class__ is Size for a in args):
-            args = tuple([a.hint if a.__class__ is Size else a for a in args])
-        return choose(*args, **{k: hint(v) for k, v in kwargs.items()} if kwargs else kwargs)
-
-    return asked  # type: ignore[return-value]
-
-
-def record_at_hand(record: T) -> T:
-    """A dataclass with its sizes replaced by their current values; the same object where it has none."""
-    changed = {}
-    for field in dataclasses.fields(record):  # type: ignore[arg-type]
-        value = getattr(record, field.name)
-        found = _values_at_hand(value)
-        if found is not value:
-            changed[field.name] = found
-    return dataclasses.replace(record, **changed) if changed else record  # type: ignore[type-var]
-
-
-def _values_at_hand(value: Any) -> Any:
-    if value.__class__ is tuple:
-        found = tuple(map(_values_at_hand, value))
-        return value if all(a is b for a, b in zip(found, value, strict=True)) else found
-    return hint(value)
-
-
 def whole(value: Any) -> Any:
     """An integer as an `int` or a `Size`: replaces ``int`` in code that supports sizes."""
     return value if value.__class__ is int or value.__class__ is Size else int(value)
@@ -431,33 +386,6 @@ def whole(value: Any) -> Any:
 def wholes(values: Iterable[Any]) -> tuple[Any, ...]:
     """A shape whose elements are converted by `whole`."""
     return tuple([v if v.__class__ is int or v.__class__ is Size else int(v) for v in values])
-
-
-def divides(divisor: Any, value: Any) -> bool:
-    """Whether a number divides another, for choices that are only faster in that case. A size whose current value is
-    not divisible returns False without a condition, and in a trace with `Trace.general` also a size whose divisibility
-    is specific to its current value."""
-    rest = value % divisor
-    if rest.__class__ is not Size:
-        return bool(rest == 0)
-    return rest.hint == 0 and not rest.trace.general and not rest
-
-
-def matches(value: Any, other: Any) -> bool:
-    """Whether two numbers are equal, for choices that are only simpler in that case. Symbolic sizes are handled as in
-    `divides`."""
-    rest = value - other
-    if rest.__class__ is not Size:
-        return bool(rest == 0)
-    return rest.hint == 0 and not rest.trace.general and bool(rest == 0)
-
-
-def power_of_two_in(value: Any, most: int) -> int:
-    """The largest power of two up to ``most`` (itself a power of two) that divides an integer; for a size, one that
-    always does."""
-    if value.__class__ is Size:
-        return math.gcd(most, value.const, *[count for _, count in value.terms])
-    return math.gcd(most, value)
 
 
 def plain_text(text: str) -> str:

@@ -160,7 +160,8 @@ _ALL = (
     _text("repeats by counts", "count", fills={"lengths": _durations}),
     _text("reverse by lengths", "size", fills={"ends": _up_to("t")}),
     _text("spectrum", "audio"),
-    *[_text(name, "size") for name in ("running sum", "affine grid", "resize to a share", "relative positions")],
+    *[_text(name, "size") for name in ("running sum", "affine grid", "resize to a share")],
+    _text("relative positions", "size", ranges={"n": (9, 120, 1)}),
     _text("branch by length", "size"),
 )
 NETWORKS: Mapping[str, Network] = {network.name: network for network in _ALL}
