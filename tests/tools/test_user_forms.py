@@ -10,7 +10,7 @@ import pytest
 from tests.ops.cases import shared_context
 from tools.models.fusions import FUSIONS
 from tools.ort_cpu import cpu_session
-from tools.user_forms.__main__ import main, table
+from tools.user_forms.__main__ import lost, main, table
 from tools.user_forms.compare import DIFFERS, EQUAL, NOT_MADE, REFUSED, Result, compare, is_for_cpu_kernels
 from tools.user_forms.forms import FORMS, Feeds, Form
 from tools.user_forms.judge import Expected, rounded, spread
@@ -111,6 +111,11 @@ def test_a_form_that_is_wrong_differs_and_one_that_fails_is_not_made() -> None:
 
     result = compare("m", Form("failing", failing), model, feeds, shared_context())
     assert result == Result("m", "failing", NOT_MADE, "ValueError: no such operator")
+
+
+def test_a_crash_is_a_difference_and_a_model_that_takes_too_long_is_not_made() -> None:
+    assert [r.verdict for r in lost("a", "crashed: exit code -11", ["QDQ", "onnxslim"])] == [DIFFERS, DIFFERS]
+    assert lost("a", "hung: no result in 60 s", ["QDQ"]) == [Result("a", "QDQ", NOT_MADE, "hung: no result in 60 s")]
 
 
 def test_the_table_names_what_is_left_out_and_what_is_wrong(

@@ -37,6 +37,11 @@ def results_of(name: str, forms: Sequence[str]) -> list[Result]:
     return [compare(name, FORMS[form], model, feeds) for form in forms]
 
 
+def lost(name: str, why: str, forms: Sequence[str]) -> list[Result]:
+    """The results of a model whose process ended, or which took too long: vkep need not be the cause of that."""
+    return [Result(name, form, NOT_MADE if why.startswith("hung") else DIFFERS, why) for form in forms]
+
+
 def table(results: Sequence[Result], forms: Sequence[str]) -> str:
     """A row for each form in Markdown, with those that are left out, then a line for each result that is not equal or not wholly
     on Vulkan."""
@@ -83,10 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run = functools.partial(results_of, forms=available)
     found: dict[str, list[Result]] = {}
 
-    def lost(name: str, why: str) -> list[Result]:
-        return [Result(name, "every form", DIFFERS, why)]
-
-    for results in run_tasks(names, run, lost, jobs=args.jobs, timeout=args.timeout):
+    for results in run_tasks(
+        names, run, functools.partial(lost, forms=available), jobs=args.jobs, timeout=args.timeout
+    ):
         found[results[0].model] = results
         bad = [f"{r.form}: {r.verdict} {r.why}" for r in results if r.verdict != EQUAL]
         print(f"{results[0].model}: {'; '.join(bad) or 'equal'}", file=sys.stderr, flush=True)
