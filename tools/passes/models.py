@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import numpy as np
 import onnx
@@ -67,24 +69,30 @@ def check_case(case: Case, caps: DeviceCapabilities, seed: int = 0) -> Report:
 
 
 def check_model(
-    model: onnx.ModelProto, caps: DeviceCapabilities, inputs: Inputs, seed: int = 0, expected: Inputs | None = None
+    model: onnx.ModelProto,
+    caps: DeviceCapabilities,
+    inputs: Inputs,
+    seed: int = 0,
+    expected: Inputs | None = None,
+    allowed: Inputs | None = None,
 ) -> Report:
     """Lower a model for a device and check its passes. Where nodes need values, integers among ``inputs`` are known while
-    planning. ``expected`` as for `watched`. A model that is refused, or whose inputs are no tensors, has no islands."""
-    report = _checked(model, caps, inputs, seed, expected, known_integers=False)
-    return report or _checked(model, caps, inputs, seed, expected, known_integers=True) or Report()
+    planning. ``expected`` and ``allowed`` as for `watched`. A model that is refused, or whose inputs are no tensors, has no
+    islands."""
+    watching = functools.partial(watched, inputs, seed, expected, allowed)
+    report = _checked(model, caps, inputs, watching, known_integers=False)
+    return report or _checked(model, caps, inputs, watching, known_integers=True) or Report()
 
 
 def _checked(
     model: onnx.ModelProto,
     caps: DeviceCapabilities,
     inputs: Inputs,
-    seed: int,
-    expected: Inputs | None,
+    watching: Callable[[], AbstractContextManager[Report]],
     known_integers: bool,
 ) -> Report | None:
     """None where a step of the program is deferred."""
-    with watched(inputs, seed, expected) as report:
+    with watching() as report:
         try:
             loaded = load_model(model.SerializeToString())
             known: dict[str, Known] = dict(loaded.graph.weights)
