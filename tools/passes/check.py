@@ -73,9 +73,11 @@ class _State:
 class _Watch:
     """Interprets one island after another, as its passes run."""
 
-    def __init__(self, inputs: Inputs, seed: int, expected: Inputs, allowed: Inputs) -> None:
+    def __init__(
+        self, inputs: Inputs, seed: int, expected: Inputs | None = None, allowed: Inputs | None = None
+    ) -> None:
         self.report = Report()
-        self._inputs, self._seed, self._expected, self._allowed = inputs, seed, expected, allowed
+        self._inputs, self._seed, self._expected, self._allowed = inputs, seed, expected or {}, allowed or {}
         self._given: dict[int, tuple[Tensor, np.ndarray]] = {}
         self._constants: dict[Storage, HostMemory] = {}
         self._storages: dict[Storage, Storage] = {}  #: those of the island with numbers in place of sizes
@@ -206,7 +208,7 @@ def watched(
     """Check the passes of all islands that are lowered in the ``with`` block. ``inputs``: values by the names of ports; others
     are random. ``expected``: results, which those of the operations before the first pass are compared with; ``allowed``: the
     absolute errors of their elements that rounding explains, where they are known."""
-    watch = _Watch(inputs or {}, seed, expected or {}, allowed or {})
+    watch = _Watch(inputs or {}, seed, expected, allowed)
 
     def observed(step: Pass) -> Pass:
         def run(ops: list[Op], goal: Goal) -> list[Op]:
@@ -246,7 +248,7 @@ def differing(
     alone; "" where they do not. ``inputs`` as for `watched`."""
     states, rtol = [], _CLOSE
     for ops, goal in (bound(one, at), other):
-        watch = _Watch(inputs or {}, 0, {})
+        watch = _Watch(inputs or {}, 0)
         watch.begin(ops, goal)
         if watch._before is None:
             return str(watch.report.differences or watch.report.not_interpreted)
