@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from vkep.ir import expr as ex
-from vkep.ir.ops import KernelOp, Op, Pointwise, is_elementwise, reads
+from vkep.ir.ops import KernelOp, Op, Pointwise, reads
 from vkep.ir.tensor import Storage, Tensor
 from vkep.passes.copies import moved
-from vkep.passes.rewrite import Goal
+from vkep.passes.rewrite import Goal, Graph
 
 
 def in_place(ops: Sequence[Op], goal: Goal) -> list[Op]:
@@ -25,10 +25,10 @@ def in_place(ops: Sequence[Op], goal: Goal) -> list[Op]:
         made = [_over_operands(op, kept) for op in ops]
         for output, source in kept.items():
             made = _without_copy(made, output, source)
-        found = [output for output, source in kept.items() if not follows(made, output, source)]
+        found = Graph(made, replace(goal, shared=kept)).overwritten({op: [op] for op in made})
         if not found:
             break
-        late += found
+        late += [storage.port for storage in found if storage.port is not None]
     for output in late:
         made = _copied_at_the_end(made, next(t for t in goal.results if t.storage.port == output))
     return made
@@ -68,19 +68,6 @@ def _without_copy(ops: Sequence[Op], output: int, source: int) -> list[Op]:
     read = first.expr.tensor
     same = read.storage.port == source and read.is_whole and first.out.is_whole and read.dtype is first.out.dtype
     return [op for op in ops if op is not first] if same else list(ops)
-
-
-def follows(ops: Sequence[Op], output: int, source: int) -> bool:
-    """Whether every reader of the input precedes the writers of the output, or reads what the output's operations
-    write."""
-    written = False
-    for op in ops:
-        read = [t for t in reads(op) if _port(t) == source]
-        writes = [t for t in op.outputs if _port(t) == output]
-        if read and (written or (writes and not all(is_elementwise(op, t) for t in read))):
-            return False
-        written |= bool(writes)
-    return True
 
 
 def _copied_at_the_end(ops: Sequence[Op], result: Tensor) -> list[Op]:

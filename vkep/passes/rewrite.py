@@ -112,19 +112,19 @@ class Graph:
         fused = self.fused(problem, inputs, outputs, parts)
         return None if fused is None else {**dict.fromkeys(parts, ()), parts[-1]: [fused]}
 
-    def reads_too_late(self, changes: Changes) -> bool:
-        """Whether an operation of ``changes`` would read an input that an output in the same memory has overwritten."""
+    def overwritten(self, changes: Changes) -> set[Storage]:
+        """The outputs, in the memory of an input, that would be written before an operation of ``changes`` reads that input."""
+        found: set[Storage] = set()
         places = {op: self._places[old] for old, new in changes.items() for op in new}
         for op, place in places.items():
             for t in reads(op):
                 for output in self._overwrites.get(t.storage.port, ()):
                     others = {p: self._places[p] for p in self.producers(output) if p not in changes}
                     others |= {p: k for p, k in places.items() if p is not op and output in written_by(p)}
-                    if any(k <= place for k in others.values()):
-                        return True
-                    if output in written_by(op) and not is_elementwise(op, t):
-                        return True
-        return False
+                    itself = output in written_by(op) and not is_elementwise(op, t)
+                    if itself or any(k <= place for k in others.values()):
+                        found.add(output)
+        return found
 
     def replace(self, changes: Changes) -> None:
         """Put operations in the places of others."""
@@ -168,6 +168,6 @@ def rewrite(ops: Iterable[Op], goal: Goal, rule: Rule, *, backward: bool = False
     graph = Graph(ops, goal)
     for op in reversed(graph.given) if backward else graph.given:
         changes = rule(op, graph) if op in graph else None
-        if changes and not graph.reads_too_late(changes):
+        if changes and not graph.overwritten(changes):
             graph.replace(changes)
     return graph.ops
