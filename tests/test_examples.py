@@ -111,7 +111,10 @@ PAGES = [
     "README.md",
     *(
         f"docs/{name}.md"
-        for name in ("index", "quickstart", "python-api", "contexts", "generation", "scaling", "view", "executorch")
+        for name in (
+            *("index", "quickstart", "python-api", "contexts", "generation", "scaling", "view", "executorch"),
+            *("guides/troubleshooting", "guides/migrating"),
+        )
     ),
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "tutorials").glob("*.md")),
 ]

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the documentation's site in build/site; a broken link, a missing page or an unknown name is an error.
+# Builds the documentation's site in build/site; a broken link, a missing page or an unknown name is an error,
+# and so is a search word that does not find its page first (tools/site_search.py; needs node).
 #
 #   tools/docs.sh               build
 #   tools/docs.sh --examples    run the examples and the Python blocks of the pages first, and build only if all of them work
@@ -20,4 +21,5 @@ if ! "$venv/bin/python" -c 'import mkdocs, material, mkdocstrings, ruff' >/dev/n
 fi
 if [[ "${1:-}" == --serve ]]; then exec "$venv/bin/python" -m mkdocs serve; fi
 export NO_MKDOCS_2_WARNING=1
-exec "$venv/bin/python" -m mkdocs build --strict "$@"
+"$venv/bin/python" -m mkdocs build --strict "$@"
+exec "$venv/bin/python" -m tools.site_search

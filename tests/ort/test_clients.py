@@ -51,8 +51,8 @@ PAGES: dict[str, tuple[list[str], Callable[[Path], None], list[str]]] = {
         ["['VulkanExecutionProvider', 'CUDAExecutionProvider', 'CPUExecutionProvider']", "Model saved to fused.onnx"],
     ),
 }
-#: pages whose lines change the environment or start a server: tests/ort/test_programs.py does what they do
-NOT_RUN = {"jupyter"}
+#: pages whose lines change the environment or start a server (tests/ort/test_programs.py does what they do), and a table
+NOT_RUN = {"jupyter", "one-line"}
 
 
 def _is_there(package: str) -> bool:

