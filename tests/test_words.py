@@ -10,6 +10,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+#: words of a cell: a table is read at a glance
+LONGEST_CELL = 40
 SHADERS = [path for path in (ROOT / "shaders").rglob("*") if path.is_file()]
 CODE = [path for name in ("vkep", "registry", "examples", "tests", "tools") for path in (ROOT / name).rglob("*.py")]
 
@@ -48,6 +51,21 @@ def test_the_words_not_to_use_are_not_used() -> None:
             texts[path] = prose(source)
     uses = {str(path.relative_to(ROOT)): found(text, words) for path, text in texts.items()}
     assert {path: used for path, used in uses.items() if used} == {}
+
+
+def long_cells(text: str) -> list[str]:
+    """The beginnings of the tables' cells that have more than `LONGEST_CELL` words."""
+    rows = [line.strip().strip("|") for line in text.splitlines() if line.lstrip().startswith("|")]
+    cells = [cell.split() for row in rows for cell in re.split(r"(?<!\\)\|", row)]
+    return [" ".join(words[:6]) for words in cells if len(words) > LONGEST_CELL]
+
+
+def test_no_cell_of_a_table_is_long() -> None:
+    found = {
+        str(path.relative_to(ROOT)): long_cells(path.read_text(encoding="utf-8")) for path in [*PAGES, CONTRIBUTING]
+    }
+    assert {path: cells for path, cells in found.items() if cells} == {}
+    assert long_cells("| a | " + "word " * 41 + "|\n| b |\n") == ["word word word word word word"]
 
 
 def test_a_word_is_found_over_a_line_break() -> None:

@@ -256,7 +256,7 @@ def select_device(
         + (f", not usable: {', '.join(d.problems)})" if d.problems else ")")
         for d in devices
     )
-    what = "no usable device" if selector is None else f"{source} {selector!r} matches no usable device"
+    what = "no usable device" if selector is None else f"no usable device matches {source} {selector!r}"
     raise DeviceNotFoundError("selecting a device", hint=f"{what}; there are: {there or 'none'}")
 
 

@@ -41,7 +41,7 @@ def test_a_file_that_is_not_there_or_no_model(run: Callable[..., Any], tmp_path:
     (tmp_path / "text.onnx").write_text("no model")
     wrong = run(command, tmp_path / "text.onnx")
     assert wrong.exit_code == 1
-    assert "is no ONNX model" in wrong.stderr
+    assert "is not an ONNX model" in wrong.stderr
     assert "Traceback" not in wrong.output
 
 
@@ -59,7 +59,7 @@ def test_a_truncated_model(run: Callable[..., Any], models: Path, tmp_path: Path
 def test_an_unknown_device_lists_those_that_are_there(run: Callable[..., Any], models: Path) -> None:
     result = run("run", models / "add.onnx", "--device", "no such device")
     assert result.exit_code == 1
-    assert "matches no usable device; there are: 0: " in result.stderr.replace("\n", " ")
+    assert "no usable device matches the device 'no such device'; there are: 0: " in result.stderr.replace("\n", " ")
 
 
 @pytest.mark.gpu

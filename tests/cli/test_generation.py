@@ -34,7 +34,7 @@ def test_a_folder_answers_and_is_measured(run: Callable[..., Any], tmp_path: Pat
     [
         (("--system", "be brief"), 2, "--system belongs to --chat"),
         (("--top-p", "2"), 2, "top_p is 2.0"),
-        ((), 2, "is no folder"),
+        ((), 2, "is not a folder"),
     ],
 )
 def test_wrong_requests_are_refused(

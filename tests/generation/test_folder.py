@@ -63,7 +63,7 @@ def test_a_folder_that_lacks_something(
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="is no folder"):
+    with pytest.raises(FileNotFoundError, match="is not a folder"):
         Generator(tmp_path / "none")
 
 

@@ -98,11 +98,11 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "no ONNX model: it is empty"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 4, "is no ONNX model"),
-        (b"not a model at all, but some text\n" * 20, "is no ONNX model"),
-        (np.random.default_rng(0).bytes(5000), "is no ONNX model"),
-        (GOOD.SerializeToString()[:-9], "no ONNX model, or is truncated"),
+        (b"", "not an ONNX model: it is empty"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 4, "is not an ONNX model"),
+        (b"not a model at all, but some text\n" * 20, "is not an ONNX model"),
+        (np.random.default_rng(0).bytes(5000), "is not an ONNX model"),
+        (GOOD.SerializeToString()[:-9], "not an ONNX model, or is truncated"),
     ],
     ids=["empty", "picture", "text", "random", "truncated"],
 )

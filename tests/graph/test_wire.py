@@ -90,7 +90,7 @@ def test_a_weight_whose_bytes_do_not_fit_its_shape(proto: onnx.ModelProto) -> No
 def test_a_truncated_model_is_left_to_the_parser(proto: onnx.ModelProto, length: int) -> None:
     data = proto.SerializeToString()
     assert split(memoryview(data[:-length])) is None
-    with pytest.raises(InvalidModelError, match="no ONNX model"):
+    with pytest.raises(InvalidModelError, match="not an ONNX model"):
         load_model(data[:-length])
 
 

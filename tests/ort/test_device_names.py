@@ -109,7 +109,7 @@ found["the host"] = ort.OrtValue.ortvalue_from_numpy(x).device_name() == "cpu"
 try:
     ort.OrtValue.ortvalue_from_numpy(x, device, 77)
 except Exception as error:
-    found["another device"] = "matches no usable device" in str(error)
+    found["another device"] = "no usable device matches" in str(error)
 print(json.dumps(found))
 """
 

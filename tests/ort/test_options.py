@@ -81,7 +81,7 @@ def test_get_provider_options_of_a_session_by_device(registered: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device_id": 77}, "the device 77 matches no usable device; there are: 0: "),
+        ({"device_id": 77}, "no usable device matches the device 77; there are: 0: "),
         (
             {"user_compute_stream": "94000"},
             "option 'user_compute_stream' is '94000': a CUDA stream orders no Vulkan work",

@@ -36,8 +36,8 @@ def context(own_context: SharedGpuContext) -> Any:
     ("source", "error", "message"),
     [
         ("missing.onnx", FileNotFoundError, "no model file at missing.onnx"),
-        (b"\0\1\2", InvalidModelError, "no ONNX model"),
-        (ADD_RELU.SerializeToString()[:-20], InvalidModelError, "truncated|no ONNX model"),
+        (b"\0\1\2", InvalidModelError, "not an ONNX model"),
+        (ADD_RELU.SerializeToString()[:-20], InvalidModelError, "truncated|not an ONNX model"),
         (model("g (float[2] x) => (float[2] y) { y = Nonsense(x) }"), UnsupportedModelError, "(?s)neither.*Nonsense"),
         (
             model("g (float[2] x) => (float[2] y) { y = far.Away(x) }", domains=', "far": 3'),

@@ -100,7 +100,7 @@ def test_the_context_opens_while_the_model_is_read(
 def test_a_model_that_cannot_be_read_leaves_no_context(
     makers: list[str], no_leak: Callable[[], dict[str, int]]
 ) -> None:
-    with pytest.raises(vkep.InvalidModelError, match="is no ONNX model"):
+    with pytest.raises(vkep.InvalidModelError, match="is not an ONNX model"):
         InferenceSession(b"nothing", token="no model")
     assert len(makers) == 1, "it was being opened"
     assert _helpers() == []
@@ -119,7 +119,7 @@ def test_the_models_error_comes_before_the_drivers(monkeypatch: pytest.MonkeyPat
         raise vkep.DriverNotFoundError("loading Vulkan", hint="install a driver")
 
     monkeypatch.setattr(SharedGpuContext, "create", none)
-    with pytest.raises(vkep.InvalidModelError, match="is no ONNX model"):
+    with pytest.raises(vkep.InvalidModelError, match="is not an ONNX model"):
         InferenceSession(b"nothing", token="neither")
     with pytest.raises(vkep.DriverNotFoundError, match="install a driver"):
         InferenceSession(ADD_RELU, token="neither")

@@ -35,7 +35,7 @@ def test_a_language_model_is_measured_to_its_first_token(tmp_path: Path) -> None
 
 def test_errors_are_reported(tmp_path: Path) -> None:
     (tmp_path / "broken.onnx").write_bytes(b"nothing")
-    with pytest.raises(RuntimeError, match="is no ONNX model"):
+    with pytest.raises(RuntimeError, match="is not an ONNX model"):
         start.measure(tmp_path / "broken.onnx", 1, cold=False)
     with pytest.raises(SystemExit):
         start.main([str(tmp_path / "none.onnx")])

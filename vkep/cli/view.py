@@ -101,7 +101,7 @@ def _answer(folder: Path, options: dict[str, Any], prompt: str, tokens: int) -> 
     from vkep.generation import Generator
 
     if not folder.is_dir():
-        raise UsageError(f"--prompt: {folder} is no folder of a language model")
+        raise UsageError(f"--prompt: {folder} is not a folder of a language model")
     with Generator(folder, **options) as generator:
         return generator.view(prompt, max_tokens=tokens).document
 

@@ -68,7 +68,7 @@ def read_folder(path: str | Path) -> ModelFolder:
     folder = Path(path)
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"{folder} is no folder; expected one with {GENAI} or {CONFIG} beside the model's files"
+            f"{folder} is not a folder; expected one with {GENAI} or {CONFIG} beside the model's files"
         )
     if (folder / GENAI).is_file():
         return _genai(folder, Record.read(folder, GENAI))

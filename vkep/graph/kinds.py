@@ -1,4 +1,4 @@
-"""What a file is that is no ONNX model: the most frequent wrong downloads and formats, by their first bytes."""
+"""What a file is that is not an ONNX model: the most frequent wrong downloads and formats, by their first bytes."""
 
 from __future__ import annotations
 

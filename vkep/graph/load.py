@@ -55,7 +55,7 @@ def load_model(
     proto, name, contents = without_files(read.proto, given, files or {}), read.name, read.contents
     if not proto.HasField("graph") or not proto.opset_import:
         raise InvalidModelError(
-            f"{name} is no ONNX model: it has no {'graph' if proto.opset_import else 'opset import'}"
+            f"{name} is not an ONNX model: it has no {'graph' if proto.opset_import else 'opset import'}"
         )
     opsets = {_domain(o.domain): o.version for o in proto.opset_import}
     for what, version, least in (
@@ -244,7 +244,7 @@ def _check_names(proto: onnx.GraphProto, where: str) -> None:
                 _check_names(body, where)
     broken = next((name for name in names if not isinstance(name, str)), None)
     if broken is not None:
-        raise InvalidModelError(f"{where} is no ONNX model, or is damaged: the name {broken!r} is no UTF-8 text")
+        raise InvalidModelError(f"{where} is not an ONNX model, or is damaged: the name {broken!r} is no UTF-8 text")
 
 
 @dataclass(frozen=True)
@@ -275,15 +275,15 @@ def _read(source: Any, base_dir: Path | None) -> _Read:
     else:
         raise TypeError(f"a model is a path, bytes or onnx.ModelProto; got {type(source).__name__}")
     if not size:
-        raise InvalidModelError(f"{name} is no ONNX model: it is empty")
+        raise InvalidModelError(f"{name} is not an ONNX model: it is empty")
     kind = other_kind(bytes(data[:512]))
     if kind:
-        raise InvalidModelError(f"{name} is no ONNX model: it is {kind}")
+        raise InvalidModelError(f"{name} is not an ONNX model: it is {kind}")
     try:
         return _Read(onnx.ModelProto.FromString(data), base_dir, name, contents, identity)
     except DecodeError as error:
         raise InvalidModelError(
-            f"{name} is no ONNX model, or is truncated: {size} bytes that do not parse as a ModelProto ({error})"
+            f"{name} is not an ONNX model, or is truncated: {size} bytes that do not parse as a ModelProto ({error})"
         ) from None
 
 
@@ -313,8 +313,8 @@ def _read_file(path: Path) -> tuple[bytes, int, dict[int, Content], str]:
     split = wire.split(data)
     if split is None and size > wire.MOST_BYTES:
         raise InvalidModelError(
-            f"{path} is no ONNX model, or is damaged: it has {size} bytes, expected at most {wire.MOST_BYTES} besides the raw "
-            "data of its initializers (save larger tensors as external data)"
+            f"{path} is not an ONNX model, or is damaged: it has {size} bytes, expected at most {wire.MOST_BYTES} besides the "
+            "raw data of its initializers (save larger tensors as external data)"
         )
     found, raw = split or (bytes(data[:]), [])
     parts = {r.initializer: FilePart(reader, r.start, r.end) for r in raw}
