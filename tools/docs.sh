@@ -21,5 +21,8 @@ if ! "$venv/bin/python" -c 'import mkdocs, material, mkdocstrings, ruff' >/dev/n
 fi
 if [[ "${1:-}" == --serve ]]; then exec "$venv/bin/python" -m mkdocs serve; fi
 export NO_MKDOCS_2_WARNING=1
+if [[ -n "${GITHUB_REPOSITORY:-}" ]]; then
+    export VKEP_REPOSITORY="$GITHUB_SERVER_URL/$GITHUB_REPOSITORY" VKEP_EDIT=edit/main/docs/
+fi
 "$venv/bin/python" -m mkdocs build --strict "$@"
 exec "$venv/bin/python" -m tools.site_search

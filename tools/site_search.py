@@ -33,6 +33,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "devices.md": ("devices",),
     "generation.md": ("language models", "whisper"),
     "quickstart.md": ("quickstart",),
+    "serving.md": ("openai", "serving"),
     "cli.md": ("vkep doctor", "vkep compare", "vkep cache"),
 }  # fmt: skip
 
