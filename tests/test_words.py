@@ -56,7 +56,7 @@ def test_the_words_not_to_use_are_not_used() -> None:
 def long_cells(text: str) -> list[str]:
     """The beginnings of the tables' cells that have more than `LONGEST_CELL` words."""
     rows = [line.strip().strip("|") for line in text.splitlines() if line.lstrip().startswith("|")]
-    cells = [cell.split() for row in rows for cell in re.split(r"(?<!\\)\|", row)]
+    cells = [re.findall(r"\S*\w\S*", cell) for row in rows for cell in re.split(r"(?<!\\)\|", row)]
     return [" ".join(words[:6]) for words in cells if len(words) > LONGEST_CELL]
 
 
