@@ -4,9 +4,9 @@ FROM python:3.12-slim-bookworm
 RUN apt-get update && apt-get install -y --no-install-recommends libvulkan1 mesa-vulkan-drivers && rm -rf /var/lib/apt/lists/*
 COPY dist/vkep-*.whl /tmp/
 RUN pip install --no-cache-dir "$(ls /tmp/vkep-*.whl)[cpu]"
-RUN useradd --create-home vkep && install -d -m 700 -o vkep -g vkep /home/vkep/.cache /home/vkep/.cache/vkep
+RUN useradd --create-home vkep && install -d -m 700 -o vkep -g vkep /var/cache/vkep
 USER vkep
-ENV NVIDIA_DRIVER_CAPABILITIES=graphics,compute,utility
-VOLUME /home/vkep/.cache/vkep
+ENV NVIDIA_DRIVER_CAPABILITIES=graphics,compute,utility VKEP_CACHE_DIR=/var/cache/vkep
+VOLUME /var/cache/vkep
 ENTRYPOINT ["vkep"]
 CMD ["doctor"]
