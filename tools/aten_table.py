@@ -49,7 +49,7 @@ def _section() -> str:
     for name in REGISTRY:
         operator = find(name)
         if name in NO_CALL:
-            note, count = "not an operator call: list elements are resolved at load", ""
+            note, count = "no call in a blob: lists are taken apart", ""
         elif name in DROPPED:
             note, count = "a check of the exporter: dropped", ""
         else:
