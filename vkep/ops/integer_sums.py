@@ -90,7 +90,7 @@ def _sizes(x: Tensor, zero: Tensor | None, axis: int, outputs: int | None = None
     the values are not known while planning. A convolution's weights are added up for each output channel (axis ``outputs``)."""
     values, known = x.array, None if zero is None else zero.array
     if values is None or (zero is not None and known is None):
-        taps = 1 if outputs is None else math.prod(x.shape) // (x.shape[axis] * x.shape[outputs])
+        taps = 1 if outputs is None else math.prod(d for i, d in enumerate(x.shape) if i not in (axis, outputs))
         return _most(x, zero) * taps
     distances = np.abs(values.astype(np.int32) - (0 if known is None else known.astype(np.int32)))
     if outputs is not None:
