@@ -310,7 +310,7 @@ class SizedPlans:
         except (VkepError, GpuError):  # planning this signature alone reports its error
             return None
         except SizeError as error:  # an operator's function from outside takes the size for a plain number
-            logger.info("one plan does not serve every size: %s", error, exc_info=True)
+            logger.info("one plan does not serve every size: %s", str(error), exc_info=True)
             plain = {*plain, *[place for k in error.symbols for place in symbols[k]]}
             return self._with_sizes(inputs, numbers, over, names, plain)
         except Exception:  # an operator that needs concrete numbers
