@@ -40,9 +40,8 @@ class Graph:
         self.given = list(ops)  #: the operations before any was replaced
         self._order = [[op] for op in self.given]
         self._places = {op: k for k, op in enumerate(self.given)}
-        self._overwrites: dict[int | None, list[Storage]] = defaultdict(
-            list
-        )  #: by an input's port, the outputs in its memory
+        #: by an input's port, the outputs in its memory
+        self._overwrites: dict[int | None, list[Storage]] = defaultdict(list)
         for t in goal.results:
             if t.storage.port is not None and t.storage.port in goal.shared:
                 self._overwrites[goal.shared[t.storage.port]].append(t.storage)

@@ -140,9 +140,8 @@ class _Reading:
         self._source, self._spec = source, dict[str, int]()
         self._given = {macro[1]: _macro_of(macro, value) for n, value in defines.items() if (macro := _MACRO.match(n))}
         self._macros: dict[str, _Macro] = {}
-        self._branches: list[
-            tuple[bool, bool]
-        ] = []  #: of each open #if: whether its lines count, and whether one did before
+        #: of each open #if: whether its lines count, and whether one did before
+        self._branches: list[tuple[bool, bool]] = []
         self._read(source.main.rewritten)
 
     def interface(self) -> Interface:
