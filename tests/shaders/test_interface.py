@@ -107,6 +107,7 @@ def test_a_combination_of_definitions_is_read_once() -> None:
         ),
         ("#if COUNT ==\n#endif", "#if COUNT == cannot be evaluated"),
         ("#if COUNT(1) == 'a'\n#endif", "is no condition of whole numbers"),
+        ("#if 9 ** 9 ** 9 ** 9\n#endif", "is no condition of whole numbers"),
         ("#endif", "#endif without an #if"),
     ],
 )

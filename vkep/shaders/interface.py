@@ -221,7 +221,7 @@ class _Reading:
             return (self._macro(condition.strip(), False) is not None) == (directive == "ifdef")
         text = _NAME.sub("0", self._expanded(_DEFINED.sub(defined, condition)))
         text = re.sub(r"\b(\d+)[uU]\b", r"\1", text)
-        if not _CONDITION.fullmatch(text):
+        if not _CONDITION.fullmatch(text) or "**" in text:  # a power in Python, and none in GLSL
             raise self._error(f"#if {condition} is no condition of whole numbers and definitions")
         text = re.sub(r"!(?!=)", " not ", text.replace("&&", " and ").replace("||", " or ").replace("/", "//"))
         try:
