@@ -35,8 +35,8 @@ def integer_product(b: Builder, x: Tensor, y: Tensor, x_zero: Tensor | None, y_z
         x_zero = b.reshape(x_zero, (x_zero.size, 1))
     along_x, along_y = max(x.rank - 1, 0), max(y.rank - 2, 0)
     length = x.shape[along_x] if 0 not in (x.rank, y.rank) and x.shape[along_x] == y.shape[along_y] else 0
-    left, right = _sizes(x, x_zero, along_x), _sizes(y, y_zero, along_y)
-    step = _step(length, _most(x, x_zero), right) or _step(length, _most(y, y_zero), left)
+    step = _step(length, _most(x, x_zero), _sizes(y, y_zero, along_y))
+    step = step or _step(length, _most(y, y_zero), _sizes(x, x_zero, along_x))
     if not step:
         return matrix_product(b, _in_integers(b, x, x_zero), _in_integers(b, y, y_zero), _INT32)
     x, y = _in_floats(b, x, x_zero), _in_floats(b, y, y_zero)

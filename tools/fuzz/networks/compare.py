@@ -73,9 +73,7 @@ def judge_passes(network: Network, _context: Any = None, _guarding: bool = False
             try:
                 report = check_model(network.model, caps, feeds, expected=expected)
                 if [difference.name for difference in report.differences[:1]] == [LOWERING]:
-                    spreads = [
-                        evaluate(network.model, feeds, network.types, np.random.default_rng(i)) for i in range(_MANY)
-                    ]
+                    spreads = [_with_errors(network, feeds, seed) for seed in range(_MANY)]
                     floats = [name for name, value in expected.items() if value.dtype.kind == "f"]
                     allowed = {name: _allowed(exact[name], [spread[name] for spread in spreads]) for name in floats}
                     report = check_model(network.model, caps, feeds, expected=expected, allowed=allowed)
@@ -139,7 +137,7 @@ def difference(network: Network, run: int, ours: Sequence[Any], theirs: Sequence
 
     def beyond(name: str, value: Array, count: int) -> str:
         while len(spreads) < count:
-            spreads.append(evaluate(network.model, feeds, network.types, np.random.default_rng(len(spreads))))
+            spreads.append(_with_errors(network, feeds, len(spreads)))
         return _beyond(value, exact[name], [spread[name] for spread in spreads])
 
     for position, (name, got) in enumerate(zip(names, map(np.asarray, ours), strict=True)):
@@ -155,6 +153,11 @@ def difference(network: Network, run: int, ours: Sequence[Any], theirs: Sequence
                 text += "; ONNX Runtime's: " + (beyond(name, other, _MANY) or "right")
             return f"{name} (of {_maker(network.model, name)}): {text}"
     return ""
+
+
+def _with_errors(network: Network, feeds: dict[str, Array], seed: int) -> dict[str, Array]:
+    """All values of a network, with random errors of rounding."""
+    return evaluate(network.model, feeds, network.types, np.random.default_rng(seed))
 
 
 def _maker(model: onnx.ModelProto, name: str) -> str:
