@@ -213,6 +213,7 @@ class Planner:
         """As `graph` for a whole model, whose plans are saved to disk if the options allow it."""
         make_plan = functools.partial(self.plan_model, model, outputs=outputs)
         weights = model.graph.weights
+        inputs = {info.name for info in model.graph.inputs}
         name = f"session of {model.source}"
         opened = Opened(
             {
@@ -221,7 +222,7 @@ class Planner:
                 for axis, dim in enumerate(info.shape or ())
                 if not isinstance(dim, int)
             },
-            at_once=any(_waits(node, {info.name for info in model.graph.inputs}) for node in model.graph.nodes),
+            at_once=any(_waits(node, inputs) for node in model.graph.nodes),
         )
         capacity = self._options.plan_cache_size
         return PlannedGraph(make_plan, weights, capacity, name=name, check=check, opened=opened)
