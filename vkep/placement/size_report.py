@@ -128,7 +128,7 @@ def _place(frames: Any) -> Place:
     node, code = "", list[str]()
     for frame, line in frames:
         file = frame.f_code.co_filename
-        if file.startswith(_SIZES) or frame.f_code.co_filename == __file__:
+        if file.startswith(_SIZES) or file == __file__:
             continue
         if file.startswith(str(_VKEP)) and len(code) < _FRAMES:
             code.append(f"{Path(file).relative_to(_VKEP).as_posix()}:{line}")
@@ -176,12 +176,10 @@ def size_states(model: Model, caps: DeviceCapabilities, sizes: Mapping[str, int]
             continue
         finally:
             clear_caches()
-        return [
-            SizeState(name, sizes[name], sizes[name], sizes[name], [plain[name]])
-            if name in plain
-            else _state(name, sizes[name], opened, trace)
-            for name in names
-        ]
+        states = {name: SizeState(name, sizes[name], sizes[name], sizes[name], [told]) for name, told in plain.items()}
+        conditions = trace.told(opened)
+        states.update((name, _state(name, sizes[name], k, trace, conditions)) for k, name in enumerate(opened))
+        return [states[name] for name in names]
 
 
 def _known(model: Model, symbols: Mapping[str, Any]) -> dict[str, Known]:
@@ -189,7 +187,9 @@ def _known(model: Model, symbols: Mapping[str, Any]) -> dict[str, Known]:
     for info in model.graph.inputs:
         dtype = dtypes.from_onnx(info.elem_type)
         if info.shape is None or dtype is None:
-            known.update({info.name: declared} if (declared := declared_value(info)) is not None else {})
+            declared = declared_value(info)
+            if declared is not None:
+                known[info.name] = declared
             continue
         shape = [d if isinstance(d, int) else symbols[size_name(info.name, k, d)] for k, d in enumerate(info.shape)]
         known[info.name] = ValueSpec(dtype, tuple(shape))
@@ -201,11 +201,11 @@ def size_name(name: str, axis: int, dim: Dim) -> str:
     return dim if isinstance(dim, str) and dim else f"{name}[{axis}]"
 
 
-def _state(name: str, value: int, names: Sequence[str], trace: LocatedTrace) -> SizeState:
-    number = names.index(name)
+def _state(name: str, value: int, number: int, trace: Trace, told: Sequence[Condition]) -> SizeState:
+    """The state of the size ``number`` of the trace, whose conditions are ``told``."""
     low, high = trace.range_of(number)
     state = SizeState(name, value, max(low, 1) if value else low, None if high == MOST else high)
-    for (relation, terms, const), condition in zip(trace.conditions, trace.told(names), strict=True):
+    for (relation, terms, const), condition in zip(trace.conditions, told, strict=True):
         if number not in trace.symbols_of(Size(trace, terms, const, 0)):
             continue
         sign = trace.alone(number, terms)
