@@ -241,7 +241,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
 
     def _run_by_address(self, executable: Executable, context: Any, addresses: Any, over: Over) -> bool:
         """Run by addresses; False where some of the tensors are not on the device, or outputs lie otherwise than in ``over``."""
-        details, count = self._known.get(executable) or self.details(executable), len(self._names)
+        details, count = self.details(executable), len(self._names)
         if details.island is None or self.runtime.profilers or 0 in ffi.unpack(addresses, count):
             return False
         ort, made = self.runtime.ort, addresses + count
@@ -308,9 +308,10 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
             return unpack(self._read(tensor), dtype, shape)
         if _lies_off(tensor):
             return self._read(tensor).view(dtype.numpy).reshape(shape)
+        nbytes = math.prod(shape) * dtype.itemsize
         if tensor.on_device:
-            return self.device_tensor(name, tensor, dtype, shape, math.prod(shape) * dtype.itemsize)
-        return host_array(tensor.data, dtype, shape, math.prod(shape) * dtype.itemsize)
+            return self.device_tensor(name, tensor, dtype, shape, nbytes)
+        return host_array(tensor.data, dtype, shape, nbytes)
 
     def _read(self, tensor: Any) -> np.ndarray[Any, Any]:
         """The bytes of a tensor in any memory."""
