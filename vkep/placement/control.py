@@ -167,10 +167,8 @@ def _expand_scan(
     inputs = node.inputs[1:] if batched else node.inputs
     scan = ScanShape.of(node, len(inputs))
     shapes = [_shape(known[name])[batched:] for name in inputs]
-    trips, batch = (
-        scan.trips(shapes),
-        int(fixed(_shape(known[inputs[0]])[0], _UNROLLED)) if batched else 1,
-    )
+    trips = scan.trips(shapes)
+    batch = int(fixed(_shape(known[inputs[0]])[0], _UNROLLED)) if batched else 1
     if is_size(trips) and by_session and not batched:
         return HostDriven(_SIZED)
     trips = int(fixed(trips, _UNROLLED))

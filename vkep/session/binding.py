@@ -37,9 +37,8 @@ class IOBinding(Uncopied):
         self.inputs: dict[str, Array | DeviceTensor] = {}
         self.outputs: dict[str, DeviceTensor | Array | str] = {}
         self.results: list[Array | DeviceTensor] = []
-        self._as_values: dict[
-            str, OrtValue | str
-        ] = {}  # outputs bound by ONNX Runtime's arguments: a value, or a device's name
+        # outputs bound by ONNX Runtime's arguments: a value, or a device's name
+        self._as_values: dict[str, OrtValue | str] = {}
 
     # ---- inputs
 
