@@ -37,11 +37,6 @@ def write_encoder(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
 
 
-def _bert(**more: object) -> str:
-    config = {"model_type": "bert", "hidden_size": SIZE, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return json.dumps({**config, "vocab_size": TOKENS, "max_position_embeddings": 64, **more})
-
-
 def write_sentences(folder: Path) -> None:
     """What Sentence Transformers opens; it takes tokenizers and transformers."""
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -49,7 +44,9 @@ def write_sentences(folder: Path) -> None:
 
     (folder / "onnx").mkdir(parents=True)
     write_encoder(folder / "onnx" / "model.onnx")
-    (folder / "config.json").write_text(_bert(architectures=["BertModel"]))
+    config = {"model_type": "bert", "architectures": ["BertModel"], "vocab_size": TOKENS, "hidden_size": SIZE}
+    config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64}
+    (folder / "config.json").write_text(json.dumps(config))
     words = ["[PAD]", "[UNK]", "a", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog"]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
