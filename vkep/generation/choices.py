@@ -36,21 +36,23 @@ def padded(seen: Sequence[Sequence[int]]) -> Array:
 
 @dataclass(frozen=True)
 class Choice:
-    """The options of the choosing graph that a batch's settings need."""
+    """The options of the choosing graph that a batch's settings need.
+
+    extended: numbers are added to the logits, and logarithms of probabilities are outputs.
+    """
 
     sample: bool
     penalty: bool
     never: tuple[int, ...] = ()
-    biased: bool = False
-    logprobs: bool = False
+    extended: bool = False
 
     @classmethod
     def of(cls, each: Sequence[Sampling], never: tuple[int, ...] = ()) -> Choice:
         """The options that the settings of a batch need together; ``never`` are tokens that are not chosen."""
         # few graphs: the first use of one waits for its plan, and with it all answers of the batch
-        rare = any(s.biased or s.logprobs is not None for s in each)
-        penalty = rare or any(s.repetition_penalty != 1 for s in each)
-        return cls(penalty or any(s.temperature for s in each), penalty, never, rare, rare)
+        extended = any(s.biased or s.logprobs is not None for s in each)
+        penalty = extended or any(s.repetition_penalty != 1 for s in each)
+        return cls(penalty or any(s.temperature for s in each), penalty, never, extended)
 
     @property
     def greedy(self) -> bool:
@@ -62,20 +64,21 @@ def chooser(element: int, choice: Choice) -> onnx.ModelProto:
     """Return the graph that chooses from the last logits of each sequence.
 
     Inputs: ``logits`` [batch, length, vocabulary] of the ONNX type ``element``; unless ``choice`` is greedy ``settings`` float32
-    [batch, 6]; with its penalty ``seen`` int64 [batch, count]; where it is biased ``bias`` float32 [biases, vocabulary], and
+    [batch, 6]; with its penalty ``seen`` int64 [batch, count]; where it is extended ``bias`` float32 [biases, vocabulary], and
     which of them each sequence has, ``bias_of`` int64 [batch].
 
-    Outputs: ``tokens`` int64 [batch, 1], the next step's input; ``chosen`` int32 [batch], for the host. With logarithms also
-    those of the model's own probabilities: ``logprob`` float32 [batch, 1] of the chosen token, ``top`` float32 [batch, k] of the
-    most probable ones, ``top_tokens`` int32 [batch, k]. k is `MOST_LOGPROBS`, or the vocabulary where it has fewer.
+    Outputs: ``tokens`` int64 [batch, 1], the next step's input; ``chosen`` int32 [batch], for the host. Where it is extended also
+    logarithms of the model's own probabilities: ``logprob`` float32 [batch, 1] of the chosen token, ``top`` float32 [batch, k] of
+    the most probable ones, ``top_tokens`` int32 [batch, k]. k is `MOST_LOGPROBS`, or the vocabulary where it has fewer.
     """
     inputs = [helper.make_tensor_value_info("logits", element, ["batch", "length", "vocabulary"])]
     weights: dict[str, Array] = {}
     nodes: list[onnx.NodeProto] = []
-    if choice.greedy:
+    if choice.greedy or choice.extended:
         weights = {name: np.array([value], np.int64) for name, value in (("from", -1), ("to", 2**31 - 1), ("axis", 1))}
-        nodes = [
-            helper.make_node("Slice", ["logits", "from", "to", "axis"], ["row"], name="row"),
+        nodes.append(helper.make_node("Slice", ["logits", "from", "to", "axis"], ["row"], name="row"))
+    if choice.greedy:
+        nodes += [
             helper.make_node("ArgMax", ["row"], ["place"], name="place", axis=2, keepdims=0),
             helper.make_node("Identity", ["place"], ["tokens"], name="tokens"),
             helper.make_node("Squeeze", ["place", "axis"], ["flat"], name="flat"),
@@ -89,34 +92,25 @@ def chooser(element: int, choice: Choice) -> onnx.ModelProto:
             inputs.append(helper.make_tensor_value_info("seen", TensorProto.INT64, ["batch", "count"]))
         if choice.never:
             weights["never"] = np.array(choice.never, np.int64)
-        read = "logits"
-        if choice.biased or choice.logprobs:
-            read = "last"
-            weights |= {
-                name: np.array([value], np.int64) for name, value in (("from", -1), ("to", 2**31 - 1), ("axis", 1))
-            }
-            nodes += [
-                helper.make_node("Slice", ["logits", "from", "to", "axis"], ["row"], name="row"),
-                helper.make_node("Cast", ["row"], ["last"], name="last", to=TensorProto.FLOAT),
-            ]
-        if choice.biased:
-            read = "biased"
+        if choice.extended:
             inputs += [
                 helper.make_tensor_value_info("bias", TensorProto.FLOAT, ["biases", "vocabulary"]),
                 helper.make_tensor_value_info("bias_of", TensorProto.INT64, ["batch"]),
             ]
             nodes += [
+                helper.make_node("Cast", ["row"], ["last"], name="last", to=TensorProto.FLOAT),
                 helper.make_node("Gather", ["bias", "bias_of"], ["flat_bias"], name="flat_bias"),
                 helper.make_node("Unsqueeze", ["flat_bias", "axis"], ["row_bias"], name="row_bias"),
                 helper.make_node("Add", ["last", "row_bias"], ["biased"], name="biased"),
             ]
+        read = "biased" if choice.extended else "logits"
         names = [read, "settings", "seen" if choice.penalty else "", "never" if choice.never else ""]
         nodes.append(helper.make_node("ChooseToken", names, ["tokens", "chosen"], name="choose", domain=GENERATION))
     outputs = [
         helper.make_tensor_value_info("tokens", TensorProto.INT64, ["batch", 1]),
         helper.make_tensor_value_info("chosen", TensorProto.INT32, ["batch"]),
     ]
-    if choice.logprobs:
+    if choice.extended:
         weights["k"] = np.array([MOST_LOGPROBS], np.int64)
         nodes += [
             helper.make_node("Squeeze", ["last", "axis"], ["flat_last"], name="flat_last"),

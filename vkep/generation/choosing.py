@@ -48,14 +48,14 @@ class Chooser:
             binding.bind_cpu_input("settings", np.array(settings, np.float32))
         if choice.penalty:
             binding.bind_cpu_input("seen", padded([tokens or [0] for tokens in seen]))
-        if choice.biased:
+        if choice.extended:
             given = [bias for bias in biases if bias is not None]
             places = itertools.count(1)
             binding.bind_cpu_input("bias", np.stack([np.zeros(vocabulary, np.float32), *given]))
             binding.bind_cpu_input("bias_of", np.array([0 if b is None else next(places) for b in biases], np.int64))
         self._sessions[choice].run_with_iobinding(binding)
         tokens, chosen = self._tokens[rows]
-        logprobs = self._logprobs[rows, vocabulary] if choice.logprobs else None
+        logprobs = self._logprobs[rows, vocabulary] if choice.extended else None
         return made._replace(tokens=tokens, chosen=chosen, logprobs=logprobs)
 
     def _binding(self, choice: Choice, rows: int, vocabulary: int) -> IOBinding:
@@ -72,7 +72,7 @@ class Chooser:
             binding = self._bound[choice, rows] = session.io_binding()
             for name, tensor in zip(("tokens", "chosen"), self._tokens[rows], strict=True):
                 binding.bind_output(name, tensor)
-            if choice.logprobs:
+            if choice.extended:
                 for name, tensor in zip(LOGPROBS, self._logprobs_of(session, rows, vocabulary), strict=True):
                     binding.bind_output(name, tensor)
         return binding
