@@ -260,10 +260,11 @@ class Batch(Uncopied):
         by_row = {a._row: a for a in ready}
         choice = self._choice(ready)
         for rows, made in self._steps(ready, choice):
-            made = self._choose([by_row.get(row) for row in rows], made, choice)
+            answers = [by_row.get(row) for row in rows]
+            made = self._choose(answers, made, choice)
             ahead = self._go_ahead(ready, rows, made)
             chosen = dict(zip(rows, self._read(made), strict=True))
-            logprobs = dict(zip(rows, self._logprobs([by_row.get(row) for row in rows], made), strict=True))
+            logprobs = dict(zip(rows, self._logprobs(answers, made), strict=True))
             if ahead is not None:
                 self._ahead = _Ahead(ready, [chosen[row] for row in rows], rows, self._held(rows), ahead)
             events += [self._took(by_row[row], chosen[row], logprobs[row]) for row in rows if row in by_row]
