@@ -124,9 +124,10 @@ def compare_models(
         feeds = make_inputs(session.get_inputs(), sources)
         names = [o.name for o in session.get_outputs()]
         outputs = dict(zip(names, session.run(None, feeds), strict=True))
-    marked, nodes = with_all_values(model)
-    ours: dict[str, Any] = {}
+    marked, ours = b"", {}
+    nodes: dict[str, tuple[str, str]] = {}
     if not outputs_only:
+        marked, nodes = with_all_values(model)
         say(progress, "running for every value")
         ours = _on_vulkan(marked, model, options, feeds, [*nodes])
     if archive is not None:
@@ -151,13 +152,9 @@ def compare_models(
 
 def with_all_values(model: Path) -> tuple[bytes, dict[str, tuple[str, str]]]:
     """A model whose outputs are all values that its nodes compute, without those of inner graphs, as bytes that name
-    external data; and by value, in order, the operator and name of its node. Raises `VkepError` for a file that is no
-    model."""
+    external data; and by value, in order, the operator and name of its node. For a file that a session has opened."""
     import onnx
 
-    from vkep.graph import load_model
-
-    load_model(model)  # its errors say what is wrong with a file
     proto = onnx.load_model(model, load_external_data=False)
     nodes = {name: (node.op_type, node.name) for node in proto.graph.node for name in node.output if name}
     known = {value.name for value in proto.graph.output}
