@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vkep.cli import common
-from vkep.errors import printable
 
 if TYPE_CHECKING:
     from vkep.generation import Generator
@@ -86,7 +85,7 @@ def _answer(generator: Generator, messages: list[dict[str, str]], settings: dict
                 first = first or time.perf_counter()
                 tokens += event.token is not None
                 if not quiet:
-                    typer.echo(printable(event.text) if sys.stdout.isatty() else event.text, nl=False)
+                    common.print_piece(event.text)
     except KeyboardInterrupt:
         batch.cancel(answer)
     finally:

@@ -249,6 +249,11 @@ def echo(text: str = "", err: bool = False, nl: bool = True) -> None:
     typer.echo(printable(text), err=err, nl=nl)
 
 
+def print_piece(text: str) -> None:
+    """Print a piece of an answer: a file gets it as it is, a terminal without sequences that it obeys."""
+    typer.echo(printable(text) if sys.stdout.isatty() else text, nl=False)
+
+
 def print_nodes(report: Report | MethodReport, nanoseconds: Mapping[str, float] | None = None) -> None:
     """Print every node of a report, what matters first: nodes on the CPU with their reasons, then the slowest on the
     GPU (where ``nanoseconds`` has their times by name). Folded constants are only counted, at the end."""

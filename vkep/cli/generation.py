@@ -13,7 +13,7 @@ import typer
 
 from vkep.cli import common
 from vkep.cli.common import UsageError
-from vkep.errors import one_line, printable
+from vkep.errors import one_line
 
 if TYPE_CHECKING:
     from vkep.generation import Batch, Generator
@@ -111,8 +111,7 @@ def generate_command(
                         common.echo(f"{text}\n  {answer.text}\n")
                 return
             for piece in made.stream(asked[0], **settings):
-                # a file gets the answer as it is, a terminal without sequences that it obeys
-                typer.echo(printable(piece) if sys.stdout.isatty() else piece, nl=False)
+                common.print_piece(piece)
             common.echo()
 
 
