@@ -7,7 +7,7 @@ from collections import Counter
 
 from ray.util import metrics
 
-from vkep.serving.measures import METRICS
+from vkep.serving.measures import METRICS, PREFIX
 
 #: seconds between reports of counts to Ray: a report for each request would take as long as reading its JSON
 _COUNT_S = 1.0
@@ -18,9 +18,9 @@ class RayMeasures:
 
     def __init__(self) -> None:
         self._kept = {
-            name: metrics.Histogram(f"vkep_{name}", one.text, list(one.bounds), tuple(one.tags))
+            name: metrics.Histogram(PREFIX + name, one.text, list(one.bounds), tuple(one.tags))
             if one.kind == "histogram"
-            else (metrics.Gauge if one.kind == "gauge" else metrics.Counter)(f"vkep_{name}", one.text, tuple(one.tags))
+            else (metrics.Gauge if one.kind == "gauge" else metrics.Counter)(PREFIX + name, one.text, tuple(one.tags))
             for name, one in METRICS.items()
         }
         self._lock = threading.Lock()

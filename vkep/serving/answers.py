@@ -157,6 +157,11 @@ class Answering:
         return {**self._head, "choices": list(choices), "usage": usage(prompt, tokens)}
 
 
+def card(name: str, created: int) -> dict[str, Any]:
+    """A model that was opened at a time, as the list of models has it."""
+    return {"id": name, "object": "model", "created": created, "owned_by": "vkep"}
+
+
 def usage(prompt: int, tokens: int) -> dict[str, int]:
     """The counts of tokens."""
     return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}

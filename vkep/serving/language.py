@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vkep.errors import InvalidInputError
 from vkep.generation.templates import MissingPackageError
-from vkep.serving.answers import Answering, Choice
+from vkep.serving.answers import Answering, Choice, card
 from vkep.serving.kserve import ProtocolError
 from vkep.serving.openai import ChatRequest
 from vkep.serving.tools import Form
@@ -76,7 +76,7 @@ class Language:
 
     def card(self) -> dict[str, Any]:
         """The model in OpenAI's form."""
-        return {"id": self.name, "object": "model", "created": self.created, "owned_by": "vkep"}
+        return card(self.name, self.created)
 
     def read(self, given: ChatRequest) -> Asked:
         """A request's tokens and settings: takes as long as its template and tokenizer do. Raises `ProtocolError`,

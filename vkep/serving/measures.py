@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 #: prefix of all names
-_PREFIX = "vkep_"
+PREFIX = "vkep_"
 _SECONDS = tuple(0.001 * 2**k for k in range(14))
 
 
@@ -65,7 +65,7 @@ class Prometheus:
         self._kept = {}
         for name, metric in METRICS.items():
             more = {"buckets": metric.bounds} if metric.bounds else {}
-            made = kinds[metric.kind](_PREFIX + name, metric.text, metric.tags, registry=self._registry, **more)
+            made = kinds[metric.kind](PREFIX + name, metric.text, metric.tags, registry=self._registry, **more)
             self._kept[name] = made
 
     def add(self, name: str, value: float, **tags: str) -> None:

@@ -12,7 +12,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from vkep.serving.answers import error_of, event
+from vkep.serving.answers import card, error_of, event
 from vkep.serving.embeddings import answer
 from vkep.serving.http import answer_of, read_body, unless_gone
 from vkep.serving.kserve import ProtocolError
@@ -31,9 +31,7 @@ def router(service: Service) -> APIRouter:
         }
 
     def cards() -> dict[str, dict[str, Any]]:
-        found = {
-            name: {"id": name, "object": "model", "created": started, "owned_by": "vkep"} for name in service.embedders
-        }
+        found = {name: card(name, started) for name in service.embedders}
         return found | {name: language.card() for name, language in service.languages.items()}
 
     @routes.get("/models")
