@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from vkep.models.builder import Array, GraphBuilder
+from vkep.models.builder import IR_VERSION, OPSET, Array, GraphBuilder
 
 MICROSOFT = "com.microsoft"
 BLOCK = 32
@@ -162,8 +162,8 @@ class _Writer(GraphBuilder):
 
     def finished(self) -> onnx.ModelProto:
         graph = helper.make_graph(self.nodes, self.name, self.inputs, self.outputs, list(self.initializers.values()))
-        opsets = [helper.make_opsetid("", 18), helper.make_opsetid(MICROSOFT, 1)]
-        return helper.make_model(graph, opset_imports=opsets, ir_version=10, producer_name="vkep.models")
+        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="vkep.models")
 
 
 def packed(weight: Array) -> tuple[Array, Array]:
@@ -235,19 +235,22 @@ def _lengths(w: _Writer, mask: str) -> list[str]:
 _QUANTIZED = {8: (TensorProto.INT8, 127), 4: (TensorProto.UINT8, 7)}
 
 
-def _cache(w: _Writer, layer: int, size: int, kv_heads: int) -> list[str]:
+def _width_and_type(w: _Writer, size: int) -> tuple[int, int | None]:
+    """The last size of a cache for ``size`` features of a head, and its type; None: the model's floats."""
     bits = w.language.cache_bits
-    shape: list[int | str] = ["batch", kv_heads, "past", size * bits // 8 if bits else size]
-    kind = [_QUANTIZED[bits][0]] if bits else []
-    return [w.input(f"past_key_values.{layer}.{part}", shape, *kind) for part in ("key", "value")]
+    return (size * bits // 8, int(_QUANTIZED[bits][0])) if bits else (size, None)
+
+
+def _cache(w: _Writer, layer: int, size: int, kv_heads: int) -> list[str]:
+    width, kind = _width_and_type(w, size)
+    shape: list[int | str] = ["batch", kv_heads, "past", width]
+    return [w.input(f"past_key_values.{layer}.{part}", shape, kind) for part in ("key", "value")]
 
 
 def _keep(w: _Writer, layer: int, values: list[str], size: int, kv_heads: int) -> None:
-    bits = w.language.cache_bits
-    kind = [_QUANTIZED[bits][0]] if bits else []
+    width, kind = _width_and_type(w, size)
     for part, value in zip(("key", "value"), values, strict=True):
-        width = size * bits // 8 if bits else size
-        w.output(value, f"present.{layer}.{part}", ["batch", kv_heads, "total", width], *kind)
+        w.output(value, f"present.{layer}.{part}", ["batch", kv_heads, "total", width], kind)
 
 
 def _grouped_attention(w: _Writer, x: str, layer: int, shared: list[str]) -> str:
