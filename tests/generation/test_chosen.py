@@ -11,6 +11,7 @@ import pytest
 
 from vkep.errors import InvalidInputError
 from vkep.generation import Generator, Sampling
+from vkep.generation.biases import Bias
 from vkep.generation.grammar import Grammars, of_schema
 from vkep.generation.sampling import MOST_LOGPROBS
 from vkep.models.language import END, write_language
@@ -83,6 +84,17 @@ def test_penalties_and_numbers_are_added_to_the_logits(generator: Generator) -> 
             logits[token] -= 0.75 * expected.count(token) + 0.5
         expected.append(int(logits.argmax()))
     assert answer.tokens == expected and len(set(expected)) > 1
+
+
+@pytest.mark.parametrize("presence", [-1.0, 0.0, 0.5])
+@pytest.mark.parametrize("frequency", [-0.5, 0.0, 0.5])
+def test_penalties_of_tokens_that_occurred(presence: float, frequency: float) -> None:
+    bias = Bias(Sampling(presence_penalty=presence, frequency_penalty=frequency), None)
+    for token in (3, 5, 3, 3):
+        bias.took(token)
+    expected = np.zeros(8)
+    expected[[3, 5]] = -(presence + frequency * np.array([3, 1]))
+    np.testing.assert_allclose(bias.row(8), expected)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])

@@ -40,8 +40,8 @@ class Bias:
         """Continue after a token. Raises `VkepError` as `Grammar.take`."""
         s = self._sampling
         added = s.frequency_penalty + (s.presence_penalty if token not in self._occurred else 0.0)
+        self._occurred.add(token)
         if added:
-            self._occurred.add(token)
             self._added[token] = self._added.get(token, 0.0) - added
         if self.grammar is not None:
             self.grammar.take(token)
