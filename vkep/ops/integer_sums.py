@@ -29,10 +29,21 @@ _EXACT = 2**24
 _MOST_PARTS = 8
 
 
+def of_rows(b: Builder, values: Tensor) -> Tensor:
+    """Per-row values of a matrix (or its stack), shaped to broadcast (MatMulInteger: [M], or [..., M, 1])."""
+    return b.reshape(values, (values.size, 1)) if values.rank == 1 and values.size > 1 else values
+
+
+def of_channels(b: Builder, values: Tensor, rank: int, axis: int) -> Tensor:
+    """Per-channel values (or one for all), shaped to broadcast along ``axis``."""
+    shape = [1] * rank
+    shape[axis] = values.size
+    return b.reshape(values, shape)
+
+
 def integer_product(b: Builder, x: Tensor, y: Tensor, x_zero: Tensor | None, y_zero: Tensor | None) -> Tensor:
     """``(x - x_zero) @ (y - y_zero)`` in int32. Zero points broadcast; several of rank 1 for x are those of its rows."""
-    if x_zero is not None and x_zero.rank == 1 and x_zero.size > 1:
-        x_zero = b.reshape(x_zero, (x_zero.size, 1))
+    x_zero = None if x_zero is None else of_rows(b, x_zero)
     along_x, along_y = max(x.rank - 1, 0), max(y.rank - 2, 0)
     length = x.shape[along_x] if 0 not in (x.rank, y.rank) and x.shape[along_x] == y.shape[along_y] else 0
     step = _step(length, _most(x, x_zero), _sizes(y, y_zero, along_y))
@@ -52,7 +63,7 @@ def integer_convolution(
     if x_zero is not None and x_zero.size != 1:
         b.decline(f"{x_zero.size} zero points of the input; a convolution has one")
     x_zero = None if x_zero is None else b.reshape(x_zero, ())
-    w_zero = None if w_zero is None else b.reshape(w_zero, (w_zero.size, *[1] * (w.rank - 1)))
+    w_zero = None if w_zero is None else of_channels(b, w_zero, w.rank, 0)
     channels = w.shape[1] if w.rank > 2 and w.shape[1] * a.group == x.shape[1] else 0
     step = _step(channels, _most(x, x_zero), _sizes(w, w_zero, 1, outputs=0))
     if not step or (step < channels and a.group > 1):

@@ -14,18 +14,13 @@ from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import every
 from vkep.ops.contraction import matrix_product
-from vkep.ops.integer_sums import integer_convolution, integer_product
+from vkep.ops.integer_sums import integer_convolution, integer_product, of_channels, of_rows
 from vkep.ops.quantization import rounded_to
 from vkep.ops.registry import operator
 
 _FLOAT32, _INT32 = DTYPES["float32"], DTYPES["int32"]
 _SCALES = ("float32", "float16", "bfloat16")
 _BYTES = ("int8", "uint8")
-
-
-def _rows(b: Builder, a: Tensor, values: Tensor) -> Tensor:
-    """Per-row values of a matrix (or its stack), shaped to broadcast (MatMulInteger: [M], or [..., M, 1])."""
-    return b.reshape(values, (values.size, 1)) if values.rank == 1 and values.size > 1 else values
 
 
 def ratio(b: Builder, x: Tensor, y: Tensor, z: Tensor) -> Expr:
@@ -58,7 +53,7 @@ def qlinear_matmul(
     y_scale: Tensor,
     y_zero_point: Tensor,
 ) -> Tensor:
-    factor = ratio(b, _rows(b, a, a_scale), b_scale, _rows(b, a, y_scale))
+    factor = ratio(b, of_rows(b, a_scale), b_scale, of_rows(b, y_scale))
     made = y_zero_point.dtype
     if "bits" in (a.dtype.kind, y.dtype.kind, made.kind):  # 8-bit floats, whose zero points are 0
         if {"bits"} != {a.dtype.kind, y.dtype.kind, made.kind}:
@@ -67,18 +62,11 @@ def qlinear_matmul(
         return b.store(float8.encode(b.expr("mul", floats, factor), made), made, shape=floats.shape)
     product = integer_product(b, a, y, a_zero_point, b_zero_point)
     value = b.expr("cast", product, ctype="float") * factor
-    result = rounded_to(b, value, _rows(b, a, y_zero_point), y_zero_point.dtype)
+    result = rounded_to(b, value, of_rows(b, y_zero_point), y_zero_point.dtype)
     return b.store(result, y_zero_point.dtype, shape=product.shape)
 
 
 # ---- convolutions
-
-
-def _channels(b: Builder, values: Tensor, rank: int, axis: int) -> Tensor:
-    """Per-channel values (or one for all), shaped to broadcast along ``axis``."""
-    shape = [1] * rank
-    shape[axis] = values.size
-    return b.reshape(values, shape)
 
 
 @operator("ConvInteger", types={"T1": _BYTES, "T2": _BYTES})
@@ -114,7 +102,7 @@ def qlinear_conv(
     value = b.expr("same", total)
     b.expect("the bias", bias, (shape[1],))
     if bias is not None:
-        value = b.expr("add", value, _channels(b, bias, len(shape), 1))
-    factor = ratio(b, x_scale, _channels(b, w_scale, len(shape), 1), y_scale)
+        value = b.expr("add", value, of_channels(b, bias, len(shape), 1))
+    factor = ratio(b, x_scale, of_channels(b, w_scale, len(shape), 1), y_scale)
     result = rounded_to(b, fn.cast(value, "float") * factor, y_zero_point, y_zero_point.dtype)
     return b.store(result, y_zero_point.dtype, shape=shape)
