@@ -17,7 +17,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import InvalidNode
 from vkep.kernels.dims import beyond_rank, last_coordinates, last_offset, magic_dims
 from vkep.kernels.fastdiv import magic_params
-from vkep.kernels.indices import FAULT_REACH, index_defines, noting, within
+from vkep.kernels.indices import FAULT_REACH, coordinates, index_defines, noting, within
 from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import (
     MAX_RANK,
@@ -34,7 +34,7 @@ from vkep.kernels.launch import (
 )
 from vkep.kernels.problem import Need, Problem, alignment_of
 from vkep.kernels.select import Candidate, Emission, implement
-from vkep.sizes import at_hand, fixed
+from vkep.sizes import at_hand
 
 
 def _defines(unit: int, index_dtype: str) -> dict[str, str]:
@@ -262,7 +262,7 @@ class GatherNDProblem(Problem):
     @property
     def keys(self) -> int:
         """Number of coordinates of a slice."""
-        return int(fixed(self.indices_shape[-1], "the number of coordinates is the number of axes that they index"))
+        return coordinates(self.indices_shape)
 
     @property
     def indexed(self) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from vkep.kernels.select import Emission
+from vkep.sizes import fixed
 
 FAULT_REACH = {"fault": 4}
 
@@ -19,6 +20,11 @@ FAULT_REACH = {"fault": 4}
 def index_defines(dtype: str) -> dict[str, str]:
     """The define for indices of int32 or int64."""
     return {"INDEX_WORDS": {"int32": "1", "int64": "2"}[dtype]}
+
+
+def coordinates(indices_shape: tuple[int, ...]) -> int:
+    """Number of coordinates of a slice: the size of the last axis of its indices."""
+    return int(fixed(indices_shape[-1], "the number of coordinates is the number of axes that they index"))
 
 
 def noting(e: Emission, fault: str) -> tuple[Any, int]:

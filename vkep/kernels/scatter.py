@@ -17,7 +17,7 @@ from vkep.errors import InvalidNode
 from vkep.kernels.dims import beyond_rank, last_coordinates, last_offset, magic_dims
 from vkep.kernels.fastdiv import magic_params
 from vkep.kernels.gather import check_along, copy
-from vkep.kernels.indices import FAULT_REACH, index_defines, noting, within
+from vkep.kernels.indices import FAULT_REACH, coordinates, index_defines, noting, within
 from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import (
     MAX_RANK,
@@ -29,7 +29,6 @@ from vkep.kernels.launch import (
 )
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import Candidate, Emission, implement
-from vkep.sizes import fixed
 
 #: GLSL of a reduction of the old value a and the update b
 REDUCTIONS = {"none": "b", "add": "a + b", "mul": "a * b", "max": "max(a, b)", "min": "min(a, b)"}
@@ -152,7 +151,7 @@ class ScatterNDProblem(_ScatterProblem):
     @property
     def keys(self) -> int:
         """Number of coordinates of a slice."""
-        return int(fixed(self.indices_shape[-1], "the number of coordinates is the number of axes that they index"))
+        return coordinates(self.indices_shape)
 
     @property
     def updates_shape(self) -> tuple[int, ...]:
