@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from tools.half_precision.networks import NETWORKS
 from tools.models.catalog import BENCHMARKS
 from tools.models.fusions import FUSIONS
-from tools.user_forms.compare import DIFFERS, EQUAL, NOT_MADE, REFUSED, Result, compare
+from tools.user_forms.compare import DIFFERS, EQUAL, NOT_MADE, REFUSED, Result, compare, line_of
 from tools.user_forms.forms import FORMS
 from tools.user_forms.sources import EXPORTERS, source
 from tools.worker_pool import run_tasks
@@ -32,8 +32,7 @@ def results_of(name: str, forms: Sequence[str]) -> list[Result]:
     try:
         model, feeds = source(name)()
     except Exception as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        return [Result(name, form, NOT_MADE, why) for form in forms]
+        return [Result(name, form, NOT_MADE, line_of(error)) for form in forms]
     return [compare(name, FORMS[form], model, feeds) for form in forms]
 
 

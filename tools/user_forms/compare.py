@@ -45,7 +45,7 @@ def compare(name: str, form: Form, plain: onnx.ModelProto, feeds: Feeds, context
             made = form.make(plain, feeds)
         expected = expected_of(form, made, plain, feeds)
     except Exception as error:  # of the tool that makes the form, or ONNX Runtime
-        return Result(name, form.name, NOT_MADE, _line(error))
+        return Result(name, form.name, NOT_MADE, line_of(error))
     finally:
         logging.disable(logging.NOTSET)
     fused = tuple(
@@ -59,12 +59,13 @@ def compare(name: str, form: Form, plain: onnx.ModelProto, feeds: Feeds, context
             left = tuple(sorted({node.op_type for node in session.report().nodes if node.where == "cpu"}))
     except UnsupportedModelError as error:
         known = "of ONNX Runtime's CPU kernels" if is_for_cpu_kernels(made) else ""
-        return Result(name, form.name, REFUSED if known else DIFFERS, known or _line(error), fused=fused)
+        return Result(name, form.name, REFUSED if known else DIFFERS, known or line_of(error), fused=fused)
     except Exception as error:
-        return Result(name, form.name, DIFFERS, _line(error), fused=fused)
+        return Result(name, form.name, DIFFERS, line_of(error), fused=fused)
     why = expected.difference(results)
     return Result(name, form.name, DIFFERS if why else EQUAL, why, left, fused)
 
 
-def _line(error: Exception) -> str:
+def line_of(error: Exception) -> str:
+    """An error as one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -58,14 +58,14 @@ def _optimized(level: str, model: onnx.ModelProto, feeds: Feeds) -> onnx.ModelPr
 def _slim(model: onnx.ModelProto, feeds: Feeds) -> onnx.ModelProto:
     import onnxslim
 
-    made: onnx.ModelProto = onnxslim.slim(_copy(model))
+    made: onnx.ModelProto = onnxslim.slim(copy_of(model))
     return made
 
 
 def _simplified(model: onnx.ModelProto, feeds: Feeds) -> onnx.ModelProto:
     import onnxsim
 
-    made, equal = onnxsim.simplify(_copy(model))
+    made, equal = onnxsim.simplify(copy_of(model))
     if not equal:
         raise ValueError("onnxsim found that its result differs from the model")
     return made
@@ -73,7 +73,7 @@ def _simplified(model: onnx.ModelProto, feeds: Feeds) -> onnx.ModelProto:
 
 def _converted(module: str, keep: bool, model: onnx.ModelProto, feeds: Feeds) -> onnx.ModelProto:
     converter = importlib.import_module(module)
-    made: onnx.ModelProto = converter.convert_float_to_float16(_copy(model), keep_io_types=keep)
+    made: onnx.ModelProto = converter.convert_float_to_float16(copy_of(model), keep_io_types=keep)
     return made
 
 
@@ -81,7 +81,7 @@ def _dynamic(per_channel: bool, signed: bool, model: onnx.ModelProto, feeds: Fee
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     kind = QuantType.QInt8 if signed else QuantType.QUInt8
-    return _written(lambda path: quantize_dynamic(_copy(model), path, per_channel=per_channel, weight_type=kind))
+    return _written(lambda path: quantize_dynamic(copy_of(model), path, per_channel=per_channel, weight_type=kind))
 
 
 def _static(operators: bool, per_channel: bool, signed: bool, model: onnx.ModelProto, feeds: Feeds) -> onnx.ModelProto:
@@ -96,7 +96,7 @@ def _static(operators: bool, per_channel: bool, signed: bool, model: onnx.ModelP
 
     return _written(
         lambda path: quantize_static(
-            _copy(model),
+            copy_of(model),
             path,
             Inputs(),
             quant_format=QuantFormat.QOperator if operators else QuantFormat.QDQ,
@@ -107,7 +107,7 @@ def _static(operators: bool, per_channel: bool, signed: bool, model: onnx.ModelP
     )
 
 
-def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
+def copy_of(model: onnx.ModelProto) -> onnx.ModelProto:
     """Most of the tools change the model that they get."""
     made = onnx.ModelProto()
     made.CopyFrom(model)

@@ -22,7 +22,7 @@ from onnx import helper, numpy_helper
 
 from tools.half_precision.__main__ import RATIO, relative_error
 from tools.ort_cpu import cpu_session
-from tools.user_forms.forms import Array, Feeds, Form
+from tools.user_forms.forms import Array, Feeds, Form, copy_of
 
 #: the greatest difference of exact forms, relative to the largest result and at least to 1
 NEAR = 1e-4
@@ -145,8 +145,7 @@ def spread(model: onnx.ModelProto, feeds: Feeds) -> float:
 
 def _changed(model: onnx.ModelProto, rng: np.random.Generator) -> onnx.ModelProto:
     """The model with the scale of each quantizer, or what it quantizes, changed by `CHANGE`."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
+    made = copy_of(model)
     types = {tensor.name: tensor.data_type for tensor in made.graph.initializer}
     nodes = []
     for k, node in enumerate(made.graph.node):
