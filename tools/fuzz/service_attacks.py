@@ -34,8 +34,9 @@ class Attack:
     manner: str = WHOLE
 
 
-def _json(value: Any) -> bytes:
-    return json.dumps(value).encode(errors="surrogatepass")
+def json_bytes(value: Any) -> bytes:
+    """A value in JSON, as a body."""
+    return json.dumps(value).encode()
 
 
 def chat(**more: Any) -> dict[str, Any]:
@@ -56,83 +57,20 @@ def tensor(x: np.ndarray[Any, Any], name: str = "x", kind: str = "FP32") -> dict
 
 #: fields of both APIs, and values that each may get
 _FIELDS = (
-    *(
-        "model",
-        "messages",
-        "max_tokens",
-        "max_completion_tokens",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "n",
-        "stop",
-        "seed",
-    ),
-    *(
-        "stream",
-        "stream_options",
-        "presence_penalty",
-        "frequency_penalty",
-        "repetition_penalty",
-        "logit_bias",
-        "logprobs",
-    ),
-    *(
-        "top_logprobs",
-        "response_format",
-        "tools",
-        "tool_choice",
-        "echo",
-        "best_of",
-        "user",
-        "ignore_eos",
-        "unknown",
-        "prompt",
-    ),
-)
+    "model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "n",
+    "stop", "seed", "stream", "stream_options", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "logit_bias", "logprobs", "top_logprobs", "response_format", "tools", "tool_choice", "echo", "best_of",
+    "user", "ignore_eos", "unknown", "prompt",
+)  # fmt: skip
 
 
 def _value(rng: random.Random, depth: int = 0) -> Any:
     simple: tuple[Any, ...] = (
-        *(
-            None,
-            True,
-            False,
-            0,
-            -1,
-            1,
-            1.5,
-            -0.0,
-            1e308,
-            2**31,
-            2**63,
-            2**64,
-            -(2**63) - 1,
-            10**400,
-            "",
-            "x",
-            "1",
-            "\0",
-        ),
-        *(
-            "\ud800",
-            "a" * 5000,
-            "<|im_end|>",
-            "</s>",
-            "\u202e",
-            [],
-            {},
-            [[]],
-            [None],
-            [0] * 100,
-            ["x"] * 20,
-            [-1],
-            [10**30],
-        ),
-        *({"65": 1}, {"x": 1}, {"type": "json_object"}, {"type": "text"}, {"include_usage": True}),
+        None, True, False, 0, -1, 1, 1.5, -0.0, 1e308, 2**31, 2**63, 2**64, -(2**63) - 1, 10**400, "", "x", "1", "\0",
+        "\ud800", "a" * 5000, "<|im_end|>", "</s>", "\u202e", [], {}, [[]], [None], [0] * 100, ["x"] * 20, [-1], [10**30],
+        {"65": 1}, {"x": 1}, {"type": "json_object"}, {"type": "text"}, {"include_usage": True},
         [{"role": "user", "content": "x"}] * 3,
-    )
+    )  # fmt: skip
     if depth < 3 and rng.random() < 0.2:
         return rng.choice(([_value(rng, depth + 1)] * rng.randint(1, 4), {rng.choice(_FIELDS): _value(rng, depth + 1)}))
     return rng.choice(simple)
@@ -146,10 +84,12 @@ def fields(rng: random.Random) -> Attack:
         for _ in range(rng.randint(1, 2)):
             body[rng.choice(_FIELDS)] = _value(rng)
         body["max_tokens"] = body["max_tokens"] if rng.random() < 0.2 else 4
-        return Attack(path, _json(body))
+        return Attack(path, json_bytes(body))
     one = tensor(np.ones((2, 3), np.float32))
     one[rng.choice(("name", "datatype", "shape", "data", "parameters", "other"))] = _value(rng)
-    return Attack(INFER.format(rng.choice(("square", "pick"))), _json({"inputs": [one], "outputs": [{"name": "y"}]}))
+    return Attack(
+        INFER.format(rng.choice(("square", "pick"))), json_bytes({"inputs": [one], "outputs": [{"name": "y"}]})
+    )
 
 
 def damaged(rng: random.Random) -> Attack:
@@ -157,8 +97,8 @@ def damaged(rng: random.Random) -> Attack:
     given = rng.choice(
         (
             fields(rng),
-            Attack(CHAT, _json(chat())),
-            Attack(INFER.format("square"), _json({"inputs": [tensor(np.ones((1, 3)))]})),
+            Attack(CHAT, json_bytes(chat())),
+            Attack(INFER.format("square"), json_bytes({"inputs": [tensor(np.ones((1, 3)))]})),
         )
     )
     body = bytearray(given.body)
@@ -188,21 +128,21 @@ def shapes(rng: random.Random) -> Attack:
     rows = rng.choice((0, 1, 2, 31, 32, 33, 200))
     x = np.full((rows, 3), rng.random(), np.float32)
     if rng.random() < 0.5:
-        return Attack(INFER.format("square"), _json({"inputs": [tensor(x)]}))
+        return Attack(INFER.format("square"), json_bytes({"inputs": [tensor(x)]}))
     index = np.full((rng.choice((rows, 1)), 1), rng.choice((0, 2, 3, 7, -4, 2**40)), np.int64)
-    return Attack(INFER.format("pick"), _json({"inputs": [tensor(x), tensor(index, "i", "INT64")]}))
+    return Attack(INFER.format("pick"), json_bytes({"inputs": [tensor(x), tensor(index, "i", "INT64")]}))
 
 
 def many(rng: random.Random) -> Attack:
     """Many answers to one request, longer than innocent ones."""
     body = {"model": "llama", "prompt": "Number", "n": rng.choice((8, 32)), "max_tokens": 64, "ignore_eos": True}
-    return Attack(COMPLETIONS, _json(body))
+    return Attack(COMPLETIONS, json_bytes(body))
 
 
 def long_prompts(rng: random.Random) -> Attack:
     """Prompts of many tokens, each another one."""
     return Attack(
-        COMPLETIONS, _json({"model": "llama", "prompt": [rng.randrange(256) for _ in range(240)], "max_tokens": 2})
+        COMPLETIONS, json_bytes({"model": "llama", "prompt": [rng.randrange(256) for _ in range(240)], "max_tokens": 2})
     )
 
 
@@ -227,7 +167,7 @@ def grammars(rng: random.Random) -> Attack:
         )
     )
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    return Attack(CHAT, _json(chat(response_format=form, max_tokens=20, temperature=1)))
+    return Attack(CHAT, json_bytes(chat(response_format=form, max_tokens=20, temperature=1)))
 
 
 def settings(rng: random.Random) -> Attack:
@@ -243,18 +183,18 @@ def settings(rng: random.Random) -> Attack:
             {"tools": [{"type": "function", "function": {"name": f"f{k}"}} for k in range(128)]},
         )
     )
-    return Attack(CHAT, _json(chat(**more, max_tokens=16)))
+    return Attack(CHAT, json_bytes(chat(**more, max_tokens=16)))
 
 
 def slow(rng: random.Random) -> Attack:
     """A body that does not arrive."""
-    return Attack(rng.choice((CHAT, INFER.format("square"))), _json(chat()), manner=SLOW)
+    return Attack(rng.choice((CHAT, INFER.format("square"))), json_bytes(chat()), manner=SLOW)
 
 
 def unread(rng: random.Random) -> Attack:
     """A stream whose reader reads nothing, or goes away."""
     body = {"model": "llama", "prompt": "Number", "max_tokens": 100, "ignore_eos": True, "stream": rng.random() < 0.7}
-    return Attack(COMPLETIONS, _json(body), manner=rng.choice((UNREAD, GONE)))
+    return Attack(COMPLETIONS, json_bytes(body), manner=rng.choice((UNREAD, GONE)))
 
 
 KINDS: Mapping[str, Callable[[random.Random], Attack]] = {

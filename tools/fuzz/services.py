@@ -32,7 +32,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from tools.fuzz.service_attacks import CHAT, GONE, INFER, KINDS, SLOW, UNREAD, Attack, attacks, chat, tensor
+from tools.fuzz.service_attacks import CHAT, GONE, INFER, KINDS, SLOW, UNREAD, Attack, attacks, chat, json_bytes, tensor
 
 #: an attacker's address, which is not the innocent users'
 ATTACKER = "127.0.0.2"
@@ -143,9 +143,9 @@ class Innocent:
         self._address = address
         x = np.arange(6, dtype=np.float32).reshape(2, 3) + number
         index = np.array([[number % 3], [2]])
-        given = _lines({"inputs": [tensor(x)]}), _lines({"inputs": [tensor(x), tensor(index, "i", "INT64")]})
+        given = json_bytes({"inputs": [tensor(x)]}), json_bytes({"inputs": [tensor(x), tensor(index, "i", "INT64")]})
         self._requests = [
-            (CHAT, _lines(chat(max_tokens=8, temperature=0, seed=number))),
+            (CHAT, json_bytes(chat(max_tokens=8, temperature=0, seed=number))),
             (INFER.format("square"), given[0]),
             (INFER.format("pick"), given[1]),
         ]
@@ -177,10 +177,6 @@ class Innocent:
             self.round(waits)
             if goes_on.is_set():
                 return
-
-
-def _lines(value: Any) -> bytes:
-    return json.dumps(value).encode()
 
 
 @contextlib.contextmanager
