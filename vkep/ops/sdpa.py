@@ -304,9 +304,8 @@ def _blocks(caps: DeviceCapabilities, heads: Heads, itemsize: int, mask: Mask) -
         block = _block(each, queries, most, windowed)
         return [(start, min(block, queries - start)) for start in range(0, queries, block)]
     count = _count(each, queries, most, windowed)
-    if (
-        each * queries > _ROOM * count * most
-    ):  # never for the sizes at hand: a plan with sizes has the opposite as a condition
+    # never for the sizes at hand: a plan with sizes has the opposite as a condition
+    if each * queries > _ROOM * count * most:
         raise Decline(f"{each * queries} bytes of scores, a plan of {count} blocks is for {_ROOM * count * most}")
     ends = [queries * k // count for k in range(count + 1)]
     return [(start, end - start) for start, end in itertools.pairwise(ends)]

@@ -79,9 +79,8 @@ class AttentionMatch:
     masks: list[Masked | Biased]
     has_nan_guard: bool  #: whether NaN among the probabilities (of rows that see no key) is replaced by 0
     ops: list[Op]  #: in order, the last product at the end
-    head_merge: (
-        Pointwise | None
-    )  #: the only user of the result, if it copies the result to [batch, length, heads, size]
+    #: the only user of the result, if it copies the result to [batch, length, heads, size]
+    head_merge: Pointwise | None
 
     @property
     def replaced(self) -> list[Op]:

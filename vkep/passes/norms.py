@@ -64,9 +64,8 @@ def head_norms_into_update(update: Op, graph: Graph) -> Changes | None:
         return None
     (q, q_norm, epsilon), (k, k_norm, k_epsilon) = queries, keys
     normed = {q_norm.outputs[0].storage, k_norm.outputs[0].storage}
-    if epsilon != k_epsilon or any(
-        t.storage in normed for t in update.inputs[2:]
-    ):  # values may be the norm of the keys
+    # values may be the norm of the keys
+    if epsilon != k_epsilon or any(t.storage in normed for t in update.inputs[2:]):
         return None
     inputs = [q, k, *update.inputs[2:], q_norm.inputs[1], k_norm.inputs[1]]
     return graph.fuse(replace(problem, epsilon=epsilon), inputs, update.outputs, [q_norm, k_norm, update])
