@@ -20,7 +20,7 @@ from vkep.ir.meaning import NUMPY
 from vkep.ir.ops import Pointwise
 from vkep.ir.pointwise_ops import KINDS, OPERATIONS
 from vkep.ir.tensor import Tensor
-from vkep.ops.quantization import dequantized
+from vkep.ops.quantized.linear import dequantized
 
 _TYPES = {"float": "float32", "double": "float64", "int": "int32", "uint": "uint32", "int64_t": "int64",
           "uint64_t": "uint64", "bool": "bool"}  # fmt: skip

@@ -12,7 +12,7 @@ from onnx import helper
 from tests.lowering.written_attention import BATCH, HEADS, KEYS, LOWEST, QUERIES, SCORES, SIZE, Spelling
 from tests.ops.cases import assert_like, by_onnxruntime, by_reference, on_vulkan
 from vkep import InferenceSession
-from vkep.ops import sdpa
+from vkep.ops.attention import sdpa
 from vkep.passes.match_attention import AttentionMatch
 
 

@@ -14,7 +14,7 @@ from vkep.dtypes import from_onnx
 from vkep.graph import load_model
 from vkep.ir.infer import Known
 from vkep.ir.program import IslandStep, ValueSpec
-from vkep.ops import sdpa
+from vkep.ops.attention import sdpa
 from vkep.passes import attention
 from vkep.passes.match_attention import AttentionMatch
 from vkep.placement.partition import lower

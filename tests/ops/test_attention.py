@@ -9,7 +9,7 @@ import pytest
 
 from tests.ops.cases import assert_like, by_onnxruntime, check, model_of, on_vulkan
 from vkep.kernels import attention, attention_split
-from vkep.ops import sdpa, sdpa_fused
+from vkep.ops.attention import sdpa, sdpa_fused
 
 RNG = np.random.default_rng(9)
 MS: dict[str, Any] = {"domain": "com.microsoft", "against": "onnxruntime", "opset": 21, "atol": 1e-4, "rtol": 1e-4}

@@ -13,7 +13,7 @@ from vkep.dtypes import DTYPES
 from vkep.graph import load_model
 from vkep.ir.infer import Known
 from vkep.ir.program import IslandStep, ValueSpec
-from vkep.ops import sdpa, sdpa_fused
+from vkep.ops.attention import sdpa, sdpa_fused
 from vkep.placement.partition import lower
 from vkep.plan.records import Plan
 

@@ -11,7 +11,7 @@ from tests.ops.cases import Array, check, model_of, on_vulkan
 from tests.ops.test_contrib_fused import against, sigmoid, silu
 from vkep import InferenceSession
 from vkep.errors import VkepError
-from vkep.ops import contrib_experts
+from vkep.ops import mixture_of_experts as contrib_experts
 
 pytestmark = pytest.mark.usefixtures("vulkan")
 RNG = np.random.default_rng(29)

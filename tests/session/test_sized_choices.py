@@ -13,7 +13,7 @@ from tests.calls import noted
 from tests.session.models import model
 from tools.ort_cpu import cpu_session
 from vkep import InferenceSession
-from vkep.ops import sdpa
+from vkep.ops.attention import sdpa
 from vkep.session.planner import Planner
 
 Open = Callable[..., InferenceSession]

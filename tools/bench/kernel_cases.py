@@ -261,8 +261,8 @@ def _normal(seed: int, shape: tuple[int, ...], kind: Any) -> np.ndarray:
 
 
 def attention_case(heads: int, length: int, size: int, dtype: str, in_memory: bool | None = None) -> Case:
-    """q, k and v [heads, length, size], no mask: the dispatches that `vkep.ops.sdpa` chooses, or (``in_memory``) those with all
-    scores in memory, or (not) the one without.
+    """q, k and v [heads, length, size], no mask: the dispatches that `vkep.ops.attention.sdpa` chooses, or
+    (``in_memory``) those with all scores in memory, or (not) the one without.
     """
     kind, itemsize = DTYPES[dtype].numpy, DTYPES[dtype].itemsize
     alpha, row = 1 / math.sqrt(size), (0, length * size, size)

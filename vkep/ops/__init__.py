@@ -1,53 +1,11 @@
 """Every operator that vkep runs on Vulkan; importing this package declares them."""
 
-from vkep.ops import (  # noqa: F401  # declare the operators
-    arithmetic,
-    attention,
-    casts,
-    choose_token,
-    contraction,
-    contrib,
-    contrib_attention,
-    contrib_convolution,
-    contrib_experts,
-    contrib_fused,
-    contrib_grouped_attention,
-    contrib_hashes,
-    contrib_lstm,
-    contrib_nbits,
-    contrib_ordered,
-    contrib_paged_attention,
-    contrib_paths,
-    contrib_positions,
-    contrib_qlinear,
-    contrib_quantized,
-    contrib_recurrent,
-    contrib_self_attention,
-    contrib_sparse_attention,
-    contrib_standard,
-    convolution,
-    einsum,
-    elementwise,
-    gather,
-    generators,
-    ml,
-    movement,
-    ngrams,
-    normalization,
-    pooling,
-    qlinear,
-    quantization,
-    random,
-    recurrent,
-    reduction,
-    resize,
-    selection,
-    signal,
-    svm,
-    training,
-    trees,
-    unique,
-)
+import importlib
+import pkgutil
+
 from vkep.ops.registry import declared, find, operator
+
+for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
+    importlib.import_module(_module.name)
 
 __all__ = ["declared", "find", "operator"]

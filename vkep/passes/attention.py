@@ -1,4 +1,4 @@
-"""Replaces attention that a model writes as separate operations (`vkep.passes.match_attention`) by `vkep.ops.sdpa`.
+"""Replaces attention that a model writes as separate operations (`vkep.passes.match_attention`) by `vkep.ops.attention.sdpa`.
 
 The replacement keeps the labels of all nodes it replaces, so reports do not change.
 """
@@ -17,7 +17,7 @@ from vkep.ir import expr as ex
 from vkep.ir.builder import Builder
 from vkep.ir.ops import Op
 from vkep.ir.tensor import Tensor
-from vkep.ops.sdpa import Heads, KeyWindow, Mask, Scoring, saves_scores, sdpa
+from vkep.ops.attention.sdpa import Heads, KeyWindow, Mask, Scoring, saves_scores, sdpa
 from vkep.passes.match_attention import AttentionMatch, Biased, Masked, match_attention
 from vkep.passes.rewrite import Changes, Graph
 

@@ -17,13 +17,13 @@ from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr, apply
 from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import SINGLE
-from vkep.ops.attention import rotated
+from vkep.ops.attention.sdpa import merge_heads, split_heads
+from vkep.ops.attention.standard import rotated
 from vkep.ops.contraction import matrix_product
-from vkep.ops.contrib import MICROSOFT
 from vkep.ops.gather import gathered, rows_at, scatter_elements_
+from vkep.ops.microsoft import MICROSOFT
 from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import FLOATS, operator
-from vkep.ops.sdpa import merge_heads, split_heads
 
 _FLOAT32, _INT32, _BOOL, _UINT32 = (DTYPES[n] for n in ("float32", "int32", "bool", "uint32"))
 

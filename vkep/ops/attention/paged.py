@@ -13,14 +13,14 @@ from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
-from vkep.ops.attention import angles, expect_turns, rotated
-from vkep.ops.contrib import MICROSOFT, in_float32, outputs
+from vkep.ops.attention.sdpa import Mask, default_scale, heads_of, per_batch, sdpa
+from vkep.ops.attention.standard import angles, expect_turns, rotated
 from vkep.ops.gather import gathered, scatter_nd
 from vkep.ops.generators import positions
+from vkep.ops.microsoft import MICROSOFT, in_float32, outputs
 from vkep.ops.normalization import row_norm
 from vkep.ops.packed import Packed
 from vkep.ops.registry import operator
-from vkep.ops.sdpa import Mask, default_scale, heads_of, per_batch, sdpa
 
 _INT32, _INT64 = DTYPES["int32"], DTYPES["int64"]
 _HALVES = ("float16", "bfloat16")

@@ -15,10 +15,10 @@ from vkep.kernels.launch import is_cpu
 from vkep.kernels.matmul_nbits import FEW_ROWS
 from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
 from vkep.ops.contraction import matrix_product
-from vkep.ops.contrib import MICROSOFT, unpacked_codes
 from vkep.ops.gather import gather_
-from vkep.ops.integer_sums import integer_product
-from vkep.ops.quantization import (
+from vkep.ops.microsoft import MICROSOFT, unpacked_codes
+from vkep.ops.quantized.integer_sums import integer_product
+from vkep.ops.quantized.linear import (
     dequantize_linear,
     dynamic_quantize_linear,
     quantize_linear,

@@ -15,10 +15,10 @@ from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import FLOATING, SINGLE
 from vkep.ops.contraction import matrix_product
-from vkep.ops.contrib import MICROSOFT, activated, channels_first, channels_last, outputs
 from vkep.ops.convolution import conv_, conv_transpose
 from vkep.ops.gather import gathered
 from vkep.ops.generators import positions
+from vkep.ops.microsoft import MICROSOFT, activated, channels_first, channels_last, outputs
 from vkep.ops.packed import Packed, with_history
 from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import FLOATS, operator

@@ -17,15 +17,15 @@ from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
+from vkep.ops.attention.sdpa import default_scale, merge_heads, split_heads
+from vkep.ops.attention.sparse import Projections, longformer
 from vkep.ops.contraction import matrix_product
-from vkep.ops.contrib import MICROSOFT
-from vkep.ops.contrib_sparse_attention import Projections, longformer
 from vkep.ops.elementwise import gelu
+from vkep.ops.microsoft import MICROSOFT
 from vkep.ops.normalization import row_norm, softmax_over
-from vkep.ops.qlinear import ratio
-from vkep.ops.quantization import rounded_to
+from vkep.ops.quantized.linear import rounded_to
+from vkep.ops.quantized.products import ratio
 from vkep.ops.registry import FLOATS, operator
-from vkep.ops.sdpa import default_scale, merge_heads, split_heads
 
 _FLOAT32, _FLOAT16, _INT32, _INT8 = (DTYPES[name] for name in ("float32", "float16", "int32", "int8"))
 _Q, _S = ("int8",), ("float32",)

@@ -14,13 +14,8 @@ import numpy as np
 from vkep.dtypes import DTYPES
 from vkep.ir.builder import LARGEST, Builder
 from vkep.ir.tensor import Tensor
-from vkep.ops.contraction import matrix_product
-from vkep.ops.contrib import MICROSOFT, in_float32, outputs, wants_output
-from vkep.ops.contrib_attention import add_padding, one_token
-from vkep.ops.gather import gathered, scatter_nd
-from vkep.ops.integer_sums import integer_product
-from vkep.ops.registry import FLOATS, operator
-from vkep.ops.sdpa import (
+from vkep.ops.attention.multi_head import add_padding, one_token
+from vkep.ops.attention.sdpa import (
     Mask,
     default_scale,
     heads_of,
@@ -31,6 +26,11 @@ from vkep.ops.sdpa import (
     sdpa,
     split_heads,
 )
+from vkep.ops.contraction import matrix_product
+from vkep.ops.gather import gathered, scatter_nd
+from vkep.ops.microsoft import MICROSOFT, in_float32, outputs, wants_output
+from vkep.ops.quantized.integer_sums import integer_product
+from vkep.ops.registry import FLOATS, operator
 
 _INT32, _FLOAT32 = DTYPES["int32"], DTYPES["float32"]
 

@@ -14,12 +14,8 @@ from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.kernels.gather import GatherProblem
-from vkep.ops.attention import angles, rotated
-from vkep.ops.contrib import MICROSOFT, in_float32, outputs, wants_output
-from vkep.ops.generators import positions
-from vkep.ops.kv_cache import cached
-from vkep.ops.registry import FLOATS, operator
-from vkep.ops.sdpa import (
+from vkep.ops.attention.kv_cache import cached
+from vkep.ops.attention.sdpa import (
     Attended,
     Heads,
     Mask,
@@ -32,6 +28,10 @@ from vkep.ops.sdpa import (
     sdpa,
     split_heads,
 )
+from vkep.ops.attention.standard import angles, rotated
+from vkep.ops.generators import positions
+from vkep.ops.microsoft import MICROSOFT, in_float32, outputs, wants_output
+from vkep.ops.registry import FLOATS, operator
 from vkep.sizes import whole
 
 _INT32 = DTYPES["int32"]

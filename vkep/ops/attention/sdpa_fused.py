@@ -13,11 +13,11 @@ from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor, broadcast_shapes, contiguous_strides
 from vkep.kernels.attention import gains_by_attention
 from vkep.kernels.attention_problem import AttentionProblem
-from vkep.ops.kv_coding import Coding
+from vkep.ops.attention.kv_coding import Coding
 from vkep.sizes import matches
 
 if TYPE_CHECKING:
-    from vkep.ops.sdpa import Heads, Mask, Scoring
+    from vkep.ops.attention.sdpa import Heads, Mask, Scoring
 
 #: maximum size of a bias that is written for the kernel, and its maximum fraction of the number of scores
 MASK_BYTES, MASK_PART = 64 << 20, 1 / 4

@@ -14,8 +14,8 @@ from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.ops.arithmetic import mod
-from vkep.ops.contrib import MICROSOFT, outputs, wants_output
 from vkep.ops.generators import positions
+from vkep.ops.microsoft import MICROSOFT, outputs, wants_output
 from vkep.ops.movement import concat
 from vkep.ops.packed import Packed, with_history
 from vkep.ops.registry import INDICES, operator

@@ -16,15 +16,10 @@ from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr, leaf
 from vkep.ir.tensor import Tensor
-from vkep.ops.attention import angles, expect_turns, rotated
-from vkep.ops.contrib import MICROSOFT, outputs
-from vkep.ops.generators import positions
-from vkep.ops.kv_cache import Rotary, cached
-from vkep.ops.kv_coding import Coding
-from vkep.ops.kv_window import window
-from vkep.ops.normalization import row_norm
-from vkep.ops.registry import FLOATS, operator
-from vkep.ops.sdpa import (
+from vkep.ops.attention.kv_cache import Rotary, cached
+from vkep.ops.attention.kv_coding import Coding
+from vkep.ops.attention.kv_window import window
+from vkep.ops.attention.sdpa import (
     Heads,
     Mask,
     Scoring,
@@ -35,7 +30,12 @@ from vkep.ops.sdpa import (
     sdpa,
     split_heads,
 )
-from vkep.ops.sdpa_fused import fused_attention
+from vkep.ops.attention.sdpa_fused import fused_attention
+from vkep.ops.attention.standard import angles, expect_turns, rotated
+from vkep.ops.generators import positions
+from vkep.ops.microsoft import MICROSOFT, outputs
+from vkep.ops.normalization import row_norm
+from vkep.ops.registry import FLOATS, operator
 from vkep.sizes import whole
 
 _INT32, _FLOAT32 = DTYPES["int32"], DTYPES["float32"]

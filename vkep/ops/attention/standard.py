@@ -11,9 +11,7 @@ from vkep.dtypes import DTYPES
 from vkep.ir.builder import LARGEST, Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
-from vkep.ops.gather import rows_at
-from vkep.ops.registry import ANY, FLOATS, operator
-from vkep.ops.sdpa import (
+from vkep.ops.attention.sdpa import (
     Heads,
     Mask,
     default_scale,
@@ -25,6 +23,8 @@ from vkep.ops.sdpa import (
     sdpa,
     split_heads,
 )
+from vkep.ops.gather import rows_at
+from vkep.ops.registry import ANY, FLOATS, operator
 
 _FLOAT32 = DTYPES["float32"]
 _ATTENTION_FLOATS = (*FLOATS, "bfloat16")

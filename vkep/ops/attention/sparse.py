@@ -11,15 +11,24 @@ from vkep.dtypes import DTYPES
 from vkep.ir.algebra import not_equal, where
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
-from vkep.ops.attention import expect_turns
+from vkep.ops.attention.grouped_query import grouped_parts
+from vkep.ops.attention.kv_cache import Rotary, cached
+from vkep.ops.attention.sdpa import (
+    Mask,
+    default_scale,
+    heads_of,
+    merge_heads,
+    per_batch,
+    position_mask,
+    sdpa,
+    split_heads,
+)
+from vkep.ops.attention.standard import expect_turns
 from vkep.ops.contraction import matrix_product
-from vkep.ops.contrib import MICROSOFT, outputs
-from vkep.ops.contrib_grouped_attention import grouped_parts
 from vkep.ops.gather import gathered
 from vkep.ops.generators import positions
-from vkep.ops.kv_cache import Rotary, cached
+from vkep.ops.microsoft import MICROSOFT, outputs
 from vkep.ops.registry import FLOATS, operator
-from vkep.ops.sdpa import Mask, default_scale, heads_of, merge_heads, per_batch, position_mask, sdpa, split_heads
 from vkep.sizes import whole
 
 _BOOL, _INT32 = DTYPES["bool"], DTYPES["int32"]

@@ -17,14 +17,14 @@ from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr, literal
 from vkep.ir.tensor import Tensor, broadcast_shapes
 from vkep.ops.contraction import matrix_product
-from vkep.ops.contrib import MICROSOFT, activated, outputs, wants_output
-from vkep.ops.contrib_quantized import real
 from vkep.ops.elementwise import gelu
 from vkep.ops.gather import padded, rows_at
 from vkep.ops.generators import numeric
+from vkep.ops.microsoft import MICROSOFT, activated, outputs, wants_output
 from vkep.ops.normalization import row_norm
-from vkep.ops.qlinear import qlinear_conv
-from vkep.ops.quantization import quantized
+from vkep.ops.quantized.elementwise import real
+from vkep.ops.quantized.linear import quantized
+from vkep.ops.quantized.products import qlinear_conv
 from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import FLOATS, operator
 

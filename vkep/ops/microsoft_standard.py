@@ -21,14 +21,14 @@ from vkep.kernels.elimination import InverseProblem
 from vkep.kernels.sampling import CropProblem
 from vkep.ops.allowed import ARITHMETIC, SINGLE, every
 from vkep.ops.contraction import matrix_product
-from vkep.ops.contrib import MICROSOFT, channels_first, channels_last
-from vkep.ops.contrib_quantized import real
 from vkep.ops.gather import gather_nd_11, pad
 from vkep.ops.generators import range_, trilu
+from vkep.ops.microsoft import MICROSOFT, channels_first, channels_last
 from vkep.ops.movement import concat, slice_
 from vkep.ops.normalization import centred, over_deviation, softmax_over
 from vkep.ops.pooling import average_pool, global_average_pool, max_pool
-from vkep.ops.quantization import quantized, rounded_to
+from vkep.ops.quantized.elementwise import real
+from vkep.ops.quantized.linear import quantized, rounded_to
 from vkep.ops.reduction import middle, reduce_axes
 from vkep.ops.registry import FLOATS, INDICES, operator
 from vkep.ops.resize import grid_sample_16

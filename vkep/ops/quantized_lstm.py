@@ -12,9 +12,9 @@ from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.ops.contraction import matrix_product
-from vkep.ops.contrib import MICROSOFT
-from vkep.ops.contrib_quantized import dynamic_quantize_matmul
 from vkep.ops.generators import positions
+from vkep.ops.microsoft import MICROSOFT
+from vkep.ops.quantized.elementwise import dynamic_quantize_matmul
 from vkep.ops.recurrent import lstm_step, step_rows
 from vkep.ops.recurrent_layer import (
     Layer,

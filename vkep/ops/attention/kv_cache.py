@@ -9,9 +9,9 @@ from vkep.dtypes import DTYPES
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.kernels.cache_update import CacheUpdateProblem, Strides
+from vkep.ops.attention.kv_coding import Coding
+from vkep.ops.attention.sdpa import expect_joins
 from vkep.ops.gather import outside
-from vkep.ops.kv_coding import Coding
-from vkep.ops.sdpa import expect_joins
 from vkep.sizes import matches
 
 

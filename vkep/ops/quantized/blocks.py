@@ -10,14 +10,14 @@ from vkep.graph.attributes import LayerNormAttributes
 from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
-from vkep.ops.contrib import (
+from vkep.ops.microsoft import (
     MICROSOFT,
     outputs,
     simplified_layer_normalization,
     with_skip,
 )
-from vkep.ops.contrib_quantized import matmul_nbits_
 from vkep.ops.normalization import row_norm
+from vkep.ops.quantized.elementwise import matmul_nbits_
 from vkep.ops.registry import FLOATS, operator
 
 

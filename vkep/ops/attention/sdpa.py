@@ -1,6 +1,6 @@
 """Scaled dot-product attention, which every attention operator is lowered to: products, masks, softmax.
 
-Where a device has a fused kernel that is faster (`vkep.ops.sdpa_fused`), it computes everything. Else the scores are written to
+Where a device has a fused kernel that is faster (`sdpa_fused`), it computes everything. Else the scores are written to
 memory, for a block of queries at a time if those of all queries are large; a block reads only the keys that its queries
 may see. Masks by position (causal, sliding window) are expressions over index vectors, which fuse into the score product.
 """
@@ -20,11 +20,11 @@ from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.kernels.launch import ceil_div, is_cpu
+from vkep.ops.attention.kv_coding import Coding
+from vkep.ops.attention.sdpa_fused import fused_attention, sdpa_fused
 from vkep.ops.contraction import matrix_product
 from vkep.ops.generators import positions
-from vkep.ops.kv_coding import Coding
 from vkep.ops.normalization import softmax_over
-from vkep.ops.sdpa_fused import fused_attention, sdpa_fused
 from vkep.sizes import at_hand, fixed, matches, serves_others
 
 #: maximum bytes of scores for a block of queries: enough to fill a large GPU, or a CPU's cores

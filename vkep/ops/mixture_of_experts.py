@@ -23,10 +23,10 @@ from vkep.kernels.grouped import GroupedCodesProblem, GroupedProductProblem, Gro
 from vkep.kernels.launch import is_cpu
 from vkep.ops.allowed import SINGLE
 from vkep.ops.contraction import matrix_product
-from vkep.ops.contrib import MICROSOFT, outputs, unpacked_codes, wants_output
-from vkep.ops.contrib_fused import gated_parts
 from vkep.ops.elementwise import gelu
+from vkep.ops.fused import gated_parts
 from vkep.ops.gather import elements_at, gather_, gathered, scatter_elements_
+from vkep.ops.microsoft import MICROSOFT, outputs, unpacked_codes, wants_output
 from vkep.ops.normalization import softmax_over
 from vkep.ops.reduction import reduce_axes, top_k_of
 from vkep.ops.registry import FLOATS, operator

@@ -14,8 +14,8 @@ from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import every
 from vkep.ops.contraction import matrix_product
-from vkep.ops.integer_sums import integer_convolution, integer_product, of_channels, of_rows
-from vkep.ops.quantization import rounded_to
+from vkep.ops.quantized.integer_sums import integer_convolution, integer_product, of_channels, of_rows
+from vkep.ops.quantized.linear import rounded_to
 from vkep.ops.registry import operator
 
 _FLOAT32, _INT32 = DTYPES["float32"], DTYPES["int32"]

@@ -15,13 +15,13 @@ from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.kernels.linear_attention import MANY, NONE, PER_HEAD, LinearAttentionProblem
 from vkep.ops.allowed import SINGLE
-from vkep.ops.contrib import MICROSOFT, outputs
+from vkep.ops.attention.sdpa import default_scale
 from vkep.ops.gather import gathered
 from vkep.ops.generators import positions
+from vkep.ops.microsoft import MICROSOFT, outputs
 from vkep.ops.packed import Packed
 from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import operator
-from vkep.ops.sdpa import default_scale
 
 _FLOAT32 = DTYPES["float32"]
 #: which of decay and beta each rule has

@@ -18,8 +18,8 @@ from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import FLOATING, SINGLE
 from vkep.ops.contraction import matrix_product
-from vkep.ops.contrib import MICROSOFT, fused_matmul, outputs
 from vkep.ops.elementwise import gelu
+from vkep.ops.microsoft import MICROSOFT, fused_matmul, outputs
 from vkep.ops.normalization import group_normalization, row_norm, softmax_over
 from vkep.ops.random import dropped, training_rate
 from vkep.ops.reduction import reduce_axes
