@@ -112,7 +112,17 @@ PAGES = [
     *(
         f"docs/{name}.md"
         for name in (
-            *("index", "quickstart", "python-api", "contexts", "generation", "scaling", "view", "executorch"),
+            *(
+                "index",
+                "quickstart",
+                "python-api",
+                "contexts",
+                "generation",
+                "streaming",
+                "scaling",
+                "view",
+                "executorch",
+            ),
             *("guides/troubleshooting", "guides/migrating"),
         )
     ),

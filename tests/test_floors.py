@@ -49,6 +49,7 @@ FLOOR_OF = {
     "vkep.ort": FRONT,
     "vkep.executorch": FRONT,
     "vkep.kompute": FRONT,
+    "vkep.streaming": FRONT,
     "vkep.cuda": FRONT,
     "vkep.ray": FRONT,
     "vkep.serving": FRONT,

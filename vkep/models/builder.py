@@ -118,6 +118,12 @@ class GraphBuilder:
         offset = self.constant(f"{name}.bias", self.weight(f"{name}.bias", (size,), 0.05))
         return self.add("LayerNormalization", x, scale, offset, axis=-1, epsilon=epsilon)
 
+    def graph(self) -> onnx.GraphProto:
+        """The finished graph, with the weights that nodes read; unchecked, for the body of a node."""
+        read = {name for node in self.nodes for name in node.input}
+        kept = [tensor for name, tensor in self.initializers.items() if name in read]
+        return helper.make_graph(self.nodes, self.name, self.inputs, self.outputs, initializer=kept)
+
     def model(self) -> onnx.ModelProto:
         """The finished model, checked by onnx (shapes too).
 
@@ -125,11 +131,8 @@ class GraphBuilder:
             onnx.checker.ValidationError: if the graph is not valid.
             onnx.shape_inference.InferenceError: if shapes contradict each other.
         """
-        read = {name for node in self.nodes for name in node.input}
-        kept = [tensor for name, tensor in self.initializers.items() if name in read]
-        graph = helper.make_graph(self.nodes, self.name, self.inputs, self.outputs, initializer=kept)
         model = helper.make_model(
-            graph,
+            self.graph(),
             opset_imports=[helper.make_opsetid("", OPSET)],
             ir_version=IR_VERSION,
             producer_name="vkep.models",

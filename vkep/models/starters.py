@@ -14,6 +14,7 @@ from onnx import TensorProto
 from vkep.models.bert import BertShape, bert_features
 from vkep.models.builder import Array, GraphBuilder
 from vkep.models.language import PAD, write_language, write_tokenizer
+from vkep.models.streams import recognizer, voice_activity
 
 PROGRAM = Path(__file__).with_name("program.pte")
 IMAGE, CLASSES = 32, 10
@@ -144,6 +145,16 @@ STARTERS: Mapping[str, Starter] = {
         "a folder with a language model and a tokenizer of bytes, as onnxruntime-genai's builder writes it",
         "decoder",
         _write_decoder,
+    ),
+    "vad": Starter(
+        "voice activity in silero-vad's form: input [batch, samples], state and sr to output and stateN",
+        "vad.onnx",
+        _file(voice_activity),
+    ),
+    "recognizer": Starter(
+        "a streaming recognizer: x [batch, 16, 80] and 30 states to log_probs [batch, 16, 64] and the next states",
+        "recognizer.onnx",
+        _file(recognizer),
     ),
     "mixed": Starter(
         "two TOSA regions around one of Vulkan, for --prefer vgf_first: image [1, 3, 32, 32] to y",

@@ -62,17 +62,7 @@ class SessionState:
     ) -> None:
         """``context`` is called after the work that needs no device. Raises as `InferenceSession`; then nothing is left
         open."""
-        model = load_model(
-            source,
-            base_dir=options.base_dir,
-            unknown_attributes=options.unknown_attributes,
-            max_nodes=options.max_nodes,
-            given=options.initializers,
-            files=options.external_files,
-        )
-        if options.initializers:
-            model = with_initializers(model, options.initializers)
-        self.model = with_sizes(model, options.free_dimensions)
+        self.model = read_model(source, options)
         self.inputs = {v.name: v for v in self.model.graph.inputs}
         self._has_lists = not all(v.is_tensor for v in self.model.graph.inputs)
         self.outputs = [v.name for v in self.model.graph.outputs]
@@ -305,6 +295,22 @@ class SessionState:
 def _same(tensor: DeviceTensor, target: DeviceTensor | None) -> bool:
     """Whether an output may use an input's memory: the offsets of all elements must be equal."""
     return tensor is target or (target is not None and bool(tensor.room) and tensor.room == target.room)
+
+
+def read_model(source: ModelSource, options: SessionOptions) -> Model:
+    """The model with the initializers and sizes of the options. Raises as `load_model`, and ``ValueError`` for others than it
+    has."""
+    model = load_model(
+        source,
+        base_dir=options.base_dir,
+        unknown_attributes=options.unknown_attributes,
+        max_nodes=options.max_nodes,
+        given=options.initializers,
+        files=options.external_files,
+    )
+    if options.initializers:
+        model = with_initializers(model, options.initializers)
+    return with_sizes(model, options.free_dimensions)
 
 
 def with_sizes(model: Model, sizes: Mapping[str, int]) -> Model:
