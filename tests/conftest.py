@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["MESA_SHADER_CACHE_DIR"] = str(cache)
     except (OSError, RuntimeError):  # no folder that can be written
         os.environ["MESA_SHADER_CACHE_DISABLE"] = "true"
-    steady.CLOSE_PATIENCE = LONG_S  # on a busy machine a device is not destroyed within a second
+    steady.PATIENCE = LONG_S  # on a busy machine a device is not destroyed within a second
     if discrete:
         from tools.discrete import take_for_discrete
 

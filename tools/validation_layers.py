@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_shared.instance import ValidationMessage, validation_log, validation_wanted
 from gpu_shared.layers import VALIDATION_OWN_ERRORS
-from gpu_shared.steady import settle_within
+from gpu_shared.steady import settle
 
 _SECONDS = 300
 
@@ -20,7 +20,7 @@ def settle_for_layers() -> None:
     Up to 1.4.303 the layers look up instances and devices in one table without a lock (`layer_data_map` in their
     chassis.cpp), so a call may crash while another thread destroys one. Raises ``TimeoutError`` after five minutes.
     """
-    if validation_wanted() and not settle_within(_SECONDS):
+    if validation_wanted() and not settle(_SECONDS):
         raise TimeoutError(
             f"dropped objects are not destroyed after {_SECONDS} s: work that they wait for does not end"
         )

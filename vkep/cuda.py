@@ -21,7 +21,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpu_shared.collector import outside_collector
+from gpu_shared.steady import closing
 from gpu_shared.uncopied import Uncopied
 from vkep.errors import VkepError
 
@@ -218,7 +218,7 @@ class SharedTensor(Uncopied):
         self._timeline.wait()
         self.tensor.check()
 
-    @outside_collector
+    @closing
     def close(self) -> None:
         """Free the memory on both sides; idempotent. Other libraries' arrays over it must not be used any more."""
         external, self._external = self._external, ctypes.c_void_p()

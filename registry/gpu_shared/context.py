@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from gpu_shared import vk
 from gpu_shared.capabilities import FEATURE_NAMES, QUEUE_FLAGS, DeviceCapabilities
-from gpu_shared.collector import steady_close
 from gpu_shared.commands import CommandPool
 from gpu_shared.compile_spec import DEFAULT_TOKEN, SharedGpuCompileSpec, SyncMode, parse_shared_gpu_compile_spec
 from gpu_shared.device import Device, Selector
@@ -21,7 +20,7 @@ from gpu_shared.instance import Instance, ValidationMessage
 from gpu_shared.lease import DelegateLease
 from gpu_shared.memory import HeapBudget, memory_budget
 from gpu_shared.resources import ResourceStore, SharedResource
-from gpu_shared.steady import at_exit, on_end, settle, steady
+from gpu_shared.steady import at_exit, closing, on_end, settle, steady
 from gpu_shared.timeline import Timeline
 from gpu_shared.uncopied import Uncopied
 from gpu_shared.weak import WeakValues
@@ -406,7 +405,7 @@ class SharedGpuContext(Uncopied):
         settle()
         return tuple(self._users.values())
 
-    @steady_close
+    @closing
     def close(self) -> None:
         """Refuse new users; destroy now, or when the last lease and shared resource end; soon after, where the garbage collector
         calls. Idempotent.

@@ -26,9 +26,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from gpu_shared import vk
-from gpu_shared.collector import outside_collector
 from gpu_shared.errors import ClosedError, DeviceLostError, ForkedProcessError
-from gpu_shared.steady import End, begin_steady, on_end, run_steady, settle, steady
+from gpu_shared.steady import End, closing, later, on_end, settle, steady
 from gpu_shared.uncopied import Uncopied
 from gpu_shared.waiting import until_done
 
@@ -187,14 +186,14 @@ class Reaper:
         return total
 
     def begin_collecting(self) -> None:
-        """Where an object is due, have another thread call `collect`: there no exception of a signal handler comes between
-        its steps. Does not wait for it: the caller may hold a lock that destroying an object takes."""
+        """Where an object is due, have the finalizers' thread call `collect`. Does not wait for it: the caller may hold a lock
+        that destroying an object takes."""
         try:
             values, _ = self.retired[0]
         except IndexError:  # another thread destroyed the last one
             return
         if self.finished or all(timeline.passed(value) for timeline, value in values):
-            begin_steady(functools.partial(self.collect, block=False))
+            later(functools.partial(self.collect, block=False))
 
     def _destroy_due(self) -> int:
         count = 0
@@ -282,14 +281,14 @@ class Handle(Uncopied):
         if self._closed:
             raise ClosedError(self.label)
 
-    @outside_collector
+    @closing
     def close(self) -> None:
         """Destroy the object, its children first, as soon as the GPU is done with it. Idempotent."""
         if self._generation != vk.generation:
             self._closed = True
             self._finalizer = None
         elif self._finalizer is not None:
-            run_steady(self._close)
+            self._close()
 
     def _close(self) -> None:
         end = self._finalizer

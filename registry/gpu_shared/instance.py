@@ -88,7 +88,7 @@ class Instance(Handle):
         if self.validation and VALIDATION_LAYER not in layers:
             layers.append(VALIDATION_LAYER)
         if VALIDATION_LAYER in layers:
-            steady.settle_within(30)  # many of these layers may crash where another thread destroys a device meanwhile
+            steady.settle(30)  # many of these layers may crash where another thread destroys a device meanwhile
         self.layers = tuple(layers)
         apple = sys.platform == "darwin"
         available: set[str] = set()

@@ -7,12 +7,11 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_shared import vk
-from gpu_shared.collector import steady_close
 from gpu_shared.commands import CommandBuffer, CommandPool
 from gpu_shared.compile_spec import SyncMode
 from gpu_shared.errors import ClosedError, ForkedProcessError
 from gpu_shared.resources import SharedResource
-from gpu_shared.steady import check_wanted, on_end, steady
+from gpu_shared.steady import check_wanted, closing, on_end, steady
 from gpu_shared.timeline import PreparedSubmit, Timeline
 from gpu_shared.uncopied import Uncopied
 
@@ -153,7 +152,7 @@ class DelegateLease(Uncopied):
         """See `Timeline.wait_to_free`."""
         self.context.timeline.wait_to_free(value)
 
-    @steady_close
+    @closing
     def close(self) -> None:
         """Release the lease: the pool is destroyed once the GPU has finished with it, the context if this was its last
         user. Idempotent."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 from gpu_shared import vk
 from gpu_shared.errors import GpuError, OutOfDeviceMemoryError
 from gpu_shared.handles import Handle, Native
-from gpu_shared.steady import End, on_end, settle_within
+from gpu_shared.steady import End, on_end, settle
 
 if TYPE_CHECKING:
     from gpu_shared.device import Device
@@ -256,7 +256,7 @@ def _allocate(device: Device, size: int, type_index: int, heap: int, label: str,
             )
         result = device.fn.vkAllocateMemory(device.raw, info.ptr, vk.ffi.NULL, out)
         if result == vk.VK_ERROR_OUT_OF_DEVICE_MEMORY:
-            settle_within()  # buffers that were dropped a moment ago
+            settle()  # buffers that were dropped a moment ago
             if device.reaper.retired and device.collect():
                 result = device.fn.vkAllocateMemory(device.raw, info.ptr, vk.ffi.NULL, out)
     if result in (vk.VK_ERROR_OUT_OF_DEVICE_MEMORY, vk.VK_ERROR_OUT_OF_HOST_MEMORY):

@@ -7,10 +7,9 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpu_shared import vk
-from gpu_shared.collector import steady_close
 from gpu_shared.errors import ClosedError
 from gpu_shared.once import InFlight
-from gpu_shared.steady import on_end
+from gpu_shared.steady import closing, on_end
 from gpu_shared.uncopied import Uncopied
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ class SharedResource(Uncopied, Generic[T]):
             raise ClosedError("shared resource")
         return entry.making.result()
 
-    @steady_close
+    @closing
     def release(self) -> None:
         """Release the reference; the last release closes the object. Idempotent."""
         self._finalizer()

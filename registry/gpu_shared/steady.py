@@ -1,11 +1,14 @@
-"""Work that no asynchronous exception interrupts, and finalizers that no exception skips.
+"""Protection against interrupts, the garbage collector, exits and forks (docs/safety.md). No other module has any.
 
 A signal handler may raise between any two bytecodes of the main thread, `PyThreadState_SetAsyncExc` in any other: also
-within a ``finally``, an ``__exit__`` method written in Python, or a finalizer. Code that changes shared state therefore
-runs in threads of this module (`steady`), which handle no signals and which no other code can reach. The caller waits;
-if its wait is interrupted the work still completes. Code that must hold in the caller's thread uses atomic steps of the
-interpreter: a lock in a ``with`` statement, `UseCount`, and `on_end`, whose weak reference calls a function written in
-C.
+within a ``finally``, an ``__exit__`` method written in Python, or a finalizer. Three mechanisms answer that:
+
+- **Entries** (`steady`, `closing`, `run_steady`): public functions that change state do so in threads of this module,
+  which handle no signals and which no other code can reach. The caller waits; if its wait is interrupted the work still
+  completes, or ends where it calls `check_wanted`.
+- **Queues** (`on_end`, `later`, `settle`): what finalizers and the garbage collector leave to be done is added by functions
+  written in C, which no exception interrupts, and done by one thread for each queue.
+- **Exits and forks** (`at_exit`, `in_run`, `park_at_exit`): both wait for the work in these threads.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import _thread
 import atexit
 import contextvars
 import functools
+import gc
 import logging
 import os
 import threading
@@ -24,33 +28,34 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from gpu_shared.signals import pass_on_signals
 from gpu_shared.use_count import UseCount
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
+Close = TypeVar("Close", bound=Callable[..., None])
 logger = logging.getLogger("gpu_shared")
 
 #: seconds that the interpreter's exit waits for work in other threads
 _PATIENCE = 30.0
 _FORK_PATIENCE = 2.0  #: and a fork
-CLOSE_PATIENCE = 1.0  #: and a ``close``, for the finalizers of what it dropped
+PATIENCE = 1.0  #: and `settle`
 _STARTS = 5.0  #: and the start of a thread
 _TRIES = 4  #: to start it
+
+
+# ---- entries: work in separate threads
 
 
 class Abandoned(BaseException):
     """Raised by `check_wanted` inside work whose caller no longer waits."""
 
 
-# ---- work in separate threads
-
-
 class _Task:
     __slots__ = ("abandoned", "context", "ended", "error", "nested", "result", "work", "worker")
 
-    def __init__(self, work: Callable[[], Any], worker: _Worker | None) -> None:
-        self.work, self.worker = work, worker
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.work = work
+        self.worker: _Worker | None = None
         self.context = contextvars.copy_context()
         self.ended = _thread.allocate_lock()
         self.ended.acquire()
@@ -59,10 +64,15 @@ class _Task:
         self.abandoned = False
         self.nested = _here.task is not None
 
-    def begin(self) -> None:
-        """Pass it to its worker. A caller that is interrupted here must abandon it: it may have begun."""
-        assert self.worker is not None
-        self.worker.tasks.put(self)
+    def do(self) -> None:
+        """Do the work in this thread."""
+        try:
+            self.result = self.context.run(self.work)
+        except BaseException as error:
+            self.error = error
+        if self.abandoned:  # checked after the result is set: one of the two threads drops it
+            self.result = None
+        del self  # else the error's traceback and the task refer to each other
 
 
 class _Worker:
@@ -70,14 +80,12 @@ class _Worker:
 
     __slots__ = ("__weakref__", "tasks")
 
-    def __init__(self) -> None:
-        self.tasks: SimpleQueue[Any] = SimpleQueue()
-        _start(_serve, self.tasks, weakref.ref(self, self.tasks.put))
+    def __init__(self, tasks: SimpleQueue[Any]) -> None:
+        self.tasks = tasks
 
 
 class _Here(threading.local):
     task: _Task | None = None
-    ending = False  #: whether it runs finalizers
 
     def __init__(self) -> None:
         #: of objects that are closed only after this thread releases them: it must not stop before
@@ -94,17 +102,25 @@ _exited = False  #: no thread does what is due any more
 _last: list[Callable[[], None]] = []  #: see `at_exit`
 
 
-def _start(work: Callable[..., None], *arguments: Any) -> None:
-    """Start a thread, and wait until it runs. Before that CPython 3.11 identifies it by its creator's id: an exception that
-    `PyThreadState_SetAsyncExc` raises in the creator may end it instead."""
+def start_thread(work: Callable[..., None], *arguments: Any) -> bool:
+    """Start a daemon thread, and wait until it runs: before that CPython 3.11 identifies it by its creator's id, and an exception
+    that `PyThreadState_SetAsyncExc` raises in the creator may end it instead. False where no thread can be started, as at
+    the interpreter's exit."""
     for _ in range(_TRIES):
         running: SimpleQueue[None] = SimpleQueue()
-        _thread.start_new_thread(_run, (running, work, *arguments))
         try:
-            return running.get(timeout=_STARTS)
+            _thread.start_new_thread(_run, (running, work, *arguments))
+        except RuntimeError as error:
+            if "new thread" not in str(error):  # a signal's handler raised it
+                raise
+            return False
+        try:
+            running.get(timeout=_STARTS)
         except Empty:
             logger.debug("a thread did not start; another one is started")
-    raise RuntimeError("can't start new thread")
+        else:
+            return True
+    return False
 
 
 def _run(running: SimpleQueue[None], work: Callable[..., None], *arguments: Any) -> None:
@@ -122,12 +138,7 @@ def _serve(tasks: SimpleQueue[Any], _handle: weakref.ref[_Worker]) -> None:
                 hold = _working.hold()
         with hold:
             _here.task = task
-            try:
-                task.result = task.context.run(task.work)
-            except BaseException as error:
-                task.error = error
-            if task.abandoned:  # checked after the result is set: one of the two threads drops it
-                task.result = None
+            task.do()
             _here.task = None
             work, task.work = task.work, _nothing
             del work  # the objects that it refers to are deleted in this thread, before the caller continues
@@ -147,25 +158,28 @@ def _nothing() -> None:
     pass
 
 
-def _task(work: Callable[[], Any]) -> _Task | None:
-    """A task for a separate worker; None where no worker can be started."""
-    while True:
+def _worker() -> _Worker | None:
+    """A thread for one task; None where none can be started."""
+    while _idle:
         try:
-            return _Task(work, _idle.pop() if _idle else _Worker())
-        except (IndexError, RuntimeError) as error:
-            pass_on_signals(error)
-            if isinstance(error, RuntimeError):  # no more threads, or the interpreter exits
-                return None
+            return _idle.pop()
+        except IndexError:  # another thread took it
+            continue
+    made = _Worker(SimpleQueue())
+    return made if start_thread(_serve, made.tasks, weakref.ref(made, made.tasks.put)) else None
 
 
 class Started(Generic[T]):
     """Work that runs concurrently with its caller, which must be such work itself. `result` waits for it."""
 
     def __init__(self, work: Callable[[], T]) -> None:
-        task = _task(work)
-        if task is not None:
-            task.begin()
-        self._task = task or _done_here(work)
+        self._task = task = _Task(work)
+        task.worker = _worker()
+        if task.worker is not None:
+            task.worker.tasks.put(task)
+        else:
+            task.do()
+            task.ended.release()
 
     def result(self) -> T:
         """The work's result, or its error raised."""
@@ -176,16 +190,6 @@ class Started(Generic[T]):
         return self._task.result
 
 
-def _done_here(work: Callable[[], Any]) -> _Task:
-    task = _Task(work, None)
-    try:
-        task.result = work()
-    except BaseException as error:
-        task.error = error
-    task.ended.release()
-    return task
-
-
 def run_steady(work: Callable[[], T]) -> T:
     """Call ``work()`` in a thread that no signal interrupts; inside such a thread, directly. If the wait is interrupted
     the work continues, and its result is dropped: a result that must not be lost must free itself with its last
@@ -193,14 +197,14 @@ def run_steady(work: Callable[[], T]) -> T:
     if _here.task is not None:
         return work()
     if _exiting:
-        if not _here.runs.held:
-            park_at_exit()
+        park_at_exit()
         return work()
-    task = _task(work)
-    if task is None:
+    task = _Task(work)
+    task.worker = _worker()
+    if task.worker is None:
         return work()
     try:
-        task.begin()
+        task.worker.tasks.put(task)
         with task.ended:
             pass
     except BaseException:
@@ -208,31 +212,12 @@ def run_steady(work: Callable[[], T]) -> T:
         task.result = None  # a traceback may keep the task alive by its frames, and must not keep the result alive
         raise
     if task.error is not None:
-        if not _here.runs.held:
-            park_at_exit()  # the error may be caused by the exit
+        park_at_exit()  # the error may be caused by the exit
         try:
             raise task.error
         finally:
             del task  # else the error's traceback and the task refer to each other
     return task.result
-
-
-def begin_steady(work: Callable[[], object]) -> None:
-    """Call ``work()`` in such a thread, without waiting for it; inside such a thread, directly. It may be left out where no
-    thread can be started, and at the interpreter's exit. An error is logged."""
-    if _here.task is not None:
-        _logged(work)
-        return
-    task = None if _exiting else _task(functools.partial(_logged, work))
-    if task is not None:
-        task.begin()
-
-
-def _logged(work: Callable[[], object]) -> None:
-    try:
-        work()
-    except Exception:
-        logger.exception("in work that no caller waits for")
 
 
 def steady(function: F) -> F:
@@ -249,7 +234,7 @@ def steady(function: F) -> F:
 
 def join_work() -> None:
     """The calls of this thread, of a pool that such work waits for, run in it: a fork waits for that work, and holds up other."""
-    _here.task = _Task(_nothing, None)
+    _here.task = _Task(_nothing)
 
 
 def check_wanted() -> None:
@@ -259,45 +244,81 @@ def check_wanted() -> None:
         raise Abandoned
 
 
-# ---- finalizers
-
-_ends: dict[int, End] = {}  #: those that have not run, oldest first
-_due: deque[Callable[[], object]] = deque()  #: those whose owners are deleted, and work for `end_later`
-_of_parents: list[End] = []  #: of the processes that this one was forked from: what they refer to must not end here
-_ending = threading.RLock()
-_finalizing = UseCount()  #: held while finalizers run
-_closes: deque[Callable[[], object]] = deque()  #: work for `close_later`
+# ---- queues: what finalizers and the garbage collector leave
 
 
-class _Server:
-    """A thread that calls a function whenever its bell has rung."""
+class Queue:
+    """Work that one thread does, in order. To add work takes no lock. Exits and forks wait for it."""
 
-    __slots__ = ("_started", "_work", "bell")
+    def __init__(self) -> None:
+        self.due: deque[Callable[[], object]] = deque()
+        self.bell: SimpleQueue[Any] = SimpleQueue()  #: wakes the thread
+        self._doing = 0  # the identifier of the thread that does the work; 0: none
+        self._started = False
+        _queues[self] = None
 
-    def __init__(self, work: Callable[[], None]) -> None:
-        self.bell: SimpleQueue[Any] = SimpleQueue()
-        self._work, self._started = work, False
+    @property
+    def idle(self) -> bool:
+        """Whether no other thread has yet to do work: there is none, or this thread does it."""
+        return self._doing == threading.get_ident() or not (self.due or self._doing)
+
+    def put(self, work: Callable[[], object]) -> None:
+        """Add work. An error is logged."""
+        self.due.append(work)
+        if _exited:
+            self.drain()
+        else:
+            self.start()
+            self.bell.put(None)
 
     def start(self) -> None:
         """Start the thread, unless it was started."""
         if not (self._started or _exiting):
-            try:
-                _start(_serve_bell, self.bell, self._work)
-                self._started = True
-            except RuntimeError as error:  # no more threads: the caller of `settle` finalizes
-                pass_on_signals(error)
+            self._started = start_thread(self._serve)  # where it cannot be started, `wait` or the exit does the work
+
+    def _serve(self) -> None:
+        join_work()
+        while True:
+            self.bell.get()
+            with _gate:
+                hold = _working.hold()
+            with hold:
+                if _exiting:  # `_exit` does the rest
+                    return
+                self.drain()
+
+    def drain(self) -> None:
+        """Do the work in this thread."""
+        outer, self._doing = self._doing, threading.get_ident()
+        try:
+            while self.due:
+                try:
+                    self.due.popleft()()
+                except Exception:
+                    logger.exception("in work that no caller waits for")
+        finally:
+            self._doing = outer
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until the work is done, at most so long (`PATIENCE`): the caller may hold a lock that it needs. Returns whether it
+        is done. Inside that work, during a fork and at the interpreter's exit it does not wait."""
+        ends, pause = time.monotonic() + (PATIENCE if seconds is None else seconds), 2e-5
+        while self.due or self._doing:
+            if self._doing == threading.get_ident() or _forking or _exiting or time.monotonic() > ends:
+                return False
+            self.start()
+            if not self._started:
+                run_steady(self.drain)
+            time.sleep(pause)
+            pause = min(2 * pause, 1e-3)
+        return True
 
 
-def _serve_bell(bell: SimpleQueue[Any], work: Callable[[], None]) -> None:
-    join_work()
-    while True:
-        bell.get()
-        with _gate:
-            hold = _working.hold()
-        with hold:
-            if _exiting:  # `_exit` does the rest
-                return
-            work()
+_queues: dict[Queue, None] = {}
+#: finalizers; and what the collector would close, which may wait for other threads
+_finalizers, _closes = Queue(), Queue()
+_ends: dict[int, End] = {}  #: the finalizers that have not run, oldest first
+_of_parents: list[End] = []  #: of the processes that this one was forked from: what they refer to must not end here
 
 
 class End(weakref.ref[Any]):
@@ -312,11 +333,6 @@ class End(weakref.ref[Any]):
         work = self.detach()
         if work is not None:
             work()
-
-    @property
-    def alive(self) -> bool:
-        """Whether it has not run yet."""
-        return id(self) in _ends
 
     @property
     def due(self) -> bool:
@@ -334,79 +350,55 @@ class End(weakref.ref[Any]):
 def on_end(owner: object, work: Callable[..., None], *arguments: Any, at_exit: bool = True) -> End:
     """Call ``work(*arguments)`` when the last reference to ``owner`` is deleted, soon after, in another thread; with
     ``at_exit`` also at the interpreter's exit, the newest first. ``work`` must not refer to the owner."""
-    # the newest reference is called first: it adds the work to the queue before the other one wakes the worker
-    ring = weakref.ref(owner, _ender.bell.put)
-    end = End(owner, _due.append)
+    # the newest reference is called first: it adds the work to the queue before the other one wakes the thread
+    ring = weakref.ref(owner, _finalizers.bell.put)
+    end = End(owner, _finalizers.due.append)
     end.work, end.at_exit, end.ring = functools.partial(work, *arguments), at_exit, ring
     _ends[id(end)] = end
-    _ender.start()
+    _finalizers.start()
     return end
 
 
-def end_later(work: Callable[[], object]) -> None:
+def later(work: Callable[[], object]) -> None:
     """Call ``work()`` soon, in the thread that runs the finalizers, after those that are pending, for callers that must not wait
     for a lock. An error is logged."""
-    _do_later(work, _due, _ender)
+    _finalizers.put(work)
 
 
-def close_later(work: Callable[[], object]) -> None:
-    """As `end_later`, for work that may wait for other threads: finalizers and `settle` do not wait for it."""
-    _do_later(work, _closes, _closer)
+def settle(seconds: float | None = None) -> bool:
+    """Wait for the finalizers of deleted objects, as `Queue.wait`."""
+    return _finalizers.wait(seconds)
 
 
-def _do_later(work: Callable[[], object], queue: deque[Callable[[], object]], server: _Server) -> None:
-    if _exited:
-        _logged(work)
-        return
-    queue.append(work)
-    server.start()
-    server.bell.put(None)
+# The collector's callbacks must be functions written in C: it drops what a signal handler raises in one written in Python.
+# It passes both of them the same dict, which no later collection has while they refer to it.
+_collection = BaseException()  #: ``args``: the phase of the last collection ("start" or "stop"), and its dict
+_collecting = threading.local()  #: ``start``: the dict of the last collection that began in this thread
+gc.callbacks[:0] = [_collection.__init__, _collecting.__setattr__]  # type: ignore[misc]
 
 
-def _close_waiting() -> None:
-    while _closes:
-        _logged(_closes.popleft())
+def collects_here() -> bool:
+    """Whether the garbage collector runs in this thread. It may run between any two bytecodes, and calls ``__del__`` methods of
+    users, and destructors of ONNX Runtime's objects: the code that it interrupted may hold any lock, or be in the middle of
+    a change."""
+    last = _collection.args
+    return len(last) == 2 and last[0] == "start" and getattr(_collecting, "start", None) is last[1]
 
 
-def settle() -> None:
-    """Run the pending finalizers of deleted objects, or wait for a thread that is running them. Hold no lock."""
-    if _here.task is None:
-        if _due:
-            run_steady(settle)
-        with _ending:
-            return
-    _end_due()
+def closing(close: Close) -> Close:
+    """Decorates a function that closes something and returns nothing: as `steady`. Where the garbage collector calls it, it
+    returns at once, another thread does the work soon after, and an error is logged."""
+    call_steady = steady(close)
 
+    @functools.wraps(close)
+    def call(*arguments: Any, **options: Any) -> None:
+        if collects_here():
+            _closes.put(functools.partial(close, *arguments, **options))
+        else:
+            call_steady(*arguments, **options)
 
-def settle_within(seconds: float | None = None) -> bool:
-    """Wait for pending finalizers, at most so long (`CLOSE_PATIENCE`); for a caller that may hold locks which they need. Returns
-    whether they have ended. Inside a finalizer, during a fork and at the interpreter's exit it does not wait."""
-    if _due:
-        _ender.start()  # in a forked child, whose objects ring the parent's bell
-        _ender.bell.put(None)
-    ends = time.monotonic() + (CLOSE_PATIENCE if seconds is None else seconds)
-    while _due or _finalizing.held:
-        if _here.ending or _forking or _exiting or time.monotonic() > ends:
-            return False
-        time.sleep(0.001)
-    return True
-
-
-def _end_due() -> None:
-    with _ending, _finalizing.hold():
-        outer, _here.ending = _here.ending, True
-        try:
-            while _due:
-                end = _due.popleft()
-                try:
-                    end()
-                except Exception:
-                    logger.exception("finalizing unreferenced objects")
-        finally:
-            _here.ending = outer
-
-
-_ender, _closer = _Server(settle), _Server(_close_waiting)
+    call.is_closing = True  # type: ignore[attr-defined]  # for tests
+    return call  # type: ignore[return-value]
 
 
 # ---- the interpreter's exit, and forks
@@ -418,7 +410,7 @@ def at_exit(work: Callable[[], None]) -> None:
 
 
 def in_run() -> memoryview:
-    """This thread uses objects that others wait for, until the result's ``with`` statement ends."""
+    """This thread uses objects that others wait for, until the result's ``with`` statement ends: `park_at_exit` lets it go on."""
     return _here.runs.hold()
 
 
@@ -430,7 +422,7 @@ def park_at_exit() -> None:
         return
     thread = threading.current_thread()
     # the thread that created it may wait for another thread
-    if thread.daemon and not isinstance(thread, threading._DummyThread):
+    if thread.daemon and not isinstance(thread, threading._DummyThread) and not _here.runs.held:
         SimpleQueue[None]().get()  # which stays empty
 
 
@@ -461,19 +453,18 @@ def _exit() -> None:
 
 
 def _do_what_is_due() -> None:
-    _close_waiting()
-    _end_due()
+    while any(queue.due for queue in _queues):
+        for queue in _queues:
+            queue.drain()
 
 
 def _after_fork_in_child() -> None:
     """The child has none of the threads, and the pending finalizers belong to the parent."""
-    global _here, _working, _gate, _forking, _ending, _finalizing, _ender, _closer
+    global _here, _working, _gate, _forking
     _here, _working, _gate, _forking = _Here(), UseCount(), threading.Lock(), False
-    _ending, _finalizing = threading.RLock(), UseCount()
-    _ender, _closer = _Server(settle), _Server(_close_waiting)
     _idle.clear()
-    _due.clear()
-    _closes.clear()
+    for queue in _queues:  # the parent's objects keep adding to the old ones
+        queue.__init__()  # type: ignore[misc]
     _of_parents.extend(_ends.values())
     _ends.clear()
 

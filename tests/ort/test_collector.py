@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from gpu_shared.collector import released
-from gpu_shared.steady import settle
+from gpu_shared import steady
 from tests.collecting import Ring, held_elsewhere
 from tests.ort.conftest import graph
-from tools.waiting import LONG_S
+from tools.waiting import LONG_S, comes_true
 from vkep.arena.config import ArenaConfig
+from vkep.ort.boundary import released, wait_for_releases
 
 if TYPE_CHECKING:
     from gpu_shared import SharedGpuContext
@@ -56,7 +56,7 @@ def test_a_value_that_it_deletes(on_gpu: Callable[[Any], Any]) -> None:
     with held_elsewhere(domain.lock, domain.arena._bfc._lock):
         gc.collect()
         assert domain.live_blocks == before + 1
-    settle()
+    wait_for_releases()
     assert domain.live_blocks == before
 
 
@@ -79,3 +79,59 @@ def test_memory_that_it_releases_is_waited_for(own_context: SharedGpuContext) ->
         domain.free(domain.alloc(nbytes))
     finally:
         domain.release()
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_releases_keep_their_order(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(steady, "PATIENCE", 0.01)
+
+    def release(name: str) -> None:
+        done.append(name)
+        if name == "first":
+            raise ValueError("a bad one")
+
+    Ring(ends=lambda: released(release, "first"))
+    assert not wait_for_releases()
+    with held_elsewhere(steady._gate):
+        gc.collect()
+        released(release, "second")  # after the first, though the collector does not call it
+        assert done == []
+    assert comes_true(lambda: done == ["first", "second"])
+    assert [str(r.exc_info[1]) for r in caplog.records if r.exc_info] == ["a bad one"]
+    released(release, "third")
+    assert done[2:] == ["third"]
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_a_release_within_a_release() -> None:
+    done: list[str] = []
+
+    def first() -> None:
+        wait_for_releases()  # does not wait for the second one
+        released(done.append, "within")
+        done.append("first")
+
+    def both() -> None:
+        released(first)
+        released(done.append, "second")
+
+    Ring(ends=both)
+    with held_elsewhere(steady._gate):
+        gc.collect()
+    assert comes_true(lambda: done == ["within", "first", "second"])
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_a_release_waits_for_earlier_ones_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    may_end = threading.Event()
+    Ring(ends=lambda: released(lambda: done.append(f"first {may_end.wait(LONG_S)}")))
+    gc.collect()
+    monkeypatch.setattr(steady, "PATIENCE", 0.01)
+    released(done.append, "late")
+    assert done == []
+    monkeypatch.setattr(steady, "PATIENCE", LONG_S)
+    threading.Timer(0.1, may_end.set).start()
+    released(done.append, "now")
+    assert done == ["first True", "late", "now"]

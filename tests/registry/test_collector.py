@@ -6,7 +6,6 @@ import functools
 import gc
 import os
 import signal
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +17,11 @@ import gpu_shared
 import vkep
 import vkep.generation
 from gpu_shared import steady
-from gpu_shared.collector import outside_collector, released, steady_close, wait_for_releases
 from gpu_shared.memory import Buffer
+from gpu_shared.steady import closing
 from tests.collecting import Ring, held_elsewhere
 from tests.processes import python
-from tools.waiting import LONG_S, comes_true
+from tools.waiting import comes_true
 from vkep.cuda import SharedTensor
 from vkep.executorch.core import Core
 from vkep.executorch.method import Method
@@ -70,7 +69,7 @@ def test_what_it_closes(own_context: SharedGpuContext, kind: str) -> None:
 @pytest.mark.usefixtures("no_collection")
 def test_many_closes_take_one_thread() -> None:
     done: list[int] = []
-    close = outside_collector(done.append)
+    close = closing(done.append)
     for number in range(300):
         Ring(ends=functools.partial(close, number))
     before = steady.idle_threads()
@@ -85,7 +84,7 @@ def test_many_closes_take_one_thread() -> None:
 @pytest.mark.usefixtures("no_collection")
 def test_an_error_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     class Bad:
-        @steady_close
+        @closing
         def close(self) -> None:
             raise ValueError("a bad one")
 
@@ -97,76 +96,20 @@ def test_an_error_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         Bad().close()
 
 
-@pytest.mark.usefixtures("no_collection")
-def test_releases_keep_their_order(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-    monkeypatch.setattr(steady, "CLOSE_PATIENCE", 0.01)
-
-    def release(name: str) -> None:
-        done.append(name)
-        if name == "first":
-            raise ValueError("a bad one")
-
-    Ring(ends=lambda: released(release, "first"))
-    assert not wait_for_releases()
-    with held_elsewhere(steady._gate):
-        gc.collect()
-        released(release, "second")  # after the first, though the collector does not call it
-        assert done == []
-    steady.settle()
-    assert done == ["first", "second"]
-    assert [str(r.exc_info[1]) for r in caplog.records if r.exc_info] == ["a bad one"]
-    released(release, "third")
-    assert done[2:] == ["third"]
-
-
-@pytest.mark.usefixtures("no_collection")
-def test_a_release_within_a_release() -> None:
-    done: list[str] = []
-
-    def first() -> None:
-        steady.settle()  # does the second one, once
-        released(done.append, "within")
-        done.append("first")
-
-    def both() -> None:
-        released(first)
-        released(done.append, "second")
-
-    Ring(ends=both)
-    with held_elsewhere(steady._gate):
-        gc.collect()
-    steady.settle()
-    assert done == ["second", "within", "first"]
-
-
-@pytest.mark.usefixtures("no_collection")
-def test_a_release_waits_for_earlier_ones_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-    may_end = threading.Event()
-    Ring(ends=lambda: released(lambda: done.append(f"first {may_end.wait(LONG_S)}")))
-    gc.collect()
-    monkeypatch.setattr(steady, "CLOSE_PATIENCE", 0.01)
-    released(done.append, "late")
-    assert done == []
-    monkeypatch.setattr(steady, "CLOSE_PATIENCE", LONG_S)
-    threading.Timer(0.1, may_end.set).start()
-    released(done.append, "now")
-    assert done == ["first True", "late", "now"]
-
-
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_at_the_end_of_the_interpreter(when: str) -> None:
     """What was collected right before the exit is closed by it, and what is collected after it at once; in a forked child too."""
     done = python(
         f"""
         import gc, os
-        from gpu_shared.collector import outside_collector, released
+        from gpu_shared.steady import Queue, closing
         from tests.collecting import Ring
 
+        queue = Queue()
+
         def make():
-            Ring(ends=lambda: released(os.write, 1, b"released "))
-            Ring(ends=outside_collector(lambda: os.write(1, b"closed ")))
+            Ring(ends=lambda: queue.put(lambda: os.write(1, b"queued ")))
+            Ring(ends=closing(lambda: os.write(1, b"closed ")))
             if {when == "before"}:
                 gc.collect()
 
@@ -176,7 +119,7 @@ def test_at_the_end_of_the_interpreter(when: str) -> None:
         """
     )
     assert done.returncode == 0 and not done.stderr, done.stderr
-    assert sorted(done.stdout.split()) == sorted(["released", "closed"] * (1 + hasattr(os, "fork")))
+    assert sorted(done.stdout.split()) == sorted(["queued", "closed"] * (1 + hasattr(os, "fork")))
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer's signal")
@@ -186,7 +129,7 @@ def test_no_interrupt_is_lost_in_the_collector() -> None:
     done = python(
         """
         import signal
-        import gpu_shared.collector
+        import gpu_shared.steady
 
         class Interrupt(Exception):
             pass
@@ -217,4 +160,4 @@ def test_every_close_is_outside_of_the_collector() -> None:
     closes = {(kind.__name__, name): getattr(kind, name, None) for kind in classes for name in ("close", "release")}
     found = {name for name, method in closes.items() if method is not None}
     assert len(found) > 15
-    assert {name for name in found if not hasattr(closes[name], "is_outside_collector")} == set()
+    assert {name for name in found if not hasattr(closes[name], "is_closing")} == set()

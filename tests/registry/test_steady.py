@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import _thread
 import contextvars
+import functools
 import gc
 import os
-import queue
 import signal
 import sys
 import threading
@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from gpu_shared import steady
-from gpu_shared.steady import Abandoned, check_wanted, on_end, run_steady, settle, settle_within
+from gpu_shared.steady import Abandoned, Queue, check_wanted, on_end, run_steady, settle
 from gpu_shared.use_count import UseCount
 from tests.processes import python
 from tools.waiting import LONG_S, comes_true
@@ -127,23 +127,22 @@ def test_threads_are_kept_for_later_work(monkeypatch: pytest.MonkeyPatch) -> Non
     assert threading.active_count() <= before + 1
 
 
-def test_work_that_no_caller_waits_for(caplog: pytest.LogCaptureFixture) -> None:
-    """It runs in another thread, inside other such work at once; an error reaches no caller."""
-    said: queue.SimpleQueue[int] = queue.SimpleQueue()
+def test_queued_work_is_done_in_order_by_one_other_thread(caplog: pytest.LogCaptureFixture) -> None:
+    """An error reaches no caller, and stops nothing."""
+    done: list[tuple[int, int]] = []
+    numbers = Queue()
 
-    def work() -> None:
-        said.put(threading.get_ident())
+    def work(number: int) -> None:
+        assert not numbers.wait(60)  # inside such work it does not wait
+        done.append((number, threading.get_ident()))
         raise ValueError("wrong")
 
-    steady.begin_steady(work)
-    assert said.get(timeout=LONG_S) != threading.get_ident()
-
-    def nested() -> int:
-        steady.begin_steady(work)
-        return threading.get_ident()
-
-    assert run_steady(nested) == said.get(timeout=LONG_S)
-    assert comes_true(lambda: caplog.text.count("in work that no caller waits for") == 2)
+    for number in range(3):
+        numbers.put(functools.partial(work, number))
+    assert numbers.wait(LONG_S) and numbers.idle
+    (thread,) = {ident for _, ident in done}
+    assert [number for number, _ in done] == [0, 1, 2] and thread != threading.get_ident()
+    assert caplog.text.count("in work that no caller waits for") == 3
 
 
 def test_a_thread_that_does_not_start_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,34 +161,35 @@ def test_a_thread_that_does_not_start_is_replaced(monkeypatch: pytest.MonkeyPatc
 
 
 @needs_signals
-@pytest.mark.parametrize("error", [RuntimeError, IndexError])
-def test_an_error_of_a_signals_handler_is_no_missing_thread(
-    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
-) -> None:
+def test_an_error_of_a_signals_handler_is_no_missing_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Work would be done in this thread, which handles signals, and the error would be lost."""
     done: list[int] = []
 
     def handler(*_: object) -> None:
-        raise error("of the handler")
+        raise RuntimeError("of the handler")
 
-    def interrupted(*_: object) -> None:
-        signal.raise_signal(signal.SIGUSR1)
-
-    class Idle(deque[Any]):
-        pop = interrupted
-
-    if error is RuntimeError:
-        monkeypatch.setattr(steady, "_idle", deque())
-        monkeypatch.setattr(_thread, "start_new_thread", interrupted)
-    else:
-        monkeypatch.setattr(steady, "_idle", Idle([None]))
+    monkeypatch.setattr(steady, "_idle", deque())
+    monkeypatch.setattr(_thread, "start_new_thread", lambda *_: signal.raise_signal(signal.SIGUSR1))
     before = signal.signal(signal.SIGUSR1, handler)
     try:
-        with pytest.raises(error, match="of the handler"):
+        with pytest.raises(RuntimeError, match="of the handler"):
             run_steady(lambda: done.append(1))
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert not done
+
+
+def test_without_threads_the_caller_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(steady, "_idle", deque())
+    monkeypatch.setattr(_thread, "start_new_thread", refused)
+    assert run_steady(threading.get_ident) == threading.get_ident()
+    assert steady.Started(threading.get_ident).result() == threading.get_ident()
+    numbers, done = Queue(), list[int]()
+    numbers.put(lambda: done.append(threading.get_ident()))
+    assert numbers.wait() and done == [threading.get_ident()]
 
 
 def test_a_count_ends_with_the_statement_and_with_the_last_reference() -> None:
@@ -214,11 +214,9 @@ def test_ends_come_once() -> None:
     done: list[str] = []
     owner = Owner()
     end = on_end(owner, done.append, "a")
-    alive = [end.alive]
     end()
     end()
-    alive.append(end.alive)
-    assert done == ["a"] and alive == [True, False]
+    assert done == ["a"]
     del owner
     settle()
     assert done == ["a"]
@@ -246,14 +244,14 @@ def test_a_finalizer_does_not_wait_for_those_that_come_after_it() -> None:
     def work(held: list[Owner]) -> None:
         held.clear()  # the second one is due
         began = time.monotonic()
-        waited.append(settle_within(60))
+        waited.append(settle(60))
         waited.append(time.monotonic() - began > 30)
 
     on_end(first, work, [second])
     del first, second
     settle()
     assert waited == [False, False] and done == ["second"]
-    assert settle_within(60)
+    assert settle(60)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX")
@@ -261,7 +259,7 @@ def test_a_forked_child_does_not_wait_for_its_parents_finalizers() -> None:
     done = python(
         """
         import os, time
-        from gpu_shared.steady import on_end, settle_within
+        from gpu_shared.steady import on_end, settle
         class Owner: pass
         owner = Owner()
         on_end(owner, print, "of the parent")
@@ -269,7 +267,7 @@ def test_a_forked_child_does_not_wait_for_its_parents_finalizers() -> None:
         if child == 0:
             del owner
             began = time.monotonic()
-            settle_within(60)
+            settle(60)
             os._exit(time.monotonic() - began > 30)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         """
@@ -281,13 +279,13 @@ def test_nothing_waits_for_finalizers_when_the_interpreter_has_ended() -> None:
     done = python(
         """
         import time
-        from gpu_shared.steady import on_end, settle_within
+        from gpu_shared.steady import on_end, settle
         class Owner: pass
         class Last:
-            def __del__(self, settle_within=settle_within, monotonic=time.monotonic, print=print):
+            def __del__(self, settle=settle, monotonic=time.monotonic, print=print):
                 began = monotonic()
                 self.owner = None
-                print(settle_within(60), monotonic() - began > 30)
+                print(settle(60), monotonic() - began > 30)
         last = Last()
         last.owner = Owner()
         on_end(last.owner, print, at_exit=False)
@@ -319,4 +317,4 @@ def test_an_error_at_an_end_is_said_and_stops_no_other(caplog: pytest.LogCapture
     on_end(two, done.append, "two")
     del one, two
     settle()
-    assert done == ["two"] and "finalizing unreferenced objects" in caplog.text
+    assert done == ["two"] and "in work that no caller waits for" in caplog.text

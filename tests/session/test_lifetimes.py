@@ -71,7 +71,7 @@ def test_a_context_of_one_session_is_gone_when_it_is_closed(vulkan: object) -> N
 def test_close_does_not_wait_for_long(vulkan: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller may hold a lock that the finalizer of another object needs."""
     may_end, ended = threading.Event(), list[bool]()
-    monkeypatch.setattr(steady, "CLOSE_PATIENCE", 0.01)
+    monkeypatch.setattr(steady, "PATIENCE", 0.01)
     session = InferenceSession(ADD_RELU)
 
     class Owner:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from gpu_shared.collector import steady_close
 from gpu_shared.errors import ClosedError, ForkedProcessError
-from gpu_shared.steady import check_wanted, on_end, settle, steady
+from gpu_shared.steady import check_wanted, closing, on_end, settle, steady
 from gpu_shared.uncopied import Uncopied
 from vkep.device.uses import Uses
 from vkep.dtypes import DType, from_numpy
@@ -309,7 +308,7 @@ class DeviceTensor(Uncopied):
             raise ClosedError(f"the session that made the device tensor of {self.dtype} {self.shape}")
         return block
 
-    @steady_close
+    @closing
     def close(self) -> None:
         """Free the memory; idempotent. Runs that were submitted keep what they use until the GPU has finished."""
         self._finalizer()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from gpu_shared.collector import steady_close
-from gpu_shared.steady import on_end, settle_within
+from gpu_shared.steady import closing, on_end, settle
 from vkep.executorch.calls import ChainedCalls
 from vkep.executorch.context_resources import ContextResources, ProgramResources
 from vkep.executorch.delegates import Runner
@@ -70,11 +69,11 @@ class Core:
         self.parts = ProgramParts(resources)
         self._end = on_end(self, self.parts.close)
 
-    @steady_close
+    @closing
     def close(self) -> None:
         """Close the methods, then the contexts; idempotent."""
         self._end()
-        settle_within()  # as in `InferenceSession.close`
+        settle()  # as in `InferenceSession.close`
 
     @property
     def closed(self) -> bool:

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from gpu_shared.collector import steady_close
 from gpu_shared.errors import ClosedError
-from gpu_shared.steady import check_wanted, on_end, steady
+from gpu_shared.steady import check_wanted, closing, on_end, steady
 from gpu_shared.uncopied import Uncopied
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError, InvalidPteError, VkepError
@@ -227,7 +226,7 @@ class Method(Uncopied):
 
     # ---- closing
 
-    @steady_close
+    @closing
     def close(self) -> None:
         """Free the method's objects on the device; idempotent. The program can load it again."""
         self._finalizer()

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpu_shared.collector import steady_close
-from gpu_shared.steady import check_wanted, on_end, settle, steady
+from gpu_shared.steady import check_wanted, closing, on_end, settle, steady
 from gpu_shared.uncopied import Uncopied
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError, VkepError, shown
@@ -202,7 +201,7 @@ class Batch(Uncopied):
             )
         return tokens
 
-    @steady_close
+    @closing
     def cancel(self, answer: Answer) -> None:
         """Cancel an answer; does nothing where it has ended."""
         with self._lock:
@@ -418,7 +417,7 @@ class Batch(Uncopied):
         answer.reason = reason
         self._under_way.remove(answer)
 
-    @steady_close
+    @closing
     def close(self) -> None:
         """Cancel the answers in progress, and free the memory."""
         with self._lock:

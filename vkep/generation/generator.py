@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
-from gpu_shared.collector import steady_close
-from gpu_shared.steady import steady
+from gpu_shared.steady import closing, steady
 from gpu_shared.uncopied import Uncopied
 from vkep.errors import InvalidInputError
 from vkep.generation.folder import ModelFolder, read_folder
@@ -210,7 +209,7 @@ class Generator(Uncopied):
         )
         return Page([document])
 
-    @steady_close
+    @closing
     def close(self) -> None:
         """Close the session and its caches; idempotent."""
         self._batch.close()

@@ -21,10 +21,9 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, ClassVar, TypeVar
 
-from gpu_shared.collector import released
 from gpu_shared.errors import ForkedProcessError, GpuError
 from gpu_shared.signals import pass_on_signals, signal_of
-from gpu_shared.steady import settle
+from gpu_shared.steady import Queue, collects_here, settle
 from vkep.errors import InvalidModelError, UnsupportedModelError
 from vkep.ort import compile_library, ending, library
 
@@ -72,8 +71,30 @@ def value(default: Any) -> Callable[[Method], Method]:
     return mark
 
 
+_releases = Queue()
+
+
+def released(work: Callable[..., None], *arguments: Any) -> None:
+    """Call ``work(*arguments)``, after all earlier releases. Where the garbage collector calls, or where another thread has
+    yet to do earlier ones, another thread does it, and an error is logged. Callers other than the collector wait for that, a
+    second at most."""
+    if _releases.idle and not collects_here():
+        work(*arguments)
+        return
+    _releases.put(functools.partial(work, *arguments))
+    if not collects_here():
+        _releases.wait()
+
+
+def wait_for_releases() -> bool:
+    """Wait for releases that another thread does, at most a second. Returns whether there were any."""
+    waits = not _releases.idle
+    _releases.wait()
+    return waits
+
+
 def releases(method: Method) -> Method:
-    """Marks a member that releases something, and returns nothing: see `gpu_shared.collector.released`. An exception is logged.
+    """Marks a member that releases something, and returns nothing: see `released`. An exception is logged.
     The work may be done after ONNX Runtime's call has returned, so the arguments must stay valid."""
 
     @functools.wraps(method)
@@ -130,6 +151,7 @@ _live: dict[int, CStruct] = {}
 
 def live_structs() -> dict[str, int]:
     """How many structures of each kind ONNX Runtime holds."""
+    wait_for_releases()
     settle()
     counts: dict[str, int] = {}
     for thing in list(_live.values()):

@@ -8,12 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpu_shared.capabilities import DeviceCapabilities
-from gpu_shared.collector import released
 from vkep.errors import UnsupportedModelError
 from vkep.ir.program import IslandStep, Program
 from vkep.ort import memory
 from vkep.ort.allocator import ALLOCATORS
-from vkep.ort.boundary import NULL, CStruct, behind, ffi, lib, status, value
+from vkep.ort.boundary import NULL, CStruct, behind, ffi, lib, released, status, value
 from vkep.ort.claims import Claims, claim, warn_of_partitions
 from vkep.ort.context_data import compatibility
 from vkep.ort.context_nodes import ContextSettings

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpu_shared.collector import wait_for_releases
 from gpu_shared.errors import GpuError
 from gpu_shared.steady import settle
 from vkep.arena.config import ArenaConfig
@@ -25,7 +24,7 @@ from vkep.device.uses import Uses
 from vkep.dtypes import DType
 from vkep.memory.device_arena import DeviceArena, DeviceBlock, shared_device_arena, warn_of_another
 from vkep.memory.upload import Uploader
-from vkep.ort.boundary import ffi, lib
+from vkep.ort.boundary import ffi, lib, wait_for_releases
 from vkep.ort.transfers import Transfers, in_c
 
 if TYPE_CHECKING:
@@ -277,6 +276,7 @@ def domain_of(pointer: int) -> MemoryDomain:
 
 def live_domains() -> dict[str, int]:
     """Blocks that ONNX Runtime holds, by context."""
+    wait_for_releases()
     settle()
     with _registry_lock:
         return {f"{d.context.label}#{d.number}": d.live_blocks for d in _domains.values()}

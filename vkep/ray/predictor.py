@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpu_shared.collector import outside_collector
 from gpu_shared.errors import DeviceLostError
+from gpu_shared.steady import closing
 from vkep.errors import InvalidInputError
 from vkep.ray.batches import Array, Columns, Padding, Table
 from vkep.ray.devices import in_actor
@@ -142,7 +142,7 @@ class Predictor:
             )
         return None
 
-    @outside_collector
+    @closing
     def close(self) -> None:
         """Close the session; idempotent."""
         if self._pool is not None:

@@ -16,8 +16,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from gpu_shared.collector import collects_here
 from gpu_shared.errors import DeviceLostError
+from gpu_shared.steady import collects_here
 from vkep.errors import VkepError
 from vkep.generation.sampling import Sampling
 from vkep.memory import ArenaOutOfMemory

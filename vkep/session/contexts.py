@@ -13,7 +13,7 @@ from gpu_shared.context_registry import SharedGpuContextRegistry
 from gpu_shared.errors import ContextIncompatibleError, GpuError
 from gpu_shared.instance import list_devices, select_device
 from gpu_shared.lease import DelegateLease
-from gpu_shared.steady import Started, settle_within
+from gpu_shared.steady import Started, settle
 from vkep.session.options import SessionOptions
 
 logger = logging.getLogger("vkep.session")
@@ -106,4 +106,4 @@ class ContextAhead:
                 self._opening.result()
         self._context = self._opening = None  # releases a context that was opened and not used
         if kind is not None:
-            settle_within()  # in which another thread destroys it
+            settle()  # in which another thread destroys it

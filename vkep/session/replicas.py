@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from gpu_shared.collector import outside_collector
 from gpu_shared.errors import ClosedError, DeviceLostError, DeviceNotFoundError
+from gpu_shared.steady import closing
 from gpu_shared.uncopied import Uncopied
 from vkep.session.options import SessionOptions, merged_options
 from vkep.session.session import InferenceSession, NodeArg
@@ -73,7 +73,7 @@ class RenewedSession:
                 lost.close()
             return self.session
 
-    @outside_collector
+    @closing
     def close(self) -> None:
         """Idempotent."""
         with self._lock:
@@ -193,7 +193,7 @@ class Replicas(Uncopied):
             for future in pending:
                 future.cancel()
 
-    @outside_collector
+    @closing
     def close(self) -> None:
         """Wait for the runs in progress and close all sessions; idempotent."""
         self._pool.shutdown()

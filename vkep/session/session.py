@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
-from gpu_shared.collector import steady_close
-from gpu_shared.steady import check_wanted, on_end, settle_within, steady
+from gpu_shared.steady import check_wanted, closing, on_end, settle, steady
 from gpu_shared.uncopied import Uncopied
 from vkep.errors import InvalidInputError, join_onnxruntime
 from vkep.session.contexts import ContextAhead
@@ -380,13 +379,13 @@ class InferenceSession(OrtSession, Uncopied):
 
     # ---- closing
 
-    @steady_close
+    @closing
     def close(self) -> None:
         """Wait for the GPU and free everything; idempotent. Another thread destroys a context that nothing else refers to, and
         this one waits for that, a second at most. If a signal handler raises meanwhile, another thread completes the work.
         Where the garbage collector calls, it returns at once, and another thread does the work."""
         self._finalizer()
-        settle_within()  # not `settle`: the caller may hold a lock that another finalizer needs
+        settle()  # not `settle`: the caller may hold a lock that another finalizer needs
 
     def __repr__(self) -> str:
         parts = self._parts
