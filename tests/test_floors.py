@@ -82,7 +82,7 @@ ROOMS = (
     "vkep.view",
 )
 # What the pure side may use of the shared runtime: modules without a Vulkan call.
-PURE_SHARED = {"gpu_shared.compile_spec", "gpu_shared.capabilities", "gpu_shared.errors", "gpu_shared.signals"}
+PURE_SHARED = {"gpu_shared.compile_spec", "gpu_shared.capabilities", "gpu_shared.errors"}
 # Import names, not project names: `google` is protobuf, which onnx brings.
 THIRD_PARTY = {
     SHARED: {"cffi", "_cffi_backend", "vulkan"},

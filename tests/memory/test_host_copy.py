@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 import warnings
 import weakref
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -181,7 +179,7 @@ def test_an_interrupt_waits_for_the_helpers(monkeypatch: pytest.MonkeyPatch, whe
                 raise error
 
         monkeypatch.setattr(shared, "_bell", Bell(shared._bell))
-        monkeypatch.setattr(shared, "_starts", deque([0, 24, 48]))  # one for each: the caller ends first
+        monkeypatch.setattr(shared, "_starts", iter([0, 24, 48]))  # one for each: the caller ends first
     with pytest.raises(KeyboardInterrupt):
         shared.run()
     count = len(done)
@@ -248,30 +246,3 @@ atexit.register(lambda: print("at the end", right()))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout.strip()) == (0, "at the end True"), done.stderr
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="SIGUSR1")
-@pytest.mark.parametrize("error", [RuntimeError, IndexError])
-def test_an_error_of_a_signals_handler_is_raised(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
-    """It is neither the lack of threads nor the end of the pieces."""
-
-    def handle(*_: object) -> None:
-        raise error("of the handler")
-
-    def interrupted(*_: object) -> None:
-        signal.raise_signal(signal.SIGUSR1)
-
-    class Starts(deque[int]):
-        popleft = interrupted  # type: ignore[assignment]
-
-    shared = host_copy._SharedCopy(np.zeros(240, np.uint8), np.ones(240, np.uint8))
-    monkeypatch.setattr(threading.Thread, "start", interrupted)
-    if error is IndexError:
-        monkeypatch.setattr(host_copy, "THREADS", 1)
-        monkeypatch.setattr(shared, "_starts", Starts([0]))
-    before = signal.signal(signal.SIGUSR1, handle)
-    try:
-        with pytest.raises(error, match="of the handler"):
-            shared.run()
-    finally:
-        signal.signal(signal.SIGUSR1, before)

@@ -11,7 +11,7 @@ from datetime import datetime
 from types import FrameType
 from typing import Any
 
-from gpu_shared.signals import pass_on_signals
+from gpu_shared.steady import steady
 from vkep.errors import InvalidInputError, VkepError, shortened
 
 #: limits of a template: characters of its own, of a text that it makes, and lines of its code that run
@@ -56,6 +56,7 @@ class _Now:
         return datetime.now().strftime(form)
 
 
+@steady
 def render(template: str, values: Mapping[str, Any]) -> str:
     """Render a chat template in Jinja's sandbox, which keeps it from accessing the interpreter.
 
@@ -77,7 +78,6 @@ def render(template: str, values: Mapping[str, Any]) -> str:
                 _check_length(length)
         return "".join(pieces)
     except Exception as error:  # a template may raise exceptions of any class
-        pass_on_signals(error)
         raise InvalidInputError(f"the chat template refuses the messages: {type(error).__name__}: {error}") from None
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_shared.signals import pass_on_signals
+from gpu_shared.steady import steady
 from vkep.errors import InvalidInputError, InvalidModelError, VkepError
 from vkep.generation.folder import Record, read_text
 from vkep.generation.templates import MissingPackageError, render
@@ -30,6 +30,7 @@ class Text:
     `MissingPackageError` without the package ``tokenizers``.
     """
 
+    @steady
     def __init__(self, folder: Path) -> None:
         path = folder / FILE
         if not path.is_file():
@@ -56,6 +57,7 @@ class Text:
         self._special = sorted({token.content for token in added if token.special and token.content}, key=len)[::-1]
         self._folder = folder
 
+    @steady
     def encode(self, text: str, special: bool = True) -> list[int]:
         """The tokens of a text; with ``special`` also those that the tokenizer puts around a prompt. The texts of special
         tokens in it become these tokens. Raises `InvalidInputError` for a text that UTF-8 cannot have (lone surrogates), or
@@ -77,11 +79,13 @@ class Text:
         plain.encode_special_tokens = True
         return plain
 
+    @steady
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, without special ones. Raises `InvalidModelError` where the tokenizer fails."""
         with _panics(InvalidModelError, f"the tokenizer of {self._folder} fails for these tokens"):
             return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
+    @steady
     def chat(self, messages: Sequence[Mapping[str, Any]], *, special: bool = False, **more: Any) -> list[int]:
         """The tokens of a conversation up to where the next answer begins, by the folder's chat template.
 
@@ -103,6 +107,7 @@ class Text:
         """The chat template. Raises `InvalidInputError` where the folder has none."""
         return self._template[0]
 
+    @steady
     def of_token(self, token: int, before: int | None = None) -> str:
         """The text of one token, of a special one too, where it follows another. Raises as `decode`."""
         with _panics(InvalidModelError, f"the tokenizer of {self._folder} fails for these tokens"):
@@ -142,7 +147,6 @@ def _panics(error: type[VkepError], message: str) -> Iterator[None]:
     except BaseException as problem:
         if not isinstance(problem, Exception) and type(problem).__name__ != "PanicException":
             raise
-        pass_on_signals(problem)
         raise error(f"{message} ({type(problem).__name__}: {problem})") from None
 
 

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx
 
-from gpu_shared.signals import pass_on_signals
 from vkep import dtypes
 from vkep.dtypes import DType
 from vkep.graph.model import Node
@@ -53,8 +52,7 @@ def infer(node: Node, known: Mapping[str, Known], opsets: Mapping[str, int]) -> 
             data,
             opset_imports=[onnx.helper.make_opsetid(d, v) for d, v in opsets.items()],
         )
-    except Exception as error:  # inference is optional: without it the rest is planned once the values are known
-        pass_on_signals(error)
+    except Exception:  # inference is optional: without it the rest is planned once the values are known
         return nothing
     return [_spec(inferred.get(name)) for name in node.outputs]
 

@@ -7,12 +7,12 @@ import sys
 from collections import deque
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any
 
 import numpy as np
 
-from gpu_shared.signals import pass_on_signals
+from gpu_shared.steady import start_thread
 from vkep.memory.host_chunks import as_bytes
 
 Array = np.ndarray[Any, Any]
@@ -44,10 +44,7 @@ class _Helpers:
         """Ask for up to ``count`` threads; they come when they are free."""
         with self._lock:
             while self._threads < count and not sys.is_finalizing():  # a new thread would never start
-                try:
-                    Thread(target=self._serve, name=f"vkep-copy-{self._threads}", daemon=True).start()
-                except RuntimeError as error:  # at the interpreter's exit, or too many threads
-                    pass_on_signals(error)
+                if not start_thread(self._serve):
                     break
                 self._threads += 1
         for _ in range(min(count, self._threads)):
@@ -77,7 +74,8 @@ class _SharedCopy:
 
     def __init__(self, target: Array, source: Array) -> None:
         self._target, self._source = as_bytes(target), as_bytes(source)
-        self._starts = deque(range(0, self._source.size, _PIECE))
+        starts = range(0, self._source.size, _PIECE)
+        self._pieces, self._starts = len(starts), iter(starts)
         self._came: deque[None] = deque()  #: one for each helper, before it takes its first piece
         self._left: deque[None] = deque()  #: one for each that is done
         self._bell: SimpleQueue[None] = SimpleQueue()  #: wakes the threads that wait for them
@@ -86,13 +84,13 @@ class _SharedCopy:
     def run(self) -> None:
         """Copy. No thread reads or writes after the return, even after an interrupt."""
         try:
-            _helpers.ask(self, min(THREADS, len(self._starts)) - 1)
+            _helpers.ask(self, min(THREADS, self._pieces) - 1)
             self._work()
         except BaseException as raised:
             self._errors.insert(0, raised)
         while True:
             try:
-                self._starts.clear()  # threads that come from now on find no work
+                self._starts = iter(range(0))  # threads that come from now on find no work
                 while len(self._left) < len(self._came):
                     with suppress(Empty):
                         self._bell.get(timeout=0.1)  # an interrupt may have lost a wake-up
@@ -114,12 +112,7 @@ class _SharedCopy:
         self._bell.put(None)
 
     def _work(self) -> None:
-        while True:
-            try:
-                at = self._starts.popleft()
-            except IndexError as error:
-                pass_on_signals(error)
-                return
+        while (at := next(self._starts, None)) is not None:
             np.copyto(self._target[at : at + _PIECE], self._source[at : at + _PIECE])  # without the GIL
 
 

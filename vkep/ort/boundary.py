@@ -22,10 +22,10 @@ from types import CodeType, FrameType
 from typing import Any, ClassVar, TypeVar
 
 from gpu_shared.errors import ForkedProcessError, GpuError
-from gpu_shared.signals import pass_on_signals, signal_of
-from gpu_shared.steady import Queue, collects_here, settle
+from gpu_shared.steady import Queue, collects_here, settle, start_thread
 from vkep.errors import InvalidModelError, UnsupportedModelError
 from vkep.ort import compile_library, ending, library
+from vkep.ort.signals import signal_of
 
 _module = library.load()
 ffi = _module.ffi
@@ -262,14 +262,8 @@ def _hand_on(error: BaseException) -> None:
     if number is None:
         return
     handing_on = _handing_on.setdefault(number, threading.Lock())
-    if handing_on.acquire(blocking=False):
-        try:
-            threading.Thread(
-                target=_interrupt_outside, args=(number, handing_on), name="vkep-interrupt", daemon=True
-            ).start()
-        except RuntimeError as raised:  # no thread can be started, or the interpreter exits
-            handing_on.release()
-            pass_on_signals(raised)
+    if handing_on.acquire(blocking=False) and not start_thread(_interrupt_outside, number, handing_on):
+        handing_on.release()
 
 
 def _interrupt_outside(number: int, handing_on: threading.Lock) -> None:

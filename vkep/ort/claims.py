@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_shared.capabilities import DeviceCapabilities
-from gpu_shared.signals import pass_on_signals
 from vkep import dtypes
 from vkep.errors import UnsupportedModelError
 from vkep.graph.model import Dim, Node, ValueInfo
@@ -176,7 +175,6 @@ def _placements_by_sizes(view: OrtGraphView, caps: DeviceCapabilities, policy: P
             view.graph.nodes, known, view.outputs, view.opsets, caps, policy, refusals="defer", trace=trace
         ).placements
     except Exception as error:
-        pass_on_signals(error)
         logger.debug("lowering with sizes failed; the nodes are placed in the runs", exc_info=True)
         return [Placement(node, "deferred", str(error)) for node in view.graph.nodes]
     finally:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
-from gpu_shared.signals import pass_on_signals
 from vkep.dtypes import from_onnx
 from vkep.errors import VkepError
 from vkep.graph.model import Dim, Model, Node
@@ -105,7 +104,6 @@ def prove(
     except VkepError as error:
         reason = str(error)
     except Exception as error:  # an operator that needs plain numbers
-        pass_on_signals(error)
         reason = f"{type(error).__name__}: {error}"
     finally:
         clear_caches()

@@ -1,4 +1,4 @@
-"""Which exceptions come from a signal's handler: it may raise any class within any `try` statement, and means the caller."""
+"""Which exceptions come from a signal's handler: ONNX Runtime passes none on to the caller, whom it means."""
 
 from __future__ import annotations
 
@@ -31,9 +31,3 @@ def _code(handler: Any) -> CodeType | None:
     function = getattr(handler, "func", handler)  # a `functools.partial`
     code = getattr(function, "__code__", None) or getattr(function.__call__, "__code__", None)
     return code if isinstance(code, CodeType) else None
-
-
-def pass_on_signals(error: BaseException) -> None:
-    """Raise ``error`` again if a signal's handler raised it: for an ``except`` clause that is meant for other errors."""
-    if signal_of(error) is not None:
-        raise error
