@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from gpu_shared.collector import steady_close
+from gpu_shared.steady import closing
 from gpu_shared.uncopied import Uncopied
 from vkep import dtypes
 from vkep.device.tensor import DeviceTensor
@@ -262,7 +262,7 @@ class StreamingSession(Uncopied):
 
     # ---- closing
 
-    @steady_close
+    @closing
     def close(self) -> None:
         """Close the session and its states; idempotent."""
         self._bindings.clear()

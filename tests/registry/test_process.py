@@ -81,15 +81,17 @@ def test_a_child_may_open_the_gpu_that_its_parent_did_not(gpu: Any) -> None:
 
 
 DROPPED = """
-import gc, os, sys
+import gc, os, sys, threading
 from gpu_shared import SharedGpuContext, live_counts, steady
 lease = SharedGpuContext.create().lease("dropped")
-with steady._ending:  # the thread that ends it waits
-    del lease
-    child = os.fork()
-    if child == 0:
-        gc.collect()
-        sys.exit(0)
+may_end, steady._FORK_PATIENCE = threading.Event(), 0
+steady.later(may_end.wait)  # the thread that ends it waits
+del lease
+child = os.fork()
+if child == 0:
+    gc.collect()
+    sys.exit(0)
+may_end.set()
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert live_counts() == {}
 """
