@@ -87,6 +87,8 @@ for _name, _onnx in (
             "bits",
             _bits,
         )
+BOOL, FLOAT16, FLOAT32 = (DTYPES[_n] for _n in ("bool", "float16", "float32"))
+INT8, INT16, INT32, INT64, UINT8, UINT32 = (DTYPES[_n] for _n in ("int8", "int16", "int32", "int64", "uint8", "uint32"))
 _BY_ONNX = {d.onnx: d for d in DTYPES.values()}
 _BY_NUMPY = {d.numpy: d for d in DTYPES.values()}
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.ops.cases import assert_like, by_onnxruntime, check, model_of, on_vulkan
 from vkep.kernels import attention, attention_split
-from vkep.ops.attention import sdpa, sdpa_fused
+from vkep.ops.attention import sdpa
 
 RNG = np.random.default_rng(9)
 MS: dict[str, Any] = {"domain": "com.microsoft", "against": "onnxruntime", "opset": 21, "atol": 1e-4, "rtol": 1e-4}
@@ -29,7 +29,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
             monkeypatch.setattr(module, "is_cpu", lambda caps: False)
         monkeypatch.setattr(attention_split, "_BLOCKS", (4,))  # several workgroups of keys
         monkeypatch.setattr(attention, "MIN_QUERIES", 1)
-        monkeypatch.setattr(sdpa_fused, "MASK_PART", 1)
+        monkeypatch.setattr(sdpa, "MASK_PART", 1)
     return str(request.param)
 
 

@@ -13,7 +13,7 @@ from vkep.dtypes import DTYPES
 from vkep.graph import load_model
 from vkep.ir.infer import Known
 from vkep.ir.program import IslandStep, ValueSpec
-from vkep.ops.attention import sdpa, sdpa_fused
+from vkep.ops.attention import sdpa
 from vkep.placement.partition import lower
 from vkep.plan.records import Plan
 
@@ -26,7 +26,7 @@ OPSET = onnx.defs.onnx_opset_version()
 @pytest.fixture(autouse=True)
 def with_scores_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU has a kernel without, which does not take everything."""
-    monkeypatch.setattr(sdpa_fused, "gains_by_attention", lambda *args: False)
+    monkeypatch.setattr(sdpa, "gains_by_attention", lambda *args: False)
 
 
 def _plan(heads: int, length: int, caps: DeviceCapabilities, **attributes: Any) -> Plan:

@@ -7,7 +7,7 @@ import math
 import operator as operators
 from collections.abc import Callable
 
-from vkep import dtypes
+from vkep.dtypes import BOOL
 from vkep.ir import algebra as fn
 from vkep.ir import expr as ex
 from vkep.ir.algebra import equal, not_equal, where
@@ -18,8 +18,6 @@ from vkep.kernels.kernel import MOST_READ
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SIGNED, UNSIGNED, every
 from vkep.ops.registry import onnx_history, operator
 from vkep.sizes import matches
-
-_BOOL = dtypes.DTYPES["bool"]
 
 
 def _legacy(b: Builder, x: Tensor, y: Tensor, axis: int | None, broadcast: int) -> Tensor:
@@ -38,7 +36,7 @@ def _declare_binary(
     def lower(b: Builder, x: Tensor, y: Tensor) -> Tensor:
         if op_type != "Pow":  # ONNX's function bodies have float32 constants beside other types
             y = b.cast(y, x.dtype)
-        return op(b, x, y) if callable(op) else b.pointwise(op, x, y, dtype=_BOOL if boolean else None)
+        return op(b, x, y) if callable(op) else b.pointwise(op, x, y, dtype=BOOL if boolean else None)
 
     def lower_1(b: Builder, x: Tensor, y: Tensor, *, axis: int | None = None, broadcast: int = 0) -> Tensor:
         return lower(b, x, _legacy(b, x, y, axis, broadcast))

@@ -34,7 +34,7 @@ def _cast(b: Builder, x: Tensor, to: dtypes.DType, saturate: bool, round_mode: s
         return b.cast(x, to)
     if round_mode not in ("up", "down", "nearest"):
         b.decline(f"round_mode is {round_mode!r}, expected 'up', 'down' or 'nearest'")
-    value = b.cast_expr(ex.leaf(x), x.dtype, dtypes.DTYPES["float32"])
+    value = b.cast_expr(ex.leaf(x), x.dtype, dtypes.FLOAT32)
     return b.store(encode(value, to, saturate, round_mode), to, shape=x.shape)
 
 

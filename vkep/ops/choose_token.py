@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vkep.dtypes import DTYPES
+from vkep.dtypes import INT32, INT64
 from vkep.graph.model import GENERATION
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
@@ -29,7 +29,7 @@ def choose_token(
     counts = [seen.shape[1] if seen is not None else 0, never.size if never is not None else 0]
     if seen is not None:
         b.expect("seen", seen, (batch, counts[0]))
-    tokens, chosen = b.empty(DTYPES["int64"], (batch, 1)), b.empty(DTYPES["int32"], (batch,))
+    tokens, chosen = b.empty(INT64, (batch, 1)), b.empty(INT32, (batch,))
     more = [t for t, count in zip((seen, never), counts, strict=True) if t is not None and count]
     problem = ChooseTokenProblem(batch, vocabulary, last.strides[0] if batch > 1 else 0, logits.dtype.name, *counts)
     b.compute(problem, [last, b.contiguous(settings), *(b.contiguous(t) for t in more)], [tokens, chosen])

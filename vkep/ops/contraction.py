@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""Matrix products: MatMul and Gemm, and of domain com.microsoft FusedMatMul and FusedGemm."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vkep.dtypes import DTYPES, DType
+from vkep.dtypes import FLOAT32, DType
 from vkep.graph.attributes import GemmAttributes
 from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
@@ -15,6 +15,7 @@ from vkep.ir.tensor import Tensor, broadcast_shapes, collapse, same_shape
 from vkep.kernels.matmul import MatMulProblem
 from vkep.kernels.matmul_generic import GenericProductProblem
 from vkep.kernels.problem import Problem
+from vkep.ops.microsoft import MICROSOFT, activated
 from vkep.ops.registry import FLOATS, operator
 from vkep.sizes import cached, matches
 
@@ -31,7 +32,7 @@ def matrix_product(b: Builder, x: Tensor, y: Tensor, dtype: DType | None = None)
     """
     dtype = dtype or x.dtype
     if dtype.name == "bfloat16":  # sums are kept in float32 and rounded once
-        wide = DTYPES["float32"]
+        wide = FLOAT32
         return b.cast(matrix_product(b, b.cast(x, wide), b.cast(y, wide)), dtype)
     lead_x, lead_y = x.rank == 1, y.rank == 1
     if x.rank == 0 or y.rank == 0:
@@ -111,8 +112,8 @@ def gemm(b: Builder, x: Tensor, y: Tensor, c: Tensor | None = None, *, a: GemmAt
         b.decline(f"Gemm of shapes {x.shape} and {y.shape}; it takes matrices")
     dtype = x.dtype
     if dtype.name == "bfloat16":
-        x, y = b.cast(x, DTYPES["float32"]), b.cast(y, DTYPES["float32"])
-        c = None if c is None else b.cast(c, DTYPES["float32"])
+        x, y = b.cast(x, FLOAT32), b.cast(y, FLOAT32)
+        c = None if c is None else b.cast(c, FLOAT32)
     product = matrix_product(b, x.transpose((1, 0)) if a.transA else x, y.transpose((1, 0)) if a.transB else y)
     if a.alpha != 1.0:
         product = scaled(b, product, a.alpha)
@@ -129,3 +130,50 @@ def scaled(b: Builder, x: Tensor, factor: float) -> Tensor:
         return b.pointwise("mul", x, int(factor))
     value, by = b.reads(x, b.constant(np.array(factor, np.float64)))
     return b.store(fn.cast(fn.cast(value, "double") * by, value.ctype), x.dtype, shape=x.shape)
+
+
+@operator("FusedMatMul", domain=MICROSOFT, types={"x y": (*FLOATS, "bfloat16", "float64")})
+def fused_matmul(
+    b: Builder,
+    x: Tensor,
+    y: Tensor,
+    *,
+    alpha: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+    transBatchA: int = 0,
+    transBatchB: int = 0,
+) -> Tensor:
+    if (transBatchA or transBatchB) and (x.rank != y.rank or x.rank < 3):
+        b.invalid(f"batches of {list(x.shape)} and {list(y.shape)}; expected the same number of axes, at least 3")
+    x, y = _oriented(x, transA, transBatchA), _oriented(y, transB, transBatchB)
+    product = matrix_product(b, x, y)
+    return product if alpha == 1.0 else scaled(b, product, alpha)
+
+
+def _oriented(x: Tensor, swap: int, batch: int) -> Tensor:
+    if batch and x.rank > 2:  # move the first axis behind the batch axes
+        x = x.transpose((*range(1, x.rank - 1), 0, x.rank - 1))
+    if swap and x.rank >= 2:
+        x = x.transpose((*range(x.rank - 2), x.rank - 1, x.rank - 2))
+    return x
+
+
+@operator("FusedGemm", domain=MICROSOFT, types={"x y c": FLOATS})
+def fused_gemm(
+    b: Builder,
+    x: Tensor,
+    y: Tensor,
+    c: Tensor | None = None,
+    *,
+    a: GemmAttributes,
+    activation: str = "",
+    activation_alpha: float | None = None,
+    activation_beta: float | None = None,
+    activation_gamma: float | None = None,
+) -> Tensor:
+    given = {"alpha": activation_alpha, "beta": activation_beta, "gamma": activation_gamma}
+    return activated(b, gemm(b, x, y, c, a=a), activation, **given)
+
+
+operator("TransposeMatMul", domain=MICROSOFT, types={"x y": (*FLOATS, "bfloat16", "float64")})(fused_matmul)

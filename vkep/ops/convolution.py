@@ -1,20 +1,31 @@
-"""Convolutions: Conv, ConvTranspose, DeformConv, and the windows that Col2Im undoes."""
+"""Convolutions: Conv, ConvTranspose, DeformConv, and the windows that Col2Im undoes; of domain com.microsoft those with
+channels last, an activation, pads as an input, a state, or words as input.
+
+Semantics: ONNX; the operators' schemas in ONNX Runtime (docs/ContribOperators.md), and its kernels where those say no more.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from vkep.dtypes import DTYPES, DType
+from vkep.dtypes import BOOL, FLOAT32, INT32, DType
 from vkep.graph.attributes import ConvAttributes, ConvTransposeAttributes
 from vkep.graph.windows import Window, resolve_window
+from vkep.ir import algebra as fn
+from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.kernels.col2im import Col2ImProblem
 from vkep.kernels.conv import ConvProblem
 from vkep.kernels.deform import DeformColumnsProblem
+from vkep.ops.allowed import FLOATING, SINGLE
 from vkep.ops.contraction import matrix_product
-from vkep.ops.gather import padded
+from vkep.ops.gather import gathered, padded
+from vkep.ops.generators import positions
+from vkep.ops.microsoft import MICROSOFT, activated, outputs
+from vkep.ops.packed import Packed, with_history
+from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import FLOATS, operator
 from vkep.sizes import cached
 
@@ -28,7 +39,7 @@ def convolution(
     elements are whole numbers whose sums float32 holds, and so must the result be."""
     dtype = dtype or x.dtype
     if dtype.name == "bfloat16":  # sums are kept in float32
-        x, w = b.cast(x, DTYPES["float32"]), b.cast(w, DTYPES["float32"])
+        x, w = b.cast(x, FLOAT32), b.cast(w, FLOAT32)
     if x.rank < 3 or w.rank != x.rank:
         b.decline(f"convolution of {x.shape} with weights {w.shape}; both need a batch, channels and spatial axes")
     if x.shape[1] != w.shape[1] * a.group:
@@ -169,7 +180,7 @@ def conv_transpose(
     window = a.window(x.shape, w.shape)
     dtype = x.dtype
     if dtype.name == "bfloat16":
-        x, w = b.cast(x, DTYPES["float32"]), b.cast(w, DTYPES["float32"])
+        x, w = b.cast(x, FLOAT32), b.cast(w, FLOAT32)
     return with_bias(b, b.cast(transposed_convolution(b, x, w, window, a.group), dtype), bias)
 
 
@@ -198,8 +209,8 @@ def deform_conv(
         b.decline(f"a deformable convolution over {x.rank - 2} axes; the kernel takes 2")
     dtype = x.dtype
     if dtype.name == "bfloat16":
-        x, w, offset = (b.cast(t, DTYPES["float32"]) for t in (x, w, offset))
-        mask = None if mask is None else b.cast(mask, DTYPES["float32"])
+        x, w, offset = (b.cast(t, FLOAT32) for t in (x, w, offset))
+        mask = None if mask is None else b.cast(mask, FLOAT32)
     window = resolve_window(x.shape[2:], w.shape[2:], strides, pads, dilations)
     depth, pixels = w.shape[1] * math.prod(window.kernel), math.prod(window.out)
     columns = b.empty(x.dtype, (x.shape[0], group, depth, pixels))
@@ -211,3 +222,246 @@ def deform_conv(
     weights = b.reshape(w, (1, group, w.shape[0] // group, depth))
     out = b.reshape(matrix_product(b, weights, columns), (x.shape[0], w.shape[0], *window.out))
     return with_bias(b, b.cast(out, dtype), bias)
+
+
+@operator("FusedConv", domain=MICROSOFT, types={"x w bias z": FLOATS})
+def fused_conv(
+    b: Builder,
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    z: Tensor | None = None,
+    *,
+    a: ConvAttributes,
+    activation: str = "",
+    activation_params: Sequence[float] = (),
+) -> Tensor:
+    out = conv_(b, x, w, bias, a=a)
+    if z is not None:
+        out = b.pointwise("add", out, z)
+    return activated(b, out, activation, *activation_params)
+
+
+def channels_first(x: Tensor) -> Tensor:
+    """A view of [n, ..., c] as [n, c, ...]."""
+    return x.transpose((0, x.rank - 1, *range(1, x.rank - 1)))
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """A view of [n, c, ...] as [n, ..., c]."""
+    return x.transpose((0, *range(2, x.rank), 1))
+
+
+@operator("NhwcConv", domain=MICROSOFT, types={"x w bias": FLOATS})
+def nhwc_conv(b: Builder, x: Tensor, w: Tensor, bias: Tensor | None = None, *, a: ConvAttributes) -> Tensor:
+    """Input and result have channels last, and so have the weights [m, kh, kw, c]."""
+    return channels_last(conv_(b, channels_first(x), channels_first(w), bias, a=a))
+
+
+@operator("NhwcFusedConv", domain=MICROSOFT, types={"x w bias z": FLOATS})
+def nhwc_fused_conv(
+    b: Builder,
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    z: Tensor | None = None,
+    *,
+    a: ConvAttributes,
+    activation: str = "",
+    activation_params: Sequence[float] = (),
+) -> Tensor:
+    out = channels_last(conv_(b, channels_first(x), w, bias, a=a))
+    b.expect("Z", z, out.shape)
+    if z is not None:
+        out = b.pointwise("add", out, z)
+    return activated(b, out, activation, *activation_params)
+
+
+@operator("ConvTransposeWithDynamicPads", domain=MICROSOFT, types={"x w bias": FLOATING, "pads": ("int64",)})
+def conv_transpose_with_dynamic_pads(
+    b: Builder,
+    x: Tensor,
+    w: Tensor,
+    pads: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    kernel_shape: Sequence[int] | None = None,
+    output_padding: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Tensor:
+    edges = b.ints(pads, "Pads")
+    if x.rank < 3 or w.rank != x.rank or min(edges or [0]) < 0:
+        b.invalid(f"an input of shape {list(x.shape)}, weights of {list(w.shape)}, pads {edges}")
+    a = ConvTransposeAttributes(
+        auto_pad=auto_pad,
+        dilations=dilations,
+        group=group,
+        kernel_shape=kernel_shape,
+        output_padding=output_padding,
+        strides=strides,
+        pads=edges,
+    )
+    return conv_transpose(b, x, w, bias, a=a)
+
+
+@operator(
+    "CausalConvWithState",
+    domain=MICROSOFT,
+    types={"x weight bias past": SINGLE},
+    fixed={
+        "input_channel_offset": 0,
+        "input_channels": 0,
+        "state_channels_last": -1,
+        "state_length": 0,
+        "state_update_capacity": 0,
+        "state_window": 0,
+    },
+)
+def causal_conv_with_state(
+    b: Builder,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    past: Tensor | None = None,
+    *,
+    activation: str = "none",
+    channels_last: int = 0,
+    dilation: int = 1,
+    ndim: int = 1,
+) -> list[Tensor]:
+    """A depthwise convolution over the past's positions and the input's; the last positions are the next past."""
+    if ndim != 1:
+        b.decline(f"{ndim} spatial axes; the kernels take 1")
+    if activation not in ("none", "silu", "swish"):
+        b.invalid(f"activation is {activation!r}, expected 'none', 'silu' or 'swish'")
+    if channels_last and x.rank != 3:
+        b.decline(f"channels in {x.rank - 2} axes")
+    if x.rank != 3 or weight.rank != 3 or dilation < 1:
+        b.invalid(f"an input of shape {list(x.shape)}, weights of {list(weight.shape)}, dilation {dilation}")
+    if channels_last:
+        x = x.transpose((0, 2, 1))
+        past = None if past is None else past.transpose((0, 2, 1))
+    batch, channels, steps = x.shape
+    reach = (weight.shape[2] - 1) * dilation
+    b.expect("weight", weight, (channels, 1, weight.shape[2]))
+    b.expect("past_state", past, (batch, channels, reach))
+    whole = b.empty(x.dtype, (batch, channels, reach + steps))
+    b.copy(b.full((batch, channels, reach), 0, x.dtype) if past is None else past, out=whole.slice(2, 0, reach))
+    b.copy(x, out=whole.slice(2, reach, steps))
+    a = ConvAttributes(group=channels, dilations=[dilation])
+    y = conv_(b, whole, weight, bias, a=a)
+    if activation != "none":
+        y = b.pointwise(fn.swish, y)
+    present = whole.slice(2, steps, reach)
+    return outputs(b, *((t.transpose((0, 2, 1)) for t in (y, present)) if channels_last else (y, present)))
+
+
+@operator(
+    "VarlenCausalConvWithState",
+    domain=MICROSOFT,
+    types={"x weight bias first": SINGLE, "starts capture_count": ("int32",)},
+    fixed={"delta_offset": 0, "group_size": 1},
+)
+def varlen_causal_conv_with_state(
+    b: Builder,
+    x: Tensor,
+    weight: Tensor,
+    starts: Tensor,
+    bias: Tensor | None,
+    first: Tensor,
+    capture_count: Tensor | None = None,
+    *,
+    activation: str = "none",
+    dilation: int = 1,
+    state_update_capacity: int = 0,
+) -> list[Tensor]:
+    """The same for concatenated sequences without padding: [tokens, channels]."""
+    if activation not in ("none", "silu", "swish"):
+        b.invalid(f"activation is {activation!r}, expected 'none', 'silu' or 'swish'")
+    if x.rank != 2 or weight.rank != 3 or dilation < 1 or not x.shape[0]:
+        b.invalid(f"an input of shape {list(x.shape)}, weights of {list(weight.shape)}, dilation {dilation}")
+    tokens, channels = x.shape
+    taps = weight.shape[2]
+    reach = (taps - 1) * dilation
+    packed = Packed.of(b, starts, tokens)
+    b.expect("weight", weight, (channels, 1, taps))
+    b.expect("bias", bias, (channels,))
+    b.expect("initial_state", first, (packed.batch, channels, reach))
+    table = with_history(b, x, first.transpose((0, 2, 1)))
+    rows = [
+        packed.rows(b, table, packed.owner, b.expr("sub", packed.place, k * dilation), reach, (tokens,))
+        for k in range(1, taps)
+    ]
+    by_tap = b.reshape(weight, (channels, taps)).transpose((1, 0))
+    total = b.expr("mul", x, by_tap.slice(0, taps - 1, 1))
+    for k, row in enumerate(rows, 1):
+        total = total + b.expr("mul", row, by_tap.slice(0, taps - 1 - k, 1))
+    if bias is not None:
+        total = b.expr("add", total, bias)
+    if activation != "none":
+        total = fn.swish(total)
+    y = b.store(total, x.dtype, shape=x.shape)
+    each = b.reshape(positions(b, packed.batch), (packed.batch, 1))
+    length, back, place = b.reads(b.reshape(packed.lengths, (packed.batch, 1)), reach, positions(b, reach))
+    last = length - back + place
+    state = packed.rows(b, table, each, last, reach, (packed.batch, reach)) if reach else first.transpose((0, 2, 1))
+    update = None
+    if state_update_capacity:
+        if capture_count is None:
+            b.invalid(f"state_update_capacity is {state_update_capacity}, without capture_count")
+        b.expect("capture_count", capture_count, (packed.batch,))
+        slot = b.reshape(positions(b, state_update_capacity), (1, state_update_capacity))
+        shape = (packed.batch, state_update_capacity)
+        found = packed.rows(b, table, each, slot, reach, shape)
+        ends = [b.reshape(t, (packed.batch, 1, 1)) for t in (capture_count, packed.lengths)]
+        value, at, count, length = b.reads(found, b.reshape(slot, (1, state_update_capacity, 1)), *ends)
+        update = b.store(where((at < count) & (at < length), value, 0.0), x.dtype, shape=found.shape)
+    return outputs(b, y, state.transpose((0, 2, 1)), update)
+
+
+@operator("WordConvEmbedding", domain=MICROSOFT, types={"words": ("int32",), "w bias table": ("float32",)})
+def word_conv_embedding(
+    b: Builder,
+    words: Tensor,
+    w: Tensor,
+    bias: Tensor,
+    table: Tensor,
+    *,
+    char_embedding_size: int | None = None,
+    conv_window_size: int | None = None,
+    embedding_size: int | None = None,
+) -> Tensor:
+    """A word [characters] of ``words`` becomes the greatest tanh over windows of its characters' rows of ``table``."""
+    if words.rank != 2 or w.rank != 4 or table.rank != 2 or w.shape[1] != 1 or w.shape[3] != table.shape[1]:
+        b.invalid(f"words {list(words.shape)}, weights {list(w.shape)} and a table of {list(table.shape)}")
+    count, length = words.shape
+    filters, window, width = w.shape[0], w.shape[2], w.shape[3]
+    b.expect("B", bias, (filters,))
+    told = {"char_embedding_size": (char_embedding_size, width), "conv_window_size": (conv_window_size, window)}
+    for name, (said, is_) in {**told, "embedding_size": (embedding_size, filters)}.items():
+        if said not in (None, -1, is_):
+            b.invalid(f"{name} is {said}, the weights have {is_}")
+    if not 0 < window <= length:
+        b.invalid(f"windows of {window} in words of {length} characters")
+    word, entries = b.reads(words, table.shape[0])
+    known = (word >= 0) & (word < entries)
+    rows = gathered(b, table, b.store(where(known, word, 0), INT32, shape=words.shape))
+    # length of a word: its positive characters, none where the first is not positive
+    positive = b.store(fn.cast(word > 0, "int"), INT32, shape=words.shape)
+    total = reduce_axes(b, "sum", positive, [1], True)
+    lengths = b.pointwise(lambda first, sum_: where(first > 0, sum_, 0), positive.slice(1, 0, 1), total)
+    at, characters, least = b.reads(positions(b, length), lengths, window)
+    kept = b.store(known & (at < fn.maximum(characters, least)), BOOL, shape=words.shape)
+    rows = b.pointwise(lambda v, keep: where(keep, v, 0.0), rows, b.reshape(kept, (count, length, 1)))
+    places = length - window + 1
+    spread = rows.view((count, places, window * width), (length * width, width, 1))
+    product = matrix_product(b, spread, b.reshape(w, (filters, window * width)).transpose((1, 0)))
+    place, ends = b.reshape(positions(b, places), (places, 1)), b.reshape(lengths, (count, 1, 1))
+    at, characters, least, sum_, added = b.reads(place, ends, window, product, bias)
+    value = where(at <= fn.maximum(characters, least) - least, fn.tanh(sum_ + added), -1e12)
+    best = reduce_axes(b, "max", b.store(value, FLOAT32, shape=product.shape), [1], False)
+    # ONNX Runtime leaves the row of an empty word as its memory was
+    return b.pointwise(lambda v, characters: where(characters > 0, v, 0.0), best, b.reshape(lengths, (count, 1)))

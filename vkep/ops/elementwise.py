@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vkep.dtypes import DTYPES
+from vkep.dtypes import BOOL, FLOAT32
 from vkep.ir import algebra as fn
 from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SIGNED, UNSIGNED, every
-from vkep.ops.registry import operator
-
-_BOOL = DTYPES["bool"]
+from vkep.ops.microsoft import MICROSOFT
+from vkep.ops.registry import FLOATS, operator
 
 
 def _hard_sigmoid(x: Expr, alpha: Expr | float, beta: Expr | float) -> Expr:
@@ -54,7 +53,7 @@ _SINCE_6 = {"Ceil", "Exp", "Floor", "Log", "Reciprocal", "Sigmoid", "Sqrt", "Tan
 def _declare_unary(op_type: str, function: Callable[[Expr], Expr], among: tuple[str, ...]) -> None:
     def lower(b: Builder, x: Tensor) -> Tensor:
         if x.dtype.kind != "float":  # Erf before version 13: the integer part of the float's value
-            return b.cast(b.pointwise(function, b.cast(x, DTYPES["float32"])), x.dtype)
+            return b.cast(b.pointwise(function, b.cast(x, FLOAT32)), x.dtype)
         return b.pointwise(function, x)
 
     lower.__name__ = op_type.lower()
@@ -101,18 +100,18 @@ def bitwise_not(b: Builder, x: Tensor) -> Tensor:
 
 def _read(b: Builder, x: Tensor) -> Tensor:
     """8-bit floats as float32, in which kernels can compute."""
-    return b.cast(x, DTYPES["float32"]) if x.dtype.kind == "bits" else x
+    return b.cast(x, FLOAT32) if x.dtype.kind == "bits" else x
 
 
 @operator("IsNaN", types={"T1": every("IsNaN", "T1")})
 def is_nan(b: Builder, x: Tensor) -> Tensor:
-    return b.pointwise("isnan", _read(b, x), dtype=_BOOL)
+    return b.pointwise("isnan", _read(b, x), dtype=BOOL)
 
 
 @operator("IsInf", types={"T1": every("IsInf", "T1")})
 def is_inf(b: Builder, x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
     if not detect_negative and not detect_positive:
-        return b.full(x.shape, False, _BOOL)
+        return b.full(x.shape, False, BOOL)
 
     def of_sides(v: Expr) -> Expr:
         infinite = fn.isinf(v)
@@ -120,7 +119,7 @@ def is_inf(b: Builder, x: Tensor, *, detect_negative: int = 1, detect_positive: 
             return infinite
         return infinite & ((v > 0) if detect_positive else (v < 0))
 
-    return b.pointwise(of_sides, _read(b, x), dtype=_BOOL)
+    return b.pointwise(of_sides, _read(b, x), dtype=BOOL)
 
 
 @operator("Gelu", since=20, types={"T": every("Gelu", among=FLOATING)})
@@ -189,3 +188,33 @@ def swish(b: Builder, x: Tensor, *, alpha: float = 1.0) -> Tensor:
 @operator("Identity", types={"T": every("Identity"), "V": every("Identity", "V")})
 def identity(b: Builder, x: Tensor) -> Tensor:
     return x
+
+
+@operator("SampleOp", domain=MICROSOFT, types={"x": (*FLOATS, "float64", "int32", "int64", "uint32", "uint64")})
+def sample_op(b: Builder, x: Tensor) -> Tensor:
+    """An echo: what ONNX Runtime shows how an operator is added with."""
+    return x
+
+
+@operator("Gelu", domain=MICROSOFT, types={"x": FLOATS})
+def gelu_(b: Builder, x: Tensor) -> Tensor:
+    return gelu(b, x)
+
+
+@operator("BiasGelu", domain=MICROSOFT, types={"x bias": FLOATS})
+def bias_gelu(b: Builder, x: Tensor, bias: Tensor) -> Tensor:
+    b.expect("bias", bias, x.shape[-1:])
+    return gelu(b, b.pointwise("add", x, bias, shape=x.shape))
+
+
+@operator("FastGelu", domain=MICROSOFT, types={"x bias": FLOATS})
+def fast_gelu(b: Builder, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    b.expect("bias", bias, x.shape[-1:])
+    if bias is not None:
+        x = b.pointwise("add", x, bias, shape=x.shape)
+    return gelu(b, x, approximate="tanh")
+
+
+@operator("QuickGelu", domain=MICROSOFT, types={"x": FLOATS})
+def quick_gelu(b: Builder, x: Tensor, *, alpha: float = 1.702) -> Tensor:
+    return b.pointwise(fn.swish, x, alpha)

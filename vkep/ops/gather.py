@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from vkep.dtypes import DTYPES
+from vkep.dtypes import INT64
 from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
@@ -17,6 +17,7 @@ from vkep.kernels.pad import PadProblem
 from vkep.kernels.scatter import ScatterElementsProblem, ScatterNDProblem
 from vkep.ops.allowed import FLOATING, every
 from vkep.ops.generators import positions
+from vkep.ops.microsoft import MICROSOFT
 from vkep.ops.registry import INDICES, operator
 from vkep.sizes import largest, matches, smallest, whole
 
@@ -221,7 +222,7 @@ def tensor_scatter(
         at = at + first
     if mode == "circular":
         at = fn.where(at < 0, at, at % places)
-    indices = b.store(at, DTYPES["int64"], shape=update.shape)
+    indices = b.store(at, INT64, shape=update.shape)
     return scatter_elements_(b, past_cache, indices, update, where, "none", what="a place to write", from_end=False)
 
 
@@ -241,7 +242,7 @@ def reverse_sequence(
     # a length that is negative or too long leads to an index that is out of range
     step, length, outside = b.reads(time, lengths, -1 - steps)
     at = fn.where(length < 0, outside, fn.where(step < length, length - 1 - step, step))
-    indices = b.store(at, DTYPES["int64"], shape=x.shape)
+    indices = b.store(at, INT64, shape=x.shape)
     return elements_at(b, x, indices, time_axis, f"a length is outside [0, {steps}]")
 
 
@@ -258,3 +259,13 @@ def compress(b: Builder, x: Tensor, condition: Tensor, *, axis: int | None = Non
     if chosen.size and chosen[-1] >= x.shape[where]:  # ONNX Runtime reads no more of the condition
         chosen = chosen[chosen < int(x.shape[where])]
     return gather_(b, x, b.constant(chosen.astype(np.int64)), axis=where)
+
+
+@operator("GatherND", domain=MICROSOFT, types={"data": every("GatherND"), "indices": INDICES})
+def gather_nd(b: Builder, data: Tensor, indices: Tensor) -> Tensor:
+    return gather_nd_11(b, data, indices)
+
+
+@operator("Pad", domain=MICROSOFT, types={"data value": every("Pad"), "pads": ("int64",)})
+def pad_(b: Builder, data: Tensor, pads: Tensor, value: Tensor | None = None, *, mode: str = "constant") -> Tensor:
+    return pad(b, data, b.reshape(pads, [pads.size]), value, mode=mode)

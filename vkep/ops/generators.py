@@ -9,12 +9,13 @@ import onnx
 from onnx import numpy_helper
 
 from vkep import dtypes
-from vkep.dtypes import DTYPES, DType
+from vkep.dtypes import FLOAT32, DType
 from vkep.ir import algebra as fn
 from vkep.ir.algebra import equal
 from vkep.ir.builder import LARGEST, Builder
 from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SINGLE, every
+from vkep.ops.microsoft import MICROSOFT
 from vkep.ops.registry import operator
 from vkep.sizes import fixed, room_for, whole
 
@@ -108,7 +109,7 @@ def constant_of_shape(b: Builder, shape: Tensor, *, value: onnx.TensorProto | No
     if math.prod(dims) >= LARGEST:
         b.decline(f"a result of shape {dims}; the kernels take 0 to 2**31 - 1 elements")
     fill = np.zeros(1, np.float32) if value is None else numpy_helper.to_array(value)
-    dtype = dtypes.from_onnx(value.data_type) if value is not None else DTYPES["float32"]
+    dtype = dtypes.from_onnx(value.data_type) if value is not None else FLOAT32
     if dtype is None:
         b.decline(f"no kernel makes {fill.dtype}")
     return b.constant(fill.reshape(-1)[:1].reshape(())).expand(tuple(dims))
@@ -130,7 +131,7 @@ def _declare_window(op_type: str, terms: tuple[float, float, float]) -> None:
             b.invalid(f"a window of {count} samples")
         if count > _LONGEST_WINDOW:
             b.decline(f"a window of {count} samples, expected up to {_LONGEST_WINDOW}")
-        made = numeric(b, output_datatype, DTYPES["float32"])
+        made = numeric(b, output_datatype, FLOAT32)
         if made.name not in SINGLE and made.name != "float64":
             b.decline(f"a window of {made}, expected a float type")
         angle = 2 * np.pi * np.arange(count) / max(count if periodic else count - 1, 1)
@@ -165,7 +166,7 @@ def mel_weight_matrix(
         float(b.number(t, what))
         for t, what in ((lower_edge_hertz, "lower_edge_hertz"), (upper_edge_hertz, "upper_edge_hertz"))
     ]
-    made = numeric(b, output_datatype, DTYPES["float32"])
+    made = numeric(b, output_datatype, FLOAT32)
     if rate < 1 or length < 1:
         b.invalid(f"{length} samples at {rate} Hz, expected at least 1 of each")
     low, high = (2595 * math.log10(1 + e / 700) for e in edges)
@@ -185,3 +186,11 @@ def mel_weight_matrix(
             falling = np.arange(centre, upper)
             matrix[falling, i] = (upper - falling) / (upper - centre)
     return b.constant(matrix.astype(made.numpy))
+
+
+operator("Trilu", domain=MICROSOFT, types={"x": every("Trilu"), "k": ("int64",)})(trilu)
+
+
+@operator("Range", domain=MICROSOFT, types={"start limit delta": ARITHMETIC})
+def range_from_one(b: Builder, start: Tensor, limit: Tensor, delta: Tensor | None = None) -> Tensor:
+    return range_(b, start, limit, b.full((), 1, start.dtype) if delta is None else delta)

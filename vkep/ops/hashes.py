@@ -1,4 +1,5 @@
-"""Hashes of token n-grams, for tables of embeddings (domain com.microsoft: NGramHashMapping, VarlenNGramHashMapping).
+"""Hashes (domain com.microsoft): MurmurHash3, and those of token n-grams for tables of embeddings (NGramHashMapping,
+VarlenNGramHashMapping).
 
 Semantics: the operators' schemas in ONNX Runtime 1.32, and its CPU provider's kernels.
 """
@@ -8,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from vkep.dtypes import DTYPES
+from vkep.dtypes import INT32, UINT32, DType
+from vkep.ir import algebra as fn
 from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
-from vkep.ir.expr import Expr
+from vkep.ir.expr import Expr, apply
 from vkep.ir.tensor import Tensor
 from vkep.ops.arithmetic import mod
 from vkep.ops.generators import positions
@@ -20,7 +22,6 @@ from vkep.ops.movement import concat
 from vkep.ops.packed import Packed, with_history
 from vkep.ops.registry import INDICES, operator
 
-_INT32 = DTYPES["int32"]
 _IDS = {"ids multipliers vocab_sizes past_ids head_offsets eos": INDICES, "segment_ids": ("int32",)}
 
 
@@ -221,3 +222,31 @@ def _captured(
     found = packed.rows(b, table, row, at + first + place, a.earlier, shape)
     value, pad = b.reads(found, a.pad_id)
     return b.store(where((at < count) & (at < length), value, pad), found.dtype, shape=shape)
+
+
+def _words(x: Expr) -> list[Expr]:
+    """The 32-bit words of an element, the lower one first."""
+    if x.ctype == "double":
+        return [apply("low_word", x), apply("high_word", x)]
+    low = fn.float_bits(x) if x.ctype == "float" else fn.cast(x, "uint")
+    return [low, fn.cast(x >> 32, "uint")] if x.ctype in ("int64_t", "uint64_t") else [low]
+
+
+def _rotated_left(value: Expr, bits: int) -> Expr:
+    return (value << bits) | (value >> (32 - bits))
+
+
+@operator("MurmurHash3", domain=MICROSOFT, types={"x": ("int32", "uint32", "float32", "int64", "uint64", "float64")})
+def murmur_hash(b: Builder, x: Tensor, *, positive: int = 1, seed: int = 0) -> Tensor:
+    """MurmurHash3_x86_32 (Appleby) of each element's bytes."""
+    words = _words(b.reads(x)[0])
+    state = b.reads(words[0], seed & 0xFFFFFFFF)[1]
+    for word in words:
+        mixed = _rotated_left(word * 0xCC9E2D51, 15)
+        state = _rotated_left(state ^ (mixed * 0x1B873593), 13) * 5 + 0xE6546B64
+    state = state ^ (4 * len(words))
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        state = (state ^ (state >> shift)) * factor
+    state = state ^ (state >> 16)
+    made: DType = UINT32 if positive == 1 else INT32
+    return b.store(fn.cast(state, made.glsl_compute), made, shape=x.shape)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from vkep.dtypes import DTYPES, DType
+from vkep.dtypes import DTYPES, FLOAT32, INT32, DType
 from vkep.ir import algebra as fn
 from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
@@ -24,14 +24,14 @@ from vkep.kernels.launch import is_cpu
 from vkep.ops.allowed import SINGLE
 from vkep.ops.contraction import matrix_product
 from vkep.ops.elementwise import gelu
-from vkep.ops.fused import gated_parts
+from vkep.ops.gates import gated_parts
 from vkep.ops.gather import elements_at, gather_, gathered, scatter_elements_
-from vkep.ops.microsoft import MICROSOFT, outputs, unpacked_codes, wants_output
+from vkep.ops.microsoft import MICROSOFT, outputs, wants_output
 from vkep.ops.normalization import softmax_over
+from vkep.ops.quantized.blocks import unpacked_codes
 from vkep.ops.reduction import reduce_axes, top_k_of
 from vkep.ops.registry import FLOATS, operator
 
-_FLOAT32, _INT32 = DTYPES["float32"], DTYPES["int32"]
 _ACTIVATIONS = ("relu", "gelu", "silu", "identity", "relu2", "swiglu", "geglu")
 
 
@@ -185,12 +185,12 @@ def _halves(y: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
 def _routed(b: Builder, a: MoEAttributes, router: Tensor, mixing: Tensor | None) -> tuple[Tensor, Tensor]:
     """Of each token the chosen experts (int64 [tokens, k]) and their factors (float32)."""
     tokens, experts = router.shape
-    scores = b.cast(router, _FLOAT32)
+    scores = b.cast(router, FLOAT32)
     if mixing is None:
         scores = softmax_over(b, b.contiguous(scores), tokens, experts, 1)
     factors, chosen = top_k_of(b, scores, a.k, 1, 1)
     if mixing is not None:
-        factors = elements_at(b, b.cast(mixing, _FLOAT32), chosen, 1, "an expert")
+        factors = elements_at(b, b.cast(mixing, FLOAT32), chosen, 1, "an expert")
     if a.normalize_routing_weights:
         total = reduce_axes(b, "sum", factors, [1], True)
         factors = b.pointwise("div", factors, total)
@@ -236,7 +236,7 @@ def mixture(
             part.check(b, what, experts, n, k, block)
     chosen, factors = _routed(b, a, router, mixing)
     if tokens * a.k <= experts:
-        rows = b.reshape(b.cast(chosen, _INT32), (tokens * a.k,))
+        rows = b.reshape(b.cast(chosen, INT32), (tokens * a.k,))
         wide = b.reshape(x, (tokens, 1, 1, hidden)).expand((tokens, a.k, 1, hidden))
         wide = b.reshape(wide, (tokens * a.k, 1, hidden))
         if fc1.bits and is_cpu(
@@ -257,7 +257,7 @@ def mixture(
         rows = gathered(b, b.reshape(y, (y.shape[0] * y.shape[1], hidden)), places)
         each = b.reshape(rows, (tokens, a.k, hidden))
     weights = b.reshape(factors, (tokens, a.k, 1))
-    parts = b.pointwise(lambda by, v: where(fn.equal(by, 0.0), 0.0, by * v), weights, each, dtype=_FLOAT32)
+    parts = b.pointwise(lambda by, v: where(fn.equal(by, 0.0), 0.0, by * v), weights, each, dtype=FLOAT32)
     return b.reshape(b.cast(reduce_axes(b, "sum", parts, [1], False), x.dtype), x.shape)
 
 
@@ -370,14 +370,14 @@ def moe_group_router(
     experts = expert_bias.size
     if projection is not None:
         b.expect("projection_weight", projection, (experts, logits.shape[-1]))
-        wide, matrix = b.cast(logits, _FLOAT32), b.cast(projection, _FLOAT32)
+        wide, matrix = b.cast(logits, FLOAT32), b.cast(projection, FLOAT32)
         logits = matrix_product(b, wide, matrix.transpose((1, 0)))
     if not experts or not logits.rank or logits.shape[-1] != experts or n_group < 1 or experts % n_group:
         b.invalid(f"logits of shape {list(logits.shape)} for {experts} experts in {n_group} groups")
     if min(top_k, topk_group, group_topk) < 1 or topk_group > n_group or top_k > experts // n_group * topk_group:
         b.invalid(f"{top_k} experts of {topk_group} groups, of {experts} in {n_group} groups")
     tokens, dtype = logits.size // experts, logits.dtype
-    scores = b.pointwise("sigmoid", b.cast(b.reshape(logits, (tokens, experts)), _FLOAT32))
+    scores = b.pointwise("sigmoid", b.cast(b.reshape(logits, (tokens, experts)), FLOAT32))
     biased = b.pointwise("add", scores, b.reshape(expert_bias, (experts,)))
     if not wants_output(b, 0):
         return outputs(b, None, biased, scores)
@@ -387,12 +387,12 @@ def moe_group_router(
         best, _ = top_k_of(b, b.reshape(biased, (tokens, n_group, each)), min(group_topk, each), 2, 1)
         _, groups = top_k_of(b, reduce_axes(b, "sum", best, [2], False), topk_group, 1, 1)
         open_ = scatter_elements_(
-            b, b.full((tokens, n_group), 0, _FLOAT32), groups, b.full(groups.shape, 1, _FLOAT32), 1, "none"
+            b, b.full((tokens, n_group), 0, FLOAT32), groups, b.full(groups.shape, 1, FLOAT32), 1, "none"
         )
         spread, grouped = b.reshape(open_, (tokens, n_group, 1)), b.reshape(biased, (tokens, n_group, each))
         ranked = b.pointwise(lambda v, is_open: where(fn.equal(is_open, 0.0), -math.inf, v), grouped, spread)
         ranked = b.reshape(ranked, (tokens, experts))
     _, chosen = top_k_of(b, ranked, top_k, 1, 1)
     logarithms = b.pointwise(lambda v: fn.log(fn.maximum(v, 1e-20)), elements_at(b, scores, chosen, 1, "an expert"))
-    made = scatter_elements_(b, b.full((tokens, experts), router_sentinel, _FLOAT32), chosen, logarithms, 1, "none")
+    made = scatter_elements_(b, b.full((tokens, experts), router_sentinel, FLOAT32), chosen, logarithms, 1, "none")
     return outputs(b, b.cast(made, dtype), biased, scores)

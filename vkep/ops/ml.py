@@ -11,7 +11,7 @@ import math
 import numpy as np
 import onnx
 
-from vkep.dtypes import DTYPES, DType
+from vkep.dtypes import DTYPES, FLOAT32, INT32, INT64, DType
 from vkep.ir import algebra as fn
 from vkep.ir.algebra import equal, where
 from vkep.ir.builder import Builder, Operand
@@ -23,8 +23,6 @@ from vkep.ops.gather import gathered
 from vkep.ops.generators import positions
 from vkep.ops.ml_scores import (
     FEATURES,
-    FLOAT,
-    INT64,
     ML,
     labels_at,
     matrix_of,
@@ -93,11 +91,11 @@ def linear_classifier(
 @operator("Scaler", domain=ML, types={"T": FEATURES})
 def scaler(b: Builder, x: Tensor, *, offset: Floats = (), scale: Floats = ()) -> Tensor:
     offsets, scales = (_per_feature(b, name, v, x) for name, v in (("offset", offset), ("scale", scale)))
-    wide = b.cast(x, DTYPES["float64"]) if x.dtype.name == "float64" else b.cast(x, FLOAT)
-    return b.cast(b.pointwise(lambda v, less, by: (v - less) * by, wide, offsets, scales), FLOAT)
+    wide = b.cast(x, DTYPES["float64"]) if x.dtype.name == "float64" else b.cast(x, FLOAT32)
+    return b.cast(b.pointwise(lambda v, less, by: (v - less) * by, wide, offsets, scales), FLOAT32)
 
 
-def _per_feature(b: Builder, name: str, values: Floats | Ints, x: Tensor, dtype: DType = FLOAT) -> Tensor:
+def _per_feature(b: Builder, name: str, values: Floats | Ints, x: Tensor, dtype: DType = FLOAT32) -> Tensor:
     """An attribute's number for each feature (the last axis), or for all."""
     if x.rank not in (1, 2):
         b.decline(f"features of rank {x.rank}, expected 1 or 2")
@@ -123,7 +121,7 @@ def imputer(
         b.invalid(f"no imputed values for {x.dtype}")
     if len(values) != x.shape[-1]:
         values = values[:1]  # as ONNX Runtime does
-    given = _per_feature(b, "imputed values", values, x, x.dtype if whole else FLOAT)
+    given = _per_feature(b, "imputed values", values, x, x.dtype if whole else FLOAT32)
     if not whole and math.isnan(replaced_value_float):
         return b.pointwise(lambda v, new: where(fn.isnan(v), new, v), x, given)
     out = b.scalar_like(replaced_value_int64 if whole else float(np.float32(replaced_value_float)), x)
@@ -150,7 +148,7 @@ def normalizer(b: Builder, x: Tensor, *, norm: str = "MAX") -> Tensor:
     sizes = {"MAX": "max", "L1": "l1", "L2": "l2"}
     if norm not in sizes:
         b.invalid(f"norm is {norm!r}, expected one of {sorted(sizes)}")
-    rows = b.cast(x, FLOAT)
+    rows = b.cast(x, FLOAT32)
     size = reduce_axes(b, sizes[norm], rows, [x.rank - 1], keepdims=True)
     return b.pointwise(lambda v, by: where(equal(by, 0.0), v, v / by), rows, size)
 
@@ -162,11 +160,11 @@ def feature_vectorizer(b: Builder, *inputs: Tensor, inputdimensions: Ints = ()) 
     parts = []
     for x, count in zip(inputs, inputdimensions, strict=True):
         rows = x.shape[0] if x.rank > 1 else 1
-        taken = b.cast(b.reshape(x, [rows, x.size // max(rows, 1)]), FLOAT)
+        taken = b.cast(b.reshape(x, [rows, x.size // max(rows, 1)]), FLOAT32)
         kept = min(count, taken.shape[1])
         parts.append(taken.slice(1, 0, kept))
         if kept < count:
-            parts.append(b.full([rows, count - kept], 0.0, FLOAT))
+            parts.append(b.full([rows, count - kept], 0.0, FLOAT32))
     return concat(b, *parts, axis=1)
 
 
@@ -185,7 +183,7 @@ def places(b: Builder, x: Tensor, keys: np.ndarray) -> tuple[Tensor, np.ndarray]
     """For each element of ``x`` (int32, its shape) an index into the sorted keys, or their number where it is not a
     key; and for each index the key's position in ``keys``. Of equal keys the first counts."""
     ordered, first = np.unique(keys, return_index=True)
-    out = b.empty(DTYPES["int32"], x.shape)
+    out = b.empty(INT32, x.shape)
     problem = LookupProblem(x.size, len(ordered), x.dtype.name)
     b.compute(problem, [b.contiguous(x), b.constant(ordered.astype(x.dtype.numpy))], [out])
     return out, first
@@ -204,7 +202,7 @@ def one_hot_encoder(b: Builder, x: Tensor, *, cats_int64s: Ints = (), zeros: int
     if not zeros:
         column = b.require(column, "ge", "an element is no category", 0)
     holds = b.expr("eq", column, positions(b, len(keys)), ctype="bool")
-    return b.pointwise("cast", holds, dtype=FLOAT, shape=[*x.shape, len(keys)])
+    return b.pointwise("cast", holds, dtype=FLOAT32, shape=[*x.shape, len(keys)])
 
 
 def _encoded(b: Builder, x: Tensor, keys: np.ndarray, values: np.ndarray, default: object) -> Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vkep.dtypes import DTYPES
+from vkep.dtypes import FLOAT32, INT64
 from vkep.ir import algebra as fn
 from vkep.ir import expr as ex
 from vkep.ir.algebra import where
@@ -25,7 +25,6 @@ from vkep.ops.reduction import arg_max, reduce_axes
 ML = "ai.onnx.ml"
 #: element types of features
 FEATURES = ("float32", "float64", "int64", "int32")
-FLOAT, INT64 = DTYPES["float32"], DTYPES["int64"]
 TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 #: SOFTMAX_ZERO treats a score below this as 0
 _ZERO = 1e-7
@@ -35,7 +34,7 @@ def rows_of(b: Builder, x: Tensor) -> Tensor:
     """Features as a dense float32 [rows, features]; an input with one axis is one row."""
     if x.rank not in (1, 2):
         b.decline(f"features of rank {x.rank}, expected 1 or 2")
-    return b.contiguous(b.cast(b.reshape(x, [1, x.shape[0]]) if x.rank == 1 else x, FLOAT))
+    return b.contiguous(b.cast(b.reshape(x, [1, x.shape[0]]) if x.rank == 1 else x, FLOAT32))
 
 
 def matrix_of(b: Builder, name: str, values: Sequence[float], rows: int, columns: int) -> Tensor:
@@ -59,7 +58,7 @@ def transformed(b: Builder, scores: Tensor, transform: str) -> Tensor:
         b.invalid(f"post_transform is {transform!r}, expected one of {TRANSFORMS}")
     most = reduce_axes(b, "max", scores, [1], keepdims=True)
     raised = b.pointwise(lambda v, level: where(abs(v) > _ZERO, fn.exp(v - level), v * fn.exp(-level)), scores, most)
-    return b.store(b.divide(raised, reduce_axes(b, "sum", raised, [1], keepdims=True)), FLOAT)
+    return b.store(b.divide(raised, reduce_axes(b, "sum", raised, [1], keepdims=True)), FLOAT32)
 
 
 def _logistic(x: ex.Expr) -> ex.Expr:
@@ -75,7 +74,7 @@ def _probit(b: Builder, scores: Tensor) -> Tensor:
     log = fn.log((1.0 - p) * (1.0 + p))
     half = 2 / (math.pi * 0.147) + 0.5 * log
     size = fn.sqrt(fn.sqrt(half * half - log * (1 / 0.147)) - half)
-    return b.store(where(p < 0.0, -size, size) * math.sqrt(2), FLOAT, shape=scores.shape)
+    return b.store(where(p < 0.0, -size, size) * math.sqrt(2), FLOAT32, shape=scores.shape)
 
 
 def labels_at(b: Builder, labels: Sequence[int], scores: Tensor) -> Tensor:

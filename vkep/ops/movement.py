@@ -12,6 +12,7 @@ from vkep.ir.builder import Builder
 from vkep.ir.place import is_at
 from vkep.ir.tensor import Tensor, broadcast_shapes
 from vkep.ops.allowed import every
+from vkep.ops.microsoft import MICROSOFT
 from vkep.ops.registry import operator
 
 
@@ -254,3 +255,24 @@ def space_to_depth(b: Builder, data: Tensor, *, blocksize: int, mode: str = "DCR
     split = b.reshape(data, (n, c, h // blocksize, blocksize, w // blocksize, blocksize))
     moved = split.transpose((0, 1, 3, 5, 2, 4) if mode == "CRD" else (0, 3, 5, 1, 2, 4))
     return b.reshape(moved, (n, c * blocksize**2, h // blocksize, w // blocksize))
+
+
+@operator("ExpandDims", domain=MICROSOFT, types={"x": every("Unsqueeze"), "axis": ("int32",)})
+def expand_dims(b: Builder, x: Tensor, axis: Tensor) -> Tensor:
+    at = int(b.value(axis, "axis").reshape(-1)[0])
+    if not -x.rank - 1 <= at <= x.rank:
+        b.invalid(f"axis is {at}, expected {-x.rank - 1} to {x.rank}")
+    at = at if at >= 0 else at + x.rank + 1
+    return b.reshape(x, [*x.shape[:at], 1, *x.shape[at:]])
+
+
+@operator("UnfoldTensor", domain=MICROSOFT, types={"x": every("Transpose")})
+def unfold_tensor(b: Builder, x: Tensor, *, size: int, dim: int = -1, step: int = 1) -> Tensor:
+    """Windows of ``size`` along ``dim``, ``step`` apart: the window's number in dim's place, its elements last."""
+    axis = b.axis(dim, x.rank)
+    if not 0 < size <= x.shape[axis] or step < 1:
+        b.invalid(f"windows of {size}, {step} apart, along an axis of {x.shape[axis]}")
+    count = (x.shape[axis] - size) // step + 1
+    stride = x.strides[axis]
+    shape = (*x.shape[:axis], count, *x.shape[axis + 1 :], size)
+    return x.view(shape, (*x.strides[:axis], stride * step, *x.strides[axis + 1 :], stride))

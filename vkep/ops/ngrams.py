@@ -1,4 +1,7 @@
-"""TfIdfVectorizer of integers. Semantics: ONNX's operator and its evaluator (op_tfidf_vectorizer.py)."""
+"""N-grams: TfIdfVectorizer of integers (ONNX), NGramRepeatBlock (com.microsoft).
+
+Semantics: ONNX's operator and its evaluator (op_tfidf_vectorizer.py); ONNX Runtime's schema.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vkep.dtypes import DTYPES
-from vkep.ir.algebra import where
+from vkep.dtypes import FLOAT32
+from vkep.ir.algebra import equal, where
 from vkep.ir.builder import Builder
+from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.kernels.ngrams import NgramProblem
+from vkep.ops.gather import scatter_elements_
+from vkep.ops.microsoft import MICROSOFT
 from vkep.ops.registry import INDICES, operator
 
 
@@ -46,7 +52,7 @@ def tf_idf_vectorizer(
                 grams[columns[number]] = at, length
             number += 1
     rows = b.contiguous(b.reshape(x, [1, x.shape[0]]) if x.rank == 1 else x)
-    counts = b.empty(DTYPES["float32"], [rows.shape[0], len(grams)])
+    counts = b.empty(FLOAT32, [rows.shape[0], len(grams)])
     items = pool.astype(x.dtype.numpy)
     problem = NgramProblem(rows.shape[0], rows.shape[1], len(items), len(grams), max_skip_count + 1, x.dtype.name)
     b.compute(problem, [rows, b.constant(items), b.constant(grams)], [counts])
@@ -62,3 +68,24 @@ def tf_idf_vectorizer(
             lambda count, factor: where(count > 0.0, factor, 0.0) if once else count * factor, counts, by
         )
     return b.reshape(result, [len(grams)]) if x.rank == 1 else result
+
+
+@operator("NGramRepeatBlock", domain=MICROSOFT, types={"ids": ("int64",), "scores": ("float32",)})
+def ngram_repeat_block(b: Builder, ids: Tensor, scores: Tensor, *, ngram_size: int) -> Tensor:
+    """Scores with minus infinity for each token that would end an n-gram which the ids have already."""
+    if ids.rank != 2 or scores.rank != 2 or ids.shape[0] != scores.shape[0] or ngram_size < 1:
+        b.invalid(f"ids {list(ids.shape)}, scores {list(scores.shape)} and n-grams of {ngram_size}")
+    length, before = ids.shape[1], ngram_size - 1
+    many = length - before  # n-grams that the ids have
+    if many <= 0:
+        return scores
+    repeats: Expr | None = None
+    for j in range(before):
+        same = equal(*b.reads(ids.slice(1, j, many), ids.slice(1, length - before + j, 1)))
+        repeats = same if repeats is None else repeats & same
+    last = b.copy(ids.slice(1, before, many))
+    if repeats is None:
+        bans = b.full(last.shape, -np.inf, FLOAT32)
+    else:
+        bans = b.store(b.expr("where", repeats, -np.inf, np.inf, ctype="float"), FLOAT32, shape=last.shape)
+    return scatter_elements_(b, scores, last, b.contiguous(bans), 1, "min", what="a token", from_end=False)

@@ -1,4 +1,4 @@
-"""Softmax and the normalisations."""
+"""Softmax and the normalizations: ONNX's, and those of domain com.microsoft that add a skipped tensor, a bias or a gate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vkep.dtypes import DTYPES, DType, from_onnx
+from vkep.dtypes import DTYPES, FLOAT32, DType, from_onnx
 from vkep.graph.attributes import BatchNormAttributes, LayerNormAttributes
 from vkep.ir import algebra as fn
 from vkep.ir.algebra import equal, where
@@ -24,8 +24,9 @@ from vkep.kernels.norm import (
 )
 from vkep.ops.allowed import FLOATING, SINGLE, every
 from vkep.ops.gather import padded
+from vkep.ops.microsoft import MICROSOFT, outputs, wants_output
 from vkep.ops.reduction import middle, reduce_axes
-from vkep.ops.registry import operator
+from vkep.ops.registry import FLOATS, operator
 
 
 def softmax_over(b: Builder, x: Tensor, outer: int, axis: int, inner: int, *, log: bool = False) -> Tensor:
@@ -193,7 +194,7 @@ def row_norm(
     fused = None not in rows  # else a scale or shift that differs between rows is applied after the kernel
     out = b.empty(x.dtype, x.shape)
     lead = [*x.shape[:first], *([1] * len(row))]
-    means, deviations = (b.empty(DTYPES["float32"], lead) if wanted else None for wanted in (mean, inv_std))
+    means, deviations = (b.empty(FLOAT32, lead) if wanted else None for wanted in (mean, inv_std))
     problem = LayerNormProblem(
         math.prod(x.shape[:first]),
         math.prod(row),
@@ -221,7 +222,7 @@ def row_norm_of_two_types(
     operators."""
     if x.dtype is scale.dtype:
         return row_norm(b, x, scale, bias, **rest)
-    out, mean, inv_std = row_norm(b, b.cast(x, DTYPES["float32"]), scale, bias, **rest)
+    out, mean, inv_std = row_norm(b, b.cast(x, FLOAT32), scale, bias, **rest)
     return b.cast(out, scale.dtype), mean, inv_std
 
 
@@ -365,3 +366,174 @@ def lp_normalization(b: Builder, x: Tensor, *, axis: int = -1, p: int = 2) -> Te
         return b.pointwise(lambda v, of: where(equal(of, 0), 0, v / of), x, norm)
     dense, sizes = middle(b, x, [b.axis(axis, x.rank)])
     return b.result(LpNormProblem(*sizes, x.dtype.name, p), dense, shape=x.shape)
+
+
+@operator("SimplifiedLayerNormalization", types={"x": FLOATS, "scale": FLOATS}, schema=False)
+def simplified_layer_normalization(b: Builder, x: Tensor, scale: Tensor, *, a: LayerNormAttributes) -> list[Tensor]:
+    wanted = wants_output(b, 1)
+    out, _, inv_std = row_norm_of_two_types(b, x, scale, axis=a.axis, epsilon=a.epsilon, rms=True, inv_std=wanted)
+    return outputs(b, out, inv_std)
+
+
+operator("SimplifiedLayerNormalization", domain=MICROSOFT, types={"x": FLOATS, "scale": FLOATS})(
+    simplified_layer_normalization
+)
+
+
+def with_skip(
+    b: Builder, x: Tensor, skip: Tensor, bias: Tensor | None, epsilon: float, **factors: Tensor | None
+) -> Tensor:
+    """``x`` plus ``skip`` plus ``bias``. Raises `InvalidNode` where they, or a norm's ``factors``, do not fit."""
+    if x.rank not in (2, 3):
+        b.invalid(f"the input has shape {list(x.shape)}, expected 2 or 3 axes")
+    b.expect("skip", skip, x.shape, *([(1, *x.shape[1:]), x.shape[1:]] if x.rank == 3 else []))
+    for what, tensor in {"bias": bias, **factors}.items():
+        b.expect(what, tensor, x.shape[-1:])
+    if not epsilon >= 0:
+        b.invalid(f"epsilon is {epsilon}")
+    total = b.expr("add", x, skip)
+    if bias is not None:
+        total = b.expr("add", total, bias)
+    return b.store(total, x.dtype, shape=x.shape)
+
+
+@operator("SkipLayerNormalization", domain=MICROSOFT, types={"x skip gamma beta bias": FLOATS})
+def skip_layer_normalization(
+    b: Builder,
+    x: Tensor,
+    skip: Tensor,
+    gamma: Tensor,
+    beta: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    epsilon: float = 1e-12,
+) -> list[Tensor]:
+    total = with_skip(b, x, skip, bias, epsilon, gamma=gamma, beta=beta)
+    stats = {"mean": wants_output(b, 1), "inv_std": wants_output(b, 2)}
+    out, mean, inv_std = row_norm(b, total, gamma, beta, epsilon=epsilon, **stats)
+    return outputs(b, out, mean, inv_std, total)
+
+
+@operator("SkipSimplifiedLayerNormalization", domain=MICROSOFT, types={"x skip gamma bias": FLOATS})
+def skip_simplified_layer_normalization(
+    b: Builder, x: Tensor, skip: Tensor, gamma: Tensor, bias: Tensor | None = None, *, epsilon: float = 1e-12
+) -> list[Tensor]:
+    total = with_skip(b, x, skip, bias, epsilon, gamma=gamma)
+    out, _, inv_std = row_norm(b, total, gamma, epsilon=epsilon, rms=True, inv_std=wants_output(b, 2))
+    return outputs(b, out, None, inv_std, total)
+
+
+@operator("BiasSoftmax", domain=MICROSOFT, types={"data bias": FLOATS})
+def bias_softmax(b: Builder, data: Tensor, bias: Tensor, *, axis: int = 1, is_inner_broadcast: int) -> Tensor:
+    """Rows are the axes from ``axis`` on; a row of the bias applies to adjacent rows, or to every n-th one."""
+    first = b.axis(axis, data.rank)
+    rows, width = math.prod(data.shape[:first]), math.prod(data.shape[first:])
+    some = bias.size // max(width, 1)
+    if not width or bias.size != some * width or not some or rows % some:
+        b.invalid(f"a bias of shape {list(bias.shape)} for rows from axis {first} on of {list(data.shape)}")
+    apart = (some, rows // some, width) if is_inner_broadcast else (rows // some, some, width)
+    added = b.reshape(bias, (some, 1, width) if is_inner_broadcast else (1, some, width))
+    total = b.pointwise("add", b.reshape(data, apart), added, shape=apart)
+    return b.reshape(softmax_over(b, total, rows, width, 1), data.shape)
+
+
+def _grouped(
+    b: Builder, x: Tensor, gamma: Tensor, beta: Tensor, groups: int, epsilon: float, activation: int
+) -> Tensor:
+    """Channels first."""
+    if activation not in (0, 1):
+        b.invalid(f"activation is {activation}, expected 0 or 1 (SiLU)")
+    scale, bias = (b.cast(t, x.dtype) for t in (gamma, beta))
+    made = group_normalization(b, x, scale, bias, num_groups=groups, epsilon=epsilon)
+    return b.pointwise(fn.swish, made) if activation else made
+
+
+def _norm_of_groups(
+    b: Builder, x: Tensor, gamma: Tensor, beta: Tensor, groups: int, epsilon: float, activation: int, last: int
+) -> Tensor:
+    if x.rank != 4:
+        b.invalid(f"the input has shape {list(x.shape)}, expected 4 axes")
+    channels = x.shape[3 if last else 1]
+    for what, tensor in {"gamma": gamma, "beta": beta}.items():
+        b.expect(what, tensor, (channels,))
+    first = x.transpose((0, 3, 1, 2)) if last else x
+    made = _grouped(b, first, gamma, beta, groups, epsilon, activation)
+    return made.transpose((0, 2, 3, 1)) if last else made
+
+
+@operator("GroupNorm", domain=MICROSOFT, types={"x": FLOATS, "gamma beta": FLOATS})
+def group_norm(
+    b: Builder,
+    x: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    *,
+    activation: int,
+    channels_last: int = 1,
+    epsilon: float = 1e-5,
+    groups: int,
+) -> Tensor:
+    return _norm_of_groups(b, x, gamma, beta, groups, epsilon, activation, channels_last)
+
+
+@operator("SkipGroupNorm", domain=MICROSOFT, types={"x skip bias": FLOATS, "gamma beta": FLOATS})
+def skip_group_norm(
+    b: Builder,
+    x: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    skip: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: int,
+    channels_last: int = 1,
+    epsilon: float = 1e-5,
+    groups: int,
+) -> list[Tensor]:
+    if x.rank != 4:
+        b.invalid(f"the input has shape {list(x.shape)}, expected 4 axes")
+    channels = x.shape[3 if channels_last else 1]
+    spread = (1, 1, channels) if channels_last else (channels, 1, 1)
+    b.expect("skip", skip, x.shape, (x.shape[0], channels), (x.shape[0], *spread))
+    b.expect("bias", bias, (channels,))
+    total = b.expr("add", x, b.reshape(skip, (x.shape[0], *spread)) if skip.shape != x.shape else skip)
+    if bias is not None:
+        total = b.expr("add", total, b.reshape(bias, spread))
+    summed = b.store(total, x.dtype, shape=x.shape)
+    return outputs(b, _norm_of_groups(b, summed, gamma, beta, groups, epsilon, activation, channels_last), summed)
+
+
+@operator("BranchwiseRMSNorm", domain=MICROSOFT, types={"x": SINGLE, "scale": SINGLE})
+def branchwise_rms_norm(
+    b: Builder, x: Tensor, scale: Tensor | None = None, *, epsilon: float = 1e-5, num_branches: int = 0
+) -> Tensor:
+    if x.rank < 1 + (not num_branches) or num_branches < 0 or (num_branches and x.shape[-1] % num_branches):
+        b.invalid(f"{num_branches} branches of an input of shape {list(x.shape)}")
+    grouped = (*x.shape[:-1], num_branches, x.shape[-1] // num_branches) if num_branches else x.shape
+    branches, width = grouped[-2:]
+    b.expect("scale", scale, (branches * width,), (branches, width), (width,))
+    rows = b.reshape(x, grouped)
+    wide = b.cast(rows, FLOAT32)
+    made, _, _ = row_norm(b, wide, b.full((width,), 1, FLOAT32), epsilon=epsilon, rms=True)
+    value = b.expr("same", made)
+    if scale is not None:
+        factor = b.reshape(scale, (branches, width)) if scale.size != width else b.reshape(scale, (width,))
+        value = b.expr("mul", value, factor)
+    return b.reshape(b.store(value, x.dtype, shape=grouped), x.shape)
+
+
+@operator("GatedRMSNorm", domain=MICROSOFT, types={"x gate": SINGLE, "scale": SINGLE})
+def gated_rms_norm(
+    b: Builder, x: Tensor, scale: Tensor, gate: Tensor, *, activation: str = "silu", epsilon: float = 1e-5
+) -> Tensor:
+    gates = {"silu": fn.swish, "swish": fn.swish, "sigmoid": fn.sigmoid}
+    if activation not in gates:
+        b.invalid(f"activation is {activation!r}, expected one of {', '.join(gates)}")
+    width = scale.size
+    if scale.rank != 1 or not width or not x.rank or x.shape[-1] % width:
+        b.invalid(f"a scale of shape {list(scale.shape)} for an input of shape {list(x.shape)}")
+    b.expect("gate", gate, x.shape)
+    rows = b.cast(b.reshape(x, (x.size // width, width)), FLOAT32)
+    made, _, _ = row_norm(b, rows, b.cast(scale, FLOAT32), epsilon=epsilon, rms=True)
+    value, opened = b.reads(made, b.reshape(gate, rows.shape))
+    return b.reshape(b.store(value * gates[activation](opened), x.dtype, shape=rows.shape), x.shape)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from vkep.dtypes import DTYPES
+from vkep.dtypes import FLOAT32, INT64
 from vkep.graph.attributes import PoolAttributes
 from vkep.graph.windows import Window
 from vkep.ir.builder import LARGEST, Builder
 from vkep.ir.tensor import Tensor
 from vkep.kernels.pool import PoolProblem
 from vkep.ops.allowed import FLOATING, every
+from vkep.ops.convolution import channels_first, channels_last
 from vkep.ops.gather import scatter_elements_
+from vkep.ops.microsoft import MICROSOFT
 from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import operator
+
+_BYTES = ("uint8", "int8")
 
 
 def _pool(
@@ -22,7 +26,7 @@ def _pool(
     column_major: bool = False, p: int = 2,
 ) -> list[Tensor]:  # fmt: skip
     images, channels, *spatial = x.shape
-    dtypes = [x.dtype, *([DTYPES["int64"]] if indices else [])]
+    dtypes = [x.dtype, *([INT64] if indices else [])]
     outs = [b.empty(dtype, [images, channels, *window.out]) for dtype in dtypes]
     if 0 in outs[0].shape:
         return outs
@@ -95,7 +99,7 @@ def global_lp_pool(b: Builder, x: Tensor, *, p: float = 2) -> Tensor:
     axes = _spatial(b, x)
     if p in (1, 2):
         return reduce_axes(b, "l1" if p == 1 else "l2", x, axes, keepdims=True)
-    wide = x.dtype if x.dtype.name == "float64" else DTYPES["float32"]
+    wide = x.dtype if x.dtype.name == "float64" else FLOAT32
     powers = b.store(b.expr("pow", b.expr("abs", x), p), wide, shape=x.shape)
     total = reduce_axes(b, "sum", powers, axes, keepdims=True)
     return b.pointwise("pow", total, 1 / p, dtype=x.dtype)
@@ -131,3 +135,8 @@ def max_unpool(
     zeros, at, values = b.full([total], 0, x.dtype), b.reshape(indices, [x.size]), b.reshape(x, [x.size])
     what = f"an index into an output of shape {list(shape)}"
     return b.reshape(scatter_elements_(b, zeros, at, values, 0, "none", what=what, from_end=False), shape)
+
+
+@operator("NhwcMaxPool", domain=MICROSOFT, types={"x": _BYTES})
+def nhwc_max_pool(b: Builder, x: Tensor, *, a: PoolAttributes) -> Tensor:
+    return channels_last(max_pool(b, channels_first(x), a=a)[0])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from vkep.dtypes import DTYPES, DType
+from vkep.dtypes import BOOL, FLOAT32, INT32, UINT32, DType
 from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
@@ -22,10 +22,10 @@ from vkep.kernels.cumsum import ScanProblem
 from vkep.kernels.random import RandomProblem
 from vkep.ops.allowed import ARITHMETIC, FLOATING, every
 from vkep.ops.generators import numeric
+from vkep.ops.microsoft import MICROSOFT, outputs
 from vkep.ops.reduction import reduce_axes, scan
-from vkep.ops.registry import operator
+from vkep.ops.registry import FLOATS, operator
 
-_BOOL, _FLOAT32, _INT32 = DTYPES["bool"], DTYPES["float32"], DTYPES["int32"]
 #: elements of the table in which Multinomial looks up its samples
 MOST_COMPARED = 1 << 26
 
@@ -34,7 +34,7 @@ def draw(
     b: Builder, shape: Sequence[int], seed: float | None, shift: float = 0.0, scale: float = 1.0, normal: bool = False
 ) -> Tensor:
     """float32 numbers: see `vkep.kernels.random.RandomProblem`; different ones in each run where ``seed`` is None."""
-    made = b.empty(_FLOAT32, shape)
+    made = b.empty(FLOAT32, shape)
     if seed is None:
         chosen, inputs = len(b.ops), [b.fresh_bits()]  # two draws of one plan differ
     else:
@@ -60,7 +60,7 @@ def _declare_random(op_type: str, fresh: Callable[..., Tensor], like: Callable[.
 def _uniform(
     b: Builder, *, shape: Sequence[int], dtype: int = 1, seed: float | None = None, low: float = 0.0, high: float = 1.0
 ) -> Tensor:
-    return _random(b, False, shape, numeric(b, dtype, _FLOAT32), seed, low, high - low)
+    return _random(b, False, shape, numeric(b, dtype, FLOAT32), seed, low, high - low)
 
 
 def _uniform_like(
@@ -78,7 +78,7 @@ def _normal(
     mean: float = 0.0,
     scale: float = 1.0,
 ) -> Tensor:
-    return _random(b, True, shape, numeric(b, dtype, _FLOAT32), seed, mean, scale)
+    return _random(b, True, shape, numeric(b, dtype, FLOAT32), seed, mean, scale)
 
 
 def _normal_like(
@@ -102,13 +102,13 @@ def bernoulli(b: Builder, x: Tensor, *, dtype: int | None = None, seed: float | 
 @operator("Multinomial", types={"T1": every("Multinomial", "T1", FLOATING)})
 def multinomial(b: Builder, x: Tensor, *, dtype: int = 6, sample_size: int = 1, seed: float | None = None) -> Tensor:
     """Classes drawn by their log-probabilities [batch, classes], which need not be normalised, as in ONNX Runtime."""
-    made = numeric(b, dtype, _INT32)
+    made = numeric(b, dtype, INT32)
     if x.rank != 2 or made.name not in ("int32", "int64"):
         b.decline(f"log-probabilities of shape {x.shape} to {made}; expected a matrix to int32 or int64")
     batch, classes = x.shape
     if not classes or sample_size < 0 or batch * sample_size * classes > MOST_COMPARED:
         b.decline(f"{batch} x {sample_size} samples of {classes} classes; expected a table of 1 to {MOST_COMPARED}")
-    logits = b.cast(x, _FLOAT32)
+    logits = b.cast(x, FLOAT32)
     greatest = reduce_axes(b, "max", logits, [1], keepdims=True)
     weights = b.contiguous(b.pointwise(lambda v, most: fn.exp(v - most), logits, greatest))
     # for each class the sum of the weights up to and including it
@@ -123,7 +123,7 @@ def multinomial(b: Builder, x: Tensor, *, dtype: int = 6, sample_size: int = 1, 
         lambda v, place: fn.cast(v <= place, "int"),
         b.reshape(below, [batch, 1, classes]),
         b.reshape(at, [batch, sample_size, 1]),
-        dtype=_INT32,
+        dtype=INT32,
     )
     return b.cast(reduce_axes(b, "sum", passed, [2], keepdims=False), made)
 
@@ -136,7 +136,7 @@ def dropped(b: Builder, x: Tensor, rate: float, seed: int | None) -> list[Tensor
     Dropout)."""
     if not 0 <= rate < 1:
         b.decline(f"ratio is {rate}, expected at least 0 and below 1")
-    mask = b.pointwise("ge", draw(b, x.shape, seed), float(rate), dtype=_BOOL, shape=x.shape)
+    mask = b.pointwise("ge", draw(b, x.shape, seed), float(rate), dtype=BOOL, shape=x.shape)
     factor = b.constant(_scale_of(rate, x.dtype))
     return [b.pointwise(lambda v, kept, by: fn.where(kept, v * by, 0), x, mask, factor), mask]
 
@@ -157,7 +157,7 @@ def training_rate(b: Builder, ratio: Tensor | None, training_mode: Tensor | None
 # For inference only: the mask's content is not specified, and ONNX Runtime leaves it 0.
 @operator("Dropout", since=7, until=11, types={"T": every("Dropout", among=FLOATING)})
 def dropout_7(b: Builder, x: Tensor, *, opset: int, ratio: float = 0.5) -> list[Tensor]:
-    return [x, b.full(x.shape, 0, x.dtype if opset < 10 else _BOOL)]
+    return [x, b.full(x.shape, 0, x.dtype if opset < 10 else BOOL)]
 
 
 @operator("Dropout", since=1, until=6, types={"T": every("Dropout", among=FLOATING)})
@@ -176,7 +176,80 @@ def dropout(
 ) -> list[Tensor]:
     rate = training_rate(b, ratio, training_mode)
     if not rate:
-        return [x, b.full(x.shape, True, _BOOL)]
+        return [x, b.full(x.shape, True, BOOL)]
     if x.dtype.name not in FLOATING:
         b.decline(f"training with {x.dtype}")
     return dropped(b, x, rate, seed)
+
+
+@operator("BiasDropout", domain=MICROSOFT, types={"data bias residual": FLOATS})
+def bias_dropout(
+    b: Builder,
+    data: Tensor,
+    bias: Tensor,
+    residual: Tensor | None = None,
+    ratio: Tensor | None = None,
+    training_mode: Tensor | None = None,
+    *,
+    seed: int | None = None,
+) -> list[Tensor]:
+    rate = training_rate(b, ratio, training_mode)
+    total, mask = b.expr("add", data, bias), b.full(data.shape, True, BOOL)
+    if rate:
+        kept, mask = dropped(b, b.store(total, data.dtype, shape=data.shape), rate, seed)
+        total = b.expr("same", kept)
+    if residual is not None:
+        total = b.expr("add", total, residual)
+    return outputs(b, b.store(total, data.dtype, shape=data.shape), mask)
+
+
+def _bitmask(b: Builder, mask: Tensor | None, size: int) -> Tensor:
+    """uint32 words of a mask's bits, the first one lowest; all are set where there is none."""
+    words = -(-size // 32)
+    if mask is None:
+        return b.full((words,), 0xFFFFFFFF, UINT32)
+    padded = b.empty(BOOL, (32 * words,))
+    b.copy(b.reshape(mask, (size,)), out=padded.slice(0, 0, size))
+    b.copy(b.full((32 * words - size,), False, BOOL), out=padded.slice(0, size, 32 * words - size))
+    place = b.constant(np.arange(32, dtype=np.uint32))
+    bits = b.pointwise(
+        lambda kept, at: fn.cast(kept, "uint") << at, b.reshape(padded, (words, 32)), place, dtype=UINT32
+    )
+    return reduce_axes(b, "sum", bits, [1], False)
+
+
+@operator("BitmaskDropout", domain=MICROSOFT, types={"data": FLOATING})
+def bitmask_dropout(
+    b: Builder,
+    data: Tensor,
+    ratio: Tensor | None = None,
+    training_mode: Tensor | None = None,
+    *,
+    seed: int | None = None,
+) -> list[Tensor]:
+    rate, mask = training_rate(b, ratio, training_mode), None
+    if rate:
+        data, mask = dropped(b, data, rate, seed)
+    return outputs(b, data, _bitmask(b, mask, data.size))
+
+
+@operator("BitmaskBiasDropout", domain=MICROSOFT, types={"data bias residual": FLOATING})
+def bitmask_bias_dropout(
+    b: Builder,
+    data: Tensor,
+    bias: Tensor,
+    residual: Tensor | None = None,
+    ratio: Tensor | None = None,
+    training_mode: Tensor | None = None,
+    *,
+    seed: int | None = None,
+) -> list[Tensor]:
+    b.expect("bias", bias, data.shape[-1:], data.shape)
+    b.expect("residual", residual, data.shape)
+    rate, mask = training_rate(b, ratio, training_mode), None
+    total = b.pointwise("add", data, bias, shape=data.shape)
+    if rate:
+        total, mask = dropped(b, total, rate, seed)
+    if residual is not None:
+        total = b.pointwise("add", total, residual)
+    return outputs(b, total, _bitmask(b, mask, data.size))

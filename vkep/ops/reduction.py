@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vkep.dtypes import DTYPES
+from vkep.dtypes import BOOL, DTYPES, FLOAT32, INT64
 from vkep.ir import algebra as fn
 from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
@@ -19,6 +19,7 @@ from vkep.kernels.reduce import ReduceProblem
 from vkep.kernels.topk import TopKProblem
 from vkep.ops.allowed import ARITHMETIC, FLOATING, every
 from vkep.ops.generators import positions
+from vkep.ops.microsoft import MICROSOFT
 from vkep.ops.registry import INDICES, operator
 from vkep.sizes import whole
 
@@ -103,7 +104,7 @@ def _declare(op_type: str, op: str, types: tuple[str, ...]) -> None:
             shape = [1 if i in axes else d for i, d in enumerate(data.shape) if keepdims or i not in axes]
             return b.full(shape, 0, data.dtype)
         if data.dtype.kind in ("int", "uint") and op.startswith("logsum"):  # a cast from float, as ONNX's function body
-            return b.cast(reduce_axes(b, op, b.cast(data, DTYPES["float32"]), axes, bool(keepdims)), data.dtype)
+            return b.cast(reduce_axes(b, op, b.cast(data, FLOAT32), axes, bool(keepdims)), data.dtype)
         if data.dtype.name == "float64" and op.startswith("logsum"):
             return _double_log_sum(b, data, axes, bool(keepdims), op == "logsumexp")
         return reduce_axes(b, _OF_BOOL[op] if data.dtype.kind == "bool" else op, data, axes, bool(keepdims))
@@ -205,7 +206,7 @@ def top_k_of(b: Builder, x: Tensor, count: int, axis: int, largest: int) -> list
     dense, sizes = middle(b, x, [axis])
     problem = TopKProblem(*sizes, x.dtype.name, count, bool(largest))
     shape = [count if i == axis else d for i, d in enumerate(x.shape)]
-    values, indices = b.empty(x.dtype, shape), b.empty(DTYPES["int64"], shape)
+    values, indices = b.empty(x.dtype, shape), b.empty(INT64, shape)
     b.compute(problem, [dense], [values, indices])
     return [values, indices]
 
@@ -220,3 +221,23 @@ def top_k_1(b: Builder, x: Tensor, *, k: int, axis: int = -1) -> list[Tensor]:
 @operator("TopK", since=10, types={"T": every("TopK", among=ARITHMETIC)})
 def top_k(b: Builder, x: Tensor, k: Tensor, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> list[Tensor]:
     return top_k_of(b, x, _count(b, k), axis, largest)  # sorted even where the attribute does not require it
+
+
+@operator("IsAllFinite", domain=MICROSOFT, types={})
+def is_all_finite(b: Builder, *xs: Tensor, isinf_only: int = 0, isnan_only: int = 0) -> Tensor:
+    if isinf_only and isnan_only:
+        b.invalid("isinf_only and isnan_only are both set")
+
+    def finite(x: Expr) -> Expr:
+        return ~(fn.isinf(x) if isinf_only else fn.isnan(x) if isnan_only else fn.isinf(x) | fn.isnan(x))
+
+    each = []
+    for x in xs:
+        if x.dtype.kind != "float":
+            b.decline(f"an input of {x.dtype}; the kernels take floats")
+        fine = b.pointwise(finite, x, dtype=BOOL)
+        each.append(reduce_axes(b, "all", fine, range(x.rank), False) if x.rank else fine)
+    whole = b.expr("same", each[0])
+    for one in each[1:]:
+        whole = b.expr("and", whole, one)
+    return b.store(whole, BOOL, shape=())

@@ -12,12 +12,12 @@ from vkep.graph.resize import Resized, resolve_resize, resolve_roi
 from vkep.graph.windows import Window, check_window
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
-from vkep.kernels.elimination import DeterminantProblem
 from vkep.kernels.resize import ResizeMode, ResizeProblem
-from vkep.kernels.sampling import GridSampleProblem, MaxRoiPoolProblem, RoiAlignProblem
+from vkep.kernels.sampling import CropProblem, GridSampleProblem, MaxRoiPoolProblem, RoiAlignProblem
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SINGLE, every
 from vkep.ops.convolution import sum_of_windows
-from vkep.ops.registry import operator
+from vkep.ops.microsoft import MICROSOFT
+from vkep.ops.registry import FLOATS, operator
 from vkep.sizes import fixed
 
 _RESIZED = (
@@ -193,6 +193,26 @@ def col2im_(
     return sum_of_windows(b, x, (x.shape[0], blocks), counts, window)
 
 
-@operator("Det", types={"T": every("Det", among=(*SINGLE, "float64"))})
-def det(b: Builder, x: Tensor) -> Tensor:
-    return b.result(DeterminantProblem(x.shape, x.dtype.name), x)
+operator("GridSample", domain=MICROSOFT, types={"x": SINGLE, "grid": SINGLE})(grid_sample_16)
+
+
+@operator("CropAndResize", domain=MICROSOFT, types={"x rois": FLOATS, "batch_indices crop_size": ("int32",)})
+def crop_and_resize(
+    b: Builder,
+    x: Tensor,
+    rois: Tensor,
+    batch_indices: Tensor,
+    crop_size: Tensor,
+    *,
+    extrapolation_value: float = 0.0,
+    mode: str = "bilinear",
+) -> Tensor:
+    if mode not in ("bilinear", "nearest"):
+        b.invalid(f"mode is {mode!r}, expected 'bilinear' or 'nearest'")
+    size = b.ints(crop_size, "crop_size") or []
+    if len(size) != 2 or rois.rank != 2:
+        b.invalid(f"crop_size is {size}, expected two sizes; rois have shape {list(rois.shape)}")
+    problem = CropProblem(
+        x.shape, rois.shape[0], (size[0], size[1]), x.dtype.name, extrapolation_value, mode == "nearest"
+    )
+    return b.result(problem, x, rois, batch_indices)

@@ -1,5 +1,8 @@
-"""Operators whose result length depends on data: NonZero and NonMaxSuppression (see
-`vkep.placement.data_dependent`)."""
+"""Operators whose result length depends on data (see `vkep.placement.data_dependent`): NonZero, NonMaxSuppression, and of
+domain com.microsoft DynamicTimeWarping and BifurcationDetector.
+
+Semantics: ONNX; the schemas in ONNX Runtime (docs/ContribOperators.md), and its CPU provider's kernels.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +10,25 @@ import math
 
 import numpy as np
 
-from vkep.dtypes import DTYPES
+from vkep.dtypes import BOOL, DTYPES, INT32, INT64
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.kernels.cumsum import ScanProblem
 from vkep.kernels.gather import GatherProblem
 from vkep.kernels.selection import CompactProblem, NonMaxSuppressionProblem
+from vkep.kernels.token_paths import BifurcationProblem, WarpProblem
 from vkep.ops.allowed import ARITHMETIC
 from vkep.ops.reduction import scan
 from vkep.ops.registry import SIZED, operator
 from vkep.sizes import fixed, serves_others, whole
 
-_INT64 = DTYPES["int64"]
-
 
 def positions_of(b: Builder, mask: Tensor) -> list[Tensor]:
     """The flat positions (int64, filled from the front) where ``mask`` (bool) is true, and their number (int64 [1])."""
     total = mask.size
-    ones = b.pointwise("cast", mask, dtype=DTYPES["int32"])
-    found, count = b.empty(_INT64, [total]), b.empty(_INT64, [1])
+    ones = b.pointwise("cast", mask, dtype=INT32)
+    found, count = b.empty(INT64, [total]), b.empty(INT64, [1])
     place = scan(b, b.reshape(ones, [total]), ScanProblem(1, total, 1, "int32"))
     b.compute(CompactProblem(total), [place], [found, count])
     return [found, count]
@@ -36,7 +38,7 @@ def positions_of(b: Builder, mask: Tensor) -> list[Tensor]:
 def non_zero_fill(b: Builder, x: Tensor) -> list[Tensor]:
     if not x.size:
         return [b.constant(np.zeros(0, np.int64)), b.constant(np.zeros(1, np.int64))]
-    return positions_of(b, b.cast(x, DTYPES["bool"]))
+    return positions_of(b, b.cast(x, BOOL))
 
 
 @operator("NonZeroTake", domain=SIZED, types={})
@@ -47,7 +49,7 @@ def non_zero_take(b: Builder, found: Tensor, count: Tensor, x: Tensor) -> Tensor
     flat = found.slice(0, 0, many)
     steps = [math.prod(x.shape[d + 1 :]) for d in range(x.rank)]
     if any(map(serves_others, steps + list(x.shape))):
-        indices = b.empty(_INT64, [x.rank, many])
+        indices = b.empty(INT64, [x.rank, many])
         for d in range(x.rank):
             b.pointwise(_index, flat, steps[d], x.shape[d], out=indices.slice(0, d, 1))
         return indices
@@ -85,7 +87,7 @@ def non_max_suppression_fill(
     if not 0 <= overlap <= 1:
         b.invalid(f"iou_threshold is {overlap}, expected 0 to 1")
     problem = NonMaxSuppressionProblem(batches, classes, box_count, most, overlap, least, bool(center_point_box))
-    picks, counts = b.empty(_INT64, [problem.pairs, most, 3]), b.empty(_INT64, [problem.pairs])
+    picks, counts = b.empty(INT64, [problem.pairs, most, 3]), b.empty(INT64, [problem.pairs])
     b.compute(problem, [b.contiguous(boxes), b.contiguous(scores)], [picks, counts])
     if not picks.size:
         return [b.constant(np.zeros(picks.shape, np.int64)), b.constant(np.zeros(counts.shape, np.int64))]
@@ -111,3 +113,65 @@ def non_max_suppression_take(
         return b.constant(np.zeros((0, 3), np.int64))
     problem = GatherProblem(1, picks.shape[0] * picks.shape[1], 3, rows.size, "int64", "int64")
     return b.result(problem, picks, b.constant(rows.astype(np.int64)), shape=[rows.size, 3])
+
+
+@operator("com.microsoft.DynamicTimeWarpingFill", domain=SIZED, types={"x": ("float32",)})
+def dynamic_time_warping_fill(b: Builder, x: Tensor) -> list[Tensor]:
+    if x.rank not in (2, 3) or (x.rank == 3 and x.shape[0] != 1):
+        b.invalid(f"the input has shape {list(x.shape)}, expected 2 axes, or 3 with 1 in front")
+    if not x.size:
+        return [b.constant(np.zeros((2, 0), np.int32)), b.constant(np.zeros(1, np.int64))]
+    problem = WarpProblem(*x.shape[-2:])
+    path, count = (b.empty(DTYPES[made.dtype], made.shape) for made in problem.makes())
+    b.compute(problem, [b.contiguous(x)], [path, count])
+    return [path, count]
+
+
+@operator("com.microsoft.DynamicTimeWarpingTake", domain=SIZED, types={})
+def dynamic_time_warping_take(b: Builder, path: Tensor, count: Tensor, x: Tensor) -> Tensor:
+    cells = int(b.value(count, "the number of the path's cells").reshape(-1)[0])
+    return path.slice(1, path.shape[1] - cells, cells)
+
+
+@operator("com.microsoft.BifurcationDetectorFill", domain=SIZED, types={"source current start predicted": ("int64",)})
+def bifurcation_detector_fill(
+    b: Builder,
+    source: Tensor,
+    current: Tensor,
+    start: Tensor,
+    predicted: Tensor | None = None,
+    *,
+    max_ngram_size: int = 3,
+    min_ngram_size: int = 1,
+) -> list[Tensor]:
+    given = [t for t in (source, current, predicted) if t is not None]
+    if any(t.rank != 1 for t in given) or start.size != 1 or not 0 < min_ngram_size <= max_ngram_size:
+        shapes = [list(t.shape) for t in (*given, start)]
+        b.invalid(f"tokens and a place of shape {shapes}, n-grams of {min_ngram_size} to {max_ngram_size}")
+    if predicted is not None and not predicted.size:
+        b.invalid("pred_tokens is empty, expected one token or more")
+    predictions = 0 if predicted is None else predicted.size
+    problem = BifurcationProblem(source.size, current.size, predictions, min_ngram_size, max_ngram_size)
+    if not current.size + predictions or not source.size:
+        b.decline("no tokens")
+    tokens, found = (b.empty(INT64, made.shape) for made in problem.makes())
+    parts = [source, current, b.reshape(start, (1,)), *([] if predicted is None else [predicted])]
+    b.compute(problem, [b.contiguous(t) for t in parts], [tokens, found])
+    return [tokens, found]
+
+
+@operator("com.microsoft.BifurcationDetectorTake", domain=SIZED, types={})
+def bifurcation_detector_take(
+    b: Builder,
+    tokens: Tensor,
+    found: Tensor,
+    source: Tensor,
+    current: Tensor,
+    start: Tensor,
+    predicted: Tensor | None = None,
+    *,
+    max_ngram_size: int = 3,
+    min_ngram_size: int = 1,
+) -> list[Tensor]:
+    count, _ = b.value(found, "the number of tokens").tolist()
+    return [tokens.slice(0, 0, int(count)), b.reshape(found.slice(0, 1, 1), start.shape)]

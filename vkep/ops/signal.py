@@ -10,16 +10,18 @@ import math
 
 import numpy as np
 
-from vkep.dtypes import DTYPES
+from vkep.dtypes import FLOAT32
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import FLOATING
 from vkep.ops.contraction import matrix_product
 from vkep.ops.gather import padded
-from vkep.ops.registry import INDICES, operator
+from vkep.ops.microsoft import MICROSOFT
+from vkep.ops.registry import FLOATS, INDICES, operator
 from vkep.sizes import fixed
 
-_FLOAT32 = DTYPES["float32"]
+_DOUBLES = (*FLOATS, "float64")
+
 #: largest length of one product, and the largest where the length has no factors
 _SHORT, _LONGEST = 128, 4096
 
@@ -49,7 +51,7 @@ def fourier(b: Builder, x: Tensor, inverse: bool = False) -> Tensor:
 
 
 def _wide(b: Builder, x: Tensor) -> Tensor:
-    return x if x.dtype.name == "float64" else b.cast(x, _FLOAT32)
+    return x if x.dtype.name == "float64" else b.cast(x, FLOAT32)
 
 
 def _product(b: Builder, x: Tensor, inverse: bool) -> Tensor:
@@ -174,3 +176,49 @@ def stft(
     result = fourier(b, b.reshape(framed, (batch * frames, length, parts)))
     bins = length // 2 + 1 if onesided else length
     return b.cast(b.reshape(result.slice(1, 0, bins), (batch, frames, bins, 2)), signal.dtype)
+
+
+def _declare_complex(op_type: str, conjugate: bool) -> None:
+    def lower(b: Builder, x: Tensor, y: Tensor) -> Tensor:
+        if not x.rank or not y.rank or x.shape[-1] != 2 or y.shape[-1] != 2:
+            b.invalid(f"numbers of shape {list(x.shape)} and {list(y.shape)}; the last axis is two parts")
+        out = b.empty(x.dtype, np.broadcast_shapes(x.shape, y.shape))
+        xr, xi, yr, yi = b.reads(*[t.slice(t.rank - 1, k, 1) for t in (x, y) for k in (0, 1)])
+        values = (xr * yr + xi * yi, xi * yr - xr * yi) if conjugate else (xr * yr - xi * yi, xr * yi + xi * yr)
+        for k, value in enumerate(values):
+            b.store(value, x.dtype, out=out.slice(out.rank - 1, k, 1))
+        return out
+
+    operator(op_type, domain=MICROSOFT, types={"x y": _DOUBLES})(lower)
+
+
+_declare_complex("ComplexMul", conjugate=False)
+
+
+_declare_complex("ComplexMulConj", conjugate=True)
+
+
+@operator("Rfft", domain=MICROSOFT, types={"x": FLOATS})
+def rfft(b: Builder, x: Tensor, *, normalized: int = 0, onesided: int = 1, signal_ndim: int = 1) -> Tensor:
+    axes = _signal_axes(b, x.rank, signal_ndim, normalized, onesided)
+    y = transformed(b, b.reshape(x, (*x.shape, 1)), axes[-1], None, False, True)
+    for axis in axes[:-1]:
+        y = transformed(b, y, axis, None, False, False)
+    return y
+
+
+@operator("Irfft", domain=MICROSOFT, types={"x": FLOATS})
+def irfft(b: Builder, x: Tensor, *, normalized: int = 0, onesided: int = 1, signal_ndim: int) -> Tensor:
+    axes = _signal_axes(b, x.rank - 1, signal_ndim, normalized, onesided)
+    for axis in axes[:-1]:
+        x = transformed(b, x, axis, None, True, False)
+    y = transformed(b, x, axes[-1], None, True, True)
+    return b.reshape(y, y.shape[:-1])
+
+
+def _signal_axes(b: Builder, rank: int, count: int, normalized: int, onesided: int) -> range:
+    if normalized or not onesided or not 1 <= count <= min(rank, 3):
+        b.invalid(
+            f"signal_ndim {count} of {rank} axes, normalized {normalized}, onesided {onesided}; expected 1 to 3, 0 and 1"
+        )
+    return range(rank - count, rank)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from vkep.dtypes import FLOAT32
 from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
@@ -14,7 +15,6 @@ from vkep.kernels.coupling import CoupledProblem
 from vkep.ops.contraction import matrix_product
 from vkep.ops.ml_scores import (
     FEATURES,
-    FLOAT,
     ML,
     labels_at,
     matrix_of,
@@ -55,7 +55,7 @@ def svm_regressor(
         scores = matrix_product(b, rows, matrix_of(b, "coefficients", coefficients, rows.shape[1], 1))
     if one_class:
         score, offset = b.reads(scores, rho[0])
-        return b.store(b.expr("where", score + offset > 0.0, 1.0, -1.0, ctype="float"), FLOAT, shape=scores.shape)
+        return b.store(b.expr("where", score + offset > 0.0, 1.0, -1.0, ctype="float"), FLOAT32, shape=scores.shape)
     return b.pointwise("add", scores, rho[0])
 
 
@@ -67,7 +67,7 @@ def svm_kernel(b: Builder, rows: Tensor, vectors: Tensor, kernel_type: str, para
     if kernel_type == "RBF":
         apart = b.expr("sub", b.reshape(rows, [rows.shape[0], 1, rows.shape[1]]), vectors)
         shape = [rows.shape[0], *vectors.shape]
-        squares = reduce_axes(b, "sumsq", b.store(apart, FLOAT, shape=shape), [2], keepdims=False)
+        squares = reduce_axes(b, "sumsq", b.store(apart, FLOAT32, shape=shape), [2], keepdims=False)
         return b.pointwise(lambda v, by: fn.exp(v * by), squares, -gamma)
     product = matrix_product(b, rows, vectors.transpose((1, 0)))
     if kernel_type == "POLY":

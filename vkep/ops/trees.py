@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from vkep.dtypes import DTYPES
+from vkep.dtypes import DTYPES, FLOAT32, UINT32
 from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
@@ -19,7 +19,6 @@ from vkep.kernels.trees import FEATURE_SHIFT, LEAF, MISSING, MODES, TreeLeafProb
 from vkep.ops.allowed import FLOATING, every
 from vkep.ops.ml_scores import (
     FEATURES,
-    FLOAT,
     ML,
     TRANSFORMS,
     labels_at,
@@ -172,7 +171,7 @@ def grown(b: Builder, x: Tensor, made: Forest, total: str) -> Tensor:
         b.invalid(f"a node reads feature {made.features - 1} of {x.shape[1]}")
     kind = x.dtype.name
     trees, (leaves, targets) = len(made.roots), made.weights.shape
-    leaf = b.empty(DTYPES["uint32"], [x.shape[0], trees])
+    leaf = b.empty(UINT32, [x.shape[0], trees])
     problem = TreeLeafProblem(x.shape[0], x.shape[1], trees, len(made.splits), made.depth, kind)
     b.compute(problem, [x, *(b.constant(t) for t in (made.roots, made.nodes, made.splits))], [leaf])
     out = b.empty(x.dtype, [x.shape[0], targets])
@@ -187,7 +186,7 @@ def features_of(b: Builder, x: Tensor) -> tuple[Tensor, type[np.floating]]:
         b.decline(f"features of rank {x.rank}, expected 1 or 2")
     wide = x.dtype.name == "float64"
     x = b.reshape(x, [1, x.shape[0]]) if x.rank == 1 else x
-    return b.contiguous(x if wide else b.cast(x, FLOAT)), np.float64 if wide else np.float32
+    return b.contiguous(x if wide else b.cast(x, FLOAT32)), np.float64 if wide else np.float32
 
 
 def _weight(said: Expr, absent: float = 0.0) -> Expr:
@@ -257,7 +256,7 @@ def tree_ensemble_classifier(
     if len(labels) < 2:
         b.decline(f"{len(labels)} class labels; the kernels take two or more integers")
     made = forest(b, a, class_treeids, class_nodeids, class_ids, weights, len(labels), True, kind)
-    said = b.cast(grown(b, x, made, "SUM"), FLOAT)
+    said = b.cast(grown(b, x, made, "SUM"), FLOAT32)
     base = numbers(a.base_values, a.base_values_as_tensor).astype(np.float32)
     if len(labels) == 2:
         weighed = [not np.isnan(made.weights[:, k]).all() for k in (0, 1)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vkep.dtypes import DTYPES
+from vkep.dtypes import BOOL, INT32, INT64, UINT8
 from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
@@ -20,8 +20,6 @@ from vkep.ops.reduction import scan, top_k_1, top_k_of
 from vkep.ops.registry import SIZED, operator
 from vkep.ops.selection import positions_of
 from vkep.sizes import whole
-
-_BOOL, _INT32, _INT64 = DTYPES["bool"], DTYPES["int32"], DTYPES["int64"]
 
 
 def _differ(x: Expr, y: Expr) -> Expr:
@@ -39,11 +37,11 @@ def unique_fill(b: Builder, x: Tensor, *, axis: int | None = None, sorted: int =
     if not x.size:
         return [b.constant(np.zeros(0, np.int64)), b.constant(np.zeros(1, np.int64))]
     if x.dtype.kind == "bool":
-        x = b.cast(x, DTYPES["uint8"])
+        x = b.cast(x, UINT8)
     # descending, equal ones by lower index first, so that a group begins at its value's first occurrence
     values, places = top_k_1(b, b.reshape(x, [x.size]), k=x.size)
-    begins = b.empty(_BOOL, [x.size])
-    b.copy(b.full([1], True, _BOOL), out=begins.slice(0, 0, 1))
+    begins = b.empty(BOOL, [x.size])
+    b.copy(b.full([1], True, BOOL), out=begins.slice(0, 0, 1))
     if x.size > 1:
         now, before = (values.slice(0, k, x.size - 1) for k in (1, 0))
         b.pointwise(_differ, now, before, out=begins.slice(0, 1, x.size - 1))
@@ -51,7 +49,7 @@ def unique_fill(b: Builder, x: Tensor, *, axis: int | None = None, sorted: int =
         found, count = positions_of(b, b.copy(begins.slice(0, x.size - 1, x.size, -1)))
         back = b.pointwise(lambda at, last: last - at, found, x.size - 1)
         return [gathered(b, places, back), count]
-    firsts = scatter_elements_(b, b.full([x.size], False, _BOOL), places, begins, 0, "none")
+    firsts = scatter_elements_(b, b.full([x.size], False, BOOL), places, begins, 0, "none")
     return positions_of(b, firsts)
 
 
@@ -63,7 +61,7 @@ def _slice_ranks(b: Builder, x: Tensor, axis: int) -> Tensor:
     if count >= 1 << 31 or (count and not x.size):
         b.decline(f"{count} slices of shape {[x.shape[d] for d in others]}")
     if x.dtype.kind == "bool":
-        x = b.cast(x, DTYPES["uint8"])
+        x = b.cast(x, UINT8)
     if not count:
         return b.constant(np.zeros(0, np.int32))
     keys = b.reshape(x.transpose([*others, axis]), (x.size // count, count))  # a row for each element of a slice
@@ -71,11 +69,11 @@ def _slice_ranks(b: Builder, x: Tensor, axis: int) -> Tensor:
     while ranks.shape[0] > 1:
         rows = ranks.shape[0]
         pairs = rows // 2
-        wide = b.cast(ranks, _INT64) if count > 46340 else ranks  # count**2 in 31 bits
+        wide = b.cast(ranks, INT64) if count > 46340 else ranks  # count**2 in 31 bits
         firsts, seconds = (wide.slice(0, k, pairs, 2) for k in (0, 1))
         joined = _row_ranks(b, b.pointwise(lambda x, y, n: x * n + y, firsts, seconds, count))
         if rows % 2:
-            odd = b.empty(_INT32, (pairs + 1, count))
+            odd = b.empty(INT32, (pairs + 1, count))
             b.copy(joined, out=odd.slice(0, 0, pairs))
             b.copy(ranks.slice(0, rows - 1, 1), out=odd.slice(0, pairs, 1))
             joined = odd
@@ -87,13 +85,13 @@ def _row_ranks(b: Builder, keys: Tensor) -> Tensor:
     """int32 of the same shape: the number of distinct smaller values in each element's row."""
     rows, count = keys.shape
     values, places = top_k_of(b, keys, count, 1, largest=0)
-    grows = b.empty(_INT32, keys.shape)
-    b.copy(b.full([rows, 1], 0, _INT32), out=grows.slice(1, 0, 1))
+    grows = b.empty(INT32, keys.shape)
+    b.copy(b.full([rows, 1], 0, INT32), out=grows.slice(1, 0, 1))
     if count > 1:
         now, before = (values.slice(1, k, count - 1) for k in (1, 0))
         b.pointwise(lambda x, y: fn.cast(_differ(x, y), "int"), now, before, out=grows.slice(1, 1, count - 1))
     rank = scan(b, grows, ScanProblem(rows, count, 1, "int32"))
-    return scatter_elements_(b, b.full(keys.shape, 0, _INT32), places, rank, 1, "none")
+    return scatter_elements_(b, b.full(keys.shape, 0, INT32), places, rank, 1, "none")
 
 
 @operator("UniqueTake", domain=SIZED, types={})
@@ -118,15 +116,15 @@ def _counted(b: Builder, keys: Tensor, firsts: Tensor) -> list[Tensor]:
     (int64)."""
     many = firsts.size
     if keys.dtype.kind == "bool":
-        keys = b.cast(keys, DTYPES["uint8"])
+        keys = b.cast(keys, UINT8)
     ranks = b.reshape(_row_ranks(b, b.reshape(keys, (1, keys.size))), (keys.size,))
     # the result's order may be another than that of the ranks
     of_rank = scatter_elements_(
-        b, b.full([many], 0, _INT64), gathered(b, ranks, firsts), b.constant(np.arange(many)), 0, "none"
+        b, b.full([many], 0, INT64), gathered(b, ranks, firsts), b.constant(np.arange(many)), 0, "none"
     )
     inverse = gathered(b, of_rank, ranks)
-    counts = scatter_elements_(b, b.full([many], 0, _INT32), inverse, b.full([keys.size], 1, _INT32), 0, "add")
-    return [inverse, b.cast(counts, _INT64)]
+    counts = scatter_elements_(b, b.full([many], 0, INT32), inverse, b.full([keys.size], 1, INT32), 0, "add")
+    return [inverse, b.cast(counts, INT64)]
 
 
 # ONNX Runtime's operator of that name: in the order of the input, and without the first positions

@@ -10,35 +10,32 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vkep.dtypes import DTYPES, DType
+from vkep.dtypes import DTYPES, FLOAT32, INT32, DType
 from vkep.ir import algebra as fn
 from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr, leaf
 from vkep.ir.tensor import Tensor
-from vkep.ops.attention.kv_cache import Rotary, cached
-from vkep.ops.attention.kv_coding import Coding
-from vkep.ops.attention.kv_window import window
+from vkep.ops.attention.kv_cache import Coding, Rotary, cached, window
+from vkep.ops.attention.rotary import angles, expect_turns, rotated
 from vkep.ops.attention.sdpa import (
     Heads,
     Mask,
     Scoring,
     default_scale,
+    fused_attention,
     merge_heads,
     per_batch,
     position_mask,
     sdpa,
     split_heads,
 )
-from vkep.ops.attention.sdpa_fused import fused_attention
-from vkep.ops.attention.standard import angles, expect_turns, rotated
 from vkep.ops.generators import positions
 from vkep.ops.microsoft import MICROSOFT, outputs
 from vkep.ops.normalization import row_norm
 from vkep.ops.registry import FLOATS, operator
 from vkep.sizes import whole
 
-_INT32, _FLOAT32 = DTYPES["int32"], DTYPES["float32"]
 _TYPES = (*FLOATS, "bfloat16")
 #: types of a quantized cache's elements, by the bits of a number
 _QUANTIZED = {8: ("int8", "float8_e4m3fn"), 4: ("uint8",)}
@@ -101,7 +98,7 @@ def group_query_attention(
     if (q_norm_weight is None) != (k_norm_weight is None):
         b.invalid("q_norm_weight and k_norm_weight: one is missing")
     dtype = query.dtype
-    wide = _FLOAT32 if dtype.name == "bfloat16" else dtype  # no kernel computes with bfloat16
+    wide = FLOAT32 if dtype.name == "bfloat16" else dtype  # no kernel computes with bfloat16
     q, k, v = grouped_parts(b, query, key, value, num_heads, kv_num_heads)
     if q_norm_weight is not None and k_norm_weight is not None:
         epsilons = (e if e is not None else qk_norm_epsilon for e in (q_norm_epsilon, k_norm_epsilon))
@@ -224,7 +221,7 @@ def _normed(b: Builder, t: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     b.expect("q_norm_weight or k_norm_weight", weight, (t.shape[3],))
     if 0 in t.shape:
         return t
-    rows = b.cast(t.transpose((0, 2, 1, 3)), _FLOAT32 if t.dtype.name == "bfloat16" else t.dtype)
+    rows = b.cast(t.transpose((0, 2, 1, 3)), FLOAT32 if t.dtype.name == "bfloat16" else t.dtype)
     return row_norm(b, rows, weight, epsilon=epsilon, rms=True)[0].transpose((0, 2, 1, 3))
 
 
@@ -238,14 +235,14 @@ def _first(b: Builder, lengths: Tensor, counts: Tensor | None, length: int, used
         tokens, new = b.reads(lengths, b.reshape(counts, (batch,)))
         reason = f"a sequence is shorter than its query_seqlens, or has no room for {length} new tokens among {room}"
         start = b.require(tokens + 1 - new, lambda v, most: (v >= 0) & (v <= most), reason, room - length)
-        return b.pointwise("same", start, dtype=_INT32, shape=(batch,))
+        return b.pointwise("same", start, dtype=INT32, shape=(batch,))
     if length == used:  # a prompt begins at 0 whatever its padding
-        return b.full((batch,), 0, _INT32)
+        return b.full((batch,), 0, INT32)
     if length == 1:
         return lengths
     reason = f"seqlens_k is too small for {length} new tokens"
     start = b.require(b.expr("add", lengths, 1 - length), lambda v: v >= 0, reason)
-    return b.pointwise("same", start, dtype=_INT32, shape=(batch,))
+    return b.pointwise("same", start, dtype=INT32, shape=(batch,))
 
 
 def _mask(b: Builder, heads: Heads, first: Tensor, lengths: Tensor, causal: bool, window: int) -> Mask:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from vkep.dtypes import DTYPES
+from vkep.dtypes import DTYPES, FLOAT32
 from vkep.ir import algebra as fn
 from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
@@ -23,7 +23,6 @@ from vkep.ops.packed import Packed
 from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import operator
 
-_FLOAT32 = DTYPES["float32"]
 #: which of decay and beta each rule has
 _RULES = {"linear": (False, False), "gated": (True, False), "delta": (False, True), "gated_delta": (True, True)}
 
@@ -84,7 +83,7 @@ def linear_attention(
     )
     made = [b.empty(DTYPES[need.dtype], need.shape) for need in problem.makes()]
     b.expect("past_state", past_state, made[1].shape)
-    first = b.full(made[1].shape, 0, _FLOAT32) if past_state is None else b.cast(past_state, _FLOAT32)
+    first = b.full(made[1].shape, 0, FLOAT32) if past_state is None else b.cast(past_state, FLOAT32)
     given = [*parts.values(), first, *gates]
     if not query.shape[1]:
         b.decline("a sequence of no steps")
@@ -165,7 +164,7 @@ def gated_delta_net(
         if beta is None:
             b.invalid(f"update_rule {a.update_rule!r} without beta")
         b.expect("beta", beta, (*lead, heads))
-        rate = b.cast(b.reshape(beta, (tokens, heads)), _FLOAT32)
+        rate = b.cast(b.reshape(beta, (tokens, heads)), FLOAT32)
         gates.append(b.pointwise("sigmoid", rate) if a.beta_activation == "sigmoid" else rate)
     given = [b.reshape(t, (tokens, t.size // tokens)) for t in (q, k, v, *gates)]
     packed = None if starts is None else Packed.of(b, starts, tokens)
@@ -185,7 +184,7 @@ def gated_delta_net(
         *kinds,
     )
     made = [b.empty(DTYPES[need.dtype], need.shape) for need in problem.makes()]
-    state = b.full(made[1].shape, 0, _FLOAT32) if first is None else first.transpose((0, 1, 3, 2))
+    state = b.full(made[1].shape, 0, FLOAT32) if first is None else first.transpose((0, 1, 3, 2))
     b.compute(problem, [b.contiguous(t) for t in (*padded[:3], state, *padded[3:])], made)
     y = b.reshape(made[0], (batch * steps, made[0].shape[2]))
     if packed is not None:
@@ -206,7 +205,7 @@ def _token_heads(
         keys = query.shape[-1] - heads * wide
         if not size or keys < 2 * size or keys % (2 * size):
             b.invalid(f"{query.shape[-1]} features do not divide into heads of {size}, and {heads} of {wide}")
-        flat = b.cast(b.reshape(query, (math.prod(lead), query.shape[-1])), _FLOAT32)
+        flat = b.cast(b.reshape(query, (math.prod(lead), query.shape[-1])), FLOAT32)
         half = keys // 2
         parts = [(0, half, size), (half, half, size), (keys, heads * wide, wide)]
         q, k, v = (
@@ -216,7 +215,7 @@ def _token_heads(
     if query.rank not in (3, 4) or any(t.rank != query.rank or t.shape[:-2] != query.shape[:-2] for t in (key, value)):
         b.invalid(f"queries of shape {list(query.shape)}, keys of {list(key.shape)}, values of {list(value.shape)}")
     lead = query.shape[:-2]
-    q, k, v = (b.cast(b.reshape(t, (math.prod(lead), *t.shape[-2:])), _FLOAT32) for t in (query, key, value))
+    q, k, v = (b.cast(b.reshape(t, (math.prod(lead), *t.shape[-2:])), FLOAT32) for t in (query, key, value))
     b.expect("key", k, q.shape)
     return lead, q, k, v
 
@@ -239,7 +238,7 @@ def _decay(
     """Logarithms of the decay, [tokens, heads] or [tokens, heads, size]."""
     b.expect("decay", decay, (*lead, heads), (*lead, heads, size))
     shape = (math.prod(lead), *decay.shape[len(lead) :])
-    raw = b.cast(b.reshape(decay, shape), _FLOAT32)
+    raw = b.cast(b.reshape(decay, shape), FLOAT32)
     if a.gate_activation == "none":
         return raw
     if a.gate_activation not in ("softplus", "qwen", "sigmoid", "kda") or a_log is None:
@@ -254,7 +253,7 @@ def _decay(
         made = -fn.exp(rate) * fn.softplus(total)
     else:
         made = least * fn.sigmoid(fn.exp(rate) * total)
-    return b.store(made, _FLOAT32, shape=shape)
+    return b.store(made, FLOAT32, shape=shape)
 
 
 def _padded(b: Builder, packed: Packed, x: Tensor) -> Tensor:
@@ -265,4 +264,4 @@ def _padded(b: Builder, packed: Packed, x: Tensor) -> Tensor:
     inside = b.expr("min", step, length)
     rows = packed.rows(b, x, each, inside, 0, shape)
     wide, ends = b.reshape(step, (packed.tokens, 1)), b.reshape(length, (packed.batch, 1, 1))
-    return b.pointwise(lambda v, at, end: where(at < end, v, 0.0), rows, wide, ends, dtype=_FLOAT32, shape=rows.shape)
+    return b.pointwise(lambda v, at, end: where(at < end, v, 0.0), rows, wide, ends, dtype=FLOAT32, shape=rows.shape)

@@ -1,5 +1,5 @@
-"""ONNX Runtime's attention operators (domain com.microsoft) except GroupQueryAttention and those that project their
-input.
+"""ONNX Runtime's attention operators that take queries, keys and values of as many heads (domain com.microsoft:
+MultiHeadAttention, DecoderMaskedMultiHeadAttention).
 
 Semantics: ONNX Runtime, docs/ContribOperators.md.
 """
@@ -8,70 +8,31 @@ from __future__ import annotations
 
 import numpy as np
 
-from vkep.dtypes import DTYPES
+from vkep.dtypes import FLOAT32, INT32
 from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.kernels.gather import GatherProblem
-from vkep.ops.attention.kv_cache import cached
+from vkep.ops.attention.kv_cache import cached, joined
 from vkep.ops.attention.sdpa import (
     Attended,
     Heads,
     Mask,
     default_scale,
     heads_of,
-    joined,
     merge_heads,
     per_batch,
     position_mask,
     sdpa,
     split_heads,
 )
-from vkep.ops.attention.standard import angles, rotated
 from vkep.ops.generators import positions
 from vkep.ops.microsoft import MICROSOFT, in_float32, outputs, wants_output
 from vkep.ops.registry import FLOATS, operator
 from vkep.sizes import whole
 
-_INT32 = DTYPES["int32"]
-
-
 _WITH_BFLOAT16 = (*FLOATS, "bfloat16")
-
-
-@operator(
-    "RotaryEmbedding", domain=MICROSOFT, types={"x cos_cache sin_cache": _WITH_BFLOAT16, "position_ids": ("int64",)}
-)
-def rotary_embedding(
-    b: Builder,
-    x: Tensor,
-    position_ids: Tensor,
-    cos_cache: Tensor,
-    sin_cache: Tensor,
-    *,
-    interleaved: int = 0,
-    is_packed_batching: int = 0,
-    num_heads: int = 0,
-    rotary_embedding_dim: int = 0,
-    scale: float = 1.0,
-) -> Tensor:
-    flat = x.rank == 3
-    if flat:
-        width = rotary_embedding_dim or 2 * cos_cache.shape[-1]
-        size = x.shape[2] // num_heads if num_heads else width
-        x = split_heads(b, x, x.shape[2] // size)
-    elif not rotary_embedding_dim:
-        b.expect("cos_cache", cos_cache, (*cos_cache.shape[:1], x.shape[-1] // 2))
-    batch, length = x.shape[0], x.shape[2]
-    if position_ids.shape == (1,):  # the first position of every sequence
-        steps = positions(b, length, np.int64).view((1, length), (0, 1))
-        first = b.reshape(position_ids, (1, 1))
-        position_ids = b.pointwise("add", steps, first, shape=(batch, length))
-    b.expect("position_ids", position_ids, (batch, length))
-    cos, sin = angles(b, cos_cache, sin_cache, position_ids)
-    y = rotated(b, x, cos, sin, bool(interleaved))
-    return merge_heads(b, y) if flat else y
 
 
 def _packed_parts(b: Builder, t: Tensor, heads: int, count: int) -> list[Tensor]:
@@ -121,11 +82,11 @@ def multi_head_attention(
         if past < 0 or used > room:
             b.invalid(f"past_sequence_length is {past}: {k.shape[2]} new keys do not fit a past of {room}")
         b.expect("past_value", past_value, (*past_key.shape[:3], *past_value.shape[3:]))
-        first = b.pointwise("same", past, dtype=_INT32, shape=q.shape[:1])
+        first = b.pointwise("same", past, dtype=INT32, shape=q.shape[:1])
         _, present_key, present_value = cached(b, (past_key, past_value), (q, k, v), first, room, used)
         k, v = (t.slice(2, 0, used) for t in (present_key, present_value))
         if cache_indirection is not None and q.shape[2] == 1:
-            k, v = (_of_beams(b, t, cache_indirection, b.full((1,), past, _INT32)) for t in (k, v))
+            k, v = (_of_beams(b, t, cache_indirection, b.full((1,), past, INT32)) for t in (k, v))
     heads = heads_of(b, q, k)
     mask = position_mask(b, heads, past, bool(unidirectional))
     if key_padding_mask is not None:
@@ -221,7 +182,7 @@ def one_token(
         known = used < room
         b.expect_range("past_sequence_length", past_sequence_length, used - 1 if known else 0, used - 1)
         reach = b.reshape(past_sequence_length, (1,))
-        first = b.pointwise("same", reach, dtype=_INT32, shape=(batch,))
+        first = b.pointwise("same", reach, dtype=INT32, shape=(batch,))
         _, present_key, present_value = cached(b, (past_key, past_value), (q, k, v), first, room, used)
         k, v = (t.slice(2, 0, used) for t in (present_key, present_value))
         if cache_indirection is not None:
@@ -325,4 +286,4 @@ def add_padding(b: Builder, mask: Mask, heads: Heads, padding: Tensor, filter_va
             b.decline(f"a padding mask of shape {list(padding.shape)} for {batch} sequences of {keys} keys")
         counts = b.expr("gt", view, 0)
     added = b.expr("where", counts, 0.0, filter_value, ctype="float")
-    mask.biases.append(b.store(added, DTYPES["float32"], shape=(batch, 1, 1, rows, keys)))
+    mask.biases.append(b.store(added, FLOAT32, shape=(batch, 1, 1, rows, keys)))

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vkep.dtypes import DTYPES
+from vkep.dtypes import INT64
 from vkep.ir import algebra as fn
 from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
+from vkep.ops.attention.rotary import angles, expect_turns, rotated
 from vkep.ops.attention.sdpa import Mask, default_scale, heads_of, per_batch, sdpa
-from vkep.ops.attention.standard import angles, expect_turns, rotated
 from vkep.ops.gather import gathered, scatter_nd
 from vkep.ops.generators import positions
 from vkep.ops.microsoft import MICROSOFT, in_float32, outputs
@@ -22,7 +22,6 @@ from vkep.ops.normalization import row_norm
 from vkep.ops.packed import Packed
 from vkep.ops.registry import operator
 
-_INT32, _INT64 = DTYPES["int32"], DTYPES["int64"]
 _HALVES = ("float16", "bfloat16")
 
 
@@ -191,7 +190,7 @@ def _turned(b: Builder, x: Tensor, place: Tensor, cos: Tensor, sin: Tensor, inte
     """Heads [tokens, heads, size], turned by the angles of the tokens' positions."""
     alone = b.reshape(x, (1, *x.shape)).transpose((0, 2, 1, 3))
     expect_turns(b, alone, cos, sin)
-    ids = b.reshape(b.cast(place, _INT64), (1, x.shape[0]))
+    ids = b.reshape(b.cast(place, INT64), (1, x.shape[0]))
     turned = rotated(b, alone, *angles(b, cos, sin, ids), interleaved)
     return b.reshape(turned.transpose((0, 2, 1, 3)), x.shape)
 
@@ -204,6 +203,6 @@ def _written(b: Builder, cache: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
     b.copy(b.reshape(cache, (count, width)), out=whole.slice(0, 0, count))
     b.copy(b.full((1, width), 0, cache.dtype), out=whole.slice(0, count, 1))
     at = b.pointwise(lambda slot, behind: where(slot < 0, behind, slot), slots, count)
-    index = b.reshape(b.cast(at, _INT64), (slots.size, 1))
+    index = b.reshape(b.cast(at, INT64), (slots.size, 1))
     made = scatter_nd(b, whole, index, b.reshape(b.cast(rows, cache.dtype), (rows.shape[0], width)))
     return b.reshape(made.slice(0, 0, count), cache.shape)

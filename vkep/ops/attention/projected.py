@@ -11,15 +11,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vkep.dtypes import DTYPES
+from vkep.dtypes import INT64
 from vkep.ir.builder import LARGEST, Builder
 from vkep.ir.tensor import Tensor
+from vkep.ops.attention.kv_cache import joined
 from vkep.ops.attention.multi_head import add_padding, one_token
 from vkep.ops.attention.sdpa import (
     Mask,
     default_scale,
     heads_of,
-    joined,
     merge_heads,
     per_batch,
     position_mask,
@@ -29,10 +29,8 @@ from vkep.ops.attention.sdpa import (
 from vkep.ops.contraction import matrix_product
 from vkep.ops.gather import gathered, scatter_nd
 from vkep.ops.microsoft import MICROSOFT, in_float32, outputs, wants_output
-from vkep.ops.quantized.integer_sums import integer_product
+from vkep.ops.quantized.products import integer_product
 from vkep.ops.registry import FLOATS, operator
-
-_INT32, _FLOAT32 = DTYPES["int32"], DTYPES["float32"]
 
 
 def _sizes(b: Builder, x: Tensor, weights: Tensor, given: Sequence[int] | None) -> list[int]:
@@ -302,7 +300,7 @@ def _padded(b: Builder, rows: Tensor, offsets: Tensor) -> Tensor:
         b.invalid(f"{list(rows.shape)} tokens at offsets of shape {list(offsets.shape)}")
     tokens, width = rows.shape
     at = b.reshape(offsets, (offsets.size,)).slice(0, 0, tokens)
-    wide = b.cast(b.reshape(at, (tokens, 1)), DTYPES["int64"])
+    wide = b.cast(b.reshape(at, (tokens, 1)), INT64)
     zeros = b.full((offsets.size, width), 0, rows.dtype)
     return b.reshape(scatter_nd(b, zeros, wide, rows), (*offsets.shape, width))
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from vkep.dtypes import DTYPES
+from vkep.dtypes import INT32
 from vkep.ir.algebra import not_equal, where
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.ops.attention.grouped_query import grouped_parts
 from vkep.ops.attention.kv_cache import Rotary, cached
+from vkep.ops.attention.rotary import expect_turns
 from vkep.ops.attention.sdpa import (
     Mask,
     default_scale,
@@ -23,15 +24,12 @@ from vkep.ops.attention.sdpa import (
     sdpa,
     split_heads,
 )
-from vkep.ops.attention.standard import expect_turns
 from vkep.ops.contraction import matrix_product
 from vkep.ops.gather import gathered
 from vkep.ops.generators import positions
 from vkep.ops.microsoft import MICROSOFT, outputs
 from vkep.ops.registry import FLOATS, operator
 from vkep.sizes import whole
-
-_BOOL, _INT32 = DTYPES["bool"], DTYPES["int32"]
 
 
 @operator(
@@ -75,7 +73,7 @@ def sparse_attention(
     blocks = _dense_layouts(b, block_rows, block_columns, num_heads, -(-used // sparse_block_size))
     b.expect_range("key_total_sequence_lengths", lengths, 1 if length == used else length, used)
     if length == used:  # a prompt begins at 0 whatever its padding
-        first = b.full((batch,), 0, _INT32)
+        first = b.full((batch,), 0, INT32)
     else:
         first = b.pointwise("sub", lengths, length)
     rotary = None
@@ -119,7 +117,7 @@ def _seen(b: Builder, blocks: np.ndarray, first: Tensor, length: int, used: int,
     """bool [batch, heads, queries, keys] from whole blocks, for queries from position ``first`` on."""
     batch = first.shape[0]
     row = b.expr("div", b.expr("add", positions(b, length), b.reshape(first, (batch, 1))), size)
-    at = b.store(row, _INT32, shape=(batch, length))
+    at = b.store(row, INT32, shape=(batch, length))
     of_queries = gathered(b, b.constant(blocks), at)  # [batch, queries, heads, blocks]
     key = b.pointwise("div", positions(b, used), size)
     return gathered(b, of_queries, key, 3).transpose((0, 2, 1, 3))

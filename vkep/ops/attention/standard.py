@@ -1,32 +1,29 @@
-"""Attention and rotary position embeddings (ONNX Attention, opset 23 and later, and RotaryEmbedding)."""
+"""Attention of the ONNX standard (opset 23 and later)."""
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
 from onnx import TensorProto
 
-from vkep.dtypes import DTYPES
-from vkep.ir.builder import LARGEST, Builder
+from vkep.dtypes import FLOAT32
+from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
+from vkep.ops.attention.kv_cache import joined
 from vkep.ops.attention.sdpa import (
     Heads,
     Mask,
     default_scale,
     heads_of,
-    joined,
     merge_heads,
     per_batch,
     position_mask,
     sdpa,
     split_heads,
 )
-from vkep.ops.gather import rows_at
 from vkep.ops.registry import ANY, FLOATS, operator
 
-_FLOAT32 = DTYPES["float32"]
 _ATTENTION_FLOATS = (*FLOATS, "bfloat16")
 
 
@@ -64,7 +61,7 @@ def attention(
     if not q.rank == k.rank == v.rank == 4:
         b.invalid(f"queries {list(q.shape)}, keys {list(k.shape)}, values {list(v.shape)}; expected 3 or 4 axes each")
     present_key, present_value = joined(b, past_key, k), joined(b, past_value, v)
-    wide = _FLOAT32 if dtype.name == "bfloat16" else dtype  # no matrix kernel stores bfloat16
+    wide = FLOAT32 if dtype.name == "bfloat16" else dtype  # no matrix kernel stores bfloat16
     q, k, v = (b.cast(t, wide) for t in (q, present_key, present_value))
     heads = heads_of(b, q, k)
     offset = _offset(b, heads, past_key, nonpad_kv_seqlen)
@@ -129,84 +126,3 @@ def _add_mask(b: Builder, mask: Mask, heads: Heads, given: Tensor) -> None:
 
 
 # ---- rotary position embeddings
-
-
-def rotated(b: Builder, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """``x`` [batch, heads, length, size], rotated by angles whose cos and sin are [batch or 1, length, width / 2].
-
-    Rotates the pairs of features (i, i + width / 2), or neighbours if ``interleaved``; copies those beyond ``width``.
-    Raises `InvalidNode` where the tables do not fit.
-    """
-    half = cos.shape[-1] if cos.rank == 3 else 0
-    if x.shape[1] * x.shape[3] >= LARGEST:  # also where there are no sequences
-        b.invalid(f"{x.shape[1]} heads of {x.shape[3]} features; together they must be below 2**31")
-    b.expect("sin", sin, cos.shape)
-    if not half or cos.shape[0] not in (1, x.shape[0]) or cos.shape[1] != x.shape[2] or 2 * half > x.shape[3]:
-        b.invalid(f"cos and sin of shape {list(cos.shape)} do not fit heads of shape {list(x.shape)}")
-    out = b.empty(x.dtype, x.shape)
-    source, target = (_pairs(t.slice(3, 0, 2 * half), half, interleaved) for t in (x, out))
-    axis = 4 if interleaved else 3
-    other = source.slice(axis, 1, 2, -1)
-    angle_shape = (cos.shape[0], 1, cos.shape[1], half, 1) if interleaved else (cos.shape[0], 1, cos.shape[1], 1, half)
-    cos, sin = b.reshape(cos, angle_shape), b.reshape(sin, angle_shape)
-    sign_shape, sign_strides = ((2,), (1,)) if interleaved else ((2, 1), (1, 0))
-    sign = b.constant(np.array([-1, 1], np.float32)).view(sign_shape, sign_strides)
-    b.pointwise(_turned, source, other, cos, sin, sign, out=target)
-    if 2 * half < x.shape[3]:
-        rest = x.shape[3] - 2 * half
-        b.copy(x.slice(3, 2 * half, rest), out=out.slice(3, 2 * half, rest))
-    return out
-
-
-def _turned(x: Expr, other: Expr, cos: Expr, sin: Expr, sign: Expr) -> Expr:
-    return x * cos + sign * other * sin
-
-
-def expect_turns(b: Builder, x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Raise `InvalidNode` where tables [positions, half] do not fit heads ``x`` [batch, heads, length, size]."""
-    b.expect("sin_cache", sin, cos.shape)
-    if cos.rank != 2 or not cos.shape[1] or 2 * cos.shape[1] > x.shape[3]:
-        b.invalid(f"cos and sin of shape {list(cos.shape)} do not fit heads of shape {list(x.shape)}")
-
-
-def _pairs(t: Tensor, half: int, interleaved: bool) -> Tensor:
-    """The last axis as [half, 2] (neighbours) or [2, half]."""
-    step = t.strides[3]
-    if interleaved:
-        return t.view((*t.shape[:3], half, 2), (*t.strides[:3], 2 * step, step))
-    return t.view((*t.shape[:3], 2, half), (*t.strides[:3], half * step, step))
-
-
-def angles(b: Builder, cos: Tensor, sin: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Rows of the tables cos and sin [positions, half] for positions [batch, length]: [batch, length, half].
-
-    Without positions the tables have that shape already.
-    """
-    b.expect("sin_cache", sin, cos.shape)
-    if positions is None:
-        return cos, sin
-    return rows_at(b, cos, positions, "a position"), rows_at(b, sin, positions, "a position")
-
-
-@operator("RotaryEmbedding", since=23, types={"T": _ATTENTION_FLOATS, "M": ("int64",)})
-def rotary_embedding(
-    b: Builder,
-    x: Tensor,
-    cos_cache: Tensor,
-    sin_cache: Tensor,
-    position_ids: Tensor | None = None,
-    *,
-    interleaved: int = 0,
-    num_heads: int | None = None,
-    rotary_embedding_dim: int = 0,
-) -> Tensor:
-    flat = x.rank == 3
-    heads = split_heads(b, x, num_heads or 0) if flat else x
-    if heads.rank != 4:
-        b.invalid(f"input of shape {list(x.shape)}; expected 3 or 4 axes")
-    batch, _, length, size = heads.shape
-    b.expect("position_ids", position_ids, (batch, length))
-    places = (batch, length) if position_ids is None else cos_cache.shape[:1]
-    b.expect("cos_cache", cos_cache, (*places, (rotary_embedding_dim or size) // 2))
-    y = rotated(b, heads, *angles(b, cos_cache, sin_cache, position_ids), bool(interleaved))
-    return merge_heads(b, y) if flat else y

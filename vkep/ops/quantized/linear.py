@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vkep import dtypes
-from vkep.dtypes import DTYPES, DType
+from vkep.dtypes import DTYPES, FLOAT32, UINT8, DType
 from vkep.graph.attributes import DequantizeAttributes, QuantizeAttributes
 from vkep.graph.weights import PackedWeight, pack
 from vkep.ir import algebra as fn
@@ -22,11 +22,13 @@ from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import every
+from vkep.ops.microsoft import MICROSOFT
 from vkep.ops.reduction import reduce_axes
-from vkep.ops.registry import operator
+from vkep.ops.registry import FLOATS, operator
 from vkep.sizes import matches
 
-_FLOAT32 = DTYPES["float32"]
+_BYTES = ("int8", "uint8")
+
 _SCALES = ("float32", "float16", "bfloat16")
 _POWERS = "float8_e8m0fnu"  # scales that are powers of two, as in OCP's MX formats
 _QUANTIZED = tuple(n for n in ("int8", "uint8", "int16", "uint16", "int4", "uint4", "int2", "uint2") if n in DTYPES)
@@ -122,17 +124,17 @@ def quantize_linear(
     to = (
         y_zero_point.dtype if y_zero_point is not None else dtypes.from_onnx(a.output_dtype) if a.output_dtype else None
     )
-    to = to or (DTYPES["uint8"] if not a.output_dtype else None)
+    to = to or (UINT8 if not a.output_dtype else None)
     if to is None or to.name not in (*_QUANTIZED, *_NARROW):
         b.decline(f"no kernel quantizes to {dtypes.onnx_name(a.output_dtype)}")
     blocks = Blocks(b, x, y_scale, a.axis, a.block_size)
     scale = blocks.spread(y_scale)
     powers = y_scale.dtype.name == _POWERS
-    division = (dtypes.from_onnx(a.precision) if a.precision else x.dtype if powers else y_scale.dtype) or _FLOAT32
+    division = (dtypes.from_onnx(a.precision) if a.precision else x.dtype if powers else y_scale.dtype) or FLOAT32
     if division.name not in (*_SCALES, "int32"):
         b.decline(f"a division in {division}")
     value = b.expr("cast", b.reshape(x, blocks.shape), ctype="float")
-    factor = b.cast_expr(ex.leaf(scale), scale.dtype, _FLOAT32) if powers else b.expr("cast", scale, ctype="float")
+    factor = b.cast_expr(ex.leaf(scale), scale.dtype, FLOAT32) if powers else b.expr("cast", scale, ctype="float")
     zero = None if y_zero_point is None else blocks.spread(y_zero_point)
     if to.kind == "bits":  # a float's zero point is 0 (ONNX QuantizeLinear)
         code = float8.encode(b.divide(value, factor), to, bool(a.saturate))
@@ -172,10 +174,10 @@ def dequantized(
     blocks = Blocks(b, x, scale, axis, block_size)
     shape = blocks.shape
     if scale.dtype.name == _POWERS:
-        scale = b.cast(scale, _FLOAT32)
+        scale = b.cast(scale, FLOAT32)
     factor, zero = blocks.spread(scale), None if zero_point is None else blocks.spread(zero_point)
     if x.dtype.kind == "bits":
-        number = b.cast_expr(ex.leaf(b.reshape(x, shape)), x.dtype, _FLOAT32)
+        number = b.cast_expr(ex.leaf(b.reshape(x, shape)), x.dtype, FLOAT32)
         scaled = b.expr("mul", number, factor, ctype="float")
         return b.reshape(b.store(fn.stored_as(scaled, to), to, shape=shape), x.shape)
     packed = _packed(b, x, shape)
@@ -230,8 +232,16 @@ def dynamic_quantize_linear(b: Builder, x: Tensor) -> list[Tensor]:
     most, least = b.reads(highest, lowest)
     spread = fn.maximum(most, 0) - fn.minimum(least, 0)
     scale = b.store(where(equal(spread, 0), 1, b.divide(spread, 255.0)), x.dtype)
-    uint8 = DTYPES["uint8"]
+    uint8 = UINT8
     initial = fn.clamp(0 - b.divide(fn.minimum(least, 0), scale), 0, 255)
     zero_point = b.store(fn.cast(fn.round_even(initial), "uint"), uint8, shape=())
     y = b.store(quantized(b, b.expr("same", x), scale, zero_point, uint8), uint8, shape=x.shape)
     return [y, scale, zero_point]
+
+
+operator("QuantizeLinear", domain=MICROSOFT, types={"x": FLOATS})(quantize_linear)
+
+
+operator("DequantizeLinear", domain=MICROSOFT, types={"x": (*_BYTES, "int32", "int16", "uint16", "int4", "uint4")})(
+    dequantize_linear
+)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from vkep import dtypes
-from vkep.dtypes import DTYPES, DType
+from vkep.dtypes import FLOAT16, FLOAT32, INT8, INT32, DType
 from vkep.ir import algebra as fn
 from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
@@ -27,7 +27,6 @@ from vkep.ops.quantized.linear import rounded_to
 from vkep.ops.quantized.products import ratio
 from vkep.ops.registry import FLOATS, operator
 
-_FLOAT32, _FLOAT16, _INT32, _INT8 = (DTYPES[name] for name in ("float32", "float16", "int32", "int8"))
 _Q, _S = ("int8",), ("float32",)
 _COL, _ROW = 0, 1
 #: of each order: the factors of a matrix's rows and columns (-1 is the rest) and, in memory, the order of the axes that they make
@@ -87,7 +86,7 @@ def _scalars(b: Builder, **scales: Tensor) -> None:
 
 
 def _saturated(b: Builder, value: Expr, shape: Sequence[int]) -> Tensor:
-    return b.store(rounded_to(b, value, None, _INT8), _INT8, shape=shape)
+    return b.store(rounded_to(b, value, None, INT8), INT8, shape=shape)
 
 
 def _quantized(b: Builder, x: Tensor, scale: Tensor) -> Tensor:
@@ -113,7 +112,7 @@ def dequantize_with_order(
 ) -> Tensor:
     _scalars(b, scale_input=scale)
     dtype = dtypes.from_onnx(to)
-    if dtype not in (_FLOAT32, _FLOAT16):
+    if dtype not in (FLOAT32, FLOAT16):
         b.invalid(f"to is {to}, expected float (1) or float16 (10)")
     return _to_order(b, _real(b, _to_rows(b, x, order_input), scale, dtype), order_output)
 
@@ -132,7 +131,7 @@ def qordered_gelu(
     if None not in (order_X, order_Y) and order_X != order_Y:
         b.invalid(f"order_X is {order_X} and order_Y {order_Y}")
     _scalars(b, scale_X=scale, scale_Y=y_scale)
-    return _quantized(b, gelu(b, _real(b, x, scale, _FLOAT32)), y_scale)
+    return _quantized(b, gelu(b, _real(b, x, scale, FLOAT32)), y_scale)
 
 
 @operator("QOrderedLayerNormalization", domain=MICROSOFT, types={"x": _Q, "x_scale y_scale": _S, "scale bias": FLOATS})
@@ -151,13 +150,13 @@ def qordered_layer_normalization(
 ) -> Tensor:
     _only(b, order_X=(order_X, _ROW), order_Y=(order_Y, _ROW))
     _scalars(b, scale_X=x_scale, scale_Y=y_scale)
-    rows = _real(b, x, x_scale, _FLOAT32)
+    rows = _real(b, x, x_scale, FLOAT32)
     return _quantized(b, row_norm(b, rows, scale, bias, axis=axis, epsilon=epsilon)[0], y_scale)
 
 
 def _product(b: Builder, x: Tensor, matrix: Tensor, alpha: Expr, *added: Expr) -> Tensor:
     """``alpha * (x @ matrix)`` and what is added to it, in float32, rounded to int8."""
-    total = matrix_product(b, x, matrix, _INT32)
+    total = matrix_product(b, x, matrix, INT32)
     value = b.expr("cast", total, ctype="float") * alpha
     for term in added:
         value = b.expr("add", value, term)
@@ -280,7 +279,7 @@ def qordered_attention(
     value = b.expr("mul", b.expr("cast", scores, ctype="float"), scores_scale) * default_scale(q.shape[3])
     if kept is not None:
         value = where(kept, value, -1e30)
-    weights = b.contiguous(b.store(value, _FLOAT32, shape=scores.shape))
+    weights = b.contiguous(b.store(value, FLOAT32, shape=scores.shape))
     shares = softmax_over(b, weights, batch * num_heads * length, length, 1)
     share = b.divide(shares, softmax_scale)
     if kept is not None:
@@ -344,6 +343,6 @@ def qordered_longformer_attention(
         b.expect(f"{name}bias", added, (3 * hidden,))
         alpha = ratio(b, x_scale, factor, scale)
         whole = _product(b, x, _to_rows(b, matrix, _COL), alpha, b.expr("same", added))
-        parts = _real(b, whole, scale, _FLOAT16)
+        parts = _real(b, whole, scale, FLOAT16)
         made.append((parts.slice(2, 0, hidden), parts.slice(2, hidden, hidden), parts.slice(2, 2 * hidden, hidden)))
     return _quantized(b, longformer(b, made[0], made[1], mask, flags, num_heads, window), y_scale)
