@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.ops.cases import assert_like, check, model_of, on_vulkan
+from tests.ops.microsoft import MS, normal
 
 RNG = np.random.default_rng(11)
 
@@ -163,3 +164,29 @@ def test_deformable_convolution(masked: bool, group: int, offset_group: int) -> 
         "m": _normal(2, offset_group * 6, 4, 4) if masked else None,
     }
     check("DeformConv", inputs, kernel_shape=[3, 2], group=group, offset_group=offset_group, opset=22, atol=1e-4)
+
+
+@pytest.mark.parametrize("transposed", [(0, 0), (1, 0), (0, 1), (1, 1)])
+def test_fused_matmul(transposed: tuple[int, int]) -> None:
+    a = normal(3, 7, 5) if transposed[0] else normal(3, 5, 7)
+    b = normal(3, 6, 7) if transposed[1] else normal(3, 7, 6)
+    check("FusedMatMul", {"a": a, "b": b}, transA=transposed[0], transB=transposed[1], alpha=0.5, **MS)
+
+
+def test_fused_matmul_with_batch_transposed() -> None:
+    check("FusedMatMul", {"a": normal(5, 3, 7), "b": normal(7, 3, 6)}, transBatchA=1, transBatchB=1, **MS)
+
+
+@pytest.mark.parametrize("activation", ["Relu", "LeakyRelu", "Tanh", "Sigmoid"])
+def test_fused_convolution_and_gemm(activation: str) -> None:
+    inputs = {"a": normal(4, 5), "b": normal(5, 6), "c": normal(6)}
+    slope: dict[str, Any] = {"activation_alpha": 0.2} if activation == "LeakyRelu" else {}
+    check("FusedGemm", inputs, activation=activation, **slope, **MS)
+    more: dict[str, Any] = {"activation_params": [0.2]} if activation == "LeakyRelu" else {}
+    inputs = {"x": normal(1, 2, 6, 6), "w": normal(3, 2, 3, 3), "b": normal(3)}
+    check("FusedConv", inputs, activation=activation, atol=1e-4, **more, **MS)
+
+
+def test_echo_and_old_product() -> None:
+    check("SampleOp", {"x": normal(3, 4)}, **MS)
+    check("TransposeMatMul", {"x": normal(2, 4, 3), "v": normal(2, 5, 4)}, transA=1, transB=1, alpha=0.5, **MS)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -406,3 +407,11 @@ def test_a_function_body_that_mixes_float_types_is_lowered() -> None:
     wide = x.astype(np.float64)
     expected = (wide - wide.mean((0, 2, 3), keepdims=True)) / (wide.std((0, 2, 3), keepdims=True) + 1e-9)
     np.testing.assert_allclose(got, expected, rtol=5e-3, atol=5e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e5m2", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2fnuz"])
+def test_nan_and_infinity_in_8_bits(dtype: str) -> None:
+    x = np.array([0, 1, np.inf, -np.inf, np.nan, -2], np.float32).astype(getattr(ml_dtypes, dtype))
+    for op_type, expected in (("IsNaN", np.isnan), ("IsInf", np.isinf)):
+        (got,) = on_vulkan(model_of(op_type, {"x": x}, opset=21), {"x": x})
+        np.testing.assert_array_equal(got, expected(x.astype(np.float32)))

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.ops.cases import check, graph_of, model_of, on_vulkan
+from tests.ops.microsoft import Inputs, normal
 from vkep import InferenceSession
 from vkep.ir.builder import Builder
 from vkep.kernels.random import RANDOM
@@ -115,3 +116,29 @@ def test_dropout_outside_of_training_makes_the_mask_that_onnxruntime_makes(opset
     x = np.ones((2, 3), np.float32)
     [_, mask] = check("Dropout", {"x": x}, outputs=("y", "mask"), opset=opset, against="onnxruntime")
     assert mask.dtype == (np.float32 if opset == 7 else np.bool_)
+
+
+def test_bias_dropout_of_inference() -> None:
+    inputs = {"x": normal(3, 8), "b": normal(8), "r": normal(3, 8)}
+    model = model_of("BiasDropout", inputs, domain="com.microsoft", outputs=("y",))
+    np.testing.assert_allclose(on_vulkan(model, inputs)[0], sum(inputs.values()), rtol=1e-6)
+
+
+@pytest.mark.parametrize("op_type", ["BitmaskDropout", "BitmaskBiasDropout"])
+@pytest.mark.parametrize("training", [False, True])
+def test_bitmask_dropout(op_type: str, training: bool) -> None:
+    x = normal(7, 11)
+    inputs: Inputs = {"x": x}
+    if op_type == "BitmaskBiasDropout":
+        inputs |= {"c": normal(11), "r": normal(7, 11)}
+    rates = {"ratio": np.array(0.25, np.float32), "training": np.array(training)}
+    given = inputs | rates
+    model = model_of(op_type, given, outputs=("y", "mask"), constants=tuple(rates), domain="com.microsoft", seed=3)
+    y, mask = on_vulkan(model, given)
+    assert mask.dtype == np.uint32
+    assert mask.shape == (3,)
+    kept = np.unpackbits(mask.view(np.uint8), bitorder="little")[:77].reshape(7, 11).astype(bool)
+    assert kept.all() if not training else 30 < kept.sum() < 77
+    total = x + given["c"] if "c" in given else x
+    total = np.where(kept, total / (0.75 if training else 1), 0)
+    np.testing.assert_allclose(y, total + given["r"] if "r" in given else total, rtol=1e-5, atol=1e-6)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.ops.cases import check, model_of, on_vulkan
+from tests.ops.cases import Array, check, model_of, on_vulkan
+from tests.ops.microsoft import Inputs, against, normal
 
 RNG = np.random.default_rng(4)
 
@@ -88,3 +89,24 @@ def test_mel_filters(values: tuple[Any, ...]) -> None:
         n: np.array(v, np.float32 if isinstance(v, float) else np.int64) for n, v in zip(names, values, strict=True)
     }
     check("MelWeightMatrix", inputs, atol=1e-6)
+
+
+@pytest.mark.parametrize("shapes", [((3, 4, 2), (3, 4, 2)), ((3, 1, 2), (4, 2))])
+def test_complex_products(shapes: Any) -> None:
+    def expected(conj: bool, x: Array, y: Array) -> Array:
+        u, v = (t[..., 0] + 1j * t[..., 1] for t in (x, y))
+        made = u * (v.conj() if conj else v)
+        return np.stack([made.real, made.imag], -1)
+
+    inputs: Inputs = dict(zip("xv", (normal(*s) for s in shapes), strict=True))
+    against(lambda x, v: expected(False, x, v), "ComplexMul", inputs)
+    against(lambda x, v: expected(True, x, v), "ComplexMulConj", inputs)
+
+
+@pytest.mark.parametrize(("shape", "ndim"), [((3, 16), 1), ((2, 6, 10), 2), ((1, 4, 6, 8), 3)])
+def test_fourier(shape: tuple[int, ...], ndim: int) -> None:
+    x, axes = normal(*shape), tuple(range(-ndim, 0))
+    spectrum = np.fft.rfftn(x, axes=axes)
+    parts = np.stack([spectrum.real, spectrum.imag], -1).astype(np.float32)
+    against(lambda x: parts, "Rfft", {"x": x}, signal_ndim=ndim, atol=1e-4)
+    against(lambda x: np.fft.irfftn(spectrum, axes=axes), "Irfft", {"x": parts}, signal_ndim=ndim, atol=1e-4)

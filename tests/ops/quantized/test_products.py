@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto
 
-from tests.ops.cases import model_of, on_vulkan
+from tests.ops.cases import check, model_of, on_vulkan
+from tests.ops.microsoft import MS, RNG, against, codes, gelu, normal, scale
 
 Array = np.ndarray[Any, Any]
 KINDS = st.sampled_from(["int8", "uint8"])
@@ -115,3 +119,78 @@ def test_convolutions(
         w.astype(np.int64) - w_zero.astype(np.int64)[:, None, None, None],
     )
     np.testing.assert_array_equal(got, _convolved(images_, weights, pad, groups).astype(np.int32))
+
+
+def test_integer_products_to_float() -> None:
+    inputs = {
+        "a": codes(np.uint8, 4, 9),
+        "b": codes(np.int8, 9, 6),
+        "as": np.array(0.02, np.float32),
+        "bs": RNG.uniform(0.01, 0.02, 6).astype(np.float32),
+        "az": np.array(120, np.uint8),
+        "bz": np.zeros(6, np.int8),
+        "c": normal(6),
+    }
+    check("MatMulIntegerToFloat", inputs, atol=1e-4, **MS)
+    dynamic = {"a": normal(4, 9), "b": inputs["b"], "bs": inputs["bs"], "bz": inputs["bz"], "c": inputs["c"]}
+    check("DynamicQuantizeMatMul", dynamic, atol=1e-3, **MS)
+
+
+def test_quantized_gemm() -> None:
+    inputs = {
+        "a": codes(np.uint8, 4, 9),
+        "as": np.array(0.02, np.float32),
+        "az": np.array(120, np.uint8),
+        "b": codes(np.int8, 6, 9),
+        "bs": RNG.uniform(0.01, 0.02, 6).astype(np.float32),
+        "bz": np.zeros(6, np.int8),
+        "c": RNG.integers(-100, 100, 6).astype(np.int32),
+        "ys": np.array(0.05, np.float32),
+        "yz": np.array(120, np.uint8),
+    }
+    check("QGemm", inputs, transB=1, alpha=1.0, **MS)
+    for absent in ("yz", "ys"):  # float32 in units of its scale, and without one
+        del inputs[absent]
+        check("QGemm", inputs, transB=1, alpha=1.0, **MS)
+
+
+@pytest.mark.parametrize("last", [0, 1])
+@pytest.mark.parametrize("columns", [True, False])
+def test_quantized_convolution_of_words(last: int, columns: bool) -> None:
+    shape, many = ((2, 6, 5, 4) if last else (2, 4, 6, 5)), (6,) if columns else ()
+    inputs = {
+        "x": codes(np.uint8, *shape), "xs": scale(0.02), "xz": np.array(120, np.uint8), "w": codes(np.int8, 6, 2, 3, 3),
+        "ws": RNG.uniform(0.01, 0.02, many).astype(np.float32), "wz": np.zeros(many, np.int8), "ys": scale(0.3),
+        "yz": np.array(128, np.uint8), "b": RNG.integers(-900, 900, 6).astype(np.int32),
+    }  # fmt: skip
+    constants = [n for n in inputs if n != "x"]
+    check("QLinearConv", inputs, constants=constants, group=2, pads=[1, 0, 1, 1], channels_last=last, **MS)
+
+
+@pytest.mark.parametrize("activation", ["NONE", "RELU", "GELU"])
+def test_products_of_8_bit_floats(activation: str) -> None:
+    x, y = normal(3, 16).astype(ml_dtypes.float8_e4m3fn), normal(5, 16).astype(ml_dtypes.float8_e5m2)
+    c = normal(5)
+    total = 0.5 * 2 * 3 * (x.astype(float) @ y.astype(float).T) + 0.25 * c
+    made = {"NONE": total, "RELU": np.maximum(total, 0), "GELU": gelu(total)}[activation]
+    inputs = {"x": x, "v": y, "c": c, "xs": scale(2), "vs": scale(3)}
+    against(
+        lambda **_: made,
+        "GemmFloat8",
+        inputs,
+        alpha=0.5,
+        beta=0.25,
+        transB=1,
+        activation=activation,
+        dtype=TensorProto.FLOAT,
+    )
+
+
+@pytest.mark.parametrize("types", [(np.int16, np.int16), (np.uint16, np.uint16)])
+def test_products_of_shorts(types: tuple[Any, Any]) -> None:
+    a, y = (codes(t, *shape) for t, shape in zip(types, [(3, 5), (5, 4)], strict=True))
+    wide = np.int64 if types[0] == np.int16 else np.uint64
+    inputs = {"a": a, "b": y}
+    got = on_vulkan(model_of("MatMulInteger16", inputs, domain="com.microsoft"), inputs)[0]
+    np.testing.assert_array_equal(got, (a.astype(wide) @ y.astype(wide)).astype(got.dtype))
+    assert got.dtype == (np.int32 if types[0] == np.int16 else np.uint32)

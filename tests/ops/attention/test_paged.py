@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.ops.cases import Array, model_of, on_vulkan
-from tests.ops.test_contrib_fused import against
+from tests.ops.microsoft import against
 from vkep.errors import VkepError
 
 pytestmark = pytest.mark.usefixtures("vulkan")

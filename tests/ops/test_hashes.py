@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.ops.cases import Array, check, model_of, on_vulkan
+from tests.ops.microsoft import normal
 from vkep.errors import VkepError
 
 pytestmark = pytest.mark.usefixtures("vulkan")
@@ -73,3 +74,16 @@ def test_refused() -> None:
     wrong = model_of("NGramHashMapping", inputs, domain="com.microsoft", **ATTRIBUTES | {"n_head_per_ngram": 3})
     with pytest.raises(VkepError, match=r"vocab_sizes has shape \[4\], expected \[6\]"):
         on_vulkan(wrong, inputs)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 9])
+def test_ngram_repeat_block(size: int) -> None:
+    ids = np.array([[1, 2, 3, 1, 2, 4, 1, 2], [5, 5, 5, 5, 5, 5, 5, 5], [0, 1, 2, 3, 4, 5, 6, 7]])
+    check("NGramRepeatBlock", {"ids": ids, "scores": normal(3, 9)}, ngram_size=size, **MS)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int64, np.uint64, np.float32, np.float64])
+@pytest.mark.parametrize("positive", [0, 1, 2])
+def test_murmur_hash(dtype: Any, positive: int) -> None:
+    x = RNG.integers(0, 1 << 63, 50).astype(dtype) if np.dtype(dtype).kind in "iu" else normal(50, dtype=dtype)
+    check("MurmurHash3", {"x": x}, positive=positive, seed=42, **MS)

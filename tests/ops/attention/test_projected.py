@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.ops.cases import Array, by_onnxruntime, check, model_of, on_vulkan
-from tests.ops.test_contrib_fused import against
+from tests.ops.microsoft import against
 from vkep import InferenceSession, InvalidInputError
 
 pytestmark = pytest.mark.usefixtures("vulkan")

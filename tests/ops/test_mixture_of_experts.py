@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tests.ops.cases import Array, check, model_of, on_vulkan
-from tests.ops.test_contrib_fused import against, sigmoid, silu
+from tests.ops.microsoft import against, sigmoid, silu
 from vkep import InferenceSession
 from vkep.errors import VkepError
-from vkep.ops import mixture_of_experts as contrib_experts
+from vkep.ops import mixture_of_experts
 
 pytestmark = pytest.mark.usefixtures("vulkan")
 RNG = np.random.default_rng(29)
@@ -121,9 +121,9 @@ def test_weights_stay_packed(
     zeros: bool,
 ) -> None:
     monkeypatch.setattr(
-        contrib_experts, "is_cpu", lambda caps: True
+        mixture_of_experts, "is_cpu", lambda caps: True
     )  # a GPU gathers the weights of few tokens' experts
-    monkeypatch.delattr(contrib_experts.Matrices, "dense")
+    monkeypatch.delattr(mixture_of_experts.Matrices, "dense")
     test_quantized_experts(tokens, experts, k, bits, block, zeros, "swiglu")
 
 

@@ -53,3 +53,8 @@ def test_a_start_that_leaves_other_predictions(start: int) -> None:
     model = model_of("BifurcationDetector", inputs, outputs=("y", "place"), domain="com.microsoft")
     with pytest.raises(InvalidInputError, match="another number of source tokens"):
         on_vulkan(model, inputs)
+
+
+@pytest.mark.parametrize("x", [[2, 1, 1, 3, 4, 3], [5], [0.5, -0.0, 0, 7] * 9, []])
+def test_unique(x: list[float]) -> None:
+    check("Unique", {"x": np.array(x, np.float32)}, outputs=("y", "at", "counts"), **MS)
