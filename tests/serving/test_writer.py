@@ -60,7 +60,7 @@ class Steps:
         self.writer = Writer(opened, observe, 4, of_client)
 
     async def tokens(self, prompt: Any, settings: Sampling = SETTINGS) -> list[int]:
-        found = [event.token async for event in self.writer.stream(prompt, settings) if event.token is not None]
+        found = [event.token async for _, event in self.writer.stream([(prompt, settings)]) if event.token is not None]
         return [token for token in found if token is not None]
 
 
@@ -85,7 +85,7 @@ def test_answers_are_made_together_and_are_those_made_alone(steps: Steps, alone:
 
 def test_a_client_that_disconnects_ends_its_answer_only(steps: Steps, alone: list[list[int]]) -> None:
     async def leaves() -> None:
-        async for _ in steps.writer.stream(PROMPTS[0], Sampling(ignore_end=True)):
+        async for _ in steps.writer.stream([(PROMPTS[0], Sampling(ignore_end=True))]):
             break
 
     async def main() -> list[int]:
@@ -116,7 +116,7 @@ def test_a_lost_device_fails_answers_in_progress_and_the_next_are_right(folder: 
     one = Steps(folder)  # of its own: no step of an earlier answer is still to be observed, and would wait here
 
     async def main() -> None:
-        events = one.writer.stream(PROMPTS[0], Sampling(ignore_end=True))  # to the end of the context
+        events = one.writer.stream([(PROMPTS[0], Sampling(ignore_end=True))])  # to the end of the context
         one.goes_on.clear()
         await anext(events)
         lose(one.writer.generator.decoder.session)
@@ -135,7 +135,7 @@ def test_closing_ends_answers_in_progress(folder: Path) -> None:
     one = Steps(folder)
 
     async def main() -> None:
-        events = one.writer.stream(PROMPTS[0], Sampling(ignore_end=True))
+        events = one.writer.stream([(PROMPTS[0], Sampling(ignore_end=True))])
         one.goes_on.clear()
         await anext(events)
         closing = asyncio.get_running_loop().run_in_executor(None, one.writer.close)
@@ -230,7 +230,7 @@ def test_a_client_of_many_answers_leaves_room_for_others(folder: Path) -> None:
     ended: list[str] = []
 
     async def asked(client: str, settings: Sampling) -> None:
-        async for _ in one.writer.stream(PROMPTS[0], settings, client):
+        async for _ in one.writer.stream([(PROMPTS[0], settings)], client):
             pass
         ended.append(client)
 

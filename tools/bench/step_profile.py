@@ -25,7 +25,7 @@ import numpy as np
 
 from vkep.device.measure.limits import device_limits
 from vkep.generation import Batch, Generator, Sampling
-from vkep.generation.batch import CHUNK
+from vkep.generation.pace import LEAST_CHUNK
 from vkep.session.executor import IslandExecutor
 from vkep.session.tracing import GpuSpan, Tracer
 
@@ -82,7 +82,7 @@ def profile(folder: Path, sequences: int, cached: int, steps: int) -> StepProfil
         random, decoder = np.random.default_rng(0), generator.decoder
         batch = generator.batch(sequences)
         settings = Sampling(
-            temperature=0, max_tokens=sequences * -(-cached // CHUNK) + 3 * (steps + _WARM), ignore_end=True
+            temperature=0, max_tokens=sequences * -(-cached // LEAST_CHUNK) + 3 * (steps + _WARM), ignore_end=True
         )
         for _ in range(sequences):
             batch.add([int(t) for t in random.integers(0, decoder.vocabulary, cached)], settings)

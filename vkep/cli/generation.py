@@ -137,7 +137,7 @@ def rates(
     """Measure the rates of a generator. The time of each test's first run is the row's ``first_ms``. ``sampling``: settings of
     the answers; greedy without any."""
     from vkep.generation import Sampling
-    from vkep.generation.batch import CHUNK
+    from vkep.generation.pace import LEAST_CHUNK
 
     decoder = generator.decoder
     device = decoder.session.context.capabilities.name
@@ -149,7 +149,7 @@ def rates(
     try:
         for run in range(runs + warmup):
             # the first sequences make tokens while others' prompts are processed; none ends before the last step that counts
-            most = answer + 1 + sequences * -(-prompt // CHUNK)
+            most = answer + 1 + sequences * -(-prompt // LEAST_CHUNK)
             settings = Sampling(max_tokens=most, ignore_end=True, **(sampling or {}))
             start = time.perf_counter()
             made = [with_batch.add(chooses(prompt), settings) for _ in range(sequences)]

@@ -21,6 +21,7 @@ from vkep.generation.choices import Choice
 from vkep.generation.choosing import Chooser
 from vkep.generation.decoder import Decoder, Made
 from vkep.generation.encoder_decoder import EncoderDecoder, SourceRows
+from vkep.generation.pace import Pace
 from vkep.generation.rows import BufferRows, GrownRows, Rows
 from vkep.generation.sampling import Chances, Sampling
 from vkep.generation.text import TextStream
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from vkep.generation.grammar import Grammar
 
 logger = logging.getLogger("vkep.generation")
-#: largest number of prompt tokens in one step, so that other answers continue meanwhile
-CHUNK = 512
 _GREEDY = Sampling()
 Array = np.ndarray[Any, Any]
 
@@ -61,6 +60,7 @@ class Answer:
     error: VkepError | None = field(default=None, repr=False)
     logprobs: list[Logprob] = field(default_factory=list, repr=False)  #: of ``tokens``, where the settings ask for them
     _row: int = field(default=-1, repr=False)
+    _turn: int = field(default=0, repr=False)  #: of its prompt among those of other answers
     _chances: Chances = field(default_factory=Chances, repr=False)
     _stream: TextStream | None = field(default=None, repr=False)
     _bias: Bias | None = field(default=None, repr=False)
@@ -126,6 +126,7 @@ class Batch(Uncopied):
         self._decoder, self._encode, self._stream, self._begin = decoder, encode, stream, begin
         self._rows = _rows_of(decoder, limit)
         self._chooser = Chooser(decoder)
+        self._pace, self._turns = Pace(), 0
         self._under_way: list[Answer] = []
         self._unread: deque[Answer] = deque()  # whose readers are deleted
         self._lock = threading.RLock()  # a call holds it; one may still run after its caller was interrupted
@@ -181,8 +182,14 @@ class Batch(Uncopied):
         chances = Chances() if sampling.seed is None else Chances(sampling.seed)
         bias = Bias(sampling, grammar) if sampling.biased else None
         answer = Answer(tokens, sampling, _row=row, _chances=chances, _stream=self._stream(sampling), _bias=bias)
+        self._wait_for_turn(answer)
         self._under_way.append(answer)
         return answer
+
+    def _wait_for_turn(self, answer: Answer) -> None:
+        """Have an answer's prompt processed after those that wait now."""
+        self._turns += 1
+        answer._turn = self._turns
 
     def _checked(self, prompt: Sequence[int] | Array) -> list[int]:
         try:
@@ -227,10 +234,13 @@ class Batch(Uncopied):
             self._cancel_unread()
             for answer in self._under_way:  # a step that failed is repeated
                 self._rows.rewind(answer._row, len(answer.prompt) + len(answer.tokens) - 1)
-            waiting = next((a for a in self._under_way if self._is_behind(a)), None)
+            waiting = min(filter(self._is_behind, self._under_way), key=lambda a: a._turn, default=None)
             ready = [a for a in self._under_way if not self._is_behind(a)]
-            events = self._feed(waiting) if waiting is not None else []
-            return [*events, *self._decode(ready)]
+            part = self._rest(waiting)[: self._pace.most(len(ready))] if waiting is not None else []
+            events = self._feed(waiting, part) if waiting is not None else []
+            events += self._decode(ready)
+            self._pace.stepped(len(part), len(ready))
+            return events
 
     def _rest(self, answer: Answer) -> list[int]:
         """The tokens of an answer and its prompt that the caches do not hold."""
@@ -240,12 +250,13 @@ class Batch(Uncopied):
         """Whether the caches lack more than the last token, or the last token is the prompt's."""
         return not answer.tokens or len(self._rows.held[answer._row]) < len(answer.prompt) + len(answer.tokens) - 1
 
-    def _feed(self, answer: Answer) -> list[Event]:
+    def _feed(self, answer: Answer, part: Sequence[int]) -> list[Event]:
         """Process a part of a prompt; with the last part, choose the first token."""
-        rest = self._rest(answer)
+        is_last = len(part) == len(self._rest(answer))
         choice = self._choice([answer])
-        made = self._rows.feed(answer._row, rest[:CHUNK])
-        if len(rest) > CHUNK:
+        made = self._rows.feed(answer._row, part)
+        if not is_last:
+            self._wait_for_turn(answer)
             return []
         made = self._choose([answer], made, choice)
         [token] = self._read(made)

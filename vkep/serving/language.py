@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -151,9 +150,8 @@ class Language:
     async def _events(self, asked: Asked, client: str) -> AsyncGenerator[tuple[int, Event], None]:
         """The events of all answers, with their indices, as they come."""
         started = time.perf_counter()
-        streams = [self.writer.stream(tokens, sampling, client) for tokens, sampling in asked.prompts]
         first = True
-        async with contextlib.aclosing(merged(streams)) as events:
+        async with contextlib.aclosing(self.writer.stream(asked.prompts, client)) as events:
             async for one in events:
                 if first:
                     self._measures.add("generation_first_token_seconds", time.perf_counter() - started, model=self.name)
@@ -169,33 +167,3 @@ def _with_seed(sampling: Sampling, at: int) -> Sampling:
     return replace(
         sampling, seed=(sampling.seed or 0) + at if (sampling.seed or 0) < 2**63 else (sampling.seed or 0) - at
     )
-
-
-async def merged(streams: Sequence[AsyncIterator[Event]]) -> AsyncGenerator[tuple[int, Event], None]:
-    """The items of several streams with their indices, in the order in which they come. Raises what the first of them raises; all
-    of them are closed at the end."""
-    found: asyncio.Queue[tuple[int, Event | BaseException | None]] = asyncio.Queue()
-
-    async def forward(index: int, stream: AsyncIterator[Event]) -> None:
-        try:
-            async for event in stream:
-                found.put_nowait((index, event))
-            found.put_nowait((index, None))
-        except Exception as error:
-            found.put_nowait((index, error))
-
-    tasks = [asyncio.ensure_future(forward(index, stream)) for index, stream in enumerate(streams)]
-    try:
-        left = len(tasks)
-        while left:
-            index, event = await found.get()
-            if isinstance(event, BaseException):
-                raise event
-            if event is None:
-                left -= 1
-            else:
-                yield index, event
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,7 +1,7 @@
 """A service's generator: a thread that steps a batch of answers, which join and leave as requests arrive and end.
 
 Independent of Ray. Requests that no row of the batch is free for wait here. The next one is the first of the client that has the
-fewest answers in progress.
+fewest answers in progress. A client has one unread prompt in the batch, so that another's waits for no queue of prompts.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_shared.errors import DeviceLostError
@@ -31,22 +31,41 @@ logger = logging.getLogger("vkep.serving")
 
 @dataclass(eq=False)
 class Job:
-    """An answer that a request waits for: ``events`` receives the results of the steps, or the error that ended it."""
+    """An answer that a request waits for: ``events`` receives the results of the steps, or the error that ended it, with its
+    index among the answers of the request."""
 
     prompt: Sequence[int]
     sampling: Sampling
     loop: asyncio.AbstractEventLoop
-    client: str = ""
-    events: asyncio.Queue[Event | Exception] = field(default_factory=asyncio.Queue)
+    client: str
+    index: int
+    events: asyncio.Queue[tuple[int, Event | Exception]]
     answer: Answer | None = None
     left: bool = False  #: True when no reader waits any more
 
+    @property
+    def is_prompt(self) -> bool:
+        """Whether the batch has not read the whole prompt."""
+        return self.answer is not None and not self.answer.tokens
+
     def tell(self, what: Event | Exception) -> None:
         """Send an event from the writer's thread."""
+        _tell([(self, what)])
+
+
+def _tell(told: Sequence[tuple[Job, Event | Exception]]) -> None:
+    """Send events from the writer's thread: one call for each event loop, which takes longer than all else that an event does."""
+    for loop in {job.loop for job, _ in told}:
         try:
-            self.loop.call_soon_threadsafe(self.events.put_nowait, what)
-        except RuntimeError:  # the event loop has ended, and with it the reader
-            self.left = True
+            loop.call_soon_threadsafe(_put, [one for one in told if one[0].loop is loop])
+        except RuntimeError:  # the event loop has ended, and with it the readers
+            for job, _ in told:
+                job.left = job.left or job.loop is loop
+
+
+def _put(told: Iterable[tuple[Job, Event | Exception]]) -> None:
+    for job, what in told:
+        job.events.put_nowait((job.index, what))
 
 
 class Writer:
@@ -77,25 +96,31 @@ class Writer:
         self._thread.start()
         self._warm.wait()
 
-    async def stream(self, prompt: Sequence[int], sampling: Sampling, client: str = "") -> AsyncIterator[Event]:
-        """Yield the events of an answer, the last with its reason; leaving the loop ends the answer.
+    async def stream(
+        self, prompts: Sequence[tuple[Sequence[int], Sampling]], client: str = ""
+    ) -> AsyncGenerator[tuple[int, Event], None]:
+        """Yield the events of the answers to some prompts with their indices, of each the last with its reason; leaving the loop
+        ends the answers.
 
-        ``client``: who waits for it. Raises as `Batch.add` and `Batch.step`.
+        ``client``: who waits for them. Raises as `Batch.add` and `Batch.step`.
         """
         if self._closing:
             raise ProtocolError(503, "the service is closing")
-        job = Job(prompt, sampling, asyncio.get_running_loop(), client)
-        self._inbox.put(job)
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[tuple[int, "Event | Exception"]]()
+        jobs = [Job(*prompt, loop, client, index, events) for index, prompt in enumerate(prompts)]
+        for job in jobs:
+            self._inbox.put(job)
+        left = len(jobs)
         try:
-            while True:
-                event = await job.events.get()
+            while left:
+                index, event = await events.get()
                 if isinstance(event, Exception):
                     raise event
-                yield event
-                if event.reason:
-                    return
+                yield index, event
+                left -= bool(event.reason)
         finally:
-            job.left = True
+            for job in jobs:
+                job.left = True
 
     def close(self) -> None:
         """End the answers in progress and close the generator; soon after, where the garbage collector calls."""
@@ -137,10 +162,7 @@ class Writer:
                 batch = self._failed(batch, error)
                 continue
             by_answer = {job.answer: job for job in self._jobs}
-            for event in events:
-                job = by_answer.get(event.answer)
-                if job is not None:
-                    job.tell(event.answer.error or event)
+            _tell([(job, e.answer.error or e) for e in events if (job := by_answer.get(e.answer)) is not None])
             self._observe(len(batch.under_way), len(events), time.perf_counter() - started)
         for job in [*self._jobs, *self._waiting]:
             job.tell(ProtocolError(503, "the service is closing"))
@@ -174,7 +196,12 @@ class Writer:
         if len(self._jobs) >= self._most:
             return None
         active = Counter(job.client for job in self._jobs)
-        may = [job for job in self._waiting if not job.client or active[job.client] < self._of_client]
+        reading = {job.client for job in self._jobs if job.is_prompt}
+        may = [
+            job
+            for job in self._waiting
+            if not job.client or (active[job.client] < self._of_client and job.client not in reading)
+        ]
         return min(may, key=lambda job: active[job.client], default=None)
 
     def _added(self, batch: Batch, job: Job) -> bool:
