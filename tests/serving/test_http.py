@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from vkep.serving.http import read_body
 from vkep.serving.kserve import ProtocolError
+from vkep.serving.limits import Turns
 
 
 def read(pieces: list[bytes], headers: Mapping[str, str], most: int = 100) -> Any:
@@ -25,7 +26,7 @@ def read(pieces: list[bytes], headers: Mapping[str, str], most: int = 100) -> An
         return next(sent)
 
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-    return asyncio.run(read_body(Request({"type": "http", "headers": raw}, receive), most, 30))
+    return asyncio.run(read_body(Request({"type": "http", "headers": raw}, receive), most, 30, Turns()))
 
 
 def test_a_body_stays_in_the_pieces_that_arrived() -> None:

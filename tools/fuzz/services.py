@@ -6,7 +6,8 @@ For each kind of attack (`tools.fuzz.service_attacks`): ``--requests`` of them, 
 and in a process of lower priority, since attackers have processors of their own. Beside them two users send a chat, a tensor and
 an index, one after the other. A table has the statuses of the attackers' requests and, of the innocent ones, the number, the
 wrong and the failed answers, and the wait in the median and at its 99th percentile, in multiples of the same alone: the largest
-of the three requests. The exit status is 1 where an innocent answer was wrong or failed, or an attacker's was a 500.
+of the three requests. Innocent requests are alone and under attack in turns of five seconds. The exit status is 1 where an
+innocent answer was wrong or failed, or an attacker's was a 500.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from tools.fuzz.service_attacks import CHAT, GONE, INFER, KINDS, SLOW, UNREAD, A
 ATTACKER = "127.0.0.2"
 #: connections that an attacker leaves open at once, and seconds for an answer
 _OPEN, _PATIENCE_S = 40, 120
+#: of a part of a campaign, in seconds
+_PART_S = 5.0
 _ERRORS = (OSError, http.client.HTTPException)
 
 
@@ -110,11 +113,6 @@ def attack_for(address: str, kind: str, seed: int, count: int, seconds: float, t
     return found
 
 
-def _attack_apart(results: Any, *args: Any) -> None:
-    os.nice(19)
-    results.put(attack_for(*args))
-
-
 @dataclass
 class Waits:
     """Innocent requests: how long each waited, and what was wrong with their answers."""
@@ -180,9 +178,9 @@ class Innocent:
 
 
 @contextlib.contextmanager
-def innocents(users: Sequence[Innocent]) -> Iterator[Waits]:
-    """Users that send requests during the block; what they found after it."""
-    waits, ended = Waits(), threading.Event()
+def innocents(users: Sequence[Innocent], waits: Waits | None = None) -> Iterator[Waits]:
+    """Users that send requests during the block; what they found after it, added to ``waits``."""
+    waits, ended = waits or Waits(), threading.Event()
     threads = [threading.Thread(target=user.rounds_while, args=(ended, waits)) for user in users]
     for thread in threads:
         thread.start()
@@ -213,31 +211,23 @@ class Result:
 
 
 def campaign(address: str, kinds: Sequence[str], count: int, seconds: float, seed: int) -> Iterator[Result]:
-    """The result of each kind."""
+    """The result of each kind. Parts with and without attacks take turns, since the machine may have other work too."""
     users = [Innocent(address, number) for number in range(2)]
-    context = multiprocessing.get_context("spawn")
-    for kind in kinds:
-        with innocents(users) as alone:
-            time.sleep(min(seconds, 10))
-        results = context.Queue()
-        process = context.Process(target=_attack_apart, args=(results, address, kind, seed, count, seconds))
-        process.start()
-        with innocents(users) as beside:
-            sent = results.get()
-            process.join()
-        with innocents(users) as after:  # what else the machine does may change meanwhile
-            time.sleep(min(seconds, 10))
-        for path, waits in after.seconds.items():
-            alone.seconds[path] += waits
-        yield Result(
-            kind,
-            dict(sent.most_common()),
-            beside.count,
-            beside.wrong,
-            beside.failed,
-            beside.beside(alone, 0.5),
-            beside.beside(alone, 0.99),
-        )
+    with multiprocessing.get_context("spawn").Pool(1, os.nice, (19,)) as attackers:
+        for kind in kinds:
+            alone, beside, sent = Waits(), Waits(), Counter[str]()
+            parts = max(1, round(seconds / _PART_S))
+            for part in range(parts):
+                left = -(-(count - sum(sent.values())) // (parts - part))
+                with innocents(users, alone):
+                    time.sleep(min(seconds, _PART_S))
+                given = address, kind, seed + 1000 * part, left, seconds / parts
+                found = attackers.apply_async(attack_for, given)
+                with innocents(users, beside):
+                    sent += found.get()
+            quantiles = beside.beside(alone, 0.5), beside.beside(alone, 0.99)
+            wrong, failed = alone.wrong + beside.wrong, alone.failed + beside.failed
+            yield Result(kind, dict(sent.most_common()), beside.count, wrong, failed, *quantiles)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

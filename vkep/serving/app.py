@@ -20,7 +20,6 @@ from vkep.serving import inference, texts
 from vkep.serving.answers import error_of
 from vkep.serving.http import answer_of, retry_after
 from vkep.serving.kserve import ProtocolError
-from vkep.serving.limits import Limits
 from vkep.serving.logs import access
 from vkep.serving.service import Service
 from vkep.serving.traces import span
@@ -85,9 +84,7 @@ class Front:
     """Admits requests, and logs, measures and traces them. An ASGI application around ``app``."""
 
     def __init__(self, app: FastAPI, service: Service) -> None:
-        options = service.options
         self.app, self._service = app, service
-        self._limits = Limits(options.client_requests, options.max_requests, options.keys)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """As ASGI says."""
@@ -111,8 +108,8 @@ class Front:
             try:
                 with contextlib.ExitStack() as stack:
                     if path not in _WATCHED:
-                        address = self._limits.client(address, headers.get("authorization"))
-                        stack.enter_context(self._limits.request(address))
+                        address = self._service.limits.client(address, headers.get("authorization"))
+                        stack.enter_context(self._service.limits.request(address))
                     scope["vkep.client"] = address
                     await self.app(scope, receive, sending)
             except Exception as error:

@@ -13,13 +13,14 @@ from gpu_shared.errors import DeviceLostError
 from vkep.errors import InvalidInputError
 from vkep.serving import kserve
 from vkep.serving.kserve import ProtocolError
+from vkep.serving.limits import Turns
 
 logger = logging.getLogger("vkep.serving")
 Result = TypeVar("Result")
 
 
-async def read_body(request: Request, most: int, seconds: float, text: int = 0) -> Sequence[bytes]:
-    """Read a request's body, decompressed: the pieces that arrived. Its first ``text`` bytes are JSON.
+async def read_body(request: Request, most: int, seconds: float, turns: Turns, text: int = 0) -> Sequence[bytes]:
+    """Read a request's body, decompressed: the pieces that arrived. Its first ``text`` bytes are JSON. ``turns``: for the work.
 
     Raises `ProtocolError`: 413 above ``most`` bytes, 408 where it takes more than ``seconds``, 400 where it ends early, 415 for
     an unknown encoding, and as `kserve.inflated`.
@@ -53,8 +54,12 @@ async def read_body(request: Request, most: int, seconds: float, text: int = 0) 
     encoding = request.headers.get("content-encoding")
     if encoding is None:
         return pieces
-    run = asyncio.get_running_loop().run_in_executor  # zlib lets other threads run
-    return [await run(None, kserve.inflated, b"".join(pieces), encoding, most, text)]
+    return [await turns(client_of(request), kserve.inflated, b"".join(pieces), encoding, most, text)]
+
+
+def client_of(request: Request) -> str:
+    """The client that `Limits.client` named; "" where it is not known."""
+    return str(request.scope.get("vkep.client", ""))
 
 
 def answer_of(error: BaseException) -> tuple[int, str]:

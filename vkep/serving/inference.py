@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from starlette.responses import Response
 
 import vkep
 from vkep.serving import kserve
-from vkep.serving.http import answer_of, read_body
+from vkep.serving.http import answer_of, client_of, read_body
 from vkep.serving.kserve import HEADER_LENGTH, MOST_DIGITS, ProtocolError
 from vkep.serving.loaded import LoadedModel
 from vkep.serving.service import Service
@@ -126,26 +125,24 @@ def router(service: Service) -> APIRouter:
 
 
 async def _infer(service: Service, request: Request, model: LoadedModel) -> Response:
-    length, most = request.headers.get(HEADER_LENGTH), service.options.max_body
+    length, most, client = request.headers.get(HEADER_LENGTH), service.options.max_body, client_of(request)
     with model.batcher.arriving():
         head = int(length) if length is not None and length.isdecimal() and len(length) <= MOST_DIGITS else most
-        pieces = await read_body(request, most, service.options.body_s, head)
+        pieces = await read_body(request, most, service.options.body_s, service.turns, head)
     with Counted(service, model):
         text = sum(map(len, pieces)) if length is None or len(length) > 4 else 0
-        given = await away(text, kserve.parse_infer, pieces, length, model.spec)
+        given = await away(service, client, text, kserve.parse_infer, pieces, length, model.spec)
         results = await model.infer(given.feeds)
         nbytes = sum(results[name].nbytes for name, as_bytes in given.outputs.items() if not as_bytes)
-        answer = await away(nbytes, kserve.infer_response, model.spec, given, results)
+        answer = await away(service, client, nbytes, kserve.infer_response, model.spec, given, results)
     headers = {HEADER_LENGTH: str(answer.json_size)} if answer.json_size else {}
     kind = "application/octet-stream" if answer.json_size else "application/json"
     return Response(b"".join(answer.pieces), headers=headers, media_type=kind)
 
 
-async def away(nbytes: int, work: Callable[..., Any], *args: Any) -> Any:
-    """The result of work on so many bytes of text: in a thread where it takes longer than to change threads."""
-    if nbytes < _LONG_TEXT:
-        return work(*args)
-    return await asyncio.get_running_loop().run_in_executor(None, work, *args)
+async def away(service: Service, client: str, nbytes: int, work: Callable[..., Any], *args: Any) -> Any:
+    """The result of a client's work on so many bytes of text: in a thread where it takes longer than to change threads."""
+    return await service.turns(client, work, *args) if nbytes >= _LONG_TEXT else work(*args)
 
 
 class Counted:

@@ -21,6 +21,7 @@ import numpy as np
 from gpu_shared.errors import PicklableError
 from vkep.errors import shortened, shown
 from vkep.serving.bodies import Array, BinaryFeeds, Layout
+from vkep.serving.jsontext import array_of, loads, text_of
 
 #: the protocol's name of strings: arrays of Python's, sent in UTF-8
 STRINGS = "BYTES"
@@ -221,35 +222,34 @@ def parse_infer(body: bytes | Sequence[bytes], header_length: str | None, model:
 def infer_response(model: ModelSpec, request: InferRequest, results: Mapping[str, Array]) -> InferResponse:
     """The answer to ``request``."""
     pieces: list[bytes | memoryview] = []
-    outputs: list[tuple[Any, ...]] = []
+    outputs: list[tuple[str, str, tuple[int, ...], int | str]] = []
     for name, as_bytes in request.outputs.items():
         array = results[name]
         kind = datatype(array.dtype)
         if as_bytes:
             pieces.append(to_bytes(array))
-            outputs.append((name, kind, np.shape(array), len(pieces[-1]), None))
+            outputs.append((name, kind, np.shape(array), len(pieces[-1])))
         else:
             exact = array.astype(np.float32) if array.dtype.kind == "V" else array  # Python has no bfloat16 numbers
-            flat = exact.reshape(-1).tolist()
-            if kind == STRINGS:
-                flat = list(map(_text, flat))
-            elif exact.dtype.kind == "f" and not np.isfinite(exact).all():  # JSON has no such numbers
-                flat = [value if math.isfinite(value) else None for value in flat]
-            outputs.append((name, kind, np.shape(array), None, flat))
+            outputs.append((name, kind, np.shape(array), text_of(exact.reshape(-1))))
     make = _same_answer_json if all(request.outputs.values()) and not request.id else _answer_json
     text = make(model.name, model.version, request.id, tuple(outputs))
     return InferResponse([text, *pieces], len(text) if pieces else 0)
 
 
-def _answer_json(name: str, version: str, identity: str, outputs: Iterable[tuple[Any, ...]]) -> bytes:
-    """The JSON of an answer, whose outputs are a name, a datatype, a shape, and either bytes or a list of values."""
-    described = [
-        {"name": output, "datatype": kind, "shape": shape}
-        | ({"data": data} if nbytes is None else {"parameters": {"binary_data_size": nbytes}})
-        for output, kind, shape, nbytes, data in outputs
-    ]
-    head = {"model_name": name, "model_version": version, "outputs": described}
-    return json.dumps(head | ({"id": identity} if identity else {}), allow_nan=False).encode()
+def _answer_json(
+    name: str, version: str, identity: str, outputs: Iterable[tuple[str, str, tuple[int, ...], int | str]]
+) -> bytes:
+    """The JSON of an answer, whose outputs are a name, a datatype, a shape, and either a number of bytes or a list in JSON."""
+    described = []
+    for output, kind, shape, data in outputs:
+        head = json.dumps({"name": output, "datatype": kind, "shape": shape})[:-1]
+        parameters = json.dumps({"binary_data_size": data})
+        described.append(
+            f'{head}, "data": {data}}}' if isinstance(data, str) else f'{head}, "parameters": {parameters}}}'
+        )
+    head = json.dumps({"model_name": name, "model_version": version} | ({"id": identity} if identity else {}))[:-1]
+    return f'{head}, "outputs": [{", ".join(described)}]}}'.encode()
 
 
 #: for answers in binary form without an id, which differ from one another in their data alone
@@ -298,10 +298,13 @@ class JsonCount:
 
     def add(self, piece: bytes) -> None:
         """Count a piece, which may go on after the text. Raises `ProtocolError`: 413 for too many values, 400 for many lists."""
-        for at in range(0, min(len(piece), self._left), _WINDOW):  # other threads run between the parts
-            part = piece[at : min(at + _WINDOW, self._left)]
-            self._values += part.count(b",")
-            self._lists += part.count(b"[") + part.count(b"{")
+        for at in range(0, min(len(piece), self._left), _WINDOW):
+            part = np.frombuffer(piece, np.uint8)[
+                at : min(at + _WINDOW, self._left)
+            ]  # bytes.count is ten times as slow
+            values, lists, objects = (int(np.count_nonzero(part == ord(char))) for char in ",[{")
+            self._values += values
+            self._lists += lists + objects
             if self._values > MOST_VALUES:
                 raise ProtocolError(
                     413, f"the JSON has more than the {MOST_VALUES} values that are allowed: send binary data"
@@ -318,7 +321,7 @@ def _loads(text: bytes) -> Any:
     """The value of a JSON text. Raises `ProtocolError` as `JsonCount`, and 400 for no JSON."""
     JsonCount(len(text)).add(text)
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return loads(text, _refuse_constant)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(400, f"the request's JSON cannot be read: {shortened(str(error))}") from None
 
@@ -446,7 +449,7 @@ def _from_json(spec: TensorSpec, shape: tuple[int, ...], data: Any) -> Array:
             if not all(isinstance(value, str) for value in given):
                 raise ValueError("got values that are no strings")
             return strings(spec, shape, [value.encode() for value in given])
-        array = np.asarray(data)
+        array = array_of(data)
         if array.size and array.dtype.kind not in _JSON_KINDS.get(dtype.kind, "iuf"):
             raise ValueError(f"got values of {array.dtype}")
         if array.size != math.prod(shape):

@@ -1,11 +1,16 @@
-"""Who may send requests, and how many at once."""
+"""Who may send requests, how many at once, and how much of the processors reading them may take."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hmac
+import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any
 
 from vkep.serving.kserve import ProtocolError
 
@@ -52,3 +57,40 @@ class Limits:
             self._active[client] -= 1
             if not self._active[client]:
                 del self._active[client]
+
+
+def _of_client() -> int:
+    """Threads that one client's requests may be read in at once: half of the processors."""
+    return max(1, (os.cpu_count() or 1) // 2)
+
+
+@dataclass
+class _Line:
+    """The work of one client: what is done or waits, and the places of what is done."""
+
+    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_of_client()))
+    count: int = 0
+
+
+class Turns:
+    """Work on requests in threads, so that the event loop stays free: a client has half of the processors at most, and its
+    further work waits. For one event loop."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, _Line] = {}
+
+    async def __call__(self, client: str, work: Callable[..., Any], *args: Any, threads: Executor | None = None) -> Any:
+        """The result of ``work(*args)`` for a client, in ``threads`` (the event loop's own by default). Client "": one that is
+        not known, which has no turns. Raises as the work."""
+        run = asyncio.get_running_loop().run_in_executor
+        if not client:
+            return await run(threads, work, *args)
+        line = self._lines.setdefault(client, _Line())
+        line.count += 1
+        try:
+            async with line.places:
+                return await run(threads, work, *args)
+        finally:
+            line.count -= 1
+            if not line.count:
+                del self._lines[client]

@@ -13,10 +13,13 @@ from pydantic_core import from_json
 from vkep.errors import InvalidInputError, shortened, shown
 from vkep.generation.grammar import of_schema
 from vkep.generation.sampling import MOST_LOGPROBS, MOST_STOPS, MOST_TOKENS, Sampling
+from vkep.serving.jsontext import counted
 from vkep.serving.kserve import ProtocolError
 
 #: limits of lists; numbers have those of `vkep.generation.Sampling`
-_MOST_MESSAGES, _MOST_PARTS, _MOST_PROMPT, _LONGEST_NAME, _MOST_TOOLS = 4096, 1024, 1 << 20, 256, 128
+_MOST_MESSAGES, _MOST_PARTS, _MOST_PROMPT, _LONGEST_NAME, _MOST_TOOLS = 4096, 1024, 1 << 18, 256, 128
+#: values, and lists and objects, of a body: reading them keeps other requests waiting. Shorter bodies than ``_LONG`` have fewer
+_MOST_VALUES, _MOST_LISTS, _LONG = 1 << 18, 1 << 15, 1 << 16
 #: answers of a request, the most logarithms of a completion, and texts of a request for embeddings
 MOST_CHOICES, _MOST_OF_COMPLETION, _MOST_INPUTS = 128, 5, 2048
 #: fields that a request may have only with these values: others request features that do not exist. Null asks for nothing
@@ -200,6 +203,12 @@ _Body = TypeVar("_Body", bound=BaseModel)
 
 def read(kind: type[_Body], body: bytes) -> _Body:
     """A request's body as one of the classes of this module. Raises `ProtocolError` (400)."""
+    values, lists = counted(body) if len(body) > _LONG else (0, 0)
+    if values > _MOST_VALUES or lists > _MOST_LISTS:
+        raise ProtocolError(
+            400,
+            f"the request has {values} values and {lists} lists and objects, and {_MOST_VALUES} and {_MOST_LISTS} are allowed",
+        )
     try:
         given = from_json(body, allow_inf_nan=False)
     except ValueError as error:

@@ -17,20 +17,37 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from vkep.serving.app import application
 from vkep.serving.service import Service
 
-#: seconds within which the head of a request must be there
-_HEAD_S = 20.0
+#: seconds within which the head of a request must be there, and within which a client must read what was sent to it
+_HEAD_S, _READ_S = 20.0, 60.0
 _MOST_FILES = 65536
 #: seconds after ``stop_s`` in which requests are answered with an error, before connections are closed
 _AFTER_S = 3
 
 
 class Protocol(AutoHTTPProtocol):
-    """uvicorn's protocol, which closes connections that send no whole head of a request: each holds a file of the process."""
+    """uvicorn's protocol, which closes connections that send no whole head of a request, and those whose answers are not read:
+    each holds a file of the process, and answers their memory."""
 
     def connection_made(self, transport: Any) -> None:
         """As asyncio."""
         super().connection_made(transport)
         self._watch: asyncio.TimerHandle | None = self.loop.call_later(_HEAD_S, self._close_if_idle)
+        self._unread: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        """As asyncio: the client reads less than is written."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(_READ_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """As asyncio."""
+        super().resume_writing()
+        self._stop_unread()
+
+    def _stop_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def data_received(self, data: bytes) -> None:
         """As asyncio."""
@@ -45,6 +62,7 @@ class Protocol(AutoHTTPProtocol):
         """As asyncio."""
         if self._watch is not None:
             self._watch.cancel()
+        self._stop_unread()
         super().connection_lost(exc)
 
     def _is_idle(self) -> bool:

@@ -15,6 +15,7 @@ from gpu_shared.timeline import set_polling
 from vkep.serving.embeddings import Embedder, encoder_of
 from vkep.serving.kserve import ProtocolError
 from vkep.serving.language import Language, open_generator
+from vkep.serving.limits import Limits, Turns
 from vkep.serving.loaded import LoadedModel, Models
 from vkep.serving.measures import Measures
 from vkep.serving.options import ServiceOptions
@@ -53,6 +54,7 @@ class Service:
         sys.setswitchinterval(_SWITCH_S)
         set_polling(0)  # a thread that asks takes the interpreter from the one that reads requests
         self._pool = ThreadPoolExecutor(options.runs, thread_name_prefix="vkep-runs")
+        self.limits, self.turns = Limits(options.client_requests, options.max_requests, options.keys), Turns()
         self.compiling = ThreadPoolExecutor(1, thread_name_prefix="vkep-grammars")
         self._session = dict(options.session)
         if self._session.get("device") is None and (found := device()) is not None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 
@@ -19,10 +22,16 @@ from vkep.serving.streams import in_order
 #: HTTP's statuses as gRPC's
 _STATUS = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
     404: grpc.StatusCode.NOT_FOUND,
     413: grpc.StatusCode.INVALID_ARGUMENT,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
 }
+#: methods that need no key and count for no client: those of watchers
+_WATCHED = ("ServerLive", "ServerReady")
+#: who sent the request that is answered; "": not known, as behind Ray's proxies
+_client: ContextVar[str] = ContextVar("client", default="")
 
 
 def grpc_method(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, bytes, Any], Awaitable[Any]]:
@@ -98,7 +107,8 @@ class Servicer:
         model = self.service.models.find(given.model_name, given.model_version)
         with Counted(self.service, model):
             raw = len(given.raw_input_contents)
-            request = await away(0 if raw else given.ByteSize(), messages.parse_infer, given, model.spec)
+            nbytes = 0 if raw else given.ByteSize()
+            request = await away(self.service, _client.get(), nbytes, messages.parse_infer, given, model.spec)
             return messages.infer_response(model.spec, request, await model.infer(request.feeds))
 
     async def ModelStreamInfer(self, request_stream: AsyncIterator[bytes]) -> AsyncIterator[Any]:
@@ -122,22 +132,45 @@ class Servicer:
 
 
 class _Direct:
-    """A `Servicer` as grpcio calls it: answers as bytes, streams with a context."""
+    """A `Servicer` as grpcio calls it: answers as bytes, streams with a context, requests within the limits of their clients."""
 
     def __init__(self, servicer: Servicer) -> None:
         for name in messages.METHODS:
-            setattr(self, name, functools.partial(self._unary, getattr(servicer, name)))
-        self._stream = servicer.ModelStreamInfer
+            setattr(self, name, functools.partial(self._unary, name, getattr(servicer, name)))
+        self._servicer = servicer
+
+    @contextlib.contextmanager
+    def _admitted(self, context: Any) -> Iterator[None]:
+        """A ``with`` block around a request, or a stream of them. Raises as `Limits`."""
+        limits = self._servicer.service.limits
+        address = unquote(context.peer()).partition(":")[2].rpartition(":")[0].strip("[]")
+        client = limits.client(address, dict(context.invocation_metadata() or ()).get("authorization"))
+        with limits.request(client):
+            _client.set(client)
+            yield
+
+    async def _unary(
+        self, name: str, method: Callable[[bytes, Any], Awaitable[Any]], request: bytes, context: Any
+    ) -> bytes:
+        try:
+            with contextlib.nullcontext() if name in _WATCHED else self._admitted(context):
+                answer = await method(request, context)
+        except ProtocolError as error:
+            return await self._refused(context, error)
+        return bytes(answer.SerializeToString())
 
     @staticmethod
-    async def _unary(method: Callable[[bytes, Any], Awaitable[Any]], request: bytes, context: Any) -> bytes:
-        answer = (await method(request, context)).SerializeToString()
-        return bytes(answer)
+    async def _refused(context: Any, error: ProtocolError) -> Any:
+        await context.abort(_STATUS.get(error.status, grpc.StatusCode.INTERNAL), str(error))
 
     async def ModelStreamInfer(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         """As `Servicer.ModelStreamInfer`."""
-        async for answer in self._stream(requests):
-            yield answer.SerializeToString()
+        try:
+            with self._admitted(context):
+                async for answer in self._servicer.ModelStreamInfer(requests):
+                    yield answer.SerializeToString()
+        except ProtocolError as error:
+            await self._refused(context, error)
 
 
 def grpc_server(service: Service, address: str) -> Any:

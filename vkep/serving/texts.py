@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -14,7 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from vkep.serving.answers import card, error_of, event
 from vkep.serving.embeddings import answer
-from vkep.serving.http import answer_of, read_body, unless_gone
+from vkep.serving.http import answer_of, client_of, read_body, unless_gone
 from vkep.serving.kserve import ProtocolError
 from vkep.serving.language import Asked, Language
 from vkep.serving.openai import Completion, Conversation, EmbeddingsRequest, parse_request, read
@@ -55,35 +54,34 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/embeddings", openapi_extra=body_of(EmbeddingsRequest))
     async def embeddings(request: Request) -> Response:
-        body = await _body(service, request)
-        run = asyncio.get_running_loop().run_in_executor
+        body, client = await _body(service, request), client_of(request)
 
         def read_tokens() -> Any:
             given = read(EmbeddingsRequest, body)
             embedder = service.embedder(given.model or "")
             return given, embedder, embedder.read(given)
 
-        given, embedder, inputs = await run(None, read_tokens)
+        given, embedder, inputs = await service.turns(client, read_tokens)
         vectors = await unless_gone(request, embedder.embed(inputs))
         tokens = sum(map(len, inputs))
-        return JSONResponse(await run(None, answer, given, embedder.model.spec.name, vectors, tokens))
+        return JSONResponse(await service.turns(client, answer, given, embedder.model.spec.name, vectors, tokens))
 
     return routes
 
 
 async def _body(service: Service, request: Request) -> bytes:
-    return b"".join(await read_body(request, service.options.max_text, service.options.body_s))
+    return b"".join(await read_body(request, service.options.max_text, service.options.body_s, service.turns))
 
 
 async def _texts(service: Service, request: Request, chat: bool) -> Response:
-    body = await _body(service, request)
+    body, client = await _body(service, request), client_of(request)
     name, status = "", 200
     try:
         # in a thread: reading JSON, a template and a tokenizer take longer than a step
-        language, asked = await asyncio.get_running_loop().run_in_executor(None, _read, service, body, chat)
+        language, asked = await service.turns(client, _read, service, body, chat)
         if not language.is_compiled(asked):  # one at a time: the threads that read requests stay free
-            await asyncio.get_running_loop().run_in_executor(service.compiling, language.compile, asked)
-        name, client = language.name, request.scope.get("vkep.client", "")
+            await service.turns(client, language.compile, asked, threads=service.compiling)
+        name = language.name
         if not asked.request.stream:
             return JSONResponse(await unless_gone(request, language.answer(asked, client)))
         events = language.stream(asked, client)
