@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ class Chromium:
         os.close(theirs_in)
         os.close(theirs_out)
         self._buffer = b""
+        self._tracing, self._events = False, list[dict[str, Any]]()
         self._number = 0
         self._session: str | None = None
         try:
@@ -78,12 +80,16 @@ class Chromium:
         os.write(self._out, json.dumps(order).encode() + b"\0")
         until = time.monotonic() + TIMEOUT_S
         while True:
-            answer = self._read(until, method)
-            self._note(answer)
+            answer = self._next(until, method)
             if answer.get("id") == self._number:
                 if "error" in answer:
                     raise RuntimeError(f"{method}: {answer['error']['message']}")
                 return dict(answer["result"])
+
+    def _next(self, until: float, method: str) -> dict[str, Any]:
+        answer = self._read(until, method)
+        self._note(answer)
+        return answer
 
     def _read(self, until: float, method: str) -> dict[str, Any]:
         os.set_blocking(self._in, False)
@@ -110,6 +116,10 @@ class Chromium:
             self.messages.append(str([a.get("value", a.get("description")) for a in parameters["args"]]))
         elif answer.get("method") == "Log.entryAdded" and parameters["entry"]["level"] in ("error", "warning"):
             self.messages.append(parameters["entry"]["text"])
+        elif answer.get("method") == "Tracing.dataCollected":
+            self._events += parameters["value"]
+        elif answer.get("method") == "Tracing.tracingComplete":
+            self._tracing = False
 
     def show(self, url: str, width: int = 1360, height: int = 860, *, dark: bool = False, touch: bool = False) -> None:
         """Load a page with the network disabled, and wait until its scripts have run."""
@@ -141,6 +151,29 @@ class Chromium:
             if time.monotonic() > end:
                 raise TimeoutError(f"{script}: not within {TIMEOUT_S:g} s; the page says {self.messages}")
             time.sleep(0.02)
+
+    @contextlib.contextmanager
+    def tasks(self) -> Iterator[list[float]]:
+        """The milliseconds of processor time of each task that the page's main thread runs within the block, in the
+        list that it gives, once the block has ended: other programs of a busy machine do not count."""
+        self._tracing, self._events = True, []
+        self.call("Tracing.start", transferMode="ReportEvents", traceConfig={"includedCategories": ["toplevel"]})
+        found: list[float] = []
+        yield found
+        self.call("Tracing.end")
+        until = time.monotonic() + TIMEOUT_S
+        while self._tracing:
+            self._next(until, "Tracing.end")
+        names = {
+            (e["pid"], e["tid"]): e["args"]["name"]
+            for e in self._events
+            if e["ph"] == "M" and e["name"] == "thread_name"
+        }
+        found += [
+            e["tdur"] / 1e3
+            for e in self._events
+            if e["ph"] == "X" and "tdur" in e and names.get((e["pid"], e["tid"])) == "CrRendererMain"
+        ]
 
     def key(self, key: str) -> None:
         """Press a key."""

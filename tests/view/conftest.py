@@ -35,6 +35,9 @@ FEEDS = {"x": np.ones((4, 8), np.float32), "words": np.array(["a", "b"], object)
 def page(vulkan: object) -> Page:
     """Of two runs."""
     model = onnx.parser.parse_model(MODEL)
+    for node in model.graph.node:
+        module = {"MatMul": "encoder/mix", "Mul": "encoder/mix", "Softmax": "encoder/top"}.get(node.op_type, "")
+        node.name = f"/{module}/{node.op_type}" if module else f"{node.op_type}_{node.output[0]}"
     weights = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
     model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
     with vkep.InferenceSession(model) as session:

@@ -15,6 +15,7 @@ from tools import view_vendor
 from vkep.plan.records import Dispatch, PipelineKey, Plan, Range, ShaderVariant, Space
 from vkep.view import Page, read_document
 from vkep.view.memory import slab_buffers
+from vkep.view.modules import NAME_SCOPES, module_of
 
 
 def dispatch(label: str, reads: list[tuple[int, int]], writes: list[tuple[int, int]]) -> Dispatch:
@@ -51,6 +52,22 @@ def test_nodes_say_who_runs_them_and_why(page: Page) -> None:
     values = {v["name"]: v for v in page.document["values"]}
     assert (values["soft"]["dtype"], values["soft"]["shape"]) == ("float32", [4, 8])
     assert [values[n]["kind"] for n in ("x", "y", "w")] == ["input", "output", "weight"]
+
+
+@pytest.mark.parametrize(
+    ("name", "scopes", "module"),
+    [
+        ("/encoder/layers.0/MatMul", "", "encoder/layers.0"),
+        ("addmm", "['', 'encoder', 'encoder.layers.0', 'encoder.layers.0.linear', 'addmm']", "encoder/layers.0/linear"),
+        ("block/conv/Conv2D", "", "block/conv"),
+        ("Conv_3", "", ""),
+        ("addmm", "['', 'addmm']", ""),
+        ("addmm", "[" * 5000, ""),
+        ("addmm", "{'a': open}", ""),
+    ],
+)
+def test_modules_are_read_from_names_and_metadata(name: str, scopes: str, module: str) -> None:
+    assert module_of(name, {NAME_SCOPES: scopes} if scopes else {}) == module
 
 
 def test_dispatches_name_their_nodes_and_were_measured(page: Page) -> None:

@@ -3,7 +3,8 @@
 Keys (times in nanoseconds, sizes in bytes, nodes and dispatches by position in their lists):
 
 - ``format`` (1), ``vkep``, ``made`` (ISO time), ``title``, ``device``, ``context``, ``notes``
-- ``nodes``: name, op, domain, where, reason, declined, inputs, outputs, attributes; ``values``: name, dtype, shape, kind
+- ``nodes``: name, op, domain, module (`vkep.view.modules`), where, reason, declined, inputs, outputs, attributes
+- ``values``: name, dtype, shape, kind
 - ``islands``: the numbers of `vkep.session.report.IslandReport`; ``dispatches``: those of `describe_plan`, with ``island``,
   ``nodes``, and where they were measured ``ns`` (alone, the median) and ``limit_ns``
 - ``regions``: what delegates other than Vulkan's run, a text each

@@ -12,6 +12,7 @@ import onnx
 from vkep import dtypes
 from vkep.graph.model import Graph, Model, Node
 from vkep.ir.program import Placement
+from vkep.view.modules import module_of
 
 logger = logging.getLogger("vkep.view")
 
@@ -98,6 +99,7 @@ class GraphDocument:
             node = placement.node
             optional = {
                 "domain": node.domain,
+                "module": module_of(node.name, {p.key: p.value for p in node.proto.metadata_props}),
                 "reason": placement.reason,
                 "declined": dict(placement.declined),
                 "attributes": _attributes(node),

@@ -23,6 +23,7 @@ STYLES = ("vendor/uPlot.min.css", "page/style.css")
 #: the page's own code, in the order in which it runs; "layout" runs in a worker too
 SCRIPTS = (
     "base",
+    "tables",
     "layout",
     "canvas",
     "graph",

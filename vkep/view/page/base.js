@@ -67,6 +67,12 @@ V.bytes = (n) => {
   return `${unit && Math.abs(n) < 100 ? n.toFixed(1) : Math.round(n)} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
 };
 V.count = (n) => Math.round(n).toLocaleString("en");
+/** A large count in a few digits: 67.1 M. */
+V.amount = (n) => {
+  let unit = 0;
+  for (; Math.abs(n) >= 1000 && unit < 4; unit++) n /= 1000;
+  return unit ? `${n.toPrecision(3)} ${["", "k", "M", "G", "T"][unit]}` : V.count(n);
+};
 V.percent = (x) => `${(100 * x).toFixed(x < 0.1 ? 1 : 0)} %`;
 V.plural = (n, one, many = `${one}s`) => `${V.count(n)} ${n === 1 ? one : many}`;
 V.kind = (value) => (value.shape ? `${value.dtype} ${value.shape.length ? value.shape.join("×") : "scalar"}` : "");
@@ -83,6 +89,41 @@ V.covers = (d) => {
   for (const n of d.nodes) counts.set(V.doc.nodes[n].op, (counts.get(V.doc.nodes[n].op) ?? 0) + 1);
   return [...counts].map(([op, n]) => (n > 1 ? `${op} ×${n}` : op)).join(" + ") || d.label;
 };
+
+/** The names of a dispatch's nodes, and the module that all of them are in. */
+V.names = (d) => (d.nodes.length ? d.nodes.map((n) => V.doc.nodes[n].name) : [d.label]);
+V.moduleOf = (d) => d.nodes.map((n) => V.doc.nodes[n].module ?? "").reduce(V.common, null) ?? "";
+V.common = (a, b) => {
+  if (a === null || a === b) return b;
+  const left = a.split("/"), right = b.split("/");
+  const at = left.findIndex((part, k) => part !== right[k]);
+  return (at < 0 ? left : left.slice(0, at)).join("/");
+};
+/** A node's name without its module. */
+V.ownName = (name) => name.slice(name.lastIndexOf("/") + 1) || name;
+/** The operators, nodes and module of a dispatch, a line each. */
+V.coversCell = (d) => {
+  const names = V.names(d), module = V.moduleOf(d);
+  return V.el("span", { class: "covers", title: names.join("\n") }, V.covers(d), V.el("small", {}, V.short(names.map(V.ownName).join(" + "), 90)),
+    module ? V.el("small", {}, V.moduleCell(module)) : null);
+};
+V.moduleCell = (module) => V.el("span", { class: "module", title: module }, module.split("/").flatMap((part, k) => (k ? ["/", V.el("wbr"), part] : [part])));
+
+// ---- modules
+
+/** The modules as a tree: path, name, depth, children by name, and all nodes within. */
+V.modules = { path: "", name: "", depth: -1, parent: null, children: new Map(), nodes: [] };
+/** The innermost module of each node. */
+V.moduleAt = V.doc.nodes.map((node, n) => {
+  let at = V.modules;
+  at.nodes.push(n);
+  for (const name of node.module ? node.module.split("/") : []) {
+    if (!at.children.has(name)) at.children.set(name, { path: at.path ? `${at.path}/${name}` : name, name, depth: at.depth + 1, parent: at, children: new Map(), nodes: [] });
+    at = at.children.get(name);
+    at.nodes.push(n);
+  }
+  return at;
+});
 
 // ---- memory
 

@@ -8,7 +8,7 @@
     V.el("button", { class: "close", "aria-label": "close details", click: () => V.select({}) }, "×"), body);
 
   const link = (text, go, title) => V.el("button", { class: "link", click: go, title }, text);
-  const toNode = (n) => link(`${nodes[n].op} ${V.short(nodes[n].name, 48)}`, () => V.open("graph", () => V.graph.choose(n)), nodes[n].name);
+  const toNode = (n) => link(`${nodes[n].op} ${V.short(V.ownName(nodes[n].name), 48)}`, () => V.open("graph", () => V.graph.choose(n)), nodes[n].name);
   const toDispatch = (d) => link(`d${d} ${V.short(dispatches[d].kernel, 40)}`, () => V.select({ dispatch: d }));
 
   function valueLine(v) {
@@ -23,6 +23,7 @@
     return [
       V.el("h2", {}, node.domain ? `${node.domain}.${node.op}` : node.op, " ", V.badge(node.where)),
       V.el("p", { class: "name" }, node.name),
+      node.module ? V.el("p", { class: "name" }, "module ", V.moduleCell(node.module)) : null,
       node.reason ? V.el("p", { class: "reason" }, node.reason) : null,
       Object.entries(node.declined ?? {}).map(([who, why]) => V.el("p", { class: "reason" }, V.el("strong", {}, `declined by ${who}: `), why)),
       mine.length ? [V.el("h3", {}, V.plural(mine.length, "dispatch", "dispatches")), V.el("ul", {}, mine.map((d) => V.el("li", {}, toDispatch(d), " ", V.time(dispatches[d].ns))))] : null,
@@ -39,6 +40,7 @@
     return [
       V.el("h2", {}, `d${d} `, V.covers(one)),
       V.el("p", { class: "name" }, one.kernel),
+      V.moduleOf(one) ? V.el("p", { class: "name" }, "module ", V.moduleCell(V.moduleOf(one))) : null,
       one.ns === undefined ? null : [
         V.el("div", { class: "meter" }, V.bar(limit, "limit"), V.el("span", {}, one.limit_ns ? `${V.percent(limit)} of the device's limit` : "no limit known")),
         V.facts([["time", `${V.time(one.ns)} (${V.percent(one.ns / (V.totalNs || 1))} of the GPU's time)`], ["limit", V.time(one.limit_ns)],

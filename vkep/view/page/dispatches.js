@@ -1,55 +1,128 @@
 "use strict";
-// Every dispatch as a row; any column sorts.
+// Every dispatch as a row, and the totals of those of an operator, a kernel or a module.
 
 (() => {
   const { dispatches } = V.doc;
-  const MOST = 400;
-  const COLUMNS = [
-    ["dispatch", (d, k) => k, (d, k) => `d${k}`],
-    ...(V.timed ? [
-      ["#time", (d) => d.ns, (d) => V.measure(d.ns / longest, V.time(d.ns))],
-      ["#of limit", (d) => V.ofLimit(d), (d) => V.measure(V.ofLimit(d), V.percent(V.ofLimit(d)), "limit")],
-      ["#beyond limit", (d) => d.ns - (d.limit_ns ?? 0), (d) => V.time(d.ns - (d.limit_ns ?? 0))],
-    ] : []),
-    ["covers", (d) => V.covers(d), (d) => V.covers(d)],
-    ["kernel", (d) => d.kernel, (d) => [V.el("code", {}, d.kernel), d.candidate ? V.el("small", {}, d.candidate) : null]],
-    ["#grid", (d) => d.grid[0] * d.grid[1] * d.grid[2], (d) => d.grid.join("×")],
-    ["#flop", (d) => d.flops, (d) => V.count(d.flops)],
-    ["#bytes", (d) => d.bytes, (d) => V.bytes(d.bytes)],
-    ...(V.timed ? [
-      ["#GB/s", (d) => d.bytes / d.ns, (d) => (d.bytes / d.ns).toFixed(1)],
-      ["#GFLOP/s", (d) => d.flops / d.ns, (d) => (d.flops / d.ns).toFixed(1)],
-    ] : []),
-  ];
-  const longest = Math.max(...dispatches.map((d) => d.ns ?? 0), 1);
-  const state = { column: V.timed ? 1 : 0, down: V.timed, all: false };
-  const holder = V.el("div", { class: "page" });
+  const all = dispatches.map((_, k) => k);
+  const longest = dispatches.reduce((most, d) => Math.max(most, d.ns ?? 0), 1);
+  const timed = (...columns) => (V.timed ? columns : []);
+  const of = (field) => (k) => dispatches[k][field];
+  const state = { by: "", only: null, open: new Set() };
 
-  function fill() {
-    const value = COLUMNS[state.column][1];
-    const order = dispatches.map((d, k) => [d, k]).sort((a, b) => {
-      const [left, right] = [value(...a), value(...b)];
-      const by = typeof left === "string" ? left.localeCompare(right) : left - right;
-      return state.down ? -by : by;
-    });
-    const shown = state.all ? order : order.slice(0, MOST);
-    const heads = COLUMNS.map(([name], k) => V.el("th", { class: name.startsWith("#") ? "number" : "", "aria-sort": k === state.column ? (state.down ? "descending" : "ascending") : "none" },
-      V.el("button", { click: () => { state.down = k === state.column ? !state.down : name.startsWith("#"); state.column = k; fill(); } }, name.replace("#", ""), k === state.column ? (state.down ? " ↓" : " ↑") : "")));
-    const rows = shown.map(([d, k]) => V.el("tr", { "data-dispatch": k, tabindex: 0, class: V.selected.dispatch === k ? "chosen" : "",
-      click: () => V.select({ dispatch: k }), keydown: (event) => event.key === "Enter" && V.select({ dispatch: k }) },
-      COLUMNS.map(([name, , cell]) => V.el("td", { class: name.startsWith("#") ? "number" : "" }, cell(d, k)))));
-    holder.replaceChildren(
-      V.el("p", { class: "note" }, `${V.plural(dispatches.length, "dispatch", "dispatches")}`, V.timed ? `, ${V.time(V.totalNs)} when each has the GPU alone; the limit is a copy's rate and multiply-adds', measured on this device` : ""),
-      V.el("div", { class: "scroll" }, V.el("table", { class: "sortable" }, V.el("thead", {}, V.el("tr", {}, heads)), V.el("tbody", {}, rows))),
-      ...(shown.length < order.length ? [V.el("button", { click: () => { state.all = true; fill(); } }, `show all ${V.count(order.length)}`)] : []));
+  /** The text of a group of dispatches, by what totals are made of. */
+  const GROUPS = { operators: (k) => V.covers(dispatches[k]), kernel: of("kernel") };
+  const sum = (list, field) => list.reduce((total, k) => total + (dispatches[k][field] ?? 0), 0);
+
+  const each = V.sortable({
+    title: "dispatches",
+    sort: V.timed ? "#time" : "dispatch",
+    attributes: (k) => ({ "data-dispatch": k, class: V.selectedDispatches().includes(k) ? "chosen" : "" }),
+    choose: (k) => V.select({ dispatch: k }),
+    columns: [
+      ["dispatch", (k) => k, (k) => `d${k}`],
+      ["nodes", (k) => V.names(dispatches[k]).join(" + "), (k) => V.coversCell(dispatches[k])],
+      ["operators", (k) => V.covers(dispatches[k]), null],
+      ["module", (k) => V.moduleOf(dispatches[k]), null],
+      ...timed(
+        ["#time", of("ns"), (k) => V.measure(dispatches[k].ns / longest, V.time(dispatches[k].ns))],
+        ["#of limit", (k) => V.ofLimit(dispatches[k]), (k) => V.measure(V.ofLimit(dispatches[k]), V.percent(V.ofLimit(dispatches[k])), "limit")],
+        ["#beyond limit", (k) => dispatches[k].ns - (dispatches[k].limit_ns ?? 0), (k) => V.time(dispatches[k].ns - (dispatches[k].limit_ns ?? 0))]),
+      ["kernel", of("kernel"), (k) => [V.el("code", {}, dispatches[k].kernel), dispatches[k].candidate ? V.el("small", {}, dispatches[k].candidate) : null]],
+      ["#grid", (k) => dispatches[k].grid.reduce((a, b) => a * b), (k) => dispatches[k].grid.join("×")],
+      ["#flop", of("flops"), (k) => V.amount(dispatches[k].flops)],
+      ["#bytes", of("bytes"), (k) => V.bytes(dispatches[k].bytes)],
+      ...timed(
+        ["#GB/s", (k) => dispatches[k].bytes / dispatches[k].ns, (k) => (dispatches[k].bytes / dispatches[k].ns).toFixed(1)],
+        ["#GFLOP/s", (k) => dispatches[k].flops / dispatches[k].ns, (k) => (dispatches[k].flops / dispatches[k].ns).toFixed(1)]),
+    ],
+  });
+
+  // ---- totals
+
+  /** Columns of a total: a row has `name`, `title`, `list` (dispatches) and `ns`. */
+  const totals = (what, first, order) => V.sortable({
+    order,
+    title: `totals-by-${what}`,
+    sort: V.timed ? "#time" : "#dispatches",
+    choose: (row) => narrow(row),
+    columns: [
+      [what, (row) => row.title, first],
+      ["#dispatches", (row) => row.list.length],
+      ...timed(
+        ["#time", (row) => row.ns, (row) => V.measure(row.ns / (V.totalNs || 1), V.time(row.ns))],
+        ["#share", (row) => row.ns / (V.totalNs || 1), (row) => V.percent(row.ns / (V.totalNs || 1))],
+        ["#of limit", (row) => sum(row.list, "limit_ns") / (sum(row.list, "ns") || 1), (row) => V.percent(sum(row.list, "limit_ns") / (sum(row.list, "ns") || 1))]),
+      ["#flop", (row) => sum(row.list, "flops"), (row) => V.amount(sum(row.list, "flops"))],
+      ["#bytes", (row) => sum(row.list, "bytes"), (row) => V.bytes(sum(row.list, "bytes"))],
+    ],
+  });
+  function grouped(of) {
+    const groups = new Map();
+    for (const k of all) groups.has(of(k)) ? groups.get(of(k)).push(k) : groups.set(of(k), [k]);
+    return [...groups].map(([title, list]) => ({ title, list, ns: sum(list, "ns") }));
   }
+  /** The modules of all depths, those inside a closed one left out. */
+  function moduleRows(module = V.modules, rows = []) {
+    for (const child of module.children.values()) {
+      const list = [...new Set(child.nodes.flatMap((n) => V.index.dispatchesOf[n]))];
+      if (list.length) rows.push({ title: child.path, module: child, list, ns: child.nodes.reduce((total, n) => total + V.index.ns[n], 0) });
+      if (state.open.has(child.path)) moduleRows(child, rows);
+    }
+    return rows;
+  }
+  /** Modules sorted within their parent. */
+  function asTree(rows, compare) {
+    const inside = Map.groupBy(rows, (row) => row.module.parent);
+    const below = (module) => (inside.get(module) ?? []).sort(compare).flatMap((row) => [row, ...below(row.module)]);
+    return below(V.modules);
+  }
+  function moduleName(row) {
+    const inner = row.module.children.size, open = state.open.has(row.title);
+    const toggle = V.el("button", { class: "twist", "aria-expanded": String(open), "aria-label": open ? "close" : "open", click: (event) => {
+      event.stopPropagation();
+      open ? state.open.delete(row.title) : state.open.add(row.title);
+      fill();
+    } }, open ? "▾" : "▸");
+    return V.el("span", { class: "tree", style: `padding-left:${16 * row.module.depth}px` }, inner ? toggle : V.el("span", { class: "twist" }), V.el("span", { title: row.title }, row.module.name));
+  }
+  const kinds = { operators: totals("operators", (row) => row.title), kernel: totals("kernel", (row) => V.el("code", {}, row.title)), module: totals("module", moduleName, asTree) };
+
+  /** Shows the dispatches of a total alone. */
+  function narrow(row) {
+    state.only = { title: row.title, list: row.list };
+    state.by = "";
+    picker.value = "";
+    fill();
+  }
+
+  const picker = V.el("select", { "aria-label": "rows", change: () => { state.by = picker.value; state.only = null; fill(); } },
+    [["", "each dispatch"], ["operators", "totals by operators"], ["kernel", "totals by kernel"], ...(V.modules.children.size ? [["module", "totals by module"]] : [])]
+      .map(([value, text]) => V.el("option", { value }, text)));
+  const chip = V.el("span", {}), body = V.el("div", {});
+  function fill() {
+    chip.replaceChildren(...(state.only ? [V.el("button", { class: "chip", title: "show all dispatches", click: () => { state.only = null; fill(); } }, `${V.short(state.only.title)} ×`)] : []));
+    const table = kinds[state.by] ?? each;
+    table.fill(state.by === "module" ? moduleRows() : state.by ? grouped(GROUPS[state.by]) : state.only?.list ?? all);
+    body.replaceChildren(table);
+  }
+  const openUntilBranches = (module) => {
+    for (const child of module.children.values()) {
+      state.open.add(child.path);
+      if (module.children.size === 1) openUntilBranches(child);
+    }
+  };
+  if (V.modules.children.size === 1) openUntilBranches(V.modules);
+
   V.listeners.push(() => {
     const chosen = new Set(V.selectedDispatches().map(String));
-    for (const row of holder.querySelectorAll("tr[data-dispatch]")) row.classList.toggle("chosen", chosen.has(row.dataset.dispatch));
+    for (const row of each.querySelectorAll("tr[data-dispatch]")) row.classList.toggle("chosen", chosen.has(row.dataset.dispatch));
   });
   V.tabs.dispatches = {
     title: "Dispatches",
-    element: V.el("section", { class: "pane" }, holder),
-    show: () => holder.firstChild || fill(),
+    element: V.el("section", { class: "pane" }, V.el("div", { class: "page" },
+      V.el("p", { class: "tools" }, picker, chip, V.el("span", { class: "note" }, V.plural(dispatches.length, "dispatch", "dispatches"),
+        V.timed ? `, ${V.time(V.totalNs)} when each has the GPU alone` : "")), body)),
+    show: () => body.firstChild || fill(),
   };
+  V.dispatches = { state, each, kinds, fill, picker };
 })();

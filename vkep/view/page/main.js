@@ -23,7 +23,7 @@
   const results = V.el("div", { class: "results", hidden: true });
   const search = V.el("input", { type: "search", placeholder: "search nodes, operators, reasons  ( / )", "aria-label": "search", autocomplete: "off", spellcheck: "false",
     input: () => look(search.value), keydown: searchKey });
-  const texts = nodes.map((n) => [n.op, n.name, n.where, n.reason, ...Object.values(n.declined ?? {}), n.domain].filter(Boolean).join(" ").toLowerCase());
+  const texts = nodes.map((n) => [n.op, n.name, n.module, n.where, n.reason, ...Object.values(n.declined ?? {}), n.domain].filter(Boolean).join(" ").toLowerCase());
   const found = { list: [], at: -1 };
 
   function look(query) {

@@ -33,8 +33,8 @@
   function slowest() {
     const order = dispatches.map((d, k) => [d, k]).sort((a, b) => b[0].ns - a[0].ns).slice(0, 12);
     const most = order[0]?.[0].ns || 1;
-    return V.table(["dispatch", "covers", "kernel", "#of limit", "#time"], order.map(([d, k]) =>
-      [jump(`d${k}`, () => V.select({ dispatch: k })), V.covers(d), V.el("code", {}, d.kernel), V.measure(V.ofLimit(d), V.percent(V.ofLimit(d)), "limit"), V.measure(d.ns / most, V.time(d.ns))]));
+    return V.table(["dispatch", "operators and nodes", "kernel", "#of limit", "#time"], order.map(([d, k]) =>
+      [jump(`d${k}`, () => V.select({ dispatch: k })), V.coversCell(d), V.el("code", {}, d.kernel), V.measure(V.ofLimit(d), V.percent(V.ofLimit(d)), "limit"), V.measure(d.ns / most, V.time(d.ns))]));
   }
 
   /** Where a run's time goes on the host: the parts of all its steps. */

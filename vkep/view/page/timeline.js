@@ -9,6 +9,7 @@
   const first = new Map(); // of each island's dispatches, the first one's position
   dispatches.forEach((d, k) => first.has(d.island) || first.set(d.island, k));
   const at = (island, dispatch) => (island < 0 || dispatch < 0 ? undefined : first.get(island) + dispatch);
+  const labels = dispatches.map((d) => `${V.covers(d)} · ${V.names(d).map(V.ownName).join(" + ")}`);
   const choices = [...runs.map((run, k) => ({ name: `run ${k + 1}`, ns: run.end - run.start, run })),
     ...(opening.length ? [{ name: "opening", run: { start: opening[0].start, end: Math.max(...opening.map((s) => s.end)), host: opening, gpu: [], uncertainty: 0 } }] : [])];
   const box = V.el("div", { class: "fill" });
@@ -77,8 +78,8 @@
       const bar = px < 0 ? null : barAt(px, py) ?? below(px, py);
       if (bar !== state.hover) (state.hover = bar), made.draw();
       const d = bar && dispatches[bar.dispatch];
-      V.hint(made, px, py, bar && [bar.name || "copy", V.time(bar.end - bar.start),
-        ...(d ? [d.kernel, d.ns !== undefined ? `alone ${V.time(d.ns)}, ${V.percent(V.ofLimit(d))} of the limit` : "", `${V.rate(d.bytes, d.ns, "B")}, ${V.rate(d.flops, d.ns, "FLOP")}`] : [])]);
+      V.hint(made, px, py, bar && [d ? labels[bar.dispatch] : bar.name || "copy", V.time(bar.end - bar.start),
+        ...(d ? [V.moduleOf(d), d.kernel, d.ns !== undefined ? `alone ${V.time(d.ns)}, ${V.percent(V.ofLimit(d))} of the limit` : "", `${V.rate(d.bytes, d.ns, "B")}, ${V.rate(d.flops, d.ns, "FLOP")}`].filter(Boolean) : [])]);
     },
   });
   const rowY = (row) => AXIS + row * ROW;
@@ -104,13 +105,22 @@
     context.clip();
     const bottom = rowY(state.lanes.length);
     context.fillStyle = V.colour("barrier");
-    for (const bar of state.bars) if (bar.dispatch !== undefined && dispatches[bar.dispatch].barrier) context.fillRect(toX(bar.start), rowY(gpuRow()) - 3, 1, bottom - rowY(gpuRow()) + 6);
+    const top = rowY(gpuRow());
+    let line = -Infinity;
+    for (const bar of state.bars) {
+      if (bar.dispatch === undefined || !dispatches[bar.dispatch].barrier || toX(bar.start) < line + 1) continue;
+      line = toX(bar.start);
+      context.fillRect(line, top - 3, 1, bottom - top + 6);
+    }
     const chosen = new Set(V.selectedDispatches());
     context.font = "11px system-ui, sans-serif";
     context.textBaseline = "middle";
+    const painted = state.lanes.map(() => -Infinity); // the right end of what is painted in each row
     for (const bar of state.bars) {
       const x = toX(bar.start), w = Math.max(1, toX(bar.end) - x - (toX(bar.end) - x > 3 ? 0.6 : 0));
-      if (x > width || x + w < LEFT) continue;
+      const marked = chosen.has(bar.dispatch) || bar === state.hover;
+      if (x > width || x + w < LEFT || (x + w < painted[bar.row] + 0.5 && !marked)) continue;
+      painted[bar.row] = x + w;
       const y = rowY(bar.row) + 2, h = ROW - 4;
       context.fillStyle = colourOf(bar);
       context.globalAlpha = chosen.size && bar.kind === "gpu" && !chosen.has(bar.dispatch) ? 0.5 : 1;
@@ -120,15 +130,16 @@
         context.fill();
       } else context.fillRect(x, y, w, h);
       context.globalAlpha = 1;
-      if (chosen.has(bar.dispatch) || bar === state.hover) {
+      if (marked) {
         context.strokeStyle = V.colour("text");
         context.lineWidth = 1.6;
         context.strokeRect(x - 0.5, y - 0.5, w + 1, h + 1);
       }
       if (w > 34) {
-        context.fillStyle = bar.kind === "gpu" ? V.colour("on-bar") : V.colour("text");
+        const plain = bar.kind === "gpu" && (!chosen.size || chosen.has(bar.dispatch));
+        context.fillStyle = V.colour(plain ? "on-bar" : "text");
         const shown = Math.max(x, LEFT);
-        context.fillText(V.fit(context, bar.dispatch === undefined ? bar.name : V.covers(dispatches[bar.dispatch]), x + w - shown - 10), shown + 6, y + h / 2 + 0.5);
+        context.fillText(V.fit(context, bar.dispatch === undefined ? bar.name : labels[bar.dispatch], x + w - shown - 10), shown + 6, y + h / 2 + 0.5);
       }
     }
     if (gpuRow() >= 0) paintStrips(context, toX, bottom, width, chosen);
@@ -164,9 +175,13 @@
     for (const strip of strips(bottom)) {
       context.fillStyle = V.colour("faint");
       context.fillRect(LEFT, strip.y, width, strip.height);
+      let painted = -Infinity;
       for (const bar of state.bars) {
         if (bar.dispatch === undefined) continue;
-        const x = toX(bar.start), w = Math.max(1, toX(bar.end) - x), h = strip.height * Math.min(1, strip.of(bar.dispatch) / strip.top);
+        const x = toX(bar.start), w = Math.max(1, toX(bar.end) - x);
+        if (w <= 1 && x < painted + 0.5 && !chosen.has(bar.dispatch)) continue; // several in one pixel
+        painted = x;
+        const h = strip.height * Math.min(1, strip.of(bar.dispatch) / strip.top);
         if (x > width || x + w < LEFT) continue;
         context.globalAlpha = chosen.size && !chosen.has(bar.dispatch) ? 0.35 : 0.85;
         context.fillStyle = strip.colour(bar.dispatch);
