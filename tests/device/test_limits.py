@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,7 +33,23 @@ def test_limits_are_measured_once_and_kept(
     with caplog.at_level(logging.WARNING, "vkep"):
         assert device_limits(caps).device == "again"
     assert str(path) in caplog.text
-    assert device_limits(caps, again=True).device == "again"
+    assert device_limits(caps, max_age_s=0).device == "again"
+
+
+def test_limits_say_when_they_were_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VKEP_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("vkep.device.measure.limits.KernelTimer", lambda uuid: SimpleNamespace(close=lambda: None))
+    now = datetime.datetime.now(datetime.timezone.utc)
+    old, new = (str(now - datetime.timedelta(hours=hours)) for hours in (1, 0))
+    made = iter([DeviceLimits("d", 1, 9, 9, old), DeviceLimits("d", 4, 5, 6, new)])
+    monkeypatch.setattr("vkep.device.measure.limits.measure_limits", lambda timer: next(made))
+    caps = DeviceCapabilities.for_tests()
+    assert device_limits(caps, max_age_s=600).age_s == pytest.approx(3600, abs=60)
+    assert device_limits(caps).copy_bytes == 1
+    best = DeviceLimits("d", 4, 9, 9, new)  # other programs only lower what is measured
+    assert device_limits(caps, max_age_s=600) == best
+    assert device_limits(caps, max_age_s=600) == best
+    assert DeviceLimits("d", 1, 2, 3).age_s == float("inf")
 
 
 def test_a_dispatch_is_bound_by_what_takes_longer() -> None:

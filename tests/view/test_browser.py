@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,16 +122,83 @@ def test_a_notebook_shows_the_page_in_a_frame(quiet: Chromium, page: Page, tmp_p
     quiet.until(f"{frame}.eval('V.graph.state.layout !== null')")
 
 
+def compared(quiet: Chromium, tmp_path: Path, now: dict[str, Any], before: dict[str, Any]) -> str:
+    """The text of the view that compares two documents."""
+    quiet.show(Page([now, before]).save(tmp_path / "two.html").as_uri())
+    quiet.until("V.ready")
+    return str(quiet.run("V.tabs.compare.element.innerText"))
+
+
+def measured(document: dict[str, Any], times: Sequence[float], pace: float = 1.0) -> dict[str, Any]:
+    """The document with these times of the run and of each dispatch, in nanoseconds."""
+    median = sorted(times)[(len(times) - 1) // 2]
+    return {
+        **document,
+        "nodes": [dict(node) for node in document["nodes"]],
+        "dispatches": [{**d, "ns": median, "samples": list(times)} for d in document["dispatches"]],
+        "runs": [{**document["runs"][0], "end": document["runs"][0]["start"] + ns} for ns in times],
+        "pace": [pace] * len(times),
+    }
+
+
 def test_two_runs_are_compared(quiet: Chromium, page: Page, tmp_path: Path) -> None:
-    before = {**page.document, "nodes": [dict(n) for n in page.document["nodes"]]}
+    now, before = (measured(page.document, [f * ns for ns in (95, 100, 105)]) for f in (1e3, 3e3))
     moved = next(n for n in before["nodes"] if n["op"] == "Softmax")
     moved["where"] = "cpu"
-    before["dispatches"] = [{**d, "ns": d["ns"] * 3} for d in before["dispatches"]]
-    quiet.show(Page([page.document, before]).save(tmp_path / "two.html").as_uri())
-    quiet.until("V.ready")
-    text = quiet.run("V.tabs.compare.element.innerText")
+    text = compared(quiet, tmp_path, now, before)
     assert "1 node moved" in text
-    assert "3.00× faster" in text
+    assert text.count("3.00× faster") == 2 + len(now["dispatches"])
+    assert "Softmax" in text
+    assert "(noise 1.10×)" in text
+
+
+@pytest.mark.parametrize(
+    ("times", "pace", "said"),
+    [
+        ([100, 609, 650], 1.0, "within the noise"),  # one measurement as fast as before
+        ([580, 609, 640], 1 / 6, "The device itself was 6.00× slower"),
+        ([609], 1.0, "too few runs to tell"),
+    ],
+)
+def test_noise_is_no_change(
+    quiet: Chromium, page: Page, tmp_path: Path, times: list[float], pace: float, said: str
+) -> None:
+    now, before = measured(page.document, times, pace), measured(page.document, [95, 100, 105])
+    text = compared(quiet, tmp_path, now, before)
+    assert said in text
+    assert "× slower (" not in text
+    assert "6.09× slower" not in text
+    assert "No dispatch changed by more than the noise" in text
+
+
+def test_times_add_up_and_name_their_spread(quiet: Chromium, page: Page, url: str) -> None:
+    quiet.show(url)
+    quiet.until("V.ready")
+    text = quiet.run("V.tabs.overview.element.innerText")
+    assert "the median of 2, from " in text
+    assert "GPU: Vulkan" in text
+    assert "measured" in text
+    table = "[...document.querySelectorAll('main tr')].filter((r) => /^(GPU|host, the GPU idle): /.test(r.innerText))"
+    parts = quiet.run(f"{table}.map((r) => parseFloat(r.cells[1].innerText))")
+    assert sum(parts) == pytest.approx(100, abs=0.5 * len(parts))
+    assert "± " in quiet.run("V.open('dispatches'), V.tabs.dispatches.element.innerText")
+
+
+def test_a_mixed_timeline_has_no_empty_charts(quiet: Chromium, page: Page, tmp_path: Path) -> None:
+    span = {"name": "vgf: Conv", "start": 100.0, "end": 5100.0, "island": -1, "dispatch": -1, "region": 0}
+    host = [{"name": "run", "start": 0, "end": 6000, "depth": 0}]
+    mixed = {
+        **page.document,
+        "regions": [{"kind": "vgf", "nodes": [0], "about": "1 node in 2 TOSA operations"}],
+        "runs": [{"start": 0, "end": 6000, "uncertainty": 1, "host": host, "gpu": [span]}] * 3,
+    }
+    quiet.show(Page([mixed]).save(tmp_path / "mixed.html").as_uri() + "#timeline")
+    quiet.until("V.ready")
+    assert quiet.run("V.timeline.strips()") == []
+    text = quiet.run("V.open('overview'), V.tabs.overview.element.innerText")
+    assert "GPU: vgf" in text
+    row = next(line for line in text.split("\n") if "TOSA operations" in line)
+    assert "5.0 µs" in row
 
 
 #: processor time in milliseconds that no task of the page may take

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -178,7 +179,7 @@ def bench_model(
         latency, rate = time_concurrent_runs(run, wanted.runs, wanted.concurrency)
         report = session.report()
         common.say(progress, "measuring the device's limits")
-        limits = device_limits(session.context.capabilities, again=again)
+        limits = device_limits(session.context.capabilities, max_age_s=0 if again else math.inf)
         names = [o.name for o in session.get_outputs()]
         plans = [island.plan for island in session.islands()]
     result = BenchResult(

@@ -41,7 +41,7 @@ def view_command(
         typer.Option("--prompt", metavar="TEXT", help="MODEL is a language model's folder: show how it answers this."),
     ] = None,
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Most tokens of that answer.")] = 32,
-    runs: Annotated[int, typer.Option("--runs", "-n", min=0, help="Runs that are timed; 0: show the plan alone.")] = 3,
+    runs: Annotated[int, typer.Option("--runs", "-n", min=0, help="Runs that are timed; 0: show the plan alone.")] = 5,
     against: Annotated[
         Path | None,
         typer.Option("--against", help="Compare with a page (or its JSON) that was written before."),

@@ -259,10 +259,10 @@ class RecordedPlan:
         """As `run`, and also return when the parts of the run began and ended, on the clock of the host. The barriers
         are the plan's own. The first call records. Raises as `run`."""
         lease, marks = self._delegate.lease, []
-        commands, queries = self._traced = self._traced or self._with_stamps(serial=False)
+        self._traced = self._traced or self._with_stamps(serial=False)
         marks.append(time.perf_counter_ns())
-        buffers = self.buffers(self.stage(bound))
-        prepared = lease.prepare([commands if one is self._commands.main else one for one in buffers])
+        buffers, spans_of = self.stamped(self.buffers(self.stage(bound)))
+        prepared = lease.prepare(buffers)
         marks.append(time.perf_counter_ns())
         value = lease.submit(prepared)
         self.submitted(value, bound)
@@ -272,7 +272,16 @@ class RecordedPlan:
         results = self.collect(bound)
         marks.append(time.perf_counter_ns())
         spans = list(zip(("write inputs", "submit", "wait", "read outputs"), marks, marks[1:], strict=False))
-        return results, PlanTrace(spans, on_host_clock(clock, queries, stamps(self.plan, serial=False)))
+        return results, PlanTrace(spans, spans_of(clock))
+
+    def stamped(
+        self, buffers: Sequence[CommandBuffer]
+    ) -> tuple[Sequence[CommandBuffer], Callable[[ClockSync], list[tuple[float, float]]]]:
+        """A staged run's command buffers with timestamps, and what reads them on a clock once the run has ended: begin
+        and end of each dispatch."""
+        commands, queries = self._traced = self._traced or self._with_stamps(serial=False)
+        found = [commands if one is self._commands.main else one for one in buffers]
+        return found, lambda clock: on_host_clock(clock, queries, stamps(self.plan, serial=False))
 
     def _with_stamps(self, serial: bool) -> tuple[CommandBuffer, QueryPool]:
         """The plan recorded with timestamps (see `stamps`), until it is closed."""

@@ -200,7 +200,7 @@ class Method(Uncopied):
         self._check_open()
         return method_report(self._decoded, self.flow, self._resources, self._runners)
 
-    def view(self, inputs: Sequence[Any] = (), runs: int = 3) -> Page:
+    def view(self, inputs: Sequence[Any] = (), runs: int = 5) -> Page:
         """A page of the method, as `vkep.InferenceSession.view`: it is run twice ``runs`` times and two times more. One thread
         at a time. Raises as `execute`.
         """

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from vkep.device.measure.limits import device_limits
 from vkep.executorch.calls import ChainedCalls, DelegateCall
 from vkep.executorch.context_resources import ContextResources
-from vkep.executorch.delegates import Runner, VulkanRunner
+from vkep.executorch.delegates import GraphRunner, Runner, VulkanRunner
 from vkep.executorch.steps import Bound
 from vkep.pte.method import DecodedMethod
 from vkep.pte.steps import DelegateStep, KernelStep, MoveStep
@@ -19,8 +18,8 @@ from vkep.pte.values import TensorValue
 from vkep.session.executor import IslandExecutor, Values
 from vkep.session.introspection import Flat, flatten
 from vkep.session.tracing import RunTrace, Tracer
-from vkep.session.viewing import add_context, add_islands, run_document
-from vkep.view.document import add_graph, add_times, new_document
+from vkep.session.viewing import add_context, add_islands, add_measured, least_times, run_document
+from vkep.view.document import add_graph, add_region, add_times, new_document
 from vkep.view.graph import GraphDocument, Kind, value_kinds
 
 #: runs the method with each bound step replaced by the function's result
@@ -34,6 +33,7 @@ class _Parts:
     flats: dict[int, Flat] = field(default_factory=dict)  #: by delegate
     islands: list[IslandExecutor] = field(default_factory=list)
     values: dict[int, Values] = field(default_factory=dict)  #: by island
+    regions: dict[int, int] = field(default_factory=dict)  #: of the delegates that are not Vulkan's, by delegate
 
 
 def method_document(
@@ -89,6 +89,10 @@ def _add_nodes(document: dict[str, Any], decoded: DecodedMethod, runners: Sequen
                 graph.add(
                     name, decoded.delegates[step.delegate].backend, where, tensors(step.inputs), tensors(step.outputs)
                 )
+                if isinstance(runner, GraphRunner) and step.delegate not in parts.regions:
+                    parts.regions[step.delegate] = len(document["regions"])
+                    about = f"{runner.constant_bytes} bytes of constants"
+                    add_region(document, graph, "vgf", [name], about)
     add_graph(document, graph)
 
 
@@ -128,20 +132,20 @@ def _add_runs(
     run: Run,
     runs: int,
 ) -> None:
-    traces: list[RunTrace] = []
-    for number in range(runs + 1):  # the first run records
-        trace = _traced(decoded, resources, runners, parts, run)
-        traces += [trace] if number else []
-    document["runs"] = [run_document(trace) for trace in traces]
+    traces = [_traced(decoded, resources, runners, parts, run)]  # the first run records
     islands = list(enumerate(parts.islands))
-    if not all(k in parts.values for k, _ in islands):  # in a branch that was not taken
+    ran = all(k in parts.values for k, _ in islands)  # none is in a branch that was not taken
+
+    def sample() -> list[list[float]]:
+        traces.append(_traced(decoded, resources, runners, parts, run))
+        return [island.profile(parts.values[k]) for k, island in islands] if ran else []
+
+    samples = add_measured(document, resources.vulkan.capabilities, runs, sample)
+    document["runs"] = [run_document(trace) for trace in traces[1:]]
+    if ran:
+        add_times(document, samples, least_times(document, parts.islands))
+    else:
         document["notes"].append("Some delegates did not run, so that nothing is timed alone.")
-        return
-    samples = [[i.profile(parts.values[k]) for k, i in islands] for _ in range(runs)]
-    limits = device_limits(resources.vulkan.capabilities)
-    document["limits"] = asdict(limits)
-    best = [limits.of_dispatch(i.plan, d) for _, i in islands for d in i.plan.dispatches]
-    add_times(document, samples, best)
 
 
 def _traced(
@@ -153,7 +157,12 @@ def _traced(
 
     def call(one: DelegateCall) -> None:
         tracer.values = {}
-        one.run()
+        number = parts.regions.get(one.step.delegate)
+        if number is not None and one.runner.can_stage:
+            tracer.alone(one, {}, {}, number)
+            one.finish()
+        else:
+            one.run()
         runner = one.runner
         mine = [island for e in runner.executables() for island in flatten(e).islands]
         for number, island in enumerate(parts.islands):
@@ -169,7 +178,7 @@ def _traced(
                 for one in calls:
                     tracer.span(one.title, functools.partial(call, one))
                 return None
-            return tracer.span("numpy", step)
+            return tracer.span(f"cpu: {getattr(decoded.steps[number], 'name', 'move')}", step)
 
         return timed
 

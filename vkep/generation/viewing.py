@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
-from vkep.device.measure.limits import device_limits
 from vkep.generation.batch import Answer, Batch
 from vkep.session import InferenceSession
 from vkep.session.executor import IslandExecutor
 from vkep.session.introspection import Flat, flatten
 from vkep.session.tracing import RunTrace, Tracer
-from vkep.session.viewing import add_context, add_islands, run_document
+from vkep.session.viewing import add_context, add_islands, add_measured, least_times, run_document
 from vkep.view.document import add_graph, new_document
 from vkep.view.graph import GraphDocument, value_kinds
 
@@ -44,10 +43,8 @@ def answer_document(
     _add_graphs(document, sessions, islands)
     if tracer is not None:
         document["runs"] = [run_document(tracer.run)]
-        limits = device_limits(delegate.capabilities)
-        document["limits"] = asdict(limits)
-        best = [limits.of_dispatch(i.plan, d) for i in islands for d in i.plan.dispatches]
-        _add_times(document, tracer.run, best)
+        add_measured(document, delegate.capabilities, 1, lambda: None)
+        _add_times(document, tracer.run, least_times(document, islands))
     add_context(document, delegate, [delegate.context])
     return document
 
@@ -109,7 +106,7 @@ def _add_times(document: dict[str, Any], run: RunTrace, limits: Sequence[float])
         samples.setdefault((span.island, span.dispatch), []).append(span.end - span.start)
     for dispatch, limit in zip(document["dispatches"], limits, strict=True):
         found = samples.get((dispatch["island"], dispatch["index"]))
-        dispatch |= {"ns": statistics.median(found) if found else 0.0, "limit_ns": limit}
+        dispatch |= {"ns": statistics.median(found) if found else 0.0, "limit_ns": limit, "samples": found or []}
     document["notes"].append(
         "A dispatch's time is the median over the steps of this answer, not of the dispatch alone."
     )

@@ -215,11 +215,13 @@ class IslandExecutor:
         def collect() -> None:
             values.update(zip(self.outputs, recorded.collect(bound), strict=True))
 
+        buffers = recorded.buffers(key)
         return Staged(
             self.runner.lease,
-            recorded.buffers(key),
+            buffers,
             lambda value: recorded.submitted(value, bound),
             collect if bound.down else None,
+            lambda: recorded.stamped(buffers),
         )
 
     def _bound(self, values: Mapping[str, Any], targets: Targets) -> Bound:

@@ -23,6 +23,11 @@ class Flat:
     graphs: list[VgfExecutor] = field(default_factory=list)
     kompute: list[KpRunner] = field(default_factory=list)
 
+    @property
+    def others(self) -> list[VgfExecutor | KpRunner]:
+        """The regions of other delegates than Vulkan's, in the order of a page."""
+        return [*self.graphs, *self.kompute]
+
 
 def flatten(executable: Executable) -> Flat:
     """The steps of an executable and of the programs that its deferred steps and loops planned last."""

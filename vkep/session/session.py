@@ -348,7 +348,7 @@ class InferenceSession(OrtSession, Uncopied):
             return region_times(used.executable, values)
 
     @steady
-    def view(self, feeds: Mapping[str, Feed] | None = None, runs: int = 3, *, against: Page | None = None) -> Page:
+    def view(self, feeds: Mapping[str, Feed] | None = None, runs: int = 5, *, against: Page | None = None) -> Page:
         """A page of the session: graph, timeline, dispatches, memory, contexts. Jupyter shows it inline; `Page.open` writes it
         and opens it in the browser.
 

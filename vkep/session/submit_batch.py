@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -27,12 +28,15 @@ if TYPE_CHECKING:
 
 #: number of submits that are kept, one for each set of recordings
 _SUBMITS = 16
+#: begin and end of each dispatch, in nanoseconds of a clock of the host
+ReadSpans = Callable[[ClockSync], list[tuple[float, float]]]
 Targets = Mapping[str, DeviceTensor | np.ndarray[Any, Any] | None]
 
 
 class Staged:
     """A staged region. ``submitted`` is called with the timeline value; ``collect`` is called once the GPU has
-    finished, if results are copied to the host (``on_host``)."""
+    finished, if results are copied to the host (``on_host``). ``stamped`` gives the same command buffers with
+    timestamps around the dispatches, and a function that reads when these began and ended."""
 
     def __init__(
         self,
@@ -40,8 +44,19 @@ class Staged:
         buffers: Sequence[CommandBuffer],
         submitted: Callable[[int], None],
         collect: Callable[[], None] | None = None,
+        stamped: Callable[[], tuple[Sequence[CommandBuffer], ReadSpans]] | None = None,
     ) -> None:
         self.lease, self.buffers, self.submitted, self.collect = lease, buffers, submitted, collect
+        self.stamped = stamped
+
+
+@dataclass(frozen=True)
+class RegionSpan:
+    """When a region of a submit ran on the GPU, in nanoseconds, and each dispatch within it, where they are timed."""
+
+    start: float
+    end: float
+    dispatches: Sequence[tuple[float, float]]
 
 
 class Region(Protocol):
@@ -76,20 +91,27 @@ class SubmitBatch:
             buffers = [buffer for one in staged for buffer in one.buffers]
             self._finish(staged, self._prepared(buffers), locks)
 
-    def trace(
-        self, values: dict[str, Any], targets: Targets, clock: ClockSync | None = None
-    ) -> list[tuple[float, float]]:
-        """`run`, with a timestamp between the regions: begin and end of each in nanoseconds of ``clock`` (None: since the first
-        began). One thread at a time. Raises ``ValueError`` where the queue has no timestamps.
+    def trace(self, values: dict[str, Any], targets: Targets, clock: ClockSync | None = None) -> list[RegionSpan]:
+        """`run`, with a timestamp between the regions, and around the dispatches in them where there is a ``clock``. Begin
+        and end of each are in nanoseconds of ``clock`` (None: since the first began). One thread at a time. Raises
+        ``ValueError`` where the queue has no timestamps.
         """
         stamps = self._stamps = self._stamps or _Stamps(self._delegate, len(self.regions) + 1)
+        read: list[ReadSpans | None] = []
         with ExitStack() as held, ExitStack() as locks:
             staged = [region.stage(values, targets, locks, held) for region in self.regions]
             buffers = [stamps.buffers[0]]
             for one, stamp in zip(staged, stamps.buffers[1:], strict=True):
-                buffers += [*one.buffers, stamp]
+                within = clock is not None and one.stamped is not None
+                own, spans = one.stamped() if within and one.stamped is not None else (one.buffers, None)
+                read.append(spans)
+                buffers += [*own, stamp]
             self._delegate.lease.wait(self._finish(staged, self._prepared(buffers), locks))
-        return stamps.times(clock)
+        times = stamps.times(clock)
+        return [
+            RegionSpan(start, end, spans(clock) if spans is not None and clock is not None else [])
+            for (start, end), spans in zip(times, read, strict=True)
+        ]
 
     def _finish(self, staged: Sequence[Staged], prepared: PreparedSubmit, locks: ExitStack) -> int:
         lease = self._delegate.lease
@@ -117,11 +139,16 @@ class SubmitBatch:
             self._submits.move_to_end(key)
         return prepared
 
+    def release(self) -> None:
+        """Free what the batch itself holds; its regions stay open. Runs must have ended."""
+        self._submits.clear()
+        stamps, self._stamps = self._stamps, None
+        if stamps is not None:
+            stamps.close()
+
     def close(self) -> None:
         """Close the regions and the timestamps. Runs must have ended."""
-        self._submits.clear()
-        if self._stamps is not None:
-            self._stamps.close()
+        self.release()
         for region in self.regions:
             region.close()
 

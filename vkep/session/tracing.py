@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from vkep.session.cpu import CpuRunner
 from vkep.session.executor import Executable, IslandExecutor, StepExecutor, Targets, Values
 from vkep.session.kompute import KpRunner
 from vkep.session.planned_graph import DeferredExecutor
-from vkep.session.submit_batch import SubmitBatch
+from vkep.session.submit_batch import Region, SubmitBatch
 from vkep.session.vgf_executor import VgfExecutor
 
 if TYPE_CHECKING:
@@ -33,13 +33,14 @@ class HostSpan:
 
 @dataclass(frozen=True)
 class GpuSpan:
-    """A span of the GPU, on the host's clock: a dispatch of an island's plan, or (``dispatch`` -1) a whole region."""
+    """A span of the GPU, on the host's clock: a dispatch of an island's plan, or a whole region of another delegate."""
 
     name: str
     start: float
     end: float
     island: int = -1  #: position among the islands of the runs, in order
     dispatch: int = -1
+    region: int = -1  #: position among the regions of other delegates, in order
 
 
 @dataclass
@@ -57,7 +58,10 @@ class Tracer:
     """Runs the steps of an executable one after the other, as a `vkep.session.executor.Watch`, and records their
     times."""
 
-    def __init__(self, delegate: VulkanDelegate, islands: list[IslandExecutor]) -> None:
+    def __init__(
+        self, delegate: VulkanDelegate, islands: list[IslandExecutor], others: Sequence[VgfExecutor | KpRunner] = ()
+    ) -> None:
+        self._delegate, self._others = delegate, others
         self.clock = ClockSync.of(delegate)
         self.run = RunTrace(uncertainty_ns=self.clock.uncertainty_ns)
         self.values: Values = {}  #: all values that passed between the steps
@@ -81,19 +85,22 @@ class Tracer:
             return f"cpu: {', '.join(n.op_type for n in step.step.nodes)}", _as_is
         if isinstance(step, ControlExecutor):
             return f"{step.node.op_type} {step.node.name!r}", self._inner
-        if isinstance(step, (VgfExecutor, KpRunner)):
-            kind = "vgf" if isinstance(step, VgfExecutor) else "kompute"
-            nodes = step.nodes if isinstance(step, VgfExecutor) else step.step.nodes
-            return f"{kind}: {', '.join(n.op_type for n in nodes)}", _as_is
+        if isinstance(step, VgfExecutor):
+            return step.title, self._graph
+        if isinstance(step, KpRunner):
+            return f"kompute: {', '.join(n.op_type for n in step.step.nodes)}", self._kompute
         return type(step).__name__, _as_is
 
     def _island(self, step: IslandExecutor, values: Values, targets: Targets) -> None:
         trace = step.trace(values, targets, self.clock)
         self.run.host += [HostSpan(name, start, end, self._depth) for name, start, end in trace.spans]
+        self._add_dispatches(step, trace.dispatches)
+
+    def _add_dispatches(self, step: IslandExecutor, spans: Sequence[tuple[float, float]]) -> None:
         number = self._number(step)
         self.run.gpu += [
             GpuSpan(dispatch.label, start, end, number, index)
-            for index, (dispatch, (start, end)) in enumerate(zip(step.plan.dispatches, trace.dispatches, strict=True))
+            for index, (dispatch, (start, end)) in enumerate(zip(step.plan.dispatches, spans, strict=True))
         ]
 
     def _number(self, step: IslandExecutor) -> int:
@@ -105,8 +112,31 @@ class Tracer:
         return len(self.islands) - 1 if found is None else found
 
     def _batch(self, step: SubmitBatch, values: Values, targets: Targets) -> None:
-        for region, (start, end) in zip(step.regions, step.trace(values, targets, self.clock), strict=True):
-            self.run.gpu.append(GpuSpan(region.title, start, end))
+        for region, span in zip(step.regions, step.trace(values, targets, self.clock), strict=True):
+            if isinstance(region, IslandExecutor):
+                self._add_dispatches(region, span.dispatches)
+            else:
+                number = next((k for k, other in enumerate(self._others) if other is region), -1)
+                self.run.gpu.append(GpuSpan(region.title, span.start, span.end, region=number))
+
+    def _graph(self, step: VgfExecutor, values: Values, targets: Targets) -> None:
+        self.alone(step, values, targets, next((k for k, other in enumerate(self._others) if other is step), -1))
+
+    def alone(self, region: Region, values: Values, targets: Targets, number: int) -> None:
+        """Run a region of another delegate in a submit of its own; ``number``: its position among them."""
+        batch = SubmitBatch(self._delegate, [region])
+        try:
+            [span] = batch.trace(values, targets, self.clock)
+        finally:
+            batch.release()
+        self.run.gpu.append(GpuSpan(region.title, span.start, span.end, region=number))
+
+    def _kompute(self, step: KpRunner, values: Values, targets: Targets) -> None:
+        step.run(values, targets)
+        end = float(time.perf_counter_ns())
+        for name, ns in zip(("copy back", "kp runs", "copy to kp"), reversed(step.timing), strict=True):
+            self.run.host.append(HostSpan(name, end - ns, end, self._depth))
+            end -= ns
 
     def _inner(self, step: DeferredExecutor | ControlExecutor, values: Values, targets: Targets) -> None:
         step.run(values, targets, self)
@@ -135,11 +165,15 @@ def _as_is(step: StepExecutor, values: Values, targets: Targets) -> None:
 
 
 def trace_run(
-    executable: Executable, delegate: VulkanDelegate, islands: list[IslandExecutor], values: Values
+    executable: Executable,
+    delegate: VulkanDelegate,
+    islands: list[IslandExecutor],
+    values: Values,
+    others: Sequence[VgfExecutor | KpRunner] = (),
 ) -> tuple[RunTrace, Values]:
     """Run once; returns its trace and every value of its steps. Raises as `Executable.run`, and ``ValueError`` where
     the queue has no timestamps."""
-    tracer = Tracer(delegate, islands)
+    tracer = Tracer(delegate, islands, others)
     trace = tracer.whole(lambda: executable.run(values, {}, tracer))
     return trace, {**tracer.values, **values}
 
@@ -153,7 +187,7 @@ def region_times(executable: Executable, values: Values) -> list[tuple[str, floa
             step.run(values, targets)
             return
         spans = step.trace(values, targets)
-        times.extend((region.title, end - start) for region, (start, end) in zip(step.regions, spans, strict=True))
+        times.extend((region.title, s.end - s.start) for region, s in zip(step.regions, spans, strict=True))
 
     executable.run(values, {}, watch)
     return times

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from gpu_shared.capabilities import DeviceCapabilities
 from gpu_shared.context_registry import SharedGpuContextRegistry
 from gpu_shared.handles import live_counts
 from gpu_shared.memory import memory_budget
-from vkep.device.measure.limits import device_limits
+from vkep.device.measure.limits import DeviceLimits, Pace, device_limits
 from vkep.device.tensor import DeviceTensor
 from vkep.memory.staging_ring import STAGING_KINDS, shared_staging_arena
 from vkep.session.executor import IslandExecutor
@@ -19,8 +20,12 @@ from vkep.session.introspection import Flat, flatten
 from vkep.session.report import IslandReport
 from vkep.session.session_state import SessionState
 from vkep.session.tracing import RunTrace, trace_run
-from vkep.view.document import add_graph, add_plan, add_times, arena_document, new_document, without_folders
+from vkep.view.document import add_graph, add_plan, add_region, add_times, arena_document, new_document, without_folders
 from vkep.view.graph import GraphDocument, Kind, value_kinds
+
+T = TypeVar("T")
+#: limits of the device that were measured longer before a page are measured again
+LIMITS_AGE_S = 600.0
 
 if TYPE_CHECKING:
     from gpu_shared.context import SharedGpuContext
@@ -45,21 +50,22 @@ def session_document(
         with used.hold:
             used.executable.run(dict(values), {})  # deferred parts are planned then
             flat = flatten(used.executable)
-            if runs and context.device.family.timestamp_valid_bits:
+            timed = runs and context.device.family.timestamp_valid_bits
+            if timed:
                 trace_run(used.executable, delegate, flat.islands, dict(values))  # the first run records
-                for _ in range(runs):
-                    trace, made = trace_run(used.executable, delegate, flat.islands, dict(values))
+
+                def sample() -> list[list[float]]:
+                    trace, made = trace_run(used.executable, delegate, flat.islands, dict(values), flat.others)
                     traces.append(trace)
-                samples = [_profile(flat.islands, made) for _ in range(runs)]
-                kinds = {**{name: _kind(v) for name, v in made.items() if hasattr(v, "shape")}, **kinds}
+                    kinds.update({name: _kind(v) for name, v in made.items() if hasattr(v, "shape")})
+                    return [island.profile(made) for island in flat.islands]
+
+                samples = add_measured(document, delegate.capabilities, runs, sample)
             elif runs:
                 document["notes"].append("The device's queue has no timestamps: nothing is timed.")
             _describe(document, state, flat, kinds)
-            if traces:
-                limits = device_limits(delegate.capabilities)
-                document["limits"] = asdict(limits)
-                best = [limits.of_dispatch(i.plan, d) for i in flat.islands for d in i.plan.dispatches]
-                add_times(document, samples, best)
+            if timed:
+                add_times(document, samples, least_times(document, flat.islands))
     elif latest is not None:
         document["notes"].append("Nothing was run: give inputs to see times.")
         _describe(document, state, flatten(latest), kinds)
@@ -84,14 +90,40 @@ def add_islands(document: dict[str, Any], flat: Flat, graph: GraphDocument) -> N
     """Add the plans, and the steps of other delegates."""
     for island in flat.islands:
         add_plan(document, island.plan, asdict(IslandReport.of(island.plan, len(island.nodes))), graph)
-    document["regions"] += [
-        f"data graph: {len(g.nodes)} nodes in {len(g.graph.operations)} TOSA operations, VGF of {g.vgf_bytes} bytes, "
-        f"{g.constant_bytes} of them constants; {g.shared_bytes} bytes of weights shared with Vulkan"
-        for g in flat.graphs
-    ]
-    document["regions"] += [f"kompute: {region.report()}" for region in flat.kompute]
+    for g in flat.graphs:
+        about = (
+            f"{len(g.nodes)} nodes in {len(g.graph.operations)} TOSA operations, VGF of {g.vgf_bytes} bytes, "
+            f"{g.constant_bytes} of them constants; {g.shared_bytes} bytes of weights shared with Vulkan"
+        )
+        add_region(document, graph, "vgf", [node.name for node in g.nodes], about)
+    for region in flat.kompute:
+        add_region(document, graph, "kompute", [node.name for node in region.step.nodes], str(region.report()))
     if flat.engines:
-        document["regions"].append(f"CPU: {', '.join(sorted(flat.engines))}")
+        nodes = [p.node.name for p in flat.placements if p.where == "cpu"]
+        add_region(document, graph, "cpu", nodes, ", ".join(sorted(flat.engines)))
+
+
+def add_measured(document: dict[str, Any], caps: DeviceCapabilities, runs: int, sample: Callable[[], T]) -> list[T]:
+    """Take samples, and add the device's limits and its pace beside each sample. Raises as `device_limits`, and as
+    ``sample``."""
+    limits = device_limits(caps, max_age_s=LIMITS_AGE_S)
+    samples = []
+    pace = Pace(caps, limits)
+    try:
+        for _ in range(runs):
+            samples.append(sample())
+            document["pace"].append(pace.rate())
+    finally:
+        pace.close()
+    highest = max(document["pace"], default=0.0)
+    document["limits"] = asdict(limits.or_higher(DeviceLimits(limits.device, 0.0, highest, highest)))
+    return samples
+
+
+def least_times(document: dict[str, Any], islands: Sequence[IslandExecutor]) -> list[float]:
+    """The least nanoseconds of each dispatch by the document's limits."""
+    limits = DeviceLimits(**document["limits"])
+    return [limits.of_dispatch(i.plan, d) for i in islands for d in i.plan.dispatches]
 
 
 def add_context(document: dict[str, Any], delegate: VulkanDelegate, contexts: Sequence[SharedGpuContext]) -> None:
@@ -139,10 +171,6 @@ def _context(context: SharedGpuContext) -> dict[str, Any]:
 def _user(text: str) -> str:
     """A user of a context without paths of this machine: a resource by the name of its kind alone."""
     return text.partition(", ")[0].replace("(", "") if text.startswith("resource (") else without_folders(text)
-
-
-def _profile(islands: Sequence[IslandExecutor], values: Mapping[str, Any]) -> list[list[float]]:
-    return [island.profile(values) for island in islands]
 
 
 def run_document(trace: RunTrace) -> dict[str, Any]:

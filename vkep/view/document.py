@@ -2,14 +2,16 @@
 
 Keys (times in nanoseconds, sizes in bytes, nodes and dispatches by position in their lists):
 
-- ``format`` (1), ``vkep``, ``made`` (ISO time), ``title``, ``device``, ``context``, ``notes``
+- ``format`` (2), ``vkep``, ``made`` (ISO time), ``title``, ``device``, ``context``, ``notes``
 - ``nodes``: name, op, domain, module (`vkep.view.modules`), where, reason, declined, inputs, outputs, attributes
 - ``values``: name, dtype, shape, kind
 - ``islands``: the numbers of `vkep.session.report.IslandReport`; ``dispatches``: those of `describe_plan`, with ``island``,
-  ``nodes``, and where they were measured ``ns`` (alone, the median) and ``limit_ns``
-- ``regions``: what delegates other than Vulkan's run, a text each
+  ``nodes``, and where they were measured ``samples`` (alone, one a run), their median ``ns``, and ``limit_ns``
+- ``regions``: what delegates other than Vulkan's run: ``kind``, ``nodes``, ``about`` (a text)
 - ``runs``: ``start``, ``end``, ``uncertainty``, ``host`` and ``gpu`` (lists of spans); ``opening``: spans before the runs
-- ``limits``: what the device does at best; ``memory``: slabs, arenas, weights, heaps; ``contexts``: device, users, timeline
+- ``pace``: float32 operations a nanosecond of a fixed kernel beside each run: how fast the device was meanwhile
+- ``limits``: what the device does at best, and when that was measured; ``memory``: slabs, arenas, weights, heaps;
+  ``contexts``: device, users, timeline
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from vkep.view.dispatches import describe_plan
 from vkep.view.graph import GraphDocument
 from vkep.view.memory import slab_buffers
 
-FORMAT = 1
+FORMAT = 2
 #: maximum number of an arena's chunks that are shown, the largest first
 _MOST_CHUNKS = 2000
 
@@ -36,7 +38,7 @@ _MOST_CHUNKS = 2000
 def new_document(title: str, device: str, context: str) -> dict[str, Any]:
     """A document without nodes or runs. Of a path as title only the last part is kept: pages are passed on."""
     made = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    lists = ("notes", "nodes", "values", "islands", "dispatches", "regions", "runs", "opening")
+    lists = ("notes", "nodes", "values", "islands", "dispatches", "regions", "runs", "pace", "opening")
     return {
         "format": FORMAT,
         "vkep": _version(),
@@ -91,6 +93,12 @@ def add_plan(document: dict[str, Any], plan: Plan, report: Mapping[str, Any], gr
     ]
 
 
+def add_region(document: dict[str, Any], graph: GraphDocument, kind: str, names: Iterable[str], about: str) -> None:
+    """What a delegate other than Vulkan's runs: the nodes of these names."""
+    nodes = [n for name in dict.fromkeys(names) for n in graph.nodes_named(name)]
+    document["regions"].append({"kind": kind, "nodes": nodes, "about": about})
+
+
 def add_times(
     document: dict[str, Any], samples: Sequence[Sequence[Sequence[float]]], limits: Iterable[float] | None
 ) -> None:
@@ -100,7 +108,7 @@ def add_times(
     flat = [[ns for island in sample for ns in island] for sample in samples]
     for index, dispatch in enumerate(document["dispatches"]):
         ordered = sorted(sample[index] for sample in flat)
-        dispatch["ns"] = ordered[(len(ordered) - 1) // 2]
+        dispatch |= {"ns": ordered[(len(ordered) - 1) // 2], "samples": [sample[index] for sample in flat]}
     for dispatch, limit in zip(document["dispatches"], limits or (), strict=False):
         dispatch["limit_ns"] = limit
 

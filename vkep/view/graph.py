@@ -130,7 +130,11 @@ class GraphDocument:
 
     def nodes_of(self, label: str) -> list[int]:
         """The nodes of a dispatch, by its label."""
-        return [index for name in label.split(" + ") for index in self._by_name.get(name, ())]
+        return [index for name in label.split(" + ") for index in self.nodes_named(name)]
+
+    def nodes_named(self, name: str) -> list[int]:
+        """The nodes of a name, in this part."""
+        return self._by_name.get(name, [])
 
 
 def _attributes(node: Node) -> dict[str, str]:

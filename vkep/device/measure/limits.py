@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import logging
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from gpu_shared.capabilities import DeviceCapabilities
@@ -34,12 +35,25 @@ _ROUNDS = 3
 class DeviceLimits:
     """The limits of one device: bytes per nanosecond (read plus written) of a copy by shader, and operations per
     nanosecond (a multiply-add is two) in float32, and in float16 with float32 sums (on cooperative matrices where the
-    device has them, else the same as float32)."""
+    device has them, else the same as float32). ``measured``: when, as ISO 8601 with the time zone."""
 
     device: str
     copy_bytes: float
     float32_flops: float
     float16_flops: float
+    measured: str = ""
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since they were measured; infinite where that is not known."""
+        if not self.measured:
+            return math.inf
+        return (_now() - datetime.datetime.fromisoformat(self.measured)).total_seconds()
+
+    def or_higher(self, other: DeviceLimits) -> DeviceLimits:
+        """These limits, with each rate of the other's that is higher."""
+        rates = ("copy_bytes", "float32_flops", "float16_flops")
+        return replace(self, **{name: max(getattr(self, name), getattr(other, name)) for name in rates})
 
     def nanoseconds(self, flops: int, nbytes: int, half: bool = False) -> float:
         """The least possible time in nanoseconds for an amount of work: that of its arithmetic or its traffic,
@@ -61,6 +75,10 @@ class DeviceLimits:
         )
 
 
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.timezone.utc)
+
+
 def computes_in_half(plan: Plan, dispatch: Dispatch) -> bool:
     """Whether a dispatch multiplies float16 elements, by its shader's storage type."""
     return dict(plan.pipelines[dispatch.pipeline].shader.defines).get("T") == "float16_t"
@@ -74,7 +92,8 @@ def measure_limits(timer: KernelTimer) -> DeviceLimits:
     if cooperative_arithmetic(1, timer.caps, y) is not None:
         float16 = max(float16, _rate(timer, lambda steps: cooperative_arithmetic(steps, timer.caps, y)))  # type: ignore[arg-type,return-value]
     timer.release(y)
-    return DeviceLimits(timer.caps.name, _copy_rate(timer), float32, float16)
+    copied = _copy_rate(timer)
+    return DeviceLimits(timer.caps.name, copied, float32, float16, _now().isoformat(timespec="seconds"))
 
 
 def _rate(timer: KernelTimer, call: Callable[[int], KernelCall]) -> float:
@@ -83,6 +102,27 @@ def _rate(timer: KernelTimer, call: Callable[[int], KernelCall]) -> float:
     steps = min(max(_FIRST_STEPS, math.ceil(_FIRST_STEPS * _KERNEL_MS / first)), 1 << 20)
     made = call(steps)
     return max(made.flops / (min(timer.samples([made], repeats=1)) * 1e6) for _ in range(_ROUNDS))
+
+
+class Pace:
+    """How fast a device is at the moment: other programs and its clocks change that while a model is measured."""
+
+    def __init__(self, caps: DeviceCapabilities, limits: DeviceLimits) -> None:
+        """Raises the shader library's errors, `GpuError`."""
+        self._timer = KernelTimer(caps.uuid or None)
+        self._y = self._timer.operand(nbytes=64)
+        ideal = limits.float32_flops * _KERNEL_MS * 1e6
+        steps = ideal / arithmetic(1, caps, self._y).flops
+        self._call = arithmetic(max(1, min(math.ceil(steps), 1 << 20)), caps, self._y)
+
+    def rate(self) -> float:
+        """Float32 operations per nanosecond, the median of some runs of a kernel that takes `_KERNEL_MS` at best."""
+        return self._call.flops / (self._timer.milliseconds([self._call], repeats=1) * 1e6)
+
+    def close(self) -> None:
+        """Free the kernel's resources."""
+        self._timer.release(self._y)
+        self._timer.close()
 
 
 def _copy_rate(timer: KernelTimer) -> float:
@@ -98,19 +138,21 @@ def _copy_rate(timer: KernelTimer) -> float:
     return 2 * elements * kind.itemsize / (best * 1e6)
 
 
-def device_limits(caps: DeviceCapabilities, *, again: bool = False) -> DeviceLimits:
-    """The limits of a device, from the cache folder where an earlier process measured them (unless ``again``). Raises as
-    `measure_limits`.
+def device_limits(caps: DeviceCapabilities, *, max_age_s: float = math.inf) -> DeviceLimits:
+    """The limits of a device, from the cache folder where they were measured in the last ``max_age_s`` seconds. Else they
+    are measured, and a rate that was higher before is kept: other programs only lower it. Raises as `measure_limits`.
     """
     path = device_file(caps, "limits", ".sealed")
-    known = None if again else _read(path)
-    if known is not None:
+    known = _read(path)
+    if known is not None and 0 <= known.age_s <= max_age_s:
         return known
     timer = KernelTimer(caps.uuid or None)
     try:
         found = measure_limits(timer)
     finally:
         timer.close()
+    if known is not None:
+        found = found.or_higher(known)
     try:
         write_sealed(path, json.dumps(asdict(found)).encode())
     except OSError as error:

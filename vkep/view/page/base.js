@@ -24,6 +24,40 @@ V.index = (() => {
   });
   return { producer, consumers, dispatchesOf, ns };
 })();
+// ---- repeated measurements
+
+/** The lower of the two middle numbers, as in the documents; undefined of none. */
+V.median = (list) => [...list].sort((a, b) => a - b)[(list.length - 1) >> 1];
+/** {median, low, high, count} of repeated measurements; null of none. */
+V.spread = (list) => (list.length ? { median: V.median(list), low: Math.min(...list), high: Math.max(...list), count: list.length } : null);
+/** "± 4 %": half the range, as a share of the median. */
+V.plusMinus = (list) => {
+  const s = V.spread(list ?? []);
+  return s && s.count > 1 && s.median ? `± ${V.percent((s.high - s.low) / 2 / s.median)}` : "";
+};
+/** The time in which at least one span of a list runs. */
+V.union = (spans) => {
+  let total = 0, end = -Infinity;
+  for (const span of [...spans].sort((a, b) => a.start - b.start)) {
+    total += Math.max(0, span.end - Math.max(span.start, end));
+    end = Math.max(end, span.end);
+  }
+  return total;
+};
+V.wall = (run) => run.end - run.start;
+/** The run whose time is the median of a document's runs. */
+V.medianRun = (doc) => {
+  const median = V.median(doc.runs.map(V.wall));
+  return doc.runs.find((run) => V.wall(run) === median);
+};
+/** The time of each region of other delegates in each run: on the GPU where it is timed there, else of the host's steps. */
+V.doc.regions.forEach((region, k) => {
+  region.samples = V.doc.runs.map((run) => (region.kind === "cpu" ? run.host.filter((s) => s.name.startsWith("cpu: ")) : run.gpu.filter((s) => s.region === k)))
+    .filter((spans) => spans.length).map(V.union);
+  region.ns = V.median(region.samples);
+  for (const n of region.nodes) V.index.ns[n] += (region.ns ?? 0) / region.nodes.length;
+});
+
 V.timed = V.doc.dispatches.some((d) => d.ns !== undefined);
 V.totalNs = V.doc.dispatches.reduce((sum, d) => sum + (d.ns ?? 0), 0);
 
@@ -81,6 +115,7 @@ V.rate = (amount, ns, unit) => {
   const rate = ns ? amount / ns : 0;
   return rate >= 1000 ? `${(rate / 1000).toFixed(1)} T${unit}/s` : `${rate.toFixed(rate < 10 ? 2 : 1)} G${unit}/s`;
 };
+V.date = (iso) => iso.replace("T", " ").replace(/(\+00:00|Z)$/, " UTC");
 V.ofLimit = (d) => (d.ns ? (d.limit_ns ?? 0) / d.ns : 0);
 V.short = (text, most = 60) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 /** A dispatch by the operators that it covers. */

@@ -30,14 +30,42 @@
       });
     }
     return [...made.values()].map((group) => {
-      const sum = (doc, list) => list.reduce((total, k) => total + (doc.dispatches[k].ns ?? 0), 0);
-      return { ...group, nowNs: sum(now, group.now), beforeNs: sum(before, group.before) };
+      const nowNs = samples(now, group.now), beforeNs = samples(before, group.before);
+      return { ...group, nowNs, beforeNs, change: (V.median(nowNs) ?? 0) - (V.median(beforeNs) ?? 0), verdict: verdict(nowNs, beforeNs) };
     });
   }
 
-  const total = (doc) => doc.dispatches.reduce((sum, d) => sum + (d.ns ?? 0), 0);
-  const latency = (doc) => [...doc.runs].map((r) => r.end - r.start).sort((a, b) => a - b)[(doc.runs.length - 1) >> 1];
-  const ratio = (a, b) => (a && b ? (a < b ? `${(b / a).toFixed(2)}× faster` : `${(a / b).toFixed(2)}× slower`) : "–");
+  /** The sum of some dispatches in each run. */
+  const samples = (doc, list) => (doc.dispatches[list[0]]?.samples ?? []).map((_, run) => list.reduce((sum, k) => sum + doc.dispatches[k].samples[run], 0));
+
+  // ---- what is a change, and what is noise
+
+  const FEWEST = 3;
+  /** How much faster the device itself was now: a fixed kernel was timed beside each run. */
+  const pace = now.pace.length && before.pace.length ? V.median(now.pace) / V.median(before.pace) : 1;
+  const half = (s) => (s.high - s.low) / 2 / s.median;
+  /**
+   * {ratio, noise, changed} of two lists of repeated measurements, null where one is empty. `ratio`: of the medians. `noise`: the factor by
+   * which they may differ without a change: half the range of each, and how much the pace of the device differs. `changed`: the ratio is
+   * beyond it, and no measurement of one is within the other's range.
+   */
+  function verdict(nowNs, beforeNs) {
+    const a = V.spread(nowNs), b = V.spread(beforeNs);
+    if (!a?.median || !b?.median) return null;
+    const ratio = a.median / b.median, noise = (1 + half(a)) * (1 + half(b)) * Math.max(pace, 1 / pace);
+    const apart = a.low > b.high || b.low > a.high;
+    return { ratio, noise, changed: Math.min(a.count, b.count) >= FEWEST && apart && Math.max(ratio, 1 / ratio) > noise };
+  }
+  function ratio(nowNs, beforeNs) {
+    const found = verdict(nowNs, beforeNs);
+    if (!found) return "–";
+    const noise = `(noise ${found.noise.toFixed(2)}×)`;
+    if (!found.changed) return V.el("span", { class: "note" }, Math.min(nowNs.length, beforeNs.length) < FEWEST ? "too few runs to tell" : `within the noise ${noise}`);
+    return [V.el("strong", {}, found.ratio < 1 ? `${(1 / found.ratio).toFixed(2)}× faster` : `${found.ratio.toFixed(2)}× slower`), V.el("small", {}, noise)];
+  }
+
+  const everything = (doc) => samples(doc, doc.dispatches.map((_, k) => k));
+  const walls = (doc) => doc.runs.map(V.wall);
   const label = (doc, d) => [...new Set(d.nodes.map((n) => doc.nodes[n].op))].join(" + ") || d.label;
   const kernels = (doc, list) => [...new Set(list.map((k) => doc.dispatches[k].candidate || doc.dispatches[k].kernel))].join(", ") || "–";
 
@@ -54,28 +82,49 @@
     return rows;
   }
 
+  const first = (g) => (g.now.length ? [now, now.dispatches[g.now[0]]] : [before, before.dispatches[g.before[0]]]);
+  const changed = (g) => g.verdict?.changed ?? true;
   function changes() {
-    const found = groups().sort((a, b) => Math.abs(b.nowNs - b.beforeNs) - Math.abs(a.nowNs - a.beforeNs)).slice(0, 200);
-    const most = Math.max(...found.map((g) => Math.abs(g.nowNs - g.beforeNs)), 1);
-    return V.table(["nodes", "kernel before", "kernel now", "#before", "#now", "#change", "#"], found.map((g) => {
-      const change = g.nowNs - g.beforeNs;
-      const name = g.now.length ? label(now, now.dispatches[g.now[0]]) : label(before, before.dispatches[g.before[0]]);
-      return [g.now.length ? V.el("button", { class: "link", click: () => V.select({ dispatch: g.now[0] }) }, name) : name, V.el("code", {}, kernels(before, g.before)), V.el("code", {}, kernels(now, g.now)),
-        V.time(g.beforeNs), V.time(g.nowNs), V.measure(Math.abs(change) / most, `${change > 0 ? "+" : "−"}${V.time(Math.abs(change))}`, change > 0 ? "slower" : "faster"), ratio(g.nowNs, g.beforeNs)];
-    }));
+    const found = groups(), most = found.reduce((top, g) => Math.max(top, Math.abs(g.change)), 1);
+    const name = (g) => label(...first(g));
+    const table = V.sortable({
+      title: "compared",
+      sort: "#change",
+      order: (rows, compare) => [...rows].sort((a, b) => changed(b) - changed(a) || compare(a, b)),
+      choose: (g) => g.now.length && V.select({ dispatch: g.now[0] }),
+      columns: [
+        ["nodes", (g) => names(g).join(" + "), (g) => [name(g), V.el("small", {}, V.short(names(g).map(V.ownName).join(" + "), 90))]],
+        ["kernel before", (g) => kernels(before, g.before), (g) => V.el("code", {}, kernels(before, g.before))],
+        ["kernel now", (g) => kernels(now, g.now), (g) => V.el("code", {}, kernels(now, g.now))],
+        ["#before", (g) => V.median(g.beforeNs), (g) => [V.time(V.median(g.beforeNs)), V.el("small", {}, V.plusMinus(g.beforeNs))]],
+        ["#now", (g) => V.median(g.nowNs), (g) => [V.time(V.median(g.nowNs)), V.el("small", {}, V.plusMinus(g.nowNs))]],
+        ["#change", (g) => Math.abs(g.change), (g) => V.measure(Math.abs(g.change) / most, `${g.change > 0 ? "+" : "−"}${V.time(Math.abs(g.change))}`, !changed(g) ? "" : g.change > 0 ? "slower" : "faster")],
+        ["#ratio", (g) => g.verdict?.ratio, (g) => ratio(g.nowNs, g.beforeNs)],
+        ["noise", (g) => g.verdict?.noise, null],
+      ],
+    });
+    table.fill(found);
+    const real = found.filter(changed).length;
+    return [V.el("p", { class: "note" }, real ? `${V.plural(real, "change is", "changes are")} beyond the noise; they come first.` : "No dispatch changed by more than the noise."), table];
   }
+  const names = (g) => {
+    const [doc, d] = first(g);
+    return d.nodes.length ? d.nodes.map((n) => doc.nodes[n].name) : [d.label];
+  };
 
   function page() {
     const peak = (doc) => doc.memory.slabs.reduce((sum, s) => sum + s.bytes, 0), weights = (doc) => doc.memory.weights.reduce((sum, w) => sum + w.bytes, 0);
     const rows = moved();
     const numbers = [
-      ["a run", latency, V.time], ["GPU time", total, V.time], ["dispatches", (d) => d.dispatches.length, V.count], ["barriers", (d) => d.dispatches.filter((x) => x.barrier).length, V.count],
+      ["dispatches", (d) => d.dispatches.length, V.count], ["barriers", (d) => d.dispatches.filter((x) => x.barrier).length, V.count],
       ["slabs", peak, V.bytes], ["weights", weights, V.bytes], ["CPU nodes", (d) => d.nodes.filter((n) => n.where === "cpu").length, V.count]];
     return V.el("div", { class: "page" },
       V.el("h2", {}, "Now against before"),
       V.table(["", "#before", "#now", "#"], [
         ["model", before.title, now.title, ""], ["device", before.device, now.device, ""], ["made", `${before.made} vkep ${before.vkep}`, `${now.made} vkep ${now.vkep}`, ""],
-        ...numbers.map(([name, of, write]) => [name, of(before) === undefined ? "–" : write(of(before)), of(now) === undefined ? "–" : write(of(now)), name === "a run" || name === "GPU time" ? V.el("strong", {}, ratio(of(now), of(before))) : ""])]),
+        ...[["a run", walls], ["its dispatches, each alone", everything]].map(([name, of]) => [name, ...[before, now].map((doc) => of(doc).length ? [V.time(V.median(of(doc))), V.el("small", {}, V.plusMinus(of(doc)))] : "–"), ratio(of(now), of(before))]),
+        ...numbers.map(([name, of, write]) => [name, write(of(before)), write(of(now)), ""])]),
+      Math.max(pace, 1 / pace) > 1.1 ? V.el("p", { class: "reason" }, `The device itself was ${pace < 1 ? `${(1 / pace).toFixed(2)}× slower` : `${pace.toFixed(2)}× faster`} now than before: a fixed kernel was timed beside each run. Other programs, its clocks or its temperature do that. The noise contains this factor.`) : null,
       V.el("h2", {}, rows.length ? `${V.plural(rows.length, "node")} moved` : "No node moved"),
       rows.length ? V.table(["node", "before", "now", "reason"], rows.slice(0, 200)) : null,
       V.el("h2", {}, "Dispatches, the largest change first"), changes());

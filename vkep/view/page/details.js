@@ -43,7 +43,7 @@
       V.moduleOf(one) ? V.el("p", { class: "name" }, "module ", V.moduleCell(V.moduleOf(one))) : null,
       one.ns === undefined ? null : [
         V.el("div", { class: "meter" }, V.bar(limit, "limit"), V.el("span", {}, one.limit_ns ? `${V.percent(limit)} of the device's limit` : "no limit known")),
-        V.facts([["time", `${V.time(one.ns)} (${V.percent(one.ns / (V.totalNs || 1))} of the GPU's time)`], ["limit", V.time(one.limit_ns)],
+        V.facts([["time", `${V.time(one.ns)} ${V.plusMinus(one.samples)} alone (${V.percent(one.ns / (V.totalNs || 1))} of the dispatches' sum)`], ["limit", V.time(one.limit_ns)],
           ["arithmetic", `${V.count(one.flops)} flop, ${V.rate(one.flops, one.ns, "FLOP")}`], ["traffic", `${V.bytes(one.bytes)}, ${V.rate(one.bytes, one.ns, "B")}`]])],
       V.el("h3", {}, `Covers ${V.plural(one.nodes.length, "node")}`),
       V.el("ul", {}, one.nodes.map((n) => V.el("li", {}, toNode(n)))),

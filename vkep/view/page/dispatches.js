@@ -6,6 +6,7 @@
   const all = dispatches.map((_, k) => k);
   const longest = dispatches.reduce((most, d) => Math.max(most, d.ns ?? 0), 1);
   const timed = (...columns) => (V.timed ? columns : []);
+  const spreadOf = (d) => (d.ns ? (Math.max(...d.samples) - Math.min(...d.samples)) / 2 / d.ns : 0);
   const of = (field) => (k) => dispatches[k][field];
   const state = { by: "", only: null, open: new Set() };
 
@@ -25,10 +26,11 @@
       ["module", (k) => V.moduleOf(dispatches[k]), null],
       ...timed(
         ["#time", of("ns"), (k) => V.measure(dispatches[k].ns / longest, V.time(dispatches[k].ns))],
+        ["#spread", (k) => spreadOf(dispatches[k]), (k) => V.plusMinus(dispatches[k].samples)],
         ["#of limit", (k) => V.ofLimit(dispatches[k]), (k) => V.measure(V.ofLimit(dispatches[k]), V.percent(V.ofLimit(dispatches[k])), "limit")],
-        ["#beyond limit", (k) => dispatches[k].ns - (dispatches[k].limit_ns ?? 0), (k) => V.time(dispatches[k].ns - (dispatches[k].limit_ns ?? 0))]),
+        ["#beyond limit", (k) => Math.max(0, dispatches[k].ns - (dispatches[k].limit_ns ?? 0)), (k) => V.time(Math.max(0, dispatches[k].ns - (dispatches[k].limit_ns ?? 0)))]),
       ["kernel", of("kernel"), (k) => [V.el("code", {}, dispatches[k].kernel), dispatches[k].candidate ? V.el("small", {}, dispatches[k].candidate) : null]],
-      ["#grid", (k) => dispatches[k].grid.reduce((a, b) => a * b), (k) => dispatches[k].grid.join("×")],
+      ["grid", (k) => dispatches[k].grid.join("×"), null],
       ["#flop", of("flops"), (k) => V.amount(dispatches[k].flops)],
       ["#bytes", of("bytes"), (k) => V.bytes(dispatches[k].bytes)],
       ...timed(
@@ -121,7 +123,7 @@
     title: "Dispatches",
     element: V.el("section", { class: "pane" }, V.el("div", { class: "page" },
       V.el("p", { class: "tools" }, picker, chip, V.el("span", { class: "note" }, V.plural(dispatches.length, "dispatch", "dispatches"),
-        V.timed ? `, ${V.time(V.totalNs)} when each has the GPU alone` : "")), body)),
+        V.timed ? `, ${V.time(V.totalNs)} when each has the GPU alone: time is the median of ${V.plural(dispatches[0].samples.length, "run")}` : "")), body)),
     show: () => body.firstChild || fill(),
   };
   V.dispatches = { state, each, kinds, fill, picker };

@@ -15,20 +15,19 @@
 
   // ---- layout
 
-  const measure = document.createElement("canvas").getContext("2d");
-  /** Items of the layout: a node by its position, a value of the model's inputs and outputs as ~position. */
+  const measure = document.createElement("canvas").getContext("2d"), LETTER = 6.2;
+  const widths = new Map();
+  /** The width of a text that many nodes have. */
+  const widthOf = (text) => {
+    if (!widths.has(text)) widths.set(text, measure.measureText(text).width);
+    return widths.get(text);
+  };
+  measure.font = "600 12px system-ui, sans-serif";
+  const boxOf = (width) => ({ w: Math.ceil(Math.max(BOX.least, Math.min(BOX.most, width)) / 10) * 10, h: BOX.h });
+  /** Items of the layout: a node by its position, a value of the model's inputs and outputs as ~position. Names are not measured: that is slow. */
   function sizeOf(item) {
-    if (item < 0) {
-      measure.font = "11px ui-monospace, monospace";
-      const text = Math.max(measure.measureText(values[~item].name).width, measure.measureText(V.kind(values[~item])).width);
-      return { w: Math.ceil(Math.min(BOX.most, Math.max(BOX.least, text + 26)) / 10) * 10, h: BOX.h };
-    }
-    const node = nodes[item];
-    measure.font = "600 12px system-ui, sans-serif";
-    const title = measure.measureText(node.op).width;
-    measure.font = "11px system-ui, sans-serif";
-    const width = Math.max(title + 34, Math.min(measure.measureText(node.name).width, BOX.most - 20));
-    return { w: Math.ceil(Math.max(BOX.least, Math.min(BOX.most, width + 20)) / 10) * 10, h: BOX.h };
+    if (item < 0) return boxOf(26 + LETTER * Math.max(values[~item].name.length, V.kind(values[~item]).length));
+    return boxOf(20 + Math.max(widthOf(nodes[item].op) + 34, LETTER * V.ownName(nodes[item].name).length));
   }
 
   function arrange() {
@@ -253,7 +252,7 @@
     if (labels) {
       context.fillStyle = V.colour("dim");
       context.font = "11px system-ui, sans-serif";
-      context.fillText(V.fit(context, node.name, w - 20), x + 13, y + 29);
+      context.fillText(V.fit(context, V.ownName(node.name), w - 20), x + 13, y + 29);
       if (tag) {
         context.textAlign = "right";
         context.font = "10px system-ui, sans-serif";

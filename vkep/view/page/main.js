@@ -110,7 +110,7 @@
     V.el("header", {}, V.el("div", { class: "brand" }, V.el("b", {}, "vkep"), V.el("span", { class: "model", title: V.doc.title }, file), V.el("span", { class: "device" }, V.doc.device)),
       V.el("div", { class: "search" }, search, results), theme, V.el("button", { "aria-label": "keys", title: "keys (?)", click: () => help.showModal() }, "?")),
     bar, V.el("div", { class: "work" }, main, V.details), help,
-    V.el("footer", {}, `${V.doc.made.replace("T", " ").replace("+00:00", " UTC")} · vkep ${V.doc.vkep} · context ${V.doc.context}`));
+    V.el("footer", {}, `${V.date(V.doc.made)} · vkep ${V.doc.vkep} · context ${V.doc.context}`));
   const asked = location.hash.slice(1);
   V.open(names.includes(asked) ? asked : V.other ? "compare" : "overview");
   V.ready = true;

@@ -2,7 +2,7 @@
 // What matters first: what runs on the CPU and why, then what takes the most time. And the contexts.
 
 (() => {
-  const { nodes, dispatches, islands, runs, memory, contexts } = V.doc;
+  const { nodes, dispatches, runs, memory, contexts } = V.doc;
   const jump = (text, go) => V.el("button", { class: "link", click: go }, text);
 
   function places() {
@@ -37,17 +37,48 @@
       [jump(`d${k}`, () => V.select({ dispatch: k })), V.coversCell(d), V.el("code", {}, d.kernel), V.measure(V.ofLimit(d), V.percent(V.ofLimit(d)), "limit"), V.measure(d.ns / most, V.time(d.ns))]));
   }
 
-  /** Where a run's time goes on the host: the parts of all its steps. */
-  function host() {
-    const order = [...runs].sort((a, b) => a.end - a.start - b.end + b.start), run = order[(order.length - 1) >> 1];
-    const parts = new Map();
-    const inside = run.host.filter((s) => s.depth > 1), deep = new Set(inside.map((s) => s.name));
-    for (const span of inside.length ? inside : run.host.filter((s) => s.depth === 1)) parts.set(span.name, (parts.get(span.name) ?? 0) + span.end - span.start);
-    for (const span of run.host) if (span.depth === 1 && span.name.startsWith("cpu") && deep.size) parts.set(V.short(span.name), span.end - span.start);
-    const whole = run.end - run.start;
-    const rest = whole - [...parts.values()].reduce((a, b) => a + b, 0);
-    parts.set("other", Math.max(0, rest));
-    return V.table(["the host, in the median run", "#share", "#time"], [...parts].sort((a, b) => b[1] - a[1]).map(([name, ns]) => [name, V.measure(ns / whole, V.percent(ns / whole)), V.time(ns)]));
+  const HOST = { run: "between the steps", wait: "starting the GPU's work and waking after it", submit: "submitting", "write inputs": "writing inputs", "read outputs": "reading outputs" };
+  const kindOf = (span) => (span.region >= 0 ? V.doc.regions[span.region].kind : span.dispatch >= 0 ? "Vulkan" : "other");
+  /** How the time of a run is divided: at each moment what the GPU runs counts, else the innermost of the host's spans. Their sum is the run. */
+  function divided(run) {
+    const spans = [...run.gpu.map((s) => ({ ...s, part: `GPU: ${kindOf(s)}`, rank: Infinity })),
+      ...run.host.map((s) => ({ ...s, part: `host, the GPU idle: ${HOST[s.name] ?? (/^(vulkan|vgf|deferred|\d+ regions)/.test(s.name) ? "staging and submitting a step, waking after it" : V.short(s.name))}`, rank: s.depth }))];
+    const events = spans.flatMap((s) => [[s.start, s], [s.end, s]]).sort((a, b) => a[0] - b[0]);
+    const active = new Set(), parts = new Map();
+    let before = run.start;
+    for (const [time, span] of events) {
+      let owner = null;
+      for (const one of active) if (!owner || one.rank > owner.rank) owner = one;
+      const now = Math.min(time, run.end);
+      if (owner && now > before) parts.set(owner.part, (parts.get(owner.part) ?? 0) + now - before);
+      before = Math.max(before, now);
+      active.delete(span) || active.add(span);
+    }
+    return parts;
+  }
+
+  function shares() {
+    const run = V.medianRun(V.doc), whole = V.wall(run), busy = V.union(run.gpu);
+    const ratio = V.totalNs / busy;
+    const why = ratio > 1.25 ? " In the run they take less: those without a barrier between them overlap, and none waits for the host."
+      : ratio < 0.8 ? " In the run they take longer: they wait for each other's results, and share memory with the host's work." : "";
+    return [
+      V.table(["part of the median run", "#share", "#time"], [...divided(run)].sort((a, b) => b[1] - a[1]).map(([name, ns]) => [name, V.measure(ns / whole, V.percent(ns / whole)), V.time(ns)])),
+      V.timed && busy ? V.el("p", { class: "note" }, `The GPU is busy for ${V.time(busy)} of this run. Alone, with a wait after each, the dispatches take ${V.time(V.totalNs)} together: the times of the view Dispatches are these.${why}`) : null];
+  }
+
+  function otherDelegates() {
+    return V.table(["delegate", "nodes", "about", "#time in a run"], V.doc.regions.map((region) => [V.badge(region.kind),
+      [jump(V.plural(region.nodes.length, "node"), () => V.open("graph", () => V.graph.choose(region.nodes[0]))), V.el("small", {}, V.short(region.nodes.map((n) => V.ownName(nodes[n].name)).join(", "), 90))],
+      region.about, [V.time(region.ns), V.el("small", {}, V.plusMinus(region.samples))]]));
+  }
+
+  function limitFacts() {
+    const { limits } = V.doc, age = limits.measured ? (Date.parse(V.doc.made) - Date.parse(limits.measured)) / 1000 : NaN;
+    const beyond = dispatches.filter((d) => V.ofLimit(d) > 1).length;
+    const when = !limits.measured ? "at an unknown time" : `${V.date(limits.measured)}${age > 900 ? `: ${V.plural(Math.round(age / 3600), "hour")} before this page, so they may be old` : ""}`;
+    return [V.facts([["copy", `${limits.copy_bytes.toFixed(1)} GB/s`], ["float32", `${limits.float32_flops.toFixed(0)} GFLOP/s`], ["float16", `${limits.float16_flops.toFixed(0)} GFLOP/s`], ["measured", when]]),
+      beyond ? V.el("p", { class: "note" }, `${V.plural(beyond, "dispatch is", "dispatches are")} faster than the limit: data in a cache moves faster than the copy's, and Winograd's convolutions compute less than is counted.`) : null];
   }
 
   /** Of a language model's answer: how long each token took. */
@@ -68,22 +99,23 @@
 
   function page() {
     const ran = runs.length > 0 || nodes.some((n) => n.where !== "vgf");  // a VGF file is shown without being planned
-    const median = [...runs].map((r) => r.end - r.start).sort((a, b) => a - b)[(runs.length - 1) >> 1];
+    const wall = V.spread(runs.map(V.wall)), busy = runs.length ? V.union(V.medianRun(V.doc).gpu) : 0;
     const best = dispatches.reduce((sum, d) => sum + (d.limit_ns ?? 0), 0);
     const slabs = memory.slabs.reduce((sum, s) => sum + s.bytes, 0), weights = memory.weights.reduce((sum, w) => sum + w.bytes, 0);
     return V.el("div", { class: "page" },
       V.doc.notes.map((text) => V.el("p", { class: "note" }, text)),
       V.el("div", { class: "cards" }, places(),
-        median === undefined ? null : number(V.time(median), `a run, the median of ${runs.length}`, () => V.open("timeline")),
-        V.timed ? number(V.time(V.totalNs), `GPU time; by the limits ${V.time(best)}`, () => V.open("dispatches")) : null,
-        ran && number(V.count(dispatches.length), `${dispatches.length === 1 ? "dispatch" : "dispatches"} in ${V.plural(islands.length, "island")}, ${V.plural(dispatches.filter((d) => d.barrier).length, "barrier")}`, () => V.open("dispatches")),
+        wall && number(V.time(wall.median), wall.count > 1 ? `a run: the median of ${wall.count}, from ${V.time(wall.low)} to ${V.time(wall.high)}` : "a run", () => V.open("timeline")),
+        busy ? number(V.time(busy), `of it the GPU is busy: ${V.percent(busy / wall.median)}`, () => V.open("timeline")) : null,
+        ran && number(V.count(dispatches.length), `${dispatches.length === 1 ? "dispatch" : "dispatches"}, ${V.plural(dispatches.filter((d) => d.barrier).length, "barrier")}` +
+          (V.timed ? `; alone ${V.time(V.totalNs)}, by the limits ${V.time(best)}` : ""), () => V.open("dispatches")),
         number(V.bytes(weights), ran ? `weights; slab ${V.bytes(slabs)}` : "weights", () => V.open("memory"))),
       tokens(),
-      ran ? [V.el("h2", {}, "What does not run on the GPU"), attention()] : null,
+      ran ? [V.el("h2", {}, "Nodes off the GPU, or declined by a delegate"), attention()] : null,
       V.timed ? [V.el("h2", {}, "Slowest dispatches"), slowest()] : null,
-      runs.length ? [V.el("h2", {}, "Host"), host()] : null,
-      V.doc.regions.length ? [V.el("h2", {}, "Other delegates"), V.el("ul", {}, V.doc.regions.map((text) => V.el("li", {}, text)))] : null,
-      V.doc.limits ? [V.el("h2", {}, "The device's limits, as measured"), V.facts([["copy", `${V.doc.limits.copy_bytes.toFixed(1)} GB/s`], ["float32", `${V.doc.limits.float32_flops.toFixed(0)} GFLOP/s`], ["float16", `${V.doc.limits.float16_flops.toFixed(0)} GFLOP/s`]])] : null);
+      runs.length ? [V.el("h2", {}, "Where a run's time goes"), shares()] : null,
+      V.doc.regions.length ? [V.el("h2", {}, "Other delegates"), otherDelegates()] : null,
+      V.doc.limits ? [V.el("h2", {}, "The device's limits"), limitFacts()] : null);
   }
 
   function contextPage() {

@@ -10,7 +10,7 @@
   dispatches.forEach((d, k) => first.has(d.island) || first.set(d.island, k));
   const at = (island, dispatch) => (island < 0 || dispatch < 0 ? undefined : first.get(island) + dispatch);
   const labels = dispatches.map((d) => `${V.covers(d)} · ${V.names(d).map(V.ownName).join(" + ")}`);
-  const choices = [...runs.map((run, k) => ({ name: `run ${k + 1}`, ns: run.end - run.start, run })),
+  const choices = [...runs.map((run, k) => ({ name: `run ${k + 1}`, ns: V.wall(run), run })),
     ...(opening.length ? [{ name: "opening", run: { start: opening[0].start, end: Math.max(...opening.map((s) => s.end)), host: opening, gpu: [], uncertainty: 0 } }] : [])];
   const box = V.el("div", { class: "fill" });
   const made = V.canvas("Timeline of a run. Left and right step through the dispatches, plus and minus zoom.", paint).attach(box);
@@ -43,20 +43,11 @@
     }
     picker.replaceChildren(...choices.map((c, k) => V.el("button", { class: "chip", "aria-pressed": String(k === choice), click: () => { load(k); fit(); } },
       c.name + (c.ns ? ` · ${V.time(c.ns)}` : ""))));
-    const busy = union(state.bars.filter((b) => b.kind === "gpu"));
+    const busy = V.union(run.gpu);
     note.textContent = run.gpu.length
       ? `GPU busy ${V.time(busy)} of ${V.time(state.span)} (${V.percent(busy / state.span)}). Dispatches without a barrier between them begin together. ` +
         `Vertical lines are barriers. The GPU's clock fits the host's within ± ${V.time(run.uncertainty)}.`
       : "";
-  }
-
-  function union(bars) {
-    let total = 0, end = -Infinity;
-    for (const bar of [...bars].sort((a, b) => a.start - b.start)) {
-      total += Math.max(0, bar.end - Math.max(bar.start, end));
-      end = Math.max(end, bar.end);
-    }
-    return total;
   }
 
   const usable = () => Math.max(50, made.width - LEFT - 12);
@@ -142,7 +133,7 @@
         context.fillText(V.fit(context, bar.dispatch === undefined ? bar.name : labels[bar.dispatch], x + w - shown - 10), shown + 6, y + h / 2 + 0.5);
       }
     }
-    if (gpuRow() >= 0) paintStrips(context, toX, bottom, width, chosen);
+    if (strips(bottom).length) paintStrips(context, toX, bottom, width, chosen);
     context.restore();
     names(context, bottom);
   }
@@ -164,9 +155,10 @@
     { name: "GB/s", top: Math.max(limits?.copy_bytes ?? 0, most((d) => d.bytes / d.ns)), of: (k) => dispatches[k].bytes / dispatches[k].ns, write: (v) => v.toPrecision(3), mark: limits?.copy_bytes, colour: () => V.colour("vulkan"), there: V.timed },
     { name: "GFLOP/s", top: Math.max(limits?.float32_flops ?? 0, most((d) => d.flops / d.ns)), of: (k) => dispatches[k].flops / dispatches[k].ns, write: (v) => v.toPrecision(3), mark: limits?.float32_flops, colour: () => V.colour("vgf"), there: V.timed },
     { name: "slab in use", top: Math.max(...V.doc.memory.slabs.map((s) => s.bytes), 1), of: needed, write: V.bytes, colour: () => V.colour("kompute"), there: true },
-  ].filter((strip) => strip.there && strip.top);
-  /** Top and height of each strip. */
+  ].filter((strip) => strip.there && dispatches.some((d, k) => strip.of(k) > 0));
+  /** Top and height of each strip; a run without dispatches has none. */
   const strips = (bottom) => {
+    if (!state.bars.some((bar) => bar.dispatch !== undefined)) return [];
     const height = Math.max(34, Math.min(120, (made.height - bottom - 8) / STRIPS.length - GAP));
     return STRIPS.map((strip, k) => ({ ...strip, y: bottom + GAP + k * (height + GAP), height }));
   };
@@ -208,7 +200,7 @@
     context.textAlign = "right";
     context.textBaseline = "middle";
     state.lanes.forEach((name, row) => context.fillText(name, LEFT - 10, rowY(row) + ROW / 2));
-    for (const strip of gpuRow() < 0 ? [] : strips(bottom)) {
+    for (const strip of strips(bottom)) {
       context.fillText(strip.name, LEFT - 10, strip.y + strip.height / 2);
       context.fillText(strip.write(strip.top), LEFT - 10, strip.y + 5);
     }
@@ -255,8 +247,7 @@
     },
   };
   if (choices.length) {
-    const order = runs.map((r, k) => [r.end - r.start, k]).sort((a, b) => a[0] - b[0]);
-    load(order.length ? order[(order.length - 1) >> 1][1] : 0);
+    load(Math.max(0, runs.indexOf(V.medianRun(V.doc))));
   }
-  V.timeline = { state, view };
+  V.timeline = { state, view, strips: () => strips(0).map((strip) => strip.name) };
 })();
