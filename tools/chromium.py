@@ -186,6 +186,11 @@ class Chromium:
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
+    def drag(self, x: float, y: float, to_x: float, to_y: float) -> None:
+        """Move the mouse with its button pressed, in CSS pixels."""
+        for kind, at in (("mousePressed", (x, y)), ("mouseMoved", (to_x, to_y)), ("mouseReleased", (to_x, to_y))):
+            self.call("Input.dispatchMouseEvent", type=kind, x=at[0], y=at[1], button="left", clickCount=1)
+
     def picture(self, path: Path) -> None:
         """Write a screenshot, as WebP or PNG by the file's suffix."""
         kind = {"format": "webp", "quality": 82} if path.suffix == ".webp" else {"format": "png"}

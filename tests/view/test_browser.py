@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import csv
 import functools
+import io
+import random
 from collections.abc import Callable, Iterator, Sequence
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from tests.view.synthetic import large_document
 from tools.chromium import Chromium
 from vkep.view import Page
+from vkep.view.document import new_document
 
 TABS = ("overview", "graph", "timeline", "dispatches", "memory", "contexts")
 
@@ -66,15 +72,7 @@ def test_clicks_and_search_select(quiet: Chromium, url: str) -> None:
     assert quiet.run("V.details.hidden")
     # a node of the graph, by the mouse
     find = "V.doc.nodes.findIndex((n) => n.op === 'Softmax')"
-    quiet.run(f"V.graph.reveal([{find}])")
-    x, y = quiet.run(
-        f"""(() => {{
-            const {{ state, view, made }} = V.graph, box = made.canvas.getBoundingClientRect();
-            const k = state.layout.position.get({find});
-            const at = (edge, place, corner) => edge + (place[k] - corner) * view.scale;
-            return [at(box.left, state.layout.x, view.x), at(box.top, state.layout.y, view.y)];
-        }})()"""
-    )
+    x, y = quiet.run(place_of(quiet.run(find)))
     quiet.click(x, y)
     assert quiet.run("V.doc.nodes[V.selected.node].op") == "Softmax"
     # a dispatch by its row, and the next one by the keyboard in the timeline
@@ -120,6 +118,147 @@ def test_a_notebook_shows_the_page_in_a_frame(quiet: Chromium, page: Page, tmp_p
     quiet.until(f"{frame}.eval('V.ready')")
     quiet.run(f"{frame}.eval(\"V.open('graph')\")")
     quiet.until(f"{frame}.eval('V.graph.state.layout !== null')")
+
+
+def random_document(count: int, seed: int) -> dict[str, Any]:
+    """Nodes that read values of any nodes before them, in modules that have nothing to do with that."""
+    draw = random.Random(seed)
+    document = new_document("random.onnx", "a device", "default:0")
+    document["values"] = [{"name": f"v{k}"} for k in range(count + 1)]
+    for k in range(count):
+        module = "/".join(draw.choice("ab") for _ in range(draw.randrange(4)))
+        inputs = sorted({draw.randrange(max(0, k - 12), k + 1) for _ in range(2)})
+        node = {"name": f"n{k}", "op": "Add", "where": "vulkan", "inputs": inputs, "outputs": [k + 1]}
+        document["nodes"].append({**node, "module": module})
+    return document
+
+
+def test_closed_modules_make_no_cycle(quiet: Chromium, tmp_path: Path) -> None:
+    document = random_document(400, seed=3)
+    quiet.show(Page([document]).save(tmp_path / "random.html").as_uri())
+    quiet.until("V.ready")
+    counts = []
+    for depth in range(-1, 3):
+        boxes = quiet.run(
+            f"V.folding.boxes(V.doc.nodes.map((_, n) => n), V.folding.atDepth({depth}))"
+            ".map((one) => typeof one === 'number' ? [null, [one]] : [one.module.path, one.nodes])"
+        )
+        counts.append(len(boxes))
+        of = {n: k for k, (_, nodes) in enumerate(boxes) for n in nodes}
+        assert sorted(of) == list(range(400))
+        for module, nodes in boxes:
+            assert module is None or all(f"{document['nodes'][n]['module']}/".startswith(f"{module}/") for n in nodes)
+        before: dict[int, set[int]] = {k: set() for k in range(len(boxes))}
+        for n, node in enumerate(document["nodes"]):
+            before[of[n]] |= {of[v - 1] for v in node["inputs"] if v} - {of[n]}
+        list(TopologicalSorter(before).static_order())  # raises CycleError
+    assert counts[0] == 400
+    assert max(counts[1:]) < 400
+
+
+def test_modules_close_and_open(quiet: Chromium, url: str) -> None:
+    quiet.show(url)
+    quiet.until("V.ready")
+    quiet.run("V.open('graph')")
+    laid_out = "V.graph.state.layout !== null"
+    quiet.until(laid_out)
+    everything = quiet.run("V.graph.state.ids.length")
+    quiet.run("V.graph.close(V.folding.all.get('encoder'))")
+    quiet.until(laid_out)
+    inside = quiet.run("V.folding.all.get('encoder').nodes.length")
+    boxes = quiet.run("V.graph.state.groups.map((g) => [g.module.path, g.nodes.length])")
+    assert sum(count for path, count in boxes if path == "encoder") <= inside
+    assert quiet.run("V.graph.state.ids.length") < everything
+    # a click selects the module; its details open it, and its modules are closed then
+    item = quiet.run("V.graph.state.ids.find((item) => V.graph.within(item).length > 1)")
+    x, y = quiet.run(place_of(item))
+    quiet.click(x, y)
+    assert quiet.run("V.selected.module") == "encoder"
+    assert "open in the graph" in quiet.run("V.details.innerText")
+    quiet.run("[...V.details.querySelectorAll('button')].find((b) => b.innerText === 'open in the graph').click()")
+    quiet.until(laid_out)
+    assert quiet.run("[...V.graph.state.closed]") == ["encoder/mix"]
+    # a node that is searched for is shown, whatever is closed
+    quiet.run("V.graph.choose(V.doc.nodes.findIndex((n) => n.name === '/encoder/mix/MatMul'))")
+    quiet.until(laid_out)
+    assert quiet.run("[...V.graph.state.closed]") == []
+    assert quiet.run("V.graph.state.ids.length") == everything
+
+
+def place_of(item: int) -> str:
+    """An expression for the place of the graph's item in the window."""
+    return f"""(() => {{
+        const {{ state, view, made }} = V.graph, box = made.canvas.getBoundingClientRect();
+        V.graph.reveal(V.graph.within({item}));
+        const k = state.layout.position.get({item});
+        const at = (edge, place, corner) => edge + (place[k] - corner) * view.scale;
+        return [at(box.left, state.layout.x, view.x), at(box.top, state.layout.y, view.y)];
+    }})()"""
+
+
+def test_a_large_graph_is_closed_and_has_a_map(quiet: Chromium, tmp_path: Path) -> None:
+    quiet.show(Page([large_document(3_000)]).save(tmp_path / "large.html").as_uri() + "#graph")
+    quiet.until("V.ready && V.graph.state.layout !== null")
+    assert 12 <= quiet.run("V.graph.state.ids.length") <= 160
+    quiet.until("V.graph.made.frames > 0")
+    box = "document.querySelector('.minimap').getBoundingClientRect()"
+    before = quiet.run("V.graph.view.y")
+    x, y = quiet.run(f"[{box}.left + {box}.width / 2, {box}.bottom - 12]")
+    quiet.click(x, y)
+    assert quiet.run("V.graph.view.y") > before + quiet.run("V.graph.state.layout.height") / 2
+
+
+def test_a_span_is_measured(quiet: Chromium, url: str) -> None:
+    quiet.show(url)
+    quiet.until("V.ready")
+    quiet.run("V.open('timeline'), V.select({ dispatch: 1 })")
+    quiet.key("m")
+    start, end = quiet.run("[V.timeline.state.marked.start, V.timeline.state.marked.end]")
+    gpu = quiet.run("V.medianRun(V.doc).gpu.filter((s) => s.dispatch === 1).map((s) => s.end - s.start)")
+    assert end - start == pytest.approx(gpu[0])
+    text = quiet.run("V.timeline.measured.innerText")
+    assert "GPU busy" in text
+    assert "(100 %)" in text
+    quiet.run("[...document.querySelectorAll('main button')].find((b) => b.innerText === 'measure').click()")
+    box = "V.timeline.made.canvas.getBoundingClientRect()"
+    quiet.until("V.timeline.made.frames > 0")
+    left, top = quiet.run(f"[{box}.left, {box}.top]")
+    view = quiet.run("V.timeline.view.x")
+    quiet.drag(left + 200, top + 60, left + 420, top + 60)
+    start, end = quiet.run("[V.timeline.state.marked.start, V.timeline.state.marked.end]")
+    assert end - start == pytest.approx(220 / quiet.run("V.timeline.view.scale"))
+    assert quiet.run("V.timeline.view.x") == view
+
+
+@pytest.mark.parametrize("tab", ["graph", "timeline", "memory"])
+def test_pictures_are_saved(quiet: Chromium, url: str, tab: str) -> None:
+    quiet.show(url)
+    quiet.until("V.ready")
+    quiet.run("globalThis.saved = {}, V.save = (name, type, content) => { saved[name] = [type, content]; }")
+    quiet.run(f"V.open('{tab}')")
+    quiet.until("V.graph.state.layout !== null || V.graph.state.worker === null")
+    quiet.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    quiet.run(f"V.tabs.{tab}.element.querySelectorAll('.save').forEach((button) => button.click())")
+    name = {"memory": "slab"}.get(tab, tab)
+    quiet.until("Object.keys(saved).length === 2")
+    kind, text = quiet.run(f"[saved['{name}.svg'][0], saved['{name}.svg'][1].join('')]")
+    assert kind == "image/svg+xml"
+    root = ElementTree.fromstring(text)
+    said = " ".join(root.itertext())
+    assert {"graph": "StringConcat", "timeline": "of the limit", "memory": "dispatches 0 to"}[tab] in said
+    assert len(root.findall(".//{http://www.w3.org/2000/svg}path")) + len(root.findall(".//{*}rect")) >= 5
+    size = quiet.run(f"createImageBitmap(saved['{name}.png'][1]).then((bitmap) => [bitmap.width, bitmap.height])")
+    assert min(size) > 100
+
+
+def test_tables_are_saved(quiet: Chromium, url: str) -> None:
+    quiet.show(url)
+    quiet.until("V.ready")
+    quiet.run("V.open('dispatches')")
+    head, *rows = csv.reader(io.StringIO(quiet.run("V.dispatches.each.csv()"), newline=""))
+    assert head[:4] == ["dispatch", "nodes", "operators", "module"]
+    assert sorted(int(row[0]) for row in rows) == list(range(quiet.run("V.doc.dispatches.length")))
+    assert quiet.run("V.csv([['=1+1', 'a\"b', -2, 'x,y']])") == '\'=1+1,"a""b",-2,"x,y"\r\n'
 
 
 def compared(quiet: Chromium, tmp_path: Path, now: dict[str, Any], before: dict[str, Any]) -> str:
@@ -203,6 +342,7 @@ def test_a_mixed_timeline_has_no_empty_charts(quiet: Chromium, page: Page, tmp_p
 
 #: processor time in milliseconds that no task of the page may take
 LONGEST = 200
+LAID_OUT = "V.graph.state.layout !== null"
 
 
 def test_ten_thousand_nodes_stay_fluent(quiet: Chromium, tmp_path: Path) -> None:
@@ -222,7 +362,7 @@ def test_ten_thousand_nodes_stay_fluent(quiet: Chromium, tmp_path: Path) -> None
 
     def lay_out() -> None:
         quiet.run("V.open('graph')")
-        quiet.until("V.graph.state.layout !== null")
+        quiet.until(LAID_OUT)
 
     def look() -> None:
         quiet.key("/")
@@ -232,10 +372,15 @@ def test_ten_thousand_nodes_stay_fluent(quiet: Chromium, tmp_path: Path) -> None
 
     watch("load", load)
     watch("graph", lay_out)
+    watch(
+        "graph, all open", lambda: (quiet.run("V.graph.state.closed.clear(), V.graph.arrange()"), quiet.until(LAID_OUT))
+    )
+    watch("graph as SVG", lambda: quiet.run("V.graph.drawing().then(() => null)"))
     watch("whole graph", lambda: quiet.run("document.activeElement.blur(), V.tabs.graph.key({ key: 'f' })"))
     watch("search", look)
     for tab in TABS[2:]:
         watch(tab, functools.partial(quiet.run, f"V.open('{tab}')"))
         watch(f"{tab}, selecting", lambda: quiet.run("V.select({ dispatch: 5000 })"))
+        watch(f"{tab}, selecting a module", lambda: quiet.run("V.select({ module: 'model' })"))
     slow = {what: round(ms) for what, ms in longest.items() if ms >= LONGEST}
     assert not slow, f"milliseconds of the longest task: {slow}"

@@ -170,7 +170,7 @@ V.live = (one) => {
   return Array.from(change.subarray(0, one.dispatches), (c) => (sum += c));
 };
 
-// ---- what is selected: {node: 3} or {dispatch: 5}, or {}
+// ---- what is selected: {node: 3}, {dispatch: 5} or {module: "encoder/layers.0"}, or {}
 
 V.selected = {};
 V.listeners = [];
@@ -180,15 +180,16 @@ V.select = (what) => {
 };
 /** The nodes that belong to the selection. */
 V.selectedNodes = () => {
-  const { node, dispatch } = V.selected;
+  const { node, dispatch, module } = V.selected;
   if (dispatch !== undefined) return V.doc.dispatches[dispatch].nodes;
+  if (module !== undefined) return V.folding.all.get(module).nodes;
   return node !== undefined ? [node] : [];
 };
 /** The dispatches that belong to the selection. */
 V.selectedDispatches = () => {
-  const { node, dispatch } = V.selected;
+  const { dispatch } = V.selected;
   if (dispatch !== undefined) return [dispatch];
-  return node !== undefined ? V.index.dispatchesOf[node] : [];
+  return [...new Set(V.selectedNodes().flatMap((n) => V.index.dispatchesOf[n]))];
 };
 /** Tabs by name: {title, element, show(), key(event)}; main.js arranges them. */
 V.tabs = {};

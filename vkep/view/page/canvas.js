@@ -48,10 +48,11 @@
   /**
    * Moves a view: drag, wheel, pinch and keys. `view` has x, y (world at the canvas's corner) and scale; `axes` "xy", or "x" where
    * only x moves. `limits()` gives {scale: [least, most]}; `click(x, y)` gets CSS pixels, as `hover(x, y)` does.
+   * `span(from, to)` gets the ends of a drag with the Shift key, or while `spans()` is true; such a drag does not move the view.
    */
-  V.movable = (made, view, { axes = "xy", limits, click, hover, changed }) => {
+  V.movable = (made, view, { axes = "xy", limits, click, hover, changed, span, spans = () => false }) => {
     const { canvas } = made, fingers = new Map();
-    let travelled = 0, spread = 0;
+    let travelled = 0, spread = 0, from = null;
     const both = axes === "xy";
     const update = () => {
       changed?.();
@@ -83,6 +84,7 @@
       canvas.setPointerCapture(event.pointerId);
       fingers.set(event.pointerId, place(event));
       if (fingers.size === 1) travelled = 0;
+      from = span && (event.shiftKey || spans()) ? place(event)[0] : null;
       spread = 0;
     });
     canvas.addEventListener("pointermove", (event) => {
@@ -90,6 +92,7 @@
       if (!before) return hover?.(...now);
       fingers.set(event.pointerId, now);
       travelled += Math.abs(now[0] - before[0]) + Math.abs(now[1] - before[1]);
+      if (from !== null && fingers.size === 1) return span(Math.min(from, now[0]), Math.max(from, now[0]));
       view.x -= (now[0] - before[0]) / view.scale / fingers.size;
       if (both) view.y -= (now[1] - before[1]) / view.scale / fingers.size;
       if (fingers.size === 2) {

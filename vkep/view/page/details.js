@@ -3,6 +3,7 @@
 
 (() => {
   const { nodes, values, dispatches } = V.doc;
+  const MOST = 40;
   const body = V.el("div", { class: "details-body" });
   V.details = V.el("aside", { class: "details", "aria-label": "details", hidden: true },
     V.el("button", { class: "close", "aria-label": "close details", click: () => V.select({}) }, "×"), body);
@@ -23,7 +24,7 @@
     return [
       V.el("h2", {}, node.domain ? `${node.domain}.${node.op}` : node.op, " ", V.badge(node.where)),
       V.el("p", { class: "name" }, node.name),
-      node.module ? V.el("p", { class: "name" }, "module ", V.moduleCell(node.module)) : null,
+      node.module ? V.el("p", { class: "name" }, "module ", path(V.moduleAt[n])) : null,
       node.reason ? V.el("p", { class: "reason" }, node.reason) : null,
       Object.entries(node.declined ?? {}).map(([who, why]) => V.el("p", { class: "reason" }, V.el("strong", {}, `declined by ${who}: `), why)),
       mine.length ? [V.el("h3", {}, V.plural(mine.length, "dispatch", "dispatches")), V.el("ul", {}, mine.map((d) => V.el("li", {}, toDispatch(d), " ", V.time(dispatches[d].ns))))] : null,
@@ -31,6 +32,29 @@
       V.el("h3", {}, "Outputs"), V.el("ul", {}, node.outputs.map((v) => V.el("li", {}, V.el("code", {}, V.short(values[v].name, 60)), " ", V.el("span", { class: "kind" }, V.kind(values[v]) || "shape not known")))),
       users.length ? V.el("p", {}, "read by ", users.slice(0, 12).map((u, k) => [k ? ", " : "", toNode(u)]), users.length > 12 ? ` and ${users.length - 12} more` : "") : null,
       node.attributes ? [V.el("h3", {}, "Attributes"), V.facts(Object.entries(node.attributes))] : null,
+    ];
+  }
+
+  /** The modules from the outermost on, each a link. */
+  const path = (module) => (module.parent?.parent ? [path(module.parent), " / "] : []).concat(toModule(module));
+  const toModule = (module) => link(module.name, () => V.open("graph", () => V.graph.chooseModule(module)));
+
+  function aboutModule(name) {
+    const module = V.folding.all.get(name), closed = V.graph.state.closed?.has(name), totals = new Map();
+    for (const n of module.nodes) {
+      const total = totals.get(nodes[n].op) ?? { count: 0, ns: 0 };
+      totals.set(nodes[n].op, { count: total.count + 1, ns: total.ns + V.index.ns[n] });
+    }
+    const ns = [...totals.values()].reduce((sum, total) => sum + total.ns, 0);
+    return [
+      V.el("h2", {}, module.name),
+      V.el("p", { class: "name" }, "module ", path(module)),
+      V.el("p", {}, V.el("button", { click: () => V.open("graph", () => (closed ? V.graph.open(module) : V.graph.close(module))) }, closed ? "open in the graph" : "close to one box in the graph")),
+      V.facts([["nodes", V.count(module.nodes.length)], ["modules in it", V.count(module.children.size)], ["time", ns ? `${V.time(ns)} (${V.percent(ns / (V.totalNs || ns))} of the dispatches' sum)` : null]]),
+      module.children.size ? [V.el("h3", {}, "Modules"), V.el("ul", {}, [...module.children.values()].slice(0, MOST).map((child) => V.el("li", {}, toModule(child), ` ${V.plural(child.nodes.length, "node")}`))),
+        module.children.size > MOST ? V.el("p", { class: "note" }, `and ${V.count(module.children.size - MOST)} more`) : null] : null,
+      V.el("h3", {}, "Operators"),
+      V.table(["operator", "#nodes", "#time"], [...totals].sort((a, b) => b[1].ns - a[1].ns || b[1].count - a[1].count).map(([op, total]) => [op, total.count, total.ns ? V.time(total.ns) : ""])),
     ];
   }
 
@@ -58,10 +82,10 @@
     ];
   }
 
-  V.listeners.push(({ node, dispatch }) => {
-    const nothing = node === undefined && dispatch === undefined || node < 0;
+  V.listeners.push(({ node, dispatch, module }) => {
+    const nothing = (node ?? dispatch ?? module) === undefined || node < 0;
     V.details.hidden = nothing;
-    if (!nothing) body.replaceChildren(...[dispatch !== undefined ? aboutDispatch(dispatch) : aboutNode(node)].flat(Infinity).filter(Boolean));
+    if (!nothing) body.replaceChildren(...[dispatch !== undefined ? aboutDispatch(dispatch) : module !== undefined ? aboutModule(module) : aboutNode(node)].flat(Infinity).filter(Boolean));
     body.scrollTop = 0;
   });
 })();

@@ -17,7 +17,7 @@
   const each = V.sortable({
     title: "dispatches",
     sort: V.timed ? "#time" : "dispatch",
-    attributes: (k) => ({ "data-dispatch": k, class: V.selectedDispatches().includes(k) ? "chosen" : "" }),
+    attributes: (k) => ({ "data-dispatch": k }),
     choose: (k) => V.select({ dispatch: k }),
     columns: [
       ["dispatch", (k) => k, (k) => `d${k}`],
@@ -115,16 +115,20 @@
   };
   if (V.modules.children.size === 1) openUntilBranches(V.modules);
 
-  V.listeners.push(() => {
+  function markRows() {
     const chosen = new Set(V.selectedDispatches().map(String));
     for (const row of each.querySelectorAll("tr[data-dispatch]")) row.classList.toggle("chosen", chosen.has(row.dataset.dispatch));
-  });
+  }
+  V.listeners.push(() => V.tabs.dispatches.element.hidden || markRows());
   V.tabs.dispatches = {
     title: "Dispatches",
     element: V.el("section", { class: "pane" }, V.el("div", { class: "page" },
       V.el("p", { class: "tools" }, picker, chip, V.el("span", { class: "note" }, V.plural(dispatches.length, "dispatch", "dispatches"),
         V.timed ? `, ${V.time(V.totalNs)} when each has the GPU alone: time is the median of ${V.plural(dispatches[0].samples.length, "run")}` : "")), body)),
-    show: () => body.firstChild || fill(),
+    show: () => {
+      if (!body.firstChild) fill();
+      markRows();
+    },
   };
   V.dispatches = { state, each, kinds, fill, picker };
 })();

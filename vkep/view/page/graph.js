@@ -6,7 +6,8 @@
   const BOX = { h: 36, least: 84, most: 190 };
   const HIDDEN = new Set(["folded"]);
   const view = { x: 0, y: 0, scale: 1 };
-  const state = { colour: "place", hidden: new Set(HIDDEN), layout: null, matches: new Set(), hover: -1, ids: [], worker: null };
+  const state = { colour: "place", hidden: new Set(HIDDEN), closed: null, groups: [], boxOf: new Map(), layout: null, matches: new Set(), hover: null, ids: [], worker: null };
+  const FIRST_GROUP = nodes.length;
   const status = V.el("div", { class: "layout-status" });
   const legend = V.el("div", { class: "legend" });
   const box = V.el("div", { class: "fill" });
@@ -24,29 +25,47 @@
   };
   measure.font = "600 12px system-ui, sans-serif";
   const boxOf = (width) => ({ w: Math.ceil(Math.max(BOX.least, Math.min(BOX.most, width)) / 10) * 10, h: BOX.h });
-  /** Items of the layout: a node by its position, a value of the model's inputs and outputs as ~position. Names are not measured: that is slow. */
-  function sizeOf(item) {
+  /** Items of the layout: a node by its position, a value of the model's inputs and outputs as ~position, a box of a module as FIRST_GROUP + position. */
+  const groupOf = (item) => (item >= FIRST_GROUP ? state.groups[item - FIRST_GROUP] : null);
+  const isNode = (item) => item >= 0 && item < FIRST_GROUP;
+  /** The nodes of an item. */
+  const within = (item) => groupOf(item)?.nodes ?? (item >= 0 ? [item] : []);
+  const titleOf = (group) => group.module.name + (group.parts > 1 ? ` (${group.part} of ${group.parts})` : "");
+  const timeOf = (item) => within(item).reduce((sum, n) => sum + V.index.ns[n], 0);
+  function sizeOf(item) {  // names are not measured: that is slow
     if (item < 0) return boxOf(26 + LETTER * Math.max(values[~item].name.length, V.kind(values[~item]).length));
+    const group = groupOf(item);
+    if (group) return { ...boxOf(60 + 1.2 * LETTER * titleOf(group).length), h: BOX.h + 8 };
     return boxOf(20 + Math.max(widthOf(nodes[item].op) + 34, LETTER * V.ownName(nodes[item].name).length));
   }
 
+  function foldAtFirst(shown) {
+    if (state.closed) return;
+    fold.value = V.folding.readable(shown);
+    state.closed = V.folding.atDepth(+fold.value);
+  }
+  const shownNodes = () => nodes.map((_, n) => n).filter((n) => !state.hidden.has(nodes[n].where));
   function arrange() {
     state.layout = null;
     status.textContent = "laying out…";
-    const shown = nodes.map((_, n) => n).filter((n) => !state.hidden.has(nodes[n].where));
+    const shown = shownNodes();
+    foldAtFirst(shown);
+    state.groups = [];
+    const boxes = V.folding.boxes(shown, state.closed).map((one) => (typeof one === "number" ? one : FIRST_GROUP + state.groups.push(one) - 1));
+    state.boxOf = new Map(boxes.flatMap((item) => within(item).map((n) => [n, item])));
     const ends = values.map((_, v) => v).filter((v) => values[v].kind === "input" || values[v].kind === "output");
     const given = ends.filter((v) => V.index.producer[v] < 0), produced = ends.filter((v) => V.index.producer[v] >= 0);
-    state.ids = [...given.map((v) => ~v), ...shown, ...produced.map((v) => ~v)];
+    state.ids = [...given.map((v) => ~v), ...boxes, ...produced.map((v) => ~v)];
+    state.most = boxes.reduce((most, item) => Math.max(most, timeOf(item)), 0);
     const position = new Map(state.ids.map((item, k) => [item, k]));
-    const edges = [];
-    const join = (from, to) => from !== undefined && to !== undefined && from !== to && edges.push([from, to]);
-    for (const n of shown) {
-      for (const value of nodes[n].inputs) {
-        const from = V.index.producer[value];
-        join(position.get(from < 0 ? ~value : from), position.get(n));
-      }
-    }
-    for (const value of produced) join(position.get(V.index.producer[value]), position.get(~value));
+    const edges = [], joined = new Set();
+    const join = (from, to) => {
+      const key = from * state.ids.length + to;
+      if (from !== undefined && to !== undefined && from !== to && !joined.has(key)) joined.add(key), edges.push([from, to]);
+    };
+    const place = (value) => position.get(V.index.producer[value] < 0 ? ~value : state.boxOf.get(V.index.producer[value]));
+    for (const n of shown) for (const value of nodes[n].inputs) join(place(value), position.get(state.boxOf.get(n)));
+    for (const value of produced) join(place(value), position.get(~value));
     const graph = { nodes: state.ids.map(sizeOf), edges };
     const start = performance.now();
     state.worker?.terminate();
@@ -56,7 +75,7 @@
     state.worker.onmessage = (message) => {
       URL.revokeObjectURL(url);
       state.layout = { ...message.data, boxes: graph.nodes, position, ms: performance.now() - start };
-      prepare();
+      map.forget();
       status.textContent = "";
       state.reveal ? reveal(state.reveal) : overview();
       made.draw();
@@ -67,12 +86,19 @@
     state.worker.postMessage(graph);
   }
 
-  /** Paths of each piece's lines, so that a frame strokes one path a piece. */
-  function prepare() {
-    for (const piece of state.layout.pieces) {
+  /** Strokes the lines of a piece; the path is made once. */
+  function lines(context, piece) {
+    if (context instanceof V.SvgContext) {
+      context.beginPath();
+      for (const line of piece.lines) trace(context, line.points);
+      context.stroke();
+      return;
+    }
+    if (!piece.path) {
       piece.path = new Path2D();
       for (const line of piece.lines) trace(piece.path, line.points);
     }
+    context.stroke(piece.path);
   }
 
   function trace(path, p) {
@@ -85,31 +111,68 @@
 
   const moves = V.movable(made, view, {
     limits: () => ({ scale: [Math.min(0.02, fitted()), 3] }),
-    click: (px, py) => {
-      const found = at(px, py);
-      V.select(found < 0 ? {} : { node: found });
-    },
+    click: (px, py) => select(at(px, py)),
     hover: (px, py) => {
-      const found = px < 0 ? -1 : at(px, py);
+      const found = px < 0 ? null : at(px, py);
       if (found !== state.hover) {
         state.hover = found;
         made.draw();
       }
-      const node = nodes[found];
-      V.hint(made, px, py, node && [`${node.op} ${node.name}`, node.where + (node.reason ? `: ${node.reason}` : ""),
-        ...node.outputs.map((v) => V.kind(values[v])).filter(Boolean).map((kind) => `→ ${kind}`),
-        ...(V.index.ns[found] ? [V.time(V.index.ns[found])] : [])]);
-      made.canvas.style.cursor = found < 0 ? "grab" : "pointer";
+      V.hint(made, px, py, found === null ? null : about(found));
+      made.canvas.style.cursor = found === null ? "grab" : "pointer";
     },
   });
-  made.canvas.addEventListener("dblclick", (event) => moves.zoom(2, event.offsetX, event.offsetY));
+  made.canvas.addEventListener("dblclick", (event) => {
+    const group = groupOf(at(event.offsetX, event.offsetY) ?? -1);
+    group ? open(group.module) : moves.zoom(2, event.offsetX, event.offsetY);
+  });
+
+  const select = (item) => V.select(item === null ? {} : groupOf(item) ? { module: groupOf(item).module.path } : { node: item });
+  function about(item) {
+    const group = groupOf(item), time = timeOf(item), node = nodes[item];
+    if (group) return [group.module.path, V.plural(group.nodes.length, "node"), ...(time ? [V.time(time)] : []), "double click: open"];
+    return [`${node.op} ${node.name}`, node.where + (node.reason ? `: ${node.reason}` : ""), ...node.outputs.map((v) => V.kind(values[v])).filter(Boolean).map((kind) => `→ ${kind}`), ...(time ? [V.time(time)] : [])];
+  }
+
+  // ---- modules
+
+  /** Opens a module: the modules within it are closed. Keeps it in the middle. */
+  function open(module) {
+    state.closed.delete(module.path);
+    for (const child of module.children.values()) if (child.nodes.length > 1) state.closed.add(child.path);
+    state.reveal = module.nodes;
+    refold();
+  }
+  function close(module) {
+    state.closed.add(module.path);
+    state.reveal = module.nodes;
+    refold();
+  }
+  function refold() {
+    fold.value = "";
+    arrange();
+  }
+  function chooseModule(module) {
+    V.select({ module: module.path });
+    reveal(module.nodes);
+  }
+  /** Opens the modules around a node. */
+  function openAround(n) {
+    for (let module = V.folding.closedAround(n, state.closed); module; module = V.folding.closedAround(n, state.closed)) {
+      state.closed.delete(module.path);
+      for (const child of module.children.values()) if (child.nodes.length > 1 && !child.nodes.includes(n)) state.closed.add(child.path);
+    }
+    refold();
+  }
 
   const fitted = () => (state.layout ? Math.min(made.width / (state.layout.width + 60), made.height / (state.layout.height + 60)) : 1);
+  /** The width beside the small map. */
+  const free = () => made.width - (state.layout.height * view.scale > made.height ? map.element.offsetWidth : 0);
   function overview() {
     const layout = state.layout;
     view.scale = Math.max(Math.min(1, made.width / (layout.width + 80)), 0.35);
     if (layout.height * view.scale < made.height) view.scale = Math.min(1, fitted());
-    view.x = layout.left + layout.width / 2 - made.width / 2 / view.scale;
+    view.x = layout.left + layout.width / 2 - free() / 2 / view.scale;
     view.y = Math.min(0, layout.height / 2 - made.height / 2 / view.scale) - 24 / view.scale * (layout.height * view.scale >= made.height);
     made.draw();
   }
@@ -122,7 +185,7 @@
   /** Brings nodes into the middle. */
   function reveal(wanted) {
     state.reveal = state.layout ? null : wanted;
-    const shown = state.layout ? wanted.map((n) => state.layout.position.get(n)).filter((k) => k !== undefined) : [];
+    const shown = state.layout ? wanted.map((n) => state.layout.position.get(state.boxOf.get(n))).filter((k) => k !== undefined) : [];
     if (!shown.length) return;
     const room = made.canvas.parentElement.getBoundingClientRect(); // the details may just have opened
     if (room.width) (made.width = room.width), (made.height = room.height);
@@ -133,9 +196,9 @@
     made.draw();
   }
 
-  /** The node at a place of the canvas, or -1. */
+  /** The node or box at a place of the canvas, or null. */
   function at(px, py) {
-    if (!state.layout) return -1;
+    if (!state.layout) return null;
     const x = view.x + px / view.scale, y = view.y + py / view.scale;
     for (const piece of visible()) {
       if (y < piece.y0 || y > piece.y1) continue;
@@ -144,7 +207,7 @@
         if (state.ids[k] >= 0 && Math.abs(state.layout.x[k] - x) <= w / 2 && Math.abs(state.layout.y[k] - y) <= h / 2) return state.ids[k];
       }
     }
-    return -1;
+    return null;
   }
 
   // ---- painting
@@ -154,15 +217,15 @@
     return state.layout.pieces.filter((p) => p.x1 >= view.x && p.x0 <= x1 && p.y1 >= view.y && p.y0 <= y1);
   }
 
-  const most = V.index.ns.reduce((a, b) => Math.max(a, b), 0);
-  function fillOf(n) {
-    if (n < 0) return V.colour("dim");
-    if (state.colour === "time") return V.heat(most ? Math.sqrt(V.index.ns[n] / most) : 0);
+  function fillOf(item) {
+    if (item < 0) return V.colour("dim");
+    if (state.colour === "time") return V.heat(state.most ? Math.sqrt(timeOf(item) / state.most) : 0);
     if (state.colour === "dispatch") {
-      const d = V.index.dispatchesOf[n][0];
+      const d = groupOf(item) ? undefined : V.index.dispatchesOf[item][0];
       return d === undefined ? V.colour("faint") : `hsl(${(d * 137.5) % 360} 55% ${V.dark() ? 42 : 68}%)`;
     }
-    return V.colour(nodes[n].where);
+    const places = within(item).map((n) => nodes[n].where);
+    return V.colour(V.PLACES.find((place) => places.includes(place)) ?? places[0]);
   }
 
   function paint(context, width, height) {
@@ -172,8 +235,9 @@
     context.setTransform(context.getTransform().scale(view.scale, view.scale).translate(-view.x, -view.y));
     context.lineWidth = Math.max(1.1, 0.8 / view.scale);
     context.strokeStyle = V.colour(near ? "edge" : "edge-far");
-    for (const piece of pieces) context.stroke(piece.path);
-    const chosen = new Set(V.selectedNodes());
+    for (const piece of pieces) lines(context, piece);
+    const chosen = new Set(V.selectedNodes().map((n) => state.boxOf.get(n)));
+    map.draw();
     if (chosen.size) highlight(context, pieces, chosen);
     if (near) pieces.forEach((piece) => piece.nodes.forEach((k) => card(context, k, chosen, labels)));
     else dots(context, pieces, chosen);
@@ -194,11 +258,11 @@
       context.fillStyle = fill;
       for (const k of group) context.fillRect(x[k] - boxes[k].w / 2, y[k] - boxes[k].h / 2, boxes[k].w, boxes[k].h);
     }
-    const marked = new Set([...chosen, ...state.matches]);
+    const marked = new Set([...chosen, ...state.matches]); // items
     context.lineWidth = 3 / view.scale;
     context.strokeStyle = V.colour("accent");
-    for (const n of marked) {
-      const k = state.layout.position.get(n);
+    for (const item of marked) {
+      const k = state.layout.position.get(item);
       if (k !== undefined) context.strokeRect(x[k] - boxes[k].w / 2, y[k] - boxes[k].h / 2, boxes[k].w, boxes[k].h);
     }
   }
@@ -222,8 +286,9 @@
 
   function card(context, k, chosen, labels) {
     if (state.ids[k] < 0) return pill(context, k);
-    const n = state.ids[k], node = nodes[n], { w, h } = state.layout.boxes[k];
+    const n = state.ids[k], node = nodes[n], group = groupOf(n), { w, h } = state.layout.boxes[k];
     const x = state.layout.x[k] - w / 2, y = state.layout.y[k] - h / 2;
+    if (group) stacked(context, x, y, w, h);
     const dimmed = (state.matches.size && !state.matches.has(n)) || (chosen.size > 1 && !chosen.has(n));
     context.globalAlpha = dimmed ? 0.45 : 1;
     context.beginPath();
@@ -245,6 +310,7 @@
     context.restore();
     context.fillStyle = V.colour("text");
     context.textBaseline = "alphabetic";
+    if (group) return module(context, n, group, x, y, w, labels);
     const tag = V.index.dispatchesOf[n].length ? `d${V.index.dispatchesOf[n][0]}` : "";
     context.font = "600 12px system-ui, sans-serif";
     const room = w - 20 - (labels && tag ? 26 : 0);
@@ -263,6 +329,28 @@
     context.globalAlpha = 1;
   }
 
+  /** The edges of a second box behind a module's. */
+  function stacked(context, x, y, w, h) {
+    context.beginPath();
+    context.roundRect(x + 4, y + 4, w, h, 7);
+    context.fillStyle = V.colour("faint");
+    context.fill();
+    context.lineWidth = 1;
+    context.strokeStyle = V.colour("edge");
+    context.stroke();
+  }
+  function module(context, item, group, x, y, w, labels) {
+    context.font = "600 12px system-ui, sans-serif";
+    context.fillText(V.fit(context, titleOf(group), w - 20), x + 13, y + (labels ? 19 : 26));
+    if (labels) {
+      const time = timeOf(item);
+      context.fillStyle = V.colour("dim");
+      context.font = "11px system-ui, sans-serif";
+      context.fillText(V.fit(context, V.plural(group.nodes.length, "node") + (time ? ` · ${V.time(time)}` : ""), w - 20), x + 13, y + 35);
+    }
+    context.globalAlpha = 1;
+  }
+
   /** Types and shapes below the nodes that make values. */
   function kinds(context, piece) {
     context.font = "10px ui-monospace, monospace";
@@ -273,11 +361,11 @@
     }
   }
 
-  /** The lines to and from the chosen nodes. */
+  /** The lines to and from the chosen items. */
   function highlight(context, pieces, chosen) {
-    const { position } = state.layout, to = new Set([...chosen].map((n) => position.get(n)));
+    const { position } = state.layout, to = new Set([...chosen].map((item) => position.get(item)));
     const from = new Set(to);
-    for (const n of chosen) for (const v of nodes[n].inputs) from.add(position.get(V.index.producer[v]));
+    for (const item of chosen) for (const n of within(item)) for (const v of nodes[n].inputs) from.add(position.get(state.boxOf.get(V.index.producer[v])));
     const path = new Path2D();
     for (const piece of pieces) {
       for (const line of piece.lines) {
@@ -294,10 +382,13 @@
 
   function choose(node) {
     V.select({ node });
+    foldAtFirst(shownNodes());
     if (state.hidden.delete(nodes[node].where)) {
       fillLegend();
-      arrange();
+      state.layout = null;
     }
+    if (V.folding.closedAround(node, state.closed)) openAround(node);
+    else if (!state.layout) arrange();
     reveal([node]);
   }
 
@@ -319,14 +410,46 @@
 
   const colourBy = V.el("select", { "aria-label": "colour by", change: (event) => {
     state.colour = event.target.value;
+    map.forget();
     made.draw();
   } }, [["place", "colour: who runs it"], ["time", "colour: time"], ["dispatch", "colour: dispatch"]]
     .map(([value, text]) => V.el("option", { value, disabled: value === "time" && !V.timed }, text)));
 
+  const fold = V.el("select", { "aria-label": "modules", change: () => {
+    state.closed = V.folding.atDepth(+fold.value);
+    arrange();
+  } }, V.el("option", { value: "", hidden: true }, "modules: some open"), V.el("option", { value: -1 }, "modules: all open"),
+  Array.from({ length: V.folding.depths }, (_, depth) => V.el("option", { value: depth }, `modules: closed at level ${depth + 1}`)));
+  const map = V.minimap({ view, made, layout: () => state.layout, fill: (k) => fillOf(state.ids[k]) });
+  box.append(map.element);
+
+  /** The whole graph, in its own size; piece by piece, so that the page stays responsive. */
+  async function drawing() {
+    const layout = state.layout, context = new V.SvgContext(), margin = 30;
+    if (!layout) return [];
+    const parts = [(piece) => {
+      context.lineWidth = 1.1;
+      context.strokeStyle = V.colour("edge");
+      lines(context, piece);
+    }, (piece) => {
+      for (const k of piece.nodes) card(context, k, new Set(), true);
+      kinds(context, piece);
+    }];
+    for (const part of parts) {
+      for (const [number, piece] of layout.pieces.entries()) {
+        part(piece);
+        if (number % 8 < 7) continue;
+        context.settle();
+        await new Promise((done) => setTimeout(done));
+      }
+    }
+    return context.file(layout.width + 2 * margin, layout.height + 2 * margin, layout.left - margin, -margin);
+  }
+
   V.tabs.graph = {
     title: "Graph",
     element: V.el("section", { class: "stage" },
-      V.el("div", { class: "tools" }, legend, V.el("span", { class: "grow" }), colourBy,
+      V.el("div", { class: "tools" }, legend, V.el("span", { class: "grow" }), V.folding.depths ? fold : null, colourBy, V.pictures("graph", made, drawing),
         V.el("button", { click: overview, title: "the start, in a readable size" }, "start"),
         V.el("button", { click: () => state.layout && whole(), title: "everything (f)" }, "whole"),
         V.el("button", { click: () => moves.zoom(1.4, made.width / 2, made.height / 2), "aria-label": "zoom in" }, "+"),
@@ -338,20 +461,22 @@
     },
     key: (event) => {
       if (event.key === "f" && state.layout) whole();
-      else if (event.key === "Enter" && event.target === made.canvas) V.select({ node: at(made.width / 2, made.height / 2) });
+      else if (event.key === "Enter" && event.target === made.canvas) select(at(made.width / 2, made.height / 2));
       else if (event.key === "j" || event.key === "k") step(event.key === "j" ? 1 : -1);
     },
   };
   /** The next or last node, in order. */
   function step(by) {
-    const shown = state.ids.filter((item) => item >= 0), found = shown.indexOf(V.selectedNodes()[0] ?? -1);
+    const shown = state.ids.filter((item) => item >= 0), found = shown.indexOf(state.boxOf.get(V.selectedNodes()[0]));
     const next = shown[Math.max(0, Math.min(shown.length - 1, found + by))];
-    if (next !== undefined) choose(next);
+    if (next === undefined) return;
+    select(next);
+    reveal(within(next));
   }
   fillLegend();
-  V.graph = { choose, reveal, state, view, made, arrange,
+  V.graph = { choose, chooseModule, reveal, state, view, made, arrange, open, close, drawing, within,
     match: (found) => {
-      state.matches = new Set(found);
+      state.matches = new Set(found.map((n) => state.boxOf.get(n)));
       made.draw();
     } };
 })();

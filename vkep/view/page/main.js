@@ -23,18 +23,30 @@
   const results = V.el("div", { class: "results", hidden: true });
   const search = V.el("input", { type: "search", placeholder: "search nodes, operators, reasons  ( / )", "aria-label": "search", autocomplete: "off", spellcheck: "false",
     input: () => look(search.value), keydown: searchKey });
-  const texts = nodes.map((n) => [n.op, n.name, n.module, n.where, n.reason, ...Object.values(n.declined ?? {}), n.domain].filter(Boolean).join(" ").toLowerCase());
+  const MOST = 30;
+  let texts = null; // made for the first search
+  /** What names a node, and what else is said of it: nodes that are found by the first come first. */
+  const textOf = (n, k) => [[n.op, n.name, n.module], [n.where, n.reason, ...Object.values(n.declined ?? {}), n.domain, ...V.index.dispatchesOf[k].map((d) => dispatches[d].kernel)]]
+    .map((parts) => parts.filter(Boolean).join(" ").toLowerCase());
   const found = { list: [], at: -1 };
 
   function look(query) {
     const words = query.toLowerCase().split(/\s+/).filter(Boolean);
-    found.list = words.length ? nodes.map((_, n) => n).filter((n) => words.every((word) => texts[n].includes(word))) : [];
+    texts ??= nodes.map(textOf);
+    const named = [], other = [];
+    if (words.length) {
+      texts.forEach(([name, rest], n) => {
+        if (words.every((word) => name.includes(word))) named.push(n);
+        else if (words.every((word) => name.includes(word) || rest.includes(word))) other.push(n);
+      });
+    }
+    found.list = [...named, ...other];
     found.at = -1;
     V.graph.match(found.list);
     results.hidden = !words.length;
-    results.replaceChildren(V.el("p", { class: "note" }, found.list.length ? V.plural(found.list.length, "node") : "nothing found"),
-      ...found.list.slice(0, 30).map((n) => V.el("button", { class: "result", click: () => { choose(n); results.hidden = true; } },
-        V.el("strong", {}, nodes[n].op), ` ${V.short(nodes[n].name, 44)} `, V.badge(nodes[n].where), nodes[n].reason ? V.el("small", {}, V.short(nodes[n].reason, 90)) : null)));
+    results.replaceChildren(V.el("p", { class: "note" }, found.list.length ? V.plural(found.list.length, "node") + (found.list.length > MOST ? `, the first ${MOST}:` : "") : "nothing found"),
+      ...found.list.slice(0, MOST).map((n) => V.el("button", { class: "result", click: () => { choose(n); results.hidden = true; } },
+        V.el("strong", {}, nodes[n].op), ` ${V.short(V.ownName(nodes[n].name), 44)} `, V.badge(nodes[n].where), nodes[n].module ? V.el("small", {}, V.moduleCell(nodes[n].module)) : null, nodes[n].reason ? V.el("small", {}, V.short(nodes[n].reason, 90)) : null)));
   }
   const choose = (n) => V.open("graph", () => V.graph.choose(n));
   function searchKey(event) {
@@ -66,6 +78,7 @@
   });
   let shown = null;
   V.open = (name, then) => {
+    V.hint(null, 0, 0, null);
     if (shown !== name) {
       for (const other of names) {
         V.tabs[other].element.hidden = other !== name;
@@ -86,7 +99,7 @@
   // ---- keys
 
   const help = V.el("dialog", { class: "help" }, V.el("h2", {}, "Keys"), V.facts([["1 … 7", "views"], ["/", "search; Enter and Shift+Enter go through what was found"],
-    ["arrows, + −", "move and zoom the graph; in the timeline the next dispatch"], ["j k", "the next or last node of the graph"], ["f", "show everything"], ["t", "light or dark"], ["Esc", "close details"]]),
+    ["arrows, + −", "move and zoom the graph; in the timeline the next dispatch"], ["j k", "the next or last node of the graph"], ["double click", "opens a module of the graph"], ["m", "measure the chosen dispatch in the timeline; drag with Shift: a span"], ["f", "show everything"], ["t", "light or dark"], ["Esc", "close details"]]),
     V.el("form", { method: "dialog" }, V.el("button", {}, "close")));
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT|TEXTAREA/.test(event.target.tagName)) return;

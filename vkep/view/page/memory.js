@@ -111,7 +111,11 @@
 
   const picker = memory.slabs.length > 1 ? V.el("select", { "aria-label": "island", change: (event) => { state.slab = +event.target.value; made.draw(); live(); } },
     memory.slabs.map((s, k) => V.el("option", { value: k }, `island ${s.island}: ${V.bytes(s.bytes)}`))) : null;
-  const head = slab() ? V.el("h2", {}, `Slab: ${V.bytes(slab().bytes)}, needed at once ${V.bytes(slab().live_peak)} `, picker) : null;
+  const head = slab() ? V.el("h2", {}, `Slab: ${V.bytes(slab().bytes)}, needed at once ${V.bytes(slab().live_peak)} `, picker, V.pictures("slab", made, () => {
+    const context = new V.SvgContext();
+    paint(context, made.width, made.height);
+    return context.file(made.width, made.height);
+  })) : null;
   const page = V.el("div", { class: "page memory" }, head, slab() ? [V.el("div", { class: "slab" }, box), chart] : V.el("p", { class: "note" }, "No plan, no slab."));
   let filled = false;
   V.tabs.memory = {

@@ -50,9 +50,9 @@
     return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   }).join(",")).join("\r\n") + "\r\n";
 
-  /** Saves a file: `content` is text or a Blob. */
+  /** Saves a file: `content` is a text, a list of texts, or a Blob. */
   V.save = (name, type, content) => {
-    const url = URL.createObjectURL(new Blob([content], { type }));
+    const url = URL.createObjectURL(new Blob([content].flat(), { type }));
     V.el("a", { href: url, download: `${V.doc.title.replace(/\.[^.]*$/, "").replace(/[^\w.-]+/g, "_")}-${name}` }).click();
     setTimeout(() => URL.revokeObjectURL(url), 60_000);
   };

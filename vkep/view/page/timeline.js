@@ -5,10 +5,11 @@
   const { runs, opening, dispatches } = V.doc;
   const ROW = 24, LEFT = 92, AXIS = 26, GAP = 26;
   const view = { x: 0, y: 0, scale: 1 };
-  const state = { run: 0, bars: [], lanes: [], hover: null, span: 1, fitted: 0 };
+  const state = { run: 0, bars: [], lanes: [], hover: null, span: 1, fitted: 0, marked: null };
   const first = new Map(); // of each island's dispatches, the first one's position
   dispatches.forEach((d, k) => first.has(d.island) || first.set(d.island, k));
   const at = (island, dispatch) => (island < 0 || dispatch < 0 ? undefined : first.get(island) + dispatch);
+  const measured = V.el("p", { class: "note measured", hidden: true });
   const labels = dispatches.map((d) => `${V.covers(d)} · ${V.names(d).map(V.ownName).join(" + ")}`);
   const choices = [...runs.map((run, k) => ({ name: `run ${k + 1}`, ns: V.wall(run), run })),
     ...(opening.length ? [{ name: "opening", run: { start: opening[0].start, end: Math.max(...opening.map((s) => s.end)), host: opening, gpu: [], uncertainty: 0 } }] : [])];
@@ -22,6 +23,7 @@
   function load(choice) {
     const { run } = choices[choice];
     state.run = choice;
+    mark(null);
     state.span = run.end - run.start || 1;
     state.bars = [];
     state.lanes = [];
@@ -50,6 +52,41 @@
       : "";
   }
 
+  // ---- a span that is measured
+
+  /** Marks a span of the run, in nanoseconds since its start; null: none. Says what is in it. */
+  function mark(span) {
+    state.marked = span;
+    measured.hidden = !span;
+    made.draw();
+    if (!span) return;
+    const inside = state.bars.filter((bar) => bar.kind === "gpu" && bar.end > span.start && bar.start < span.end)
+      .map((bar) => ({ ...bar, start: Math.max(bar.start, span.start), end: Math.min(bar.end, span.end) }));
+    const totals = new Map(), busy = V.union(inside), whole = span.end - span.start;
+    for (const bar of inside) {
+      const what = bar.dispatch === undefined ? bar.name : V.covers(dispatches[bar.dispatch]);
+      totals.set(what, (totals.get(what) ?? 0) + bar.end - bar.start);
+    }
+    const most = [...totals].sort((a, b) => b[1] - a[1]).slice(0, 3).map(([what, ns]) => `${V.short(what, 40)} ${V.time(ns)}`).join(", ");
+    measured.textContent = `Marked: ${V.time(whole)} from ${V.time(span.start)} to ${V.time(span.end)}; GPU busy ${V.time(busy)} (${V.percent(busy / (whole || 1))}), ${V.plural(inside.length, "span")}${most ? `: ${most}` : ""}`;
+  }
+  const marker = V.el("button", { "aria-pressed": "false", title: "drag to measure a span (or drag with Shift; m: the chosen dispatch)", click: () => {
+    const on = marker.getAttribute("aria-pressed") !== "true";
+    marker.setAttribute("aria-pressed", String(on));
+    if (!on) mark(null);
+  } }, "measure");
+  function paintMark(context, height, toX) {
+    const x = toX(state.marked.start), w = toX(state.marked.end) - x;
+    context.fillStyle = V.colour("mark");
+    context.fillRect(x, AXIS - 6, w, height);
+    context.fillStyle = V.colour("accent");
+    for (const edge of [x, x + w]) context.fillRect(edge - 0.75, AXIS - 6, 1.5, height);
+    context.font = "600 12px system-ui, sans-serif";
+    context.textAlign = "center";
+    context.fillText(V.time(state.marked.end - state.marked.start), Math.max(LEFT + 30, Math.min(made.width - 30, x + w / 2)), AXIS - 12);
+    context.textAlign = "left";
+  }
+
   const usable = () => Math.max(50, made.width - LEFT - 12);
   function fit() {
     view.scale = usable() / state.span;
@@ -60,6 +97,11 @@
   const moves = V.movable(made, view, {
     axes: "x",
     changed: () => (state.fitted = null),
+    spans: () => marker.getAttribute("aria-pressed") === "true",
+    span: (from, to) => {
+      const at = (px) => Math.max(0, Math.min(state.span, view.x + px / view.scale));
+      mark({ start: at(from), end: at(to) });
+    },
     limits: () => ({ scale: [usable() / state.span / 1.5, 2] }),
     click: (px, py) => {
       const bar = barAt(px, py) ?? below(px, py);
@@ -106,11 +148,12 @@
     const chosen = new Set(V.selectedDispatches());
     context.font = "11px system-ui, sans-serif";
     context.textBaseline = "middle";
+    const few = chosen.size < 100;
     const painted = state.lanes.map(() => -Infinity); // the right end of what is painted in each row
     for (const bar of state.bars) {
       const x = toX(bar.start), w = Math.max(1, toX(bar.end) - x - (toX(bar.end) - x > 3 ? 0.6 : 0));
       const marked = chosen.has(bar.dispatch) || bar === state.hover;
-      if (x > width || x + w < LEFT || (x + w < painted[bar.row] + 0.5 && !marked)) continue;
+      if (x > width || x + w < LEFT || (x + w < painted[bar.row] + 0.5 && !(marked && few))) continue;
       painted[bar.row] = x + w;
       const y = rowY(bar.row) + 2, h = ROW - 4;
       context.fillStyle = colourOf(bar);
@@ -134,6 +177,7 @@
       }
     }
     if (strips(bottom).length) paintStrips(context, toX, bottom, width, chosen);
+    if (state.marked) paintMark(context, height, toX);
     context.restore();
     names(context, bottom);
   }
@@ -167,11 +211,12 @@
     for (const strip of strips(bottom)) {
       context.fillStyle = V.colour("faint");
       context.fillRect(LEFT, strip.y, width, strip.height);
+      const few = chosen.size < 100;
       let painted = -Infinity;
       for (const bar of state.bars) {
         if (bar.dispatch === undefined) continue;
         const x = toX(bar.start), w = Math.max(1, toX(bar.end) - x);
-        if (w <= 1 && x < painted + 0.5 && !chosen.has(bar.dispatch)) continue; // several in one pixel
+        if (w <= 1 && x < painted + 0.5 && !(few && chosen.has(bar.dispatch))) continue; // several in one pixel
         painted = x;
         const h = strip.height * Math.min(1, strip.of(bar.dispatch) / strip.top);
         if (x > width || x + w < LEFT) continue;
@@ -235,19 +280,27 @@
     title: "Timeline",
     element: V.el("section", { class: "stage" },
       V.el("div", { class: "tools" }, picker, V.el("span", { class: "grow" }), V.el("span", { class: "scale-key" }, "share of the limit 0", V.el("i"), "1"),
-        V.el("button", { click: fit }, "whole"), V.el("button", { "aria-label": "zoom in", click: () => moves.zoom(1.6, made.width / 2, 0) }, "+"),
+        marker, V.pictures("timeline", made, () => {
+          const context = new V.SvgContext();
+          paint(context, made.width, made.height);
+          return context.file(made.width, made.height);
+        }), V.el("button", { click: fit }, "whole"), V.el("button", { "aria-label": "zoom in", click: () => moves.zoom(1.6, made.width / 2, 0) }, "+"),
         V.el("button", { "aria-label": "zoom out", click: () => moves.zoom(1 / 1.6, made.width / 2, 0) }, "−")),
-      V.el("div", { class: "canvas-box" }, choices.length ? box : V.el("p", { class: "empty" }, "Nothing was run: there is no timeline.")), note),
+      V.el("div", { class: "canvas-box" }, choices.length ? box : V.el("p", { class: "empty" }, "Nothing was run: there is no timeline.")), measured, note),
     show: () => made.draw(),
     key: (event) => {
       if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
         step(event.key === "ArrowRight" ? 1 : -1);
         event.preventDefault();
       } else if (event.key === "f") fit();
+      else if (event.key === "m") {
+        const bars = state.bars.filter((bar) => V.selectedDispatches().includes(bar.dispatch));
+        mark(bars.length ? { start: Math.min(...bars.map((b) => b.start)), end: Math.max(...bars.map((b) => b.end)) } : null);
+      }
     },
   };
   if (choices.length) {
     load(Math.max(0, runs.indexOf(V.medianRun(V.doc))));
   }
-  V.timeline = { state, view, strips: () => strips(0).map((strip) => strip.name) };
+  V.timeline = { state, view, made, mark, measured, strips: () => strips(0).map((strip) => strip.name) };
 })();
