@@ -21,13 +21,23 @@ _LAYER = (
 )
 _ALSO = {14: 14, 21: 7}
 _SHAPE = [1, 128, 768]
+_STATISTICS: dict[str, Any] = {
+    "elements": 65536,
+    "nonfinite": 0,
+    "min": -0.5,
+    "max": 0.5,
+    "mean": 0.0,
+    "std": 0.1,
+    "zeros": 0.0,
+}
+_STATISTICS["histogram"] = list(range(24))
 
 
 def large_document(count: int) -> dict[str, Any]:
     """So many nodes in named modules, each with a value and a dispatch of its own, and a run."""
     document = new_document("large.onnx", "a device", "default:0")
     document["values"] = [{"name": "x", "kind": "input", "dtype": "float32", "shape": _SHAPE}]
-    buffers, gpu = [], []
+    buffers, gpu, weights = [], [], list[dict[str, Any]]()
     for k in range(count):
         layer, at = divmod(k, len(_LAYER))
         module, op = _LAYER[at]
@@ -42,6 +52,11 @@ def large_document(count: int) -> dict[str, Any]:
             {"offset": k % 3 * 4096, "nbytes": 4096, "first": k, "last": min(k + 1, count - 1), "label": name}
         )
         gpu.append({"name": name, "start": 1e4 * k + 100.0, "end": 1e4 * k + 9e3, "island": 0, "dispatch": k})
+        if op == "MatMul":
+            weights.append({"name": f"{module}.weight_{k}", "kind": "weight", "dtype": "float32", "shape": [768, 768]})
+            weights[-1]["stats"] = dict(_STATISTICS)
+            node["inputs"] = [*inputs, count + len(weights)]
+    document["values"] += weights
     end = 1e4 * count
     host = [{"name": "run", "start": 0, "end": end, "depth": 0}, {"name": "wait", "start": 0, "end": end, "depth": 1}]
     document["runs"] = [{"start": 0, "end": end, "uncertainty": 0, "host": host, "gpu": gpu}]

@@ -19,7 +19,7 @@ from tools.chromium import Chromium
 from vkep.view import Page
 from vkep.view.document import new_document
 
-TABS = ("overview", "graph", "timeline", "dispatches", "memory", "contexts")
+TABS = ("overview", "graph", "timeline", "dispatches", "memory", "contexts", "model")
 
 
 @pytest.fixture(scope="module")
@@ -251,6 +251,18 @@ def test_pictures_are_saved(quiet: Chromium, url: str, tab: str) -> None:
     assert min(size) > 100
 
 
+def test_the_model_and_its_weights_are_described(quiet: Chromium, url: str) -> None:
+    quiet.show(url)
+    quiet.until("V.ready")
+    text = quiet.run("V.open('model'), V.tabs.model.element.innerText")
+    assert "ai.onnx" in text
+    row = next(line for line in text.split("\n") if line.startswith("w\t")).split("\t")
+    assert row[:5] == ["w", "float32 8×8", "256 B", "-1", "1"]
+    assert quiet.run("V.tabs.model.element.querySelectorAll('.histogram i').length") == 24
+    quiet.run("V.graph.choose(V.doc.nodes.findIndex((n) => n.op === 'MatMul'))")
+    assert "-1 to 1, mean 0, deviation 0.5864" in quiet.run("V.details.innerText")
+
+
 def test_tables_are_saved(quiet: Chromium, url: str) -> None:
     quiet.show(url)
     quiet.until("V.ready")
@@ -364,6 +376,10 @@ def test_ten_thousand_nodes_stay_fluent(quiet: Chromium, tmp_path: Path) -> None
         quiet.run("V.open('graph')")
         quiet.until(LAID_OUT)
 
+    def open_all() -> None:
+        quiet.run("V.graph.state.closed.clear(), V.graph.arrange()")
+        quiet.until(LAID_OUT)
+
     def look() -> None:
         quiet.key("/")
         for letter in "gelu":
@@ -372,9 +388,7 @@ def test_ten_thousand_nodes_stay_fluent(quiet: Chromium, tmp_path: Path) -> None
 
     watch("load", load)
     watch("graph", lay_out)
-    watch(
-        "graph, all open", lambda: (quiet.run("V.graph.state.closed.clear(), V.graph.arrange()"), quiet.until(LAID_OUT))
-    )
+    watch("graph, all open", open_all)
     watch("graph as SVG", lambda: quiet.run("V.graph.drawing().then(() => null)"))
     watch("whole graph", lambda: quiet.run("document.activeElement.blur(), V.tabs.graph.key({ key: 'f' })"))
     watch("search", look)

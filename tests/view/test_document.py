@@ -6,16 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+import onnx
 import pytest
 
 from tests.session.models import model
 from tests.view.conftest import FEEDS
 from tools import view_vendor
+from vkep.graph.weights import ArrayWeight, ExternalWeight, ProtoWeight
 from vkep.plan.records import Dispatch, PipelineKey, Plan, Range, ShaderVariant, Space
 from vkep.view import Page, read_document
 from vkep.view.memory import slab_buffers
 from vkep.view.modules import NAME_SCOPES, module_of
+from vkep.view.weights import weight_statistics
 
 
 def dispatch(label: str, reads: list[tuple[int, int]], writes: list[tuple[int, int]]) -> Dispatch:
@@ -68,6 +72,35 @@ def test_nodes_say_who_runs_them_and_why(page: Page) -> None:
 )
 def test_modules_are_read_from_names_and_metadata(name: str, scopes: str, module: str) -> None:
     assert module_of(name, {NAME_SCOPES: scopes} if scopes else {}) == module
+
+
+def test_weights_have_statistics() -> None:
+    values = np.array([0, 1, 2, -1, np.nan, np.inf], np.float32)
+    found = weight_statistics(ArrayWeight("w", values))
+    assert (found["elements"], found["nonfinite"], found["min"], found["max"]) == (6, 2, -1, 2)
+    assert (found["mean"], found["zeros"], sum(found["histogram"])) == (0.5, 0.25, 4)
+    assert weight_statistics(ArrayWeight("w", np.full(3, 7, np.int64)))["histogram"] == [3]
+    assert weight_statistics(ArrayWeight("w", np.array([1, -8], ml_dtypes.int4)))["min"] == -8
+    assert weight_statistics(ArrayWeight("w", np.array([1e300, -1e300])))["max"] == 1e300
+    texts = onnx.TensorProto(name="w", dims=[1], data_type=onnx.TensorProto.STRING, string_data=[b"a"])
+    assert weight_statistics(ProtoWeight(texts)) == {}
+    assert weight_statistics(ArrayWeight("w", np.zeros((0, 3), np.float32))) == {}
+    assert weight_statistics(ArrayWeight("w", np.full(2, np.nan, np.float32))) == {"elements": 2, "nonfinite": 2}
+
+
+def test_of_a_large_weight_in_a_file_a_part_is_read(tmp_path: Path) -> None:
+    values = np.arange(1 << 18, dtype=np.float32)
+    proto = onnx.numpy_helper.from_array(values, "w")
+    onnx.external_data_helper.set_external_data(proto, "w.bin")
+    (tmp_path / "w.bin").write_bytes(proto.raw_data)
+    proto.ClearField("raw_data")
+    found = weight_statistics(ExternalWeight(proto, tmp_path))
+    assert (found["elements"], found["min"], found["max"]) == (1 << 16, 0, (1 << 18) - 1)
+    assert found["mean"] == pytest.approx(values.mean(), rel=1e-3)
+
+
+def test_a_model_s_metadata_is_kept(page: Page) -> None:
+    assert page.document["model"] == {"graph": "branches", "IR version": 10, "opsets": {"ai.onnx": 21}}
 
 
 def test_dispatches_name_their_nodes_and_were_measured(page: Page) -> None:

@@ -44,6 +44,11 @@ def method_document(
     contexts = list(dict.fromkeys(held.vulkan.context for held in resources))
     device = resources[0].vulkan.capabilities.name if resources else "no delegate, no device"
     document = new_document(decoded.where, device, ", ".join(c.label for c in contexts) or "none")
+    document["model"] = {
+        "format": "ExecuTorch program",
+        "instructions": len(decoded.steps),
+        "delegates": ", ".join(delegate.backend for delegate in decoded.delegates),
+    }
     parts = _Parts()
     for number, runner in enumerate(runners):
         for executable in runner.executables():

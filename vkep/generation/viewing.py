@@ -13,7 +13,7 @@ from vkep.session.executor import IslandExecutor
 from vkep.session.introspection import Flat, flatten
 from vkep.session.tracing import RunTrace, Tracer
 from vkep.session.viewing import add_context, add_islands, add_measured, least_times, run_document
-from vkep.view.document import add_graph, new_document
+from vkep.view.document import add_graph, model_facts, new_document
 from vkep.view.graph import GraphDocument, value_kinds
 
 
@@ -94,6 +94,7 @@ def _add_graphs(
         kinds = {**value_kinds(model, known), **known}
         graph.begin(prefix.__add__, {prefix + name: kind for name, kind in kinds.items()})
         graph.add_model(model.graph, flat.placements)
+        document["model"] |= {prefix + name: value for name, value in model_facts(model).items()}
         add_islands(document, replace(flat, islands=mine), graph)
     add_graph(document, graph)
 

@@ -14,14 +14,26 @@ from gpu_shared.handles import live_counts
 from gpu_shared.memory import memory_budget
 from vkep.device.measure.limits import DeviceLimits, Pace, device_limits
 from vkep.device.tensor import DeviceTensor
+from vkep.errors import InvalidModelError
+from vkep.graph.model import Graph
 from vkep.memory.staging_ring import STAGING_KINDS, shared_staging_arena
 from vkep.session.executor import IslandExecutor
 from vkep.session.introspection import Flat, flatten
 from vkep.session.report import IslandReport
 from vkep.session.session_state import SessionState
 from vkep.session.tracing import RunTrace, trace_run
-from vkep.view.document import add_graph, add_plan, add_region, add_times, arena_document, new_document, without_folders
+from vkep.view.document import (
+    add_graph,
+    add_plan,
+    add_region,
+    add_times,
+    arena_document,
+    model_facts,
+    new_document,
+    without_folders,
+)
 from vkep.view.graph import GraphDocument, Kind, value_kinds
+from vkep.view.weights import weight_statistics
 
 T = TypeVar("T")
 #: limits of the device that were measured longer before a page are measured again
@@ -82,8 +94,22 @@ def _describe(document: dict[str, Any], state: SessionState, flat: Flat, kinds: 
         kinds = {**{p.name: (p.dtype, p.shape) for p in island.plan.ports}, **kinds}
     graph = GraphDocument({**value_kinds(state.model, kinds), **kinds})
     graph.add_model(state.model.graph, flat.placements)
+    add_statistics(document, graph, state.model.graph)
+    document["model"] = model_facts(state.model)
     add_graph(document, graph)
     add_islands(document, flat, graph)
+
+
+def add_statistics(document: dict[str, Any], graph: GraphDocument, model: Graph) -> None:
+    """Add the statistics of the weights to their values."""
+    unread = 0
+    for name, weight in model.weights.items():
+        try:
+            graph.values[graph.value(name)]["stats"] = weight_statistics(weight)
+        except InvalidModelError:  # its file is gone or was changed
+            unread += 1
+    if unread:
+        document["notes"].append(f"{unread} weights could not be read again: they have no statistics.")
 
 
 def add_islands(document: dict[str, Any], flat: Flat, graph: GraphDocument) -> None:

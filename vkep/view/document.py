@@ -4,7 +4,7 @@ Keys (times in nanoseconds, sizes in bytes, nodes and dispatches by position in 
 
 - ``format`` (2), ``vkep``, ``made`` (ISO time), ``title``, ``device``, ``context``, ``notes``
 - ``nodes``: name, op, domain, module (`vkep.view.modules`), where, reason, declined, inputs, outputs, attributes
-- ``values``: name, dtype, shape, kind
+- ``values``: name, dtype, shape, kind, and of weights ``stats`` (`vkep.view.weights`); ``model``: what the file says of itself
 - ``islands``: the numbers of `vkep.session.report.IslandReport`; ``dispatches``: those of `describe_plan`, with ``island``,
   ``nodes``, and where they were measured ``samples`` (alone, one a run), their median ``ns``, and ``limit_ns``
 - ``regions``: what delegates other than Vulkan's run: ``kind``, ``nodes``, ``about`` (a text)
@@ -25,6 +25,7 @@ from typing import Any
 
 from vkep.arena.dump import ArenaSnapshot
 from vkep.errors import one_line
+from vkep.graph.model import Model
 from vkep.plan.records import Plan
 from vkep.view.dispatches import describe_plan
 from vkep.view.graph import GraphDocument
@@ -47,6 +48,7 @@ def new_document(title: str, device: str, context: str) -> dict[str, Any]:
         "device": device,
         "context": context,
         **{name: [] for name in lists},
+        "model": {},
         "limits": None,
         "memory": {"slabs": [], "arenas": [], "weights": [], "heaps": []},
         "contexts": {},
@@ -66,6 +68,23 @@ def _version() -> str:
         return importlib.metadata.version("vkep")
     except importlib.metadata.PackageNotFoundError:  # run from a checkout
         return ""
+
+
+def model_facts(model: Model) -> dict[str, Any]:
+    """What an ONNX file says of itself, without what is empty; ``opsets`` and ``properties`` are objects."""
+    about = model.metadata
+    found = {
+        "producer": about.producer_name,
+        "graph": about.graph_name,
+        "domain": about.domain,
+        "version": about.version,
+        "IR version": model.ir_version,
+        "opsets": {domain or "ai.onnx": version for domain, version in model.opsets.items()},
+        "description": about.description,
+        "graph's description": about.graph_description,
+        "properties": dict(about.custom_metadata_map),
+    }
+    return {name: value for name, value in found.items() if value}
 
 
 def add_graph(document: dict[str, Any], graph: GraphDocument) -> None:

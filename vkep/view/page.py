@@ -34,6 +34,7 @@ SCRIPTS = (
     "timeline",
     "dispatches",
     "memory",
+    "model",
     "compare",
     "overview",
     "main",

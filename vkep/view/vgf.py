@@ -52,6 +52,12 @@ def vgf_document(vgf: Vgf, title: str) -> dict[str, Any]:
             more = {"grid": str(list(segment.dispatch))} if segment.kind == "compute" else {}
             graph.add(segment.name, module.name, "vgf", inputs, outputs, attributes=more)
     add_graph(document, graph)
+    document["model"] = {
+        "format": "VGF",
+        "segments": ", ".join(f"{s.name} ({s.kind})" for s in vgf.segments),
+        "modules": ", ".join(f"{m.name} ({m.kind})" for m in vgf.modules),
+        "constants": f"{len(vgf.constants)} of {sum(len(c.data) for c in vgf.constants)} bytes",
+    }
     document["notes"].append("Nothing was run: a VGF file has no times.")
     return document
 

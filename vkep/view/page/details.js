@@ -15,7 +15,7 @@
   function valueLine(v) {
     const value = values[v], from = V.index.producer[v];
     return V.el("li", {}, V.el("code", {}, V.short(value.name, 60)), " ", V.el("span", { class: "kind" }, V.kind(value) || "shape not known"),
-      value.kind ? ` ${value.kind}` : "", from >= 0 ? [" from ", toNode(from)] : null);
+      value.kind ? ` ${value.kind}` : "", from >= 0 ? [" from ", toNode(from)] : null, V.statistics(value));
   }
 
   function aboutNode(n) {

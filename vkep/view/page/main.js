@@ -64,7 +64,7 @@
 
   // ---- tabs
 
-  const names = ["overview", "graph", "timeline", "dispatches", "memory", "contexts", "compare"].filter((name) => V.tabs[name]);
+  const names = ["overview", "graph", "timeline", "dispatches", "memory", "contexts", "model", "compare"].filter((name) => V.tabs[name]);
   const buttons = {}, main = V.el("main", {});
   const bar = V.el("nav", { role: "tablist", "aria-label": "views" });
   names.forEach((name, k) => {
@@ -98,7 +98,7 @@
 
   // ---- keys
 
-  const help = V.el("dialog", { class: "help" }, V.el("h2", {}, "Keys"), V.facts([["1 … 7", "views"], ["/", "search; Enter and Shift+Enter go through what was found"],
+  const help = V.el("dialog", { class: "help" }, V.el("h2", {}, "Keys"), V.facts([["1 … 8", "views"], ["/", "search; Enter and Shift+Enter go through what was found"],
     ["arrows, + −", "move and zoom the graph; in the timeline the next dispatch"], ["j k", "the next or last node of the graph"], ["double click", "opens a module of the graph"], ["m", "measure the chosen dispatch in the timeline; drag with Shift: a span"], ["f", "show everything"], ["t", "light or dark"], ["Esc", "close details"]]),
     V.el("form", { method: "dialog" }, V.el("button", {}, "close")));
   document.addEventListener("keydown", (event) => {
