@@ -246,21 +246,6 @@ def reverse_sequence(
     return elements_at(b, x, indices, time_axis, f"a length is outside [0, {steps}]")
 
 
-@operator("Compress", types={"T": every("Compress"), "T1": ("bool",)})
-def compress(b: Builder, x: Tensor, condition: Tensor, *, axis: int | None = None) -> Tensor:
-    """The slices along ``axis`` (None: of the flat input) where the condition holds.
-
-    Their number depends on the condition's content: where that is computed, the node is planned once it is known.
-    """
-    if axis is None:
-        x, axis = b.reshape(x, [math.prod(x.shape)]), 0
-    chosen = np.flatnonzero(b.value(condition, "condition").reshape(-1))
-    where = b.axis(axis, x.rank)
-    if chosen.size and chosen[-1] >= x.shape[where]:  # ONNX Runtime reads no more of the condition
-        chosen = chosen[chosen < int(x.shape[where])]
-    return gather_(b, x, b.constant(chosen.astype(np.int64)), axis=where)
-
-
 @operator("GatherND", domain=MICROSOFT, types={"data": every("GatherND"), "indices": INDICES})
 def gather_nd(b: Builder, data: Tensor, indices: Tensor) -> Tensor:
     return gather_nd_11(b, data, indices)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from vkep.graph.attributes import ResizeAttributes
 from vkep.graph.resize import Resized, resolve_resize, resolve_roi
 from vkep.graph.windows import Window, check_window
+from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.kernels.resize import ResizeMode, ResizeProblem
 from vkep.kernels.sampling import CropProblem, GridSampleProblem, MaxRoiPoolProblem, RoiAlignProblem
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SINGLE, every
 from vkep.ops.convolution import sum_of_windows
+from vkep.ops.generators import positions
 from vkep.ops.microsoft import MICROSOFT
 from vkep.ops.registry import FLOATS, operator
-from vkep.sizes import fixed
+from vkep.sizes import largest
 
 _RESIZED = (
     "float32", "float16", "bfloat16", "int8", "int16", "int32", "uint8", "uint16", "uint32", "bool", "int64",
@@ -113,22 +113,21 @@ def _grid_sample(b: Builder, x: Tensor, grid: Tensor, align_corners: int, mode: 
 def affine_grid(b: Builder, theta: Tensor, size: Tensor, *, align_corners: int = 0) -> Tensor:
     sizes = b.ints(size, "size") or []
     rank = len(sizes) - 2
-    if rank not in (2, 3) or theta.shape != (sizes[0], rank, rank + 1) or min(sizes) < 1:
+    if rank not in (2, 3) or theta.shape != (sizes[0], rank, rank + 1) or any(n < 1 for n in sizes):
         b.invalid(f"matrices {list(theta.shape)} for images of size {sizes}; expected [n, 2, 3] for [n, c, h, w] or "
                   "[n, 3, 4] for [n, c, d, h, w]")  # fmt: skip
     batch, _, *spatial = sizes
     total = b.expr("same", b.reshape(theta.slice(2, rank, 1), [batch, *[1] * rank, rank]))
-    wide = np.float64 if theta.dtype.name == "float64" else np.float32
+    wide = "double" if theta.dtype.name == "float64" else "float"
     for column, axis in enumerate(reversed(range(rank))):  # theta's columns have x first, the last axis
-        length = fixed(spatial[axis], "the grid's places are constants")
-        if align_corners:
-            places = np.linspace(-1.0, 1.0, length) if length > 1 else np.zeros(length)
-        else:
-            places = (2 * np.arange(length) + 1) / max(length, 1) - 1
-        place = b.constant(places.astype(wide).reshape([length, *[1] * (rank - axis)]))
+        length = spatial[axis]
+        steps = (
+            length - 1 if align_corners else length
+        )  # between the first place and the last, or between the image's edges
+        place = b.reshape(positions(b, length), [length, *[1] * (rank - axis)])
         factor = b.reshape(theta.slice(2, column, 1), [batch, *[1] * rank, rank])
-        by, at = b.reads(factor, place)
-        total = total + by * at
+        [by], [at, last, most] = b.reads(factor), b.reads(place, length - 1, largest(steps, 1))
+        total = total + by * fn.exact_divide(fn.cast(at + at - last, wide), fn.cast(most, wide))
     return b.store(total, theta.dtype, shape=[batch, *spatial, rank])
 
 

@@ -1,5 +1,5 @@
-"""Operators whose result length depends on data (see `vkep.placement.data_dependent`): NonZero, NonMaxSuppression, and of
-domain com.microsoft DynamicTimeWarping and BifurcationDetector.
+"""Operators whose result length depends on data (see `vkep.placement.data_dependent`): NonZero, Compress, NonMaxSuppression,
+and of domain com.microsoft DynamicTimeWarping and BifurcationDetector.
 
 Semantics: ONNX; the schemas in ONNX Runtime (docs/ContribOperators.md), and its CPU provider's kernels.
 """
@@ -11,17 +11,19 @@ import math
 import numpy as np
 
 from vkep.dtypes import BOOL, DTYPES, INT32, INT64
+from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.kernels.cumsum import ScanProblem
-from vkep.kernels.gather import GatherProblem
 from vkep.kernels.selection import CompactProblem, NonMaxSuppressionProblem
 from vkep.kernels.token_paths import BifurcationProblem, WarpProblem
 from vkep.ops.allowed import ARITHMETIC
+from vkep.ops.gather import gathered
+from vkep.ops.generators import positions
 from vkep.ops.reduction import scan
 from vkep.ops.registry import SIZED, operator
-from vkep.sizes import fixed, serves_others, whole
+from vkep.sizes import largest, serves_others, smallest, whole
 
 
 def positions_of(b: Builder, mask: Tensor) -> list[Tensor]:
@@ -36,9 +38,7 @@ def positions_of(b: Builder, mask: Tensor) -> list[Tensor]:
 
 @operator("NonZeroFill", domain=SIZED, types={"x": (*ARITHMETIC, "bool")})
 def non_zero_fill(b: Builder, x: Tensor) -> list[Tensor]:
-    if not x.size:
-        return [b.constant(np.zeros(0, np.int64)), b.constant(np.zeros(1, np.int64))]
-    return positions_of(b, b.cast(x, BOOL))
+    return positions_of(b, b.cast(x, BOOL)) if x.size else _nothing(b)
 
 
 @operator("NonZeroTake", domain=SIZED, types={})
@@ -62,6 +62,33 @@ def _index(flat: Expr, step: Expr, size: Expr) -> Expr:
     return flat / step % size
 
 
+@operator("CompressFill", domain=SIZED, types={})
+def compress_fill(b: Builder, x: Tensor, condition: Tensor, *, axis: int | None = None) -> list[Tensor]:
+    """The places where the condition holds, and their number."""
+    extent = x.size if axis is None else x.shape[b.axis(axis, x.rank)]
+    b.expect("condition", condition, [condition.size])
+    if condition.array is not None:
+        chosen = np.flatnonzero(condition.array).tolist()
+        while chosen and chosen[-1] >= extent:  # ONNX Runtime reads no more of the condition
+            chosen.pop()
+        return [b.constant(np.array(chosen, np.int64)), b.constant(np.array([len(chosen)], np.int64))]
+    return positions_of(b, condition.slice(0, 0, smallest(condition.size, extent))) if condition.size else _nothing(b)
+
+
+@operator("CompressTake", domain=SIZED, types={})
+def compress_take(
+    b: Builder, found: Tensor, count: Tensor, x: Tensor, condition: Tensor, *, axis: int | None = None
+) -> Tensor:
+    many = whole(b.number(count, "the number of slices where the condition holds"))
+    flat, along = (x, axis) if axis is not None else (b.reshape(x, [x.size]), 0)
+    return gathered(b, flat, found.slice(0, 0, many), along)
+
+
+def _nothing(b: Builder) -> list[Tensor]:
+    """No positions, and their number."""
+    return [b.constant(np.zeros(0, np.int64)), b.constant(np.zeros(1, np.int64))]
+
+
 @operator("NonMaxSuppressionFill", domain=SIZED, types={"boxes": ("float32",), "scores": ("float32",)})
 def non_max_suppression_fill(
     b: Builder,
@@ -79,10 +106,8 @@ def non_max_suppression_fill(
     if scores.rank != 3 or center_point_box not in (0, 1):
         b.invalid(f"scores {list(scores.shape)} and center_point_box {center_point_box}; expected 3 axes, and 0 or 1")
     batches, classes, box_count = scores.shape
-    asked = fixed(
-        scalar(max_output_boxes_per_class, "max_output_boxes_per_class") or 0, "a kernel holds the boxes of a class"
-    )
-    most = min(max(int(asked), 0), box_count)
+    asked = whole(scalar(max_output_boxes_per_class, "max_output_boxes_per_class") or 0)
+    most = smallest(largest(asked, 0), box_count)
     overlap, least = scalar(iou_threshold, "iou_threshold") or 0.0, scalar(score_threshold, "score_threshold")
     if not 0 <= overlap <= 1:
         b.invalid(f"iou_threshold is {overlap}, expected 0 to 1")
@@ -90,15 +115,19 @@ def non_max_suppression_fill(
     picks, counts = b.empty(INT64, [problem.pairs, most, 3]), b.empty(INT64, [problem.pairs])
     b.compute(problem, [b.contiguous(boxes), b.contiguous(scores)], [picks, counts])
     if not picks.size:
-        return [b.constant(np.zeros(picks.shape, np.int64)), b.constant(np.zeros(counts.shape, np.int64))]
-    return [picks, counts]
+        return [b.constant(np.zeros((0, 3), np.int64)), b.constant(np.zeros(1, np.int64))]
+    taken = b.pointwise("lt", positions(b, most, np.int64), b.reshape(counts, [problem.pairs, 1]), dtype=BOOL)
+    found, count = positions_of(b, taken)
+    places = b.reshape(positions(b, taken.size, np.int64), found.shape)
+    used = b.pointwise(lambda at, place, n: fn.where(place < n, at, 0), found, places, count)
+    return [gathered(b, b.reshape(picks, [taken.size, 3]), used), count]
 
 
 @operator("NonMaxSuppressionTake", domain=SIZED, types={})
 def non_max_suppression_take(
     b: Builder,
     picks: Tensor,
-    counts: Tensor,
+    count: Tensor,
     boxes: Tensor,
     scores: Tensor,
     max_output_boxes_per_class: Tensor | None = None,
@@ -107,12 +136,7 @@ def non_max_suppression_take(
     *,
     center_point_box: int = 0,
 ) -> Tensor:
-    many = b.value(counts, "the number of selected boxes").reshape(-1)
-    rows = np.concatenate([np.zeros(0, np.int64), *(p * picks.shape[1] + np.arange(n) for p, n in enumerate(many))])
-    if not rows.size:
-        return b.constant(np.zeros((0, 3), np.int64))
-    problem = GatherProblem(1, picks.shape[0] * picks.shape[1], 3, rows.size, "int64", "int64")
-    return b.result(problem, picks, b.constant(rows.astype(np.int64)), shape=[rows.size, 3])
+    return picks.slice(0, 0, whole(b.number(count, "the number of selected boxes")))
 
 
 @operator("com.microsoft.DynamicTimeWarpingFill", domain=SIZED, types={"x": ("float32",)})
@@ -129,7 +153,7 @@ def dynamic_time_warping_fill(b: Builder, x: Tensor) -> list[Tensor]:
 
 @operator("com.microsoft.DynamicTimeWarpingTake", domain=SIZED, types={})
 def dynamic_time_warping_take(b: Builder, path: Tensor, count: Tensor, x: Tensor) -> Tensor:
-    cells = int(b.value(count, "the number of the path's cells").reshape(-1)[0])
+    cells = whole(b.value(count, "the number of the path's cells").reshape(-1)[0])
     return path.slice(1, path.shape[1] - cells, cells)
 
 

@@ -29,7 +29,7 @@ from vkep.ort.tensors import address, byte_count, host_array, host_bytes
 from vkep.plan.records import Port
 from vkep.session.executor import Executable, IslandExecutor, Targets
 from vkep.session.planned_graph import in_place
-from vkep.session.planner import Planner
+from vkep.session.planner import Planner, opened
 from vkep.session.vgf_executor import GraphRefused, VgfExecutor
 
 if TYPE_CHECKING:
@@ -147,7 +147,8 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         session = session_options(runtime.device, runtime.options)
         model = Model(graph, opsets, ir_version, name)
         self._planner = Planner(runtime.delegate, session, model, runtime.policy, runtime.graphs)
-        self.planned = self._planner.graph(graph.nodes, graph.weights, [o for o in outputs if o], name=name)
+        made = [o for o in outputs if o]
+        self.planned = self._planner.graph(graph.nodes, graph.weights, made, name=name, opened=opened(graph))
         self.outputs = {name: i for i, name in enumerate(outputs) if name}  #: with their places
         which = [i for i, n in enumerate(inputs) if n and n not in graph.weights]
         self._names = [inputs[i] for i in which]

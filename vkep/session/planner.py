@@ -13,7 +13,7 @@ from vkep.device.delegate import VulkanDelegate
 from vkep.device.rooms import Rooms
 from vkep.device.runner import PlanRunner
 from vkep.errors import InvalidInputError, InvalidNode, UnsupportedModelError
-from vkep.graph.model import Model, Node
+from vkep.graph.model import Graph, Model, Node
 from vkep.ir.infer import Known
 from vkep.ir.program import ControlStep, CpuStep, DeferredStep, IslandStep, KpStep, Over, Program, Step, VgfStep
 from vkep.placement.policy import VGF, Policy
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vkep.session")
 
 #: operators whose result has as many elements as a run finds: what reads it waits for the count
-_COUNTS = frozenset({"NonMaxSuppression", "NonZero", "Unique"})
+_COUNTS = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
 #: the input, by its place, that operators wait for where a run gives it
 _GIVEN = {
     **{("", name): 1 for name in ("Expand", "Reshape", "Tile", "TopK", "Trilu")},
@@ -203,7 +203,8 @@ class Planner:
     def graph(
         self, nodes: Sequence[Node], constants: Mapping[str, Known], outputs: Sequence[str], **kwargs: Any
     ) -> PlannedGraph:
-        """A graph of these nodes, planned for each signature of its inputs. Further arguments as for `PlannedGraph`."""
+        """A graph of these nodes, planned for each signature of its inputs. Further arguments as for `PlannedGraph`; `opened`
+        gives its sizes."""
         make_plan = functools.partial(self.plan, nodes, outputs=outputs)
         return PlannedGraph(make_plan, constants, self._options.plan_cache_size, **kwargs)
 
@@ -213,19 +214,23 @@ class Planner:
         """As `graph` for a whole model, whose plans are saved to disk if the options allow it."""
         make_plan = functools.partial(self.plan_model, model, outputs=outputs)
         weights = model.graph.weights
-        inputs = {info.name for info in model.graph.inputs}
         name = f"session of {model.source}"
-        opened = Opened(
-            {
-                (info.name, axis): dim or f"{info.name} {axis}"
-                for info in model.graph.inputs
-                for axis, dim in enumerate(info.shape or ())
-                if not isinstance(dim, int)
-            },
-            at_once=any(_waits(node, inputs) for node in model.graph.nodes),
-        )
         capacity = self._options.plan_cache_size
-        return PlannedGraph(make_plan, weights, capacity, name=name, check=check, opened=opened)
+        return PlannedGraph(make_plan, weights, capacity, name=name, check=check, opened=opened(model.graph))
+
+
+def opened(graph: Graph) -> Opened:
+    """The sizes that the declarations of a graph's inputs leave open."""
+    inputs = {info.name for info in graph.inputs}
+    return Opened(
+        {
+            (info.name, axis): dim or f"{info.name} {axis}"
+            for info in graph.inputs
+            for axis, dim in enumerate(info.shape or ())
+            if not isinstance(dim, int)
+        },
+        at_once=any(_waits(node, inputs) for node in graph.nodes),
+    )
 
 
 def _waits(node: Node, inputs: Collection[str]) -> bool:
