@@ -141,12 +141,13 @@ class DeferredStep:
 class ControlStep:
     """A Loop or Scan that the session executes: its body runs as a separate program, planned once for each signature.
 
-    ``inputs`` are the values that the node and its body read, ``constants`` those that are known.
+    ``inputs`` are the values that the node and its body read, ``constants`` those that are known; ``sizes`` as of `DeferredStep`.
     """
 
     node: Node
     inputs: tuple[str, ...]
     constants: Mapping[str, Weight]
+    sizes: Mapping[tuple[str, int], str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ class Ep(CStruct, struct="OrtEp"):
         self._failure: BaseException | None = None
         self._refusal: UnsupportedModelError | None = None
         self._model_inputs: set[str] = set()
+        self._in_body = False  # whether the graph that was asked for last is a body
         self.runtime = Runtime(ort, device, options, graphs=not context.enabled)
         try:
             single = (*control_entries(), *(operator_entries() if options.kernels == "registry" else ()))
@@ -152,7 +153,7 @@ class Ep(CStruct, struct="OrtEp"):
         for node in claims.drivers:
             self.ort.check(self.ort.ep_api.EpGraphSupportInfo_AddSingleNode(info, view.pointer_of(node)))
         self._claims.append(claims)
-        self._newest[view.parent] = claims
+        self._newest[view.parent], self._in_body = claims, view.in_body
 
     @status
     def GetPreferredDataLayout(self, out: Any) -> None:
@@ -177,7 +178,7 @@ class Ep(CStruct, struct="OrtEp"):
                 program = self._program(island)
                 if self._context.enabled:
                     context_nodes[index] = island.context_node(self._context, program, self.runtime.device)
-                made.append(island.node(self.runtime, program, self._model_inputs))
+                made.append(island.node(self.runtime, program, self._model_inputs, self._in_body))
         except BaseException:
             for node in made:
                 node.release()

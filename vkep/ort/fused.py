@@ -128,6 +128,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         program: the plan already made for the static signature.
         shapes_hold: whether ONNX Runtime checks every run against the declared shapes of the inputs. It does for a
             model's inputs; what it infers for other values may be wrong (the output of an If whose branches differ).
+        in_body: whether it is a part of a body, whose inputs may grow with each step of a loop.
     """
 
     def __init__(
@@ -142,13 +143,14 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         *,
         name: str = "",
         shapes_hold: bool = False,
+        in_body: bool = False,
     ) -> None:
         self.runtime, self.name = runtime, name
         session = session_options(runtime.device, runtime.options)
         model = Model(graph, opsets, ir_version, name)
         self._planner = Planner(runtime.delegate, session, model, runtime.policy, runtime.graphs)
         made = [o for o in outputs if o]
-        self.planned = self._planner.graph(graph.nodes, graph.weights, made, name=name, opened=opened(graph))
+        self.planned = self._planner.graph(graph.nodes, graph.weights, made, name=name, opened=opened(graph, in_body))
         self.outputs = {name: i for i, name in enumerate(outputs) if name}  #: with their places
         which = [i for i, n in enumerate(inputs) if n and n not in graph.weights]
         self._names = [inputs[i] for i in which]

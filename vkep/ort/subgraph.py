@@ -94,8 +94,10 @@ class OrtSubgraph:
         path = self._ort.text(self._ort.api.Graph_GetModelPath, self.view.pointer)
         return context_nodes.make_node(self._ort, settings, path, self.name, inputs, self.outputs, data, info)
 
-    def node(self, runtime: Runtime, program: Program | None, model_inputs: set[str]) -> FusedNode:
-        """The fused node. A plan that was loaded has no nodes to plan from, and no constants."""
+    def node(
+        self, runtime: Runtime, program: Program | None, model_inputs: set[str], in_body: bool = False
+    ) -> FusedNode:
+        """The fused node (``in_body``: of a body). A plan that was loaded has no nodes to plan from, and no constants."""
         view, graph = self.view, self.view.graph
         opsets: Mapping[str, int] = view.opsets
         ir_version = view.ir_version
@@ -115,6 +117,7 @@ class OrtSubgraph:
             program,
             name=self.name,
             shapes_hold=holds,
+            in_body=in_body,
         )
 
     def _names(self, count: Any, items: Any, node: Any) -> list[str]:

@@ -177,8 +177,8 @@ class _Partitioner(Placed):
         if isinstance(decline, InvalidNode) and self.refusals == "raise":
             raise decline.at(node.title) from None
         if self.refusals == "defer" and self.trace is not None:
-            if isinstance(decline, InvalidNode):
-                by_size = any(_has_sizes(self.known[n]) for n in node.reads)
+            if isinstance(decline, InvalidNode):  # also of a number that holds only under a condition
+                by_size = any(_has_sizes(self.known[n]) for n in node.reads) or conditions > self.trace.symbols
             else:
                 by_size = len(self.trace.conditions) > conditions
             if by_size:

@@ -144,7 +144,9 @@ class Placed:
         for stage, nodes in self.cpu.items():
             steps.append((stage, self._cpu_step(nodes, later)))
         for stage, loops in self.control.items():
-            steps += [(stage, ControlStep(node, *self._needs([node], set()))) for node in loops]
+            for node in loops:
+                inputs, known = self._needs([node], set())
+                steps.append((stage, ControlStep(node, inputs, known, self._sizes(inputs))))
         ordered = [step for _, step in sorted(steps, key=lambda s: s[0])]
         if self.deferred:
             ordered.append(self._deferred_step())
@@ -171,14 +173,17 @@ class Placed:
         outputs = tuple(n for n in made if n in set(self.outputs))
         values = tuple([name for name in inputs if name in self.needs])
         lists = self._lists(self.deferred, set(made))
-        sizes = {
+        sizes = {**self._sizes(inputs), **{(name, -1): name for name in values if name in self.made}}
+        return DeferredStep(tuple(self.deferred), inputs, outputs, values, {**constants, **lists}, sizes)
+
+    def _sizes(self, names: Iterable[str]) -> dict[tuple[str, int], str]:
+        """The names of those dimensions of the values ``names`` that are sizes."""
+        return {
             (name, axis): f"{dim.terms} {dim.const}"
-            for name in inputs
+            for name in names
             for axis, dim in enumerate(getattr(self.known.get(name), "shape", ()))
             if is_size(dim)
         }
-        sizes.update({(name, -1): name for name in values if name in self.made})
-        return DeferredStep(tuple(self.deferred), inputs, outputs, values, {**constants, **lists}, sizes)
 
     def _needs(self, nodes: Sequence[Node], made: set[str]) -> tuple[tuple[str, ...], dict[str, Weight]]:
         """The inputs of a group of nodes, and the constants that it reads."""

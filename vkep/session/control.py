@@ -156,6 +156,8 @@ class _Part:
         nodes: tuple[Node, ...],
         inputs: Sequence[str],
         outputs: Sequence[str],
+        infos: Sequence[ValueInfo],
+        step: ControlStep,
         constants: Mapping[str, Weight],
         make_body: MakeBody,
     ) -> None:
@@ -166,19 +168,22 @@ class _Part:
         self._reads = tuple(name for name in reads if name not in needed)
         self._made = tuple(dict.fromkeys(name for name in outputs if name in made))
         self._known = {name: constants[name].array() for name in outputs if name in constants and name not in made}
-        self.program = make_body(DeferredStep(nodes, self._reads, self._made, (), needed))
+        sizes = {**step.sizes, **_open_sizes(step.node, inputs, infos)}
+        self.program = make_body(DeferredStep(nodes, self._reads, self._made, (), needed, sizes))
 
     @classmethod
     def of_body(cls, step: ControlStep, make_body: MakeBody) -> _Part:
         """One step of a Loop whose condition is computed: its results are the body's outputs."""
         body = step.node.bodies["body"]
         inputs, outputs = [v.name for v in body.inputs], [v.name for v in body.outputs]
-        return cls(1, body.nodes, inputs, outputs, {**step.constants, **body.weights}, make_body)
+        constants = {**step.constants, **body.weights}
+        return cls(1, body.nodes, inputs, outputs, body.inputs, step, constants, make_body)
 
     @classmethod
     def of(cls, step: ControlStep, part: LoopPart, make_body: MakeBody) -> _Part:
         """A part that is a Scan itself: its results are the carried values, then what the steps made, stacked."""
-        return cls(part.steps, (part.node,), part.node.inputs, part.node.outputs, step.constants, make_body)
+        infos = step.node.bodies["body"].inputs[2 * (step.node.op_type == "Loop") :]  # the steps' numbers are taken last
+        return cls(part.steps, (part.node,), part.node.inputs, part.node.outputs, infos, step, step.constants, make_body)
 
     def run(self, values: Values, inputs: Sequence[Any], carried: range, watch: Watch | None) -> list[Any]:
         """The results; those ``carried`` to the next step stay on the device."""
@@ -196,3 +201,16 @@ class _Part:
             if name in known:
                 return known[name]
         raise AssertionError(f"the loop's body makes no {name!r}")
+
+
+def _open_sizes(node: Node, inputs: Sequence[str], infos: Sequence[ValueInfo]) -> dict[tuple[str, int], str]:
+    """The dimensions that a loop's body leaves open, of what a part of it takes: a state may grow with each step. ``infos``: the
+    body's declarations of the part's inputs."""
+    scan = ScanShape.of(node, len(node.inputs)) if node.op_type == "Scan" else None
+    found = {}
+    for k, (name, info) in enumerate(zip(inputs, infos, strict=False)):
+        dims = list(info.shape or ())
+        if scan is not None and k >= scan.states and info.shape is not None:
+            dims.insert(scan.input_axes[k - scan.states] % (len(dims) + 1), 0)  # the steps
+        found.update({(name, axis): f"{info.name} {axis}" for axis, dim in enumerate(dims) if not isinstance(dim, int)})
+    return found

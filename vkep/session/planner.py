@@ -219,8 +219,8 @@ class Planner:
         return PlannedGraph(make_plan, weights, capacity, name=name, check=check, opened=opened(model.graph))
 
 
-def opened(graph: Graph) -> Opened:
-    """The sizes that the declarations of a graph's inputs leave open."""
+def opened(graph: Graph, at_once: bool = False) -> Opened:
+    """The sizes that the declarations of a graph's inputs leave open. ``at_once``: as in `Opened`, also where nothing waits."""
     inputs = {info.name for info in graph.inputs}
     return Opened(
         {
@@ -229,7 +229,7 @@ def opened(graph: Graph) -> Opened:
             for axis, dim in enumerate(info.shape or ())
             if not isinstance(dim, int)
         },
-        at_once=any(_waits(node, inputs) for node in graph.nodes),
+        at_once=at_once or any(_waits(node, inputs) for node in graph.nodes),
     )
 
 
