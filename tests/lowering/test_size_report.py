@@ -17,10 +17,9 @@ def states(proto: onnx.ModelProto, **sizes: int) -> dict[str, SizeState]:
 
 
 def test_open_and_conditional_and_fixed() -> None:
-    text = """g (float[n,c,h,w] x, float[n,m] z, float[1,2,3] theta) => (float[n,m] y, float[1,h,w,2] g) {
-        s = Shape(x) one = Constant <value_ints: ints = [1]> () three = Constant <value_ints: ints = [3]> ()
-        four = Constant <value_ints: ints = [4]> () hw = Slice(s, three, four)
-        q = Add(z, z) y = Mul(q, q) front = Concat <axis: int = 0> (one, three, hw, hw) g = AffineGrid(theta, front)
+    text = """g (float[n,c,h,w] x, float[n,m] z) => (float[n,m] y, float[w] g) {
+        s = Shape(x) three = Constant <value = int64 {3}> () last = Gather(s, three)
+        q = Add(z, z) y = Mul(q, q) g = HannWindow(last)
     }"""
     found = states(model(text, opset=20), n=3, c=5, h=6, w=8, m=7)
     assert {name: state.state for name, state in found.items()} == {
@@ -31,8 +30,8 @@ def test_open_and_conditional_and_fixed() -> None:
         "m": "open",
     }
     (condition,) = [c for c in found["w"].conditions if c.why]
-    assert condition.why == "the grid's places are constants" and condition.text == "(w + -8) == 0"
-    assert condition.place.node.startswith("AffineGrid") and condition.place.code[0].startswith("ops/resize.py:")
+    assert condition.why == "a window is a constant" and condition.text == "(w + -8) == 0"
+    assert condition.place.node.startswith("HannWindow") and condition.place.code[0].startswith("ops/generators.py:")
 
 
 def test_conditions_that_near_sizes_do_not_meet() -> None:

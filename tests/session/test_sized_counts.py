@@ -69,6 +69,22 @@ CASES: dict[str, tuple[str, Callable[[Draw], dict[str, Any]]]] = {
         }""",
         lambda draw: {"x": draw.random((draw.integers(9, 60), 8), FLOAT), "w": np.ones((8, 8), FLOAT)},
     ),
+    "slices where a condition holds, which may be longer or shorter": (
+        "(float[n,3] x, bool[m] c) => (float[k,3] y) { z = Compress <axis: int = 0> (x, c) y = Mul(z, z) }",
+        lambda draw: {"x": (x := draw.random((draw.integers(9, 60), 3), FLOAT)), "c": draw.random(len(x) + 3) > 0.5},
+    ),
+    "boxes of two classes that do not overlap": (
+        """(float[1,n,4] boxes, float[1,2,n] scores) => (float[k,4] y) {
+            most = Constant <value = int64[1] {20}> () over = Constant <value = float[1] {0.4}> ()
+            s = NonMaxSuppression(boxes, scores, most, over) two = Constant <value = int64 {2}> ()
+            r = Gather <axis: int = 1> (s, two) first = Constant <value_ints: ints = [0]> ()
+            flat = Squeeze(boxes, first) y = Gather(flat, r)
+        }""",
+        lambda draw: {
+            "boxes": (low := draw.random((1, int(draw.integers(4, 60)), 4), FLOAT) * FLOAT(9)) + FLOAT([0, 0, 2, 2]),
+            "scores": draw.random((1, 2, low.shape[1]), FLOAT),
+        },
+    ),
     "a diagonal that moves": (
         "(float[n,m] x, int64 k) => (float[n,m] y) { y = Trilu <upper: int = 0> (x, k) }",
         lambda draw: {"x": image(draw), "k": np.array(draw.integers(2, 20))},

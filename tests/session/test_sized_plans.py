@@ -94,6 +94,25 @@ def test_dimensions_that_were_always_the_same_are_one_size() -> None:
     assert run(graph, 11, 5, 8).sizes == [11, 8] and graph.count == 2
 
 
+def test_dimensions_that_the_model_leaves_open_are_sizes_too_once_another_one_is() -> None:
+    opened = Opened({("x", 0): "n", ("x", 1): "m", ("y", 0): "m"})
+
+    def made(maker: Maker, *sizes: int) -> list[Any]:
+        graph = SizedPlans(maker, {}, 8, opened)
+        signatures = [(4, 5, 5, sizes[0]), (6, 5, 5, sizes[1]), (6, 9, 9, sizes[1])]
+        return [graph.executable({"x": shape(n, m, k), "y": shape(p)}).sizes for n, m, p, k in signatures]
+
+    maker = Maker()
+    assert made(maker, 3, 3) == [None, [6, 5], [6, 9]]  # two places of the name "m" are one size
+
+    def needs_m(known: Mapping[str, Any]) -> None:
+        if known["x"].shape[1].__class__ is Size:
+            raise InvalidInputError("m is a size")
+
+    maker = Maker(needs_m)
+    assert made(maker, 3, 3)[:2] == [None, [6]] and maker.kinds[:2] == ["alone", "sizes"]
+
+
 def test_other_kinds_and_the_first_sizes_of_0_and_1_are_planned_alone() -> None:
     maker = Maker()
     graph = plans(maker)
@@ -168,13 +187,14 @@ def test_numbers_that_divide_sizes_decide_between_two_plans() -> None:
         n, m = known["x"].shape
         _ = divides(4, n), divides(4, m), divides(4, 3 * n + m), divides(8, n * m + 4)
 
-    graph = plans(Maker(lower))
-    run(graph, 5, 7)
-    assert run(graph, 8, 12).sizes == [8, 12] and run(graph, 12, 16).sizes == [12, 16] and graph.count == 1
-    for n in range(4, 20):
-        for m in range(4, 20):
-            assert run(graph, n, m).sizes == [n, m]
-    assert graph.count == 2
+    for first, count in (((4, 20), 2), ((5, 7), 1)):  # what does not divide the first sizes is not chosen for the second ones
+        graph = plans(Maker(lower))
+        run(graph, *first)
+        assert run(graph, 8, 12).sizes == [8, 12] and run(graph, 12, 16).sizes == [12, 16] and graph.count == 1
+        for n in range(4, 20):
+            for m in range(4, 20):
+                assert run(graph, n, m).sizes == [n, m]
+        assert graph.count == count
 
 
 def test_memory_that_has_room_for_more_is_a_size_from_the_start() -> None:

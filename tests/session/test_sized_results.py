@@ -87,6 +87,15 @@ CASES: dict[str, tuple[str, int, list[dict[str, tuple[int, ...]]]]] = {
             for b, n in ((2, 8), (3, 9), (1, 17), (4, 33), (2, 1), (5, 64))
         ],
     ),
+    "grids of any size": (
+        """g (float[n,c,h,w] x, float[n,2,3] theta) => (float[n,h,w,2] y, float[n,h,w,2] z) {
+            s = Shape(x)
+            y = AffineGrid(theta, s)
+            z = AffineGrid <align_corners: int = 1> (theta, s)
+        }""",
+        20,
+        [{"x": (n, 3, h, w), "theta": (n, 2, 3)} for n, h, w in ((2, 9, 7), (3, 16, 33), (2, 5, 40), (4, 3, 2))],
+    ),
     "images resized by any factor": (
         """g (float[n,2,h,w] x) => (float[n,2,p,q] a, float[n,2,r,s] b, float[n,2,t,u] c, float[n,2,v,z] d) {
             none = Constant <value_floats: floats = []> ()

@@ -293,7 +293,7 @@ def _accesses(call: KernelCall, shared: Mapping[int, int]) -> list[Access]:
 
 
 def _at_current_sizes(accesses: Sequence[Sequence[Access]]) -> list[list[Access]]:
-    """The accesses with the current sizes, on the condition that other sizes conflict alike."""
+    """The accesses with the current sizes, on the condition that other sizes have no more conflicts."""
     sized: dict[Hashable, list[Access]] = {}
     for access in itertools.chain.from_iterable(accesses):
         if is_size(access.start) or is_size(access.end):
@@ -302,16 +302,21 @@ def _at_current_sizes(accesses: Sequence[Sequence[Access]]) -> list[list[Access]
         earlier = sized.get(access.memory)
         if earlier is not None and _written_out(access) not in map(_written_out, earlier):
             for other in earlier:
-                _require_same_conflict(access, other)
+                _require_no_more_conflicts(access, other)
             earlier.append(access)
     return [[Access(a.memory, hint(a.start), hint(a.end), a.writes) for a in touched] for touched in accesses]
 
 
-def _require_same_conflict(access: Access, earlier: Access) -> None:
-    """Make it a condition of the trace, by comparing, that two accesses to a memory conflict at other sizes as at these."""
+def _require_no_more_conflicts(access: Access, earlier: Access) -> None:
+    """Make it a condition of the trace, by comparing, that two accesses to a memory do not conflict at other sizes unless they do
+    at these: a dispatch that waits without need is right. An access that covers another one replaces it, so it always must."""
+    start, end, first, last = map(hint, (access.start, access.end, earlier.start, earlier.end))
     if access.writes or earlier.writes:
-        bool(access.start < earlier.end and earlier.start < access.end)
-    if access.writes:  # an access that covers another one replaces it
+        if start >= last:
+            bool(access.start >= earlier.end)
+        elif first >= end:
+            bool(earlier.start >= access.end)
+    if access.writes and start <= first and last <= end:
         bool(access.start <= earlier.start and earlier.end <= access.end)
 
 

@@ -13,7 +13,7 @@ from vkep.kernels.fused_product import FusedProductProblem, not_one_row, product
 from vkep.kernels.launch import is_cpu
 from vkep.kernels.norm import LayerNormProblem
 from vkep.passes.rewrite import Changes, Graph
-from vkep.sizes import divides
+from vkep.sizes import divides, matches
 
 
 def add_to_norm(add: Op, graph: Graph) -> Changes | None:
@@ -31,7 +31,7 @@ def add_to_norm(add: Op, graph: Graph) -> Changes | None:
             and other.is_contiguous
             and all(isinstance(leaf, ex.Leaf) for leaf in add.expr.args)
             and other.dtype is row.dtype is add.out.dtype
-            and other.size == row.size == add.out.size == problem.axis
+            and all(matches(n, problem.axis) for n in (other.size, row.size, add.out.size))
         ):
             return graph.fuse(replace(problem, bias=True), [*norm.inputs, other], [add.out], [norm, add])
     return None

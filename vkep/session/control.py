@@ -182,8 +182,12 @@ class _Part:
     @classmethod
     def of(cls, step: ControlStep, part: LoopPart, make_body: MakeBody) -> _Part:
         """A part that is a Scan itself: its results are the carried values, then what the steps made, stacked."""
-        infos = step.node.bodies["body"].inputs[2 * (step.node.op_type == "Loop") :]  # the steps' numbers are taken last
-        return cls(part.steps, (part.node,), part.node.inputs, part.node.outputs, infos, step, step.constants, make_body)
+        infos = step.node.bodies["body"].inputs[
+            2 * (step.node.op_type == "Loop") :
+        ]  # the steps' numbers are taken last
+        return cls(
+            part.steps, (part.node,), part.node.inputs, part.node.outputs, infos, step, step.constants, make_body
+        )
 
     def run(self, values: Values, inputs: Sequence[Any], carried: range, watch: Watch | None) -> list[Any]:
         """The results; those ``carried`` to the next step stay on the device."""

@@ -11,7 +11,7 @@ import itertools
 import logging
 import math
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -215,13 +215,13 @@ class SizedPlans:
             return near[1].executable.at(near[2])
         names = self._names(inputs)
         sized = len(self._plans) < self._limit
-        made = self._with_sizes(inputs, numbers, over, names if self._opened.at_once else {}) if sized else None
+        made = self._with_sizes(inputs, numbers, over, names, self._opened.at_once) if sized else None
         if made is None and near is not None:
             return near[1].executable.at(near[2])
         if made is None:
             lowered = self._make({**self._constants, **inputs}, over=over)
             if names and sized and not self._plans and not self._opened.at_once and _waits(lowered.program):
-                made = self._with_sizes(inputs, numbers, over, names)  # else each signature would plan what waits
+                made = self._with_sizes(inputs, numbers, over, names, True)  # else each signature would plan what waits
             if made is None:
                 made = lowered.prepare()
                 self._on_cpu = _on_cpu(made.program) if self._on_cpu is None else self._on_cpu
@@ -277,31 +277,46 @@ class SizedPlans:
             place += len(part.values)
         return {at: name for at, name in names.items() if name}
 
-    def _symbols(self, numbers: _Numbers, names: Mapping[int, str]) -> list[list[int]]:
-        """The places whose number differs from before, or will; those together that have been the same in every signature, and
-        have the same name."""
+    def _symbols(self, numbers: _Numbers, names: Mapping[int, str], at_once: bool) -> list[list[int]]:
+        """The places whose number differs from before, or will; those together that have been the same in every signature. Places
+        in ``names`` are sizes once another one is, or ``at_once``: those together that have the same name too."""
         seen = [*self._seen.get(numbers.kinds, ()), tuple(numbers.values)]
         groups: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+        moved = at_once
         for place, column in enumerate(zip(*seen, strict=True)):
-            moves = len(set(column)) > 1 or place in numbers.growing or place in names
-            if moves and numbers.values[place] > 1 and (numbers.kinds, place) not in self._rigid:
-                groups.setdefault((names.get(place, ""), column), []).append(place)
-        return list(groups.values())
+            differs, grows = len(set(column)) > 1, place in numbers.growing
+            rigid = numbers.values[place] < 2 or (numbers.kinds, place) in self._rigid
+            if (differs or grows or place in names) and not rigid:
+                name = names.get(place, "") if at_once or not (differs or grows) else ""
+                groups.setdefault((name, column), []).append(place)
+                moved |= differs and not grows
+        return list(groups.values()) if moved else []
 
     def _with_sizes(
+        self, inputs: Mapping[str, Known], numbers: _Numbers, over: Over, names: Mapping[int, str], at_once: bool
+    ) -> Executable | None:
+        """A new plan with symbolic sizes, those in ``names`` among them; None where no number changes, or lowering needs their
+        values. Where it needs one that has not changed yet, the plan keeps that one."""
+        symbols = self._symbols(numbers, names, at_once)
+        fewer = symbols if at_once else self._symbols(numbers, {}, False)
+        made = self._planned(inputs, numbers, over, symbols, at_once, symbols == fewer)
+        return made if made is not None or symbols == fewer else self._planned(inputs, numbers, over, fewer, False)
+
+    def _planned(
         self,
         inputs: Mapping[str, Known],
         numbers: _Numbers,
         over: Over,
-        names: Mapping[int, str],
-        plain: Collection[int] = (),
+        symbols: Sequence[Sequence[int]],
+        at_once: bool,
+        final: bool = True,
     ) -> Executable | None:
-        """A new plan with symbolic sizes, those in ``names`` among them, but not at the places ``plain``; None where no number
-        changes, or lowering needs their values."""
-        symbols = [group for group in self._symbols(numbers, names) if not {*plain} & {*group}]
+        """A new plan with a size for each group of places; None where lowering needs values of them. ``final``: such places are
+        not tried again."""
         if all(numbers.growing.issuperset(group) for group in symbols):
             return None
-        trace = Trace(general=bool(names) or any(plan.is_near(numbers) for plan in self._plans))
+        seen = [[values[group[0]] for group in symbols] for values in self._seen.get(numbers.kinds, ())]
+        trace = Trace(at_once or any(plan.is_near(numbers) for plan in self._plans), seen)
         sizes = {
             place: size for group in symbols for size in [trace.symbol(numbers.values[group[0]])] for place in group
         }
@@ -311,11 +326,11 @@ class SizedPlans:
             return None
         except SizeError as error:  # an operator's function from outside takes the size for a plain number
             logger.info("one plan does not serve every size: %s", str(error), exc_info=True)
-            plain = {*plain, *[place for k in error.symbols for place in symbols[k]]}
-            return self._with_sizes(inputs, numbers, over, names, plain)
+            others = [group for k, group in enumerate(symbols) if k not in error.symbols]
+            return self._planned(inputs, numbers, over, others, at_once, final)
         except Exception:  # an operator that needs concrete numbers
             logger.debug("lowering with sizes failed; this signature is planned alone", exc_info=True)
-            self._rigid.update((numbers.kinds, place) for place in sizes)
+            self._rigid.update((numbers.kinds, place) for place in sizes if final)
             return None
         finally:
             clear_caches()
@@ -329,14 +344,14 @@ class SizedPlans:
             for place in sizes
             if {seen[place] for seen in self._seen.get(numbers.kinds, ())} <= {numbers.values[place]}
         )
-        self._rigid.update((numbers.kinds, place) for k in fixed for place in symbols[k] if place not in free)
+        self._rigid.update((numbers.kinds, place) for k in fixed for place in symbols[k] if final and place not in free)
         more = _on_cpu(program) - (self._on_cpu or set())
         if program.conditions is None or len(fixed) == len(symbols) or more or not _takes_sizes(program):
             logger.debug(
                 "a plan with sizes is not kept: sizes %s of %s are fixed, %s run on the CPU", fixed, symbols, more
             )
             # nodes on the CPU may be there for every size: only a plan for one signature tells
-            rigid = (more and self._on_cpu is not None) or not _takes_sizes(program)
+            rigid = final and ((more and self._on_cpu is not None) or not _takes_sizes(program))
             self._rigid.update((numbers.kinds, place) for place in sizes if rigid)
             return None
         try:

@@ -56,13 +56,13 @@ def _values_at_hand(value: Any) -> Any:
 
 
 def divides(divisor: Any, value: Any) -> bool:
-    """Whether a number divides another, for choices that are only faster in that case. A size whose current value is
-    not divisible returns False without a condition, and in a trace with `Trace.general` also a size whose divisibility
-    is specific to its current value."""
+    """Whether a number divides another, for choices that are only faster in that case. A size whose current value, or that of a
+    run before, is not divisible returns False without a condition, and in a trace with `Trace.general` also a size whose
+    divisibility is specific to its current value."""
     rest = value % divisor
     if rest.__class__ is not Size:
         return bool(rest == 0)
-    return rest.hint == 0 and not rest.trace.general and not rest
+    return rest.trace.vanishes(rest)
 
 
 def matches(value: Any, other: Any) -> bool:
@@ -71,7 +71,7 @@ def matches(value: Any, other: Any) -> bool:
     rest = value - other
     if rest.__class__ is not Size:
         return bool(rest == 0)
-    return rest.hint == 0 and not rest.trace.general and bool(rest == 0)
+    return rest.trace.vanishes(rest)
 
 
 def power_of_two_in(value: Any, most: int) -> int:

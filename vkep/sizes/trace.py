@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from vkep.sizes.formulas import BINARY, CALLS, REALS, TESTS, WHOLES, Formulas, Operand, nodes_of
@@ -19,9 +21,10 @@ _LONGEST_QUOTIENT = 16
 class Trace:
     """Sizes, nodes and conditions of one lowering. Not thread-safe."""
 
-    def __init__(self, general: bool = False) -> None:
-        """``general``: nothing is chosen for sizes that a number divides (`vkep.sizes.divides`): fewer plans serve all sizes."""
-        self.general = general
+    def __init__(self, general: bool = False, seen: Sequence[Sequence[int]] = ()) -> None:
+        """``general``: nothing is chosen for sizes that a number divides (`vkep.sizes.divides`): fewer plans serve all sizes.
+        ``seen``: the sizes of runs before; what is chosen for sizes that a number divides serves these too."""
+        self.general, self._seen = general, seen
         self.nodes: list[tuple[str, tuple[Operand, ...]]] = []
         self.conditions: dict[tuple[str, Terms, int], str] = {}  #: with why a size is fixed
         self.symbols = 0
@@ -83,6 +86,18 @@ class Trace:
             return False
         self._condition(NONZERO if value.hint else ZERO, value.terms, value.const)
         return not value.hint
+
+    def vanishes(self, value: Size) -> bool:
+        """Whether a size is 0 now, and was in the runs before, so that a choice for it is worth a condition; in a general trace
+        none is. Then the condition is recorded."""
+        if self.general or value.hint:
+            return False
+        if self._seen and self.bounds(value) != (0, 0):
+            zero = self.formulas([value])
+            zero = replace(zero, relations=(ZERO,))
+            if not all(zero.hold(sizes) for sizes in self._seen):
+                return False
+        return self.is_zero(value)
 
     def fixed(self, value: Any, why: str) -> Any:
         """The current value, under the condition that it stays the same: of a float, that every size stays the same that it is
