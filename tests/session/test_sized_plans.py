@@ -187,7 +187,8 @@ def test_numbers_that_divide_sizes_decide_between_two_plans() -> None:
         n, m = known["x"].shape
         _ = divides(4, n), divides(4, m), divides(4, 3 * n + m), divides(8, n * m + 4)
 
-    for first, count in (((4, 20), 2), ((5, 7), 1)):  # what does not divide the first sizes is not chosen for the second ones
+    # what does not divide the first sizes is not chosen for the second ones
+    for first, count in (((4, 20), 2), ((5, 7), 1)):
         graph = plans(Maker(lower))
         run(graph, *first)
         assert run(graph, 8, 12).sizes == [8, 12] and run(graph, 12, 16).sizes == [12, 16] and graph.count == 1
