@@ -81,7 +81,7 @@ CASES: dict[str, tuple[str, Callable[[Draw], dict[str, Any]]]] = {
             flat = Squeeze(boxes, first) y = Gather(flat, r)
         }""",
         lambda draw: {
-            "boxes": (low := draw.random((1, int(draw.integers(4, 60)), 4), FLOAT) * FLOAT(9)) + FLOAT([0, 0, 2, 2]),
+            "boxes": (low := 9 * draw.random((1, int(draw.integers(4, 60)), 4), FLOAT)) + np.array([0, 0, 2, 2], FLOAT),
             "scores": draw.random((1, 2, low.shape[1]), FLOAT),
         },
     ),
