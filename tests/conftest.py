@@ -146,8 +146,8 @@ def no_layers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _devices() -> int:
-    handles = sys.modules.get("gpu_shared.handles")  # pure tests never load Vulkan
-    return 0 if handles is None else sum(native.kind == "device" for native in list(handles._live))
+    lifetime = sys.modules.get("gpu_shared.lifetime")  # pure tests never load Vulkan
+    return 0 if lifetime is None else sum(native.kind == "device" for native in list(lifetime._live))
 
 
 def _validation_messages() -> int:
@@ -188,7 +188,7 @@ def wide_subgroups(request: pytest.FixtureRequest) -> None:
 @pytest.fixture
 def no_leak(vulkan: DeviceInfo) -> Iterator[Alive]:
     """At the test's end no Vulkan object lives that was made since its start; called, it counts them."""
-    from gpu_shared.handles import _live
+    from gpu_shared.lifetime import _live
     from gpu_shared.steady import settle
 
     settle()

@@ -39,9 +39,10 @@ if TYPE_CHECKING:
     from gpu_shared.data_graph import DataGraphPipeline, DataGraphSession, GraphConstant, GraphResource
     from gpu_shared.descriptors import BufferRange, DescriptorSetLayout, DescriptorSets
     from gpu_shared.device import Device
-    from gpu_shared.handles import Handle, live_counts
+    from gpu_shared.handles import Handle
     from gpu_shared.instance import Instance, ValidationMessage, list_devices, select_device, validation_log
     from gpu_shared.lease import DelegateLease
+    from gpu_shared.lifetime import live_counts
     from gpu_shared.memory import Buffer, HeapBudget, memory_budget
     from gpu_shared.pipeline import ComputePipeline, PipelineCache, PipelineLayout, ShaderModule
     from gpu_shared.resources import SharedResource
@@ -79,7 +80,7 @@ _LAZY = {
     "Timeline": "timeline",
     "ValidationMessage": "instance",
     "list_devices": "instance",
-    "live_counts": "handles",
+    "live_counts": "lifetime",
     "memory_budget": "memory",
     "select_device": "instance",
     "validation_log": "instance",

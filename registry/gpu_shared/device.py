@@ -11,8 +11,9 @@ from typing import Any
 from gpu_shared import arm_abi, query, vk
 from gpu_shared.capabilities import REQUIRED_FEATURES, DeviceCapabilities, DeviceInfo
 from gpu_shared.errors import ContextIncompatibleError, DeviceLostError, DeviceNotFoundError, GpuError
-from gpu_shared.handles import Handle, Native, Reaper, logger
+from gpu_shared.handles import Handle, logger
 from gpu_shared.instance import Instance, select_device
+from gpu_shared.lifetime import Native, Reaper
 from gpu_shared.steady import steady
 from gpu_shared.waiting import until_done
 from gpu_shared.weak import WeakValues
@@ -246,7 +247,7 @@ class Device(Handle):
         """Destroy objects that were closed or garbage-collected and that the GPU has finished with; returns their
         number."""
         self.check_usable()
-        return self.reaper.collect()
+        return self.reaper.maintain()
 
     def wait_idle(self) -> None:
         """Wait for the queue, then destroy the objects that are due. Raises `DeviceLostError`."""
@@ -258,7 +259,7 @@ class Device(Handle):
             self.reaper.mark_lost(error)
             raise
         if self.queue_lock._is_owned():  # destroying an object may take it, in another thread
-            self.reaper.begin_collecting()
+            self.reaper.maintain_later()
         else:
             self.collect()
 
@@ -287,15 +288,13 @@ def _graph_features() -> list[vk.Struct]:
 
 def _finish(reaper: Reaper, wait_idle: Callable[[], None], native: Native) -> None:
     """The end of a device: its Vulkan objects may be in use until the GPU is idle."""
-    if native.generation != vk.generation:
-        return
     try:
         until_done(wait_idle)
     except GpuError:  # objects in use cannot be destroyed: they stay until the process ends
         logger.exception("the device is not closed: it is not known to be idle")
         return
     reaper.finished = True
-    reaper.collect()
+    reaper.maintain()
     native.retire()
 
 

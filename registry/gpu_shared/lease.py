@@ -52,7 +52,7 @@ class DelegateLease(Uncopied):
             context._remove_user(self._token)
             raise
         # its owner may still use it in its own finalizer at exit
-        self._finalizer = on_end(self, _end, context, self._token, self._pool, name, self._generation, at_exit=False)
+        self._finalizer = on_end(self, _end, context, self._token, self._pool, name, at_exit=False)
         self._executions = 0
         self._last_value = 0
         logger.debug("[%s] init: context=%s sync_mode=%s", name, context.label, sync_mode)
@@ -170,9 +170,7 @@ class DelegateLease(Uncopied):
         return f"<DelegateLease {self.name!r}{' closed' if self.closed else ''}>"
 
 
-def _end(context: SharedGpuContext, token: int, pool: Any, name: str, generation: int) -> None:
-    if generation != vk.generation:
-        return
+def _end(context: SharedGpuContext, token: int, pool: Any, name: str) -> None:
     logger.debug("[%s] destroy: context=%s", name, context.label)
     pool.close()
     context._remove_user(token)

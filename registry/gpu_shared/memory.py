@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from gpu_shared import vk
 from gpu_shared.errors import GpuError, OutOfDeviceMemoryError
-from gpu_shared.handles import Handle, Native
+from gpu_shared.handles import Handle
+from gpu_shared.lifetime import Native
 from gpu_shared.steady import End, on_end, settle
 
 if TYPE_CHECKING:

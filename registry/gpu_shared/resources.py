@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from gpu_shared import vk
 from gpu_shared.errors import ClosedError
 from gpu_shared.once import InFlight
 from gpu_shared.steady import closing, on_end
@@ -87,7 +86,7 @@ class SharedResource(Uncopied, Generic[T]):
         self._entry: Entry[T] | None = entry
         token = context._add_user(f"resource {entry.key!r}", user)
         # at exit users end first, in their own order; the rest ends with the process
-        self._finalizer = on_end(self, _release, context, entry, token, vk.generation, at_exit=False)
+        self._finalizer = on_end(self, _release, context, entry, token, at_exit=False)
 
     @property
     def value(self) -> T:
@@ -112,9 +111,7 @@ class SharedResource(Uncopied, Generic[T]):
         self.release()
 
 
-def _release(context: SharedGpuContext, entry: Entry[Any], token: int, generation: int) -> None:
-    if generation != vk.generation:
-        return
+def _release(context: SharedGpuContext, entry: Entry[Any], token: int) -> None:
     try:
         context._resources.drop(entry)
     finally:

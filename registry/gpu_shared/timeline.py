@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_shared import vk
 from gpu_shared.errors import DeviceLostError
-from gpu_shared.handles import Handle, Reaper
+from gpu_shared.handles import Handle
+from gpu_shared.lifetime import Reaper
 from gpu_shared.waiting import until_done
 
 if TYPE_CHECKING:
@@ -304,7 +305,7 @@ class PreparedSubmit:
         """
         state = self._state
         if self._reaper.retired:
-            self._reaper.begin_collecting()
+            self._reaper.maintain_later()
         with self._lock:
             if state.lost is not None:  # possibly since another thread had the lock
                 state.raise_lost()

@@ -14,7 +14,7 @@ import pytest
 from gpu_shared import Buffer, ComputePipeline, Device, Instance, PipelineLayout, ShaderModule, Timeline, live_counts
 from gpu_shared.commands import CommandPool
 from gpu_shared.errors import ClosedError, DeviceLostError
-from gpu_shared.handles import Native, Reaper
+from gpu_shared.lifetime import Native, Reaper, State
 from gpu_shared.timeline import PreparedSubmit
 
 
@@ -39,10 +39,10 @@ def test_retired_natives_wait_for_the_timeline() -> None:
     before.retire()
     timeline.submitted = 1
     after.retire()
-    assert reaper.collect() == 1
+    assert reaper.maintain() == 1
     assert log == ["before"]
     timeline.reached = 1
-    assert reaper.collect() == 1
+    assert reaper.maintain() == 1
     assert log == ["before", "after"]
 
 
@@ -60,15 +60,37 @@ def test_natives_die_children_first_whatever_the_order() -> None:
     assert "test" not in live_counts()
 
 
+def test_several_threads_destroy_each_object_once() -> None:
+    log: list[Any] = []
+    reaper, timeline = Reaper(), FakeTimeline()
+    reaper.add_timeline(timeline)
+    timeline.submitted = 1
+    parents = [native(log, (k, None), reaper=reaper) for k in range(50)]
+    children = [native(log, (k, j), parents[k], reaper) for k in range(50) for j in range(3)]
+    for one in [*parents, *children]:
+        one.retire()
+    assert reaper.maintain() == 0 and {one.state for one in children} == {State.RETIRED}
+    timeline.reached = 1
+    counts: list[int] = []
+    threads = [threading.Thread(target=lambda: counts.append(reaper.maintain())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(counts) == len(log) == len(set(log)) == 200
+    assert all(log.index((k, None)) > log.index((k, j)) for k in range(50) for j in range(3))
+    assert {one.state for one in [*parents, *children]} == {State.DESTROYED}
+
+
 def test_a_lost_device_is_not_waited_for() -> None:
     log: list[Any] = []
     reaper, timeline = Reaper(), FakeTimeline()
     reaper.add_timeline(timeline)
     timeline.submitted = 9
     native(log, "x", reaper=reaper).retire()
-    assert reaper.collect() == 0
+    assert reaper.maintain() == 0
     timeline.lost = DeviceLostError("lost")
-    assert reaper.collect() == 1
+    assert reaper.maintain() == 1
 
 
 def test_a_failing_destroy_does_not_hold_up_the_parent() -> None:

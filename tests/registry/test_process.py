@@ -106,8 +106,8 @@ def test_a_forked_child_does_not_end_what_its_parent_dropped(gpu: Any) -> None:
 EXIT = """
 import atexit, sys
 def late():
-    from gpu_shared import handles
-    assert not handles._live, handles._live
+    from gpu_shared import lifetime
+    assert not lifetime._live, lifetime._live
     print("nothing is left")
 atexit.register(late)  # the first one registered runs last
 from gpu_shared import SharedGpuContext

@@ -21,6 +21,7 @@ from gpu_shared.errors import (
     GpuError,
     OutOfHostMemoryError,
 )
+from gpu_shared.lifetime import State
 from gpu_shared.timeline import set_polling
 from gpu_shared.waiting import until_done
 from tests.calls import noted
@@ -187,6 +188,6 @@ def test_a_wait_that_goes_on_failing_frees_nothing(device: Any, monkeypatch: pyt
     timeline._state.submitted = 1  # promised, never sent
     device.fn.vkDeviceWaitIdle = lambda raw: -1
     device.close()
-    assert buffer.closed and not any(native.dead for native in natives)
+    assert buffer.closed and not any(native.state is State.DESTROYED for native in natives)
     _finish(reaper, lambda: None, natives[0])
-    assert all(native.dead for native in natives)
+    assert all(native.state is State.DESTROYED for native in natives)

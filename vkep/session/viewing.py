@@ -10,7 +10,7 @@ import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
 from gpu_shared.context_registry import SharedGpuContextRegistry
-from gpu_shared.handles import live_counts
+from gpu_shared.lifetime import live_counts
 from gpu_shared.memory import memory_budget
 from vkep.device.measure.limits import DeviceLimits, Pace, device_limits
 from vkep.device.tensor import DeviceTensor
