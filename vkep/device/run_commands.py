@@ -144,7 +144,11 @@ class RunCommands:
         before it."""
         before, after = self._key(run).around
         if (before is not None and before not in self._copies) or (after is not None and after not in self._copies):
-            with self._making:
+            with (
+                self._delegate.lock,
+                self._making,
+            ):  # in this order: recordings are closed where the delegate's lock is held
+                self._check_wanted()
                 if len(self._copies) > _COPIES - 2:
                     self._drop_copies()
                 for key in (before, after):
@@ -160,11 +164,11 @@ class RunCommands:
 
     @steady
     def _make_submit(self, key: _Key) -> PreparedSubmit:
+        buffers = self.buffers(key.run)
         with self._making:
             self._check_wanted()
             made = self._submits.get(key)
             if made is None:
-                buffers = self.buffers(key.run)
                 made = self._submits[key] = self._delegate.lease.prepare(buffers)
             return made
 
@@ -174,27 +178,26 @@ class RunCommands:
 
     def _record(self, key: _Key) -> CommandBuffer:
         run = key.run
-        with self._delegate.lock:
-            first = bool(run.table or run.up)
-            commands = self._delegate.allocate_commands(f"copies {'before' if first else 'after'} a plan")
-            try:
-                commands.begin()
-                if first or run.down:
-                    commands.barrier_before_transfer()
-                if run.table:
-                    self._table.send(commands, run.table)
-                if run.up:
-                    self.host(INPUTS).copy(commands, down=False)
-                if run.down:
-                    self.host(OUTPUTS).copy(commands, down=True)
-                if first:
-                    commands.barrier_after_transfer()
-                else:
-                    commands.barrier_to_host()
-                return commands.end()
-            except BaseException:
-                commands.close()
-                raise
+        first = bool(run.table or run.up)
+        commands = self._delegate.allocate_commands(f"copies {'before' if first else 'after'} a plan")
+        try:
+            commands.begin()
+            if first or run.down:
+                commands.barrier_before_transfer()
+            if run.table:
+                self._table.send(commands, run.table)
+            if run.up:
+                self.host(INPUTS).copy(commands, down=False)
+            if run.down:
+                self.host(OUTPUTS).copy(commands, down=True)
+            if first:
+                commands.barrier_after_transfer()
+            else:
+                commands.barrier_to_host()
+            return commands.end()
+        except BaseException:
+            commands.close()
+            raise
 
     def _drop_copies(self) -> None:
         """Close the command buffers around the plan's own; the device has finished with them."""
