@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_shared import arm_abi, vk
 from gpu_shared.handles import DeviceObject, Handle
-from gpu_shared.steady import steady
 
 if TYPE_CHECKING:
     from gpu_shared.data_graph import DataGraphPipeline, DataGraphSession
@@ -47,7 +46,6 @@ class CommandPool(DeviceObject):
         self._free: list[Any] = []
         super().__init__(device, info, label)
 
-    @steady
     def allocate(self, label: str = "command buffer") -> CommandBuffer:
         """A primary command buffer, new or one that was closed before."""
         pool = self.raw

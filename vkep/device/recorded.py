@@ -11,7 +11,7 @@ import numpy as np
 
 from gpu_shared.commands import CommandBuffer, QueryPool
 from gpu_shared.pipeline import ComputePipeline
-from gpu_shared.steady import check_wanted, steady
+from gpu_shared.steady import check_wanted
 from vkep.device.arguments import ArgumentTable, Places, RunNumbers
 from vkep.device.bound import Bound
 from vkep.device.faults import FAULT_BYTES, FaultWord
@@ -235,7 +235,6 @@ class RecordedPlan:
         """Whether the device is known to have finished the latest run, without a call of the driver."""
         return not self._unsure and self._delegate.context.timeline.has_passed(self._last)
 
-    @steady
     def profile(self, bound: Bound) -> list[float]:
         """Run, and once more with a timestamp after each dispatch, each waiting for the one before. Returns the nanoseconds of
         each dispatch, in the plan's order."""
@@ -254,7 +253,6 @@ class RecordedPlan:
             self._held.remove(made)
         return times
 
-    @steady
     def trace(self, bound: Bound, clock: ClockSync) -> tuple[list[Array | DeviceTensor], PlanTrace]:
         """As `run`, and also return when the parts of the run began and ended, on the clock of the host. The barriers
         are the plan's own. The first call records. Raises as `run`."""
