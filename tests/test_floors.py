@@ -50,6 +50,7 @@ FLOOR_OF = {
     "vkep.executorch": FRONT,
     "vkep.kompute": FRONT,
     "vkep.streaming": FRONT,
+    "vkep.optimum": FRONT,
     "vkep.cuda": FRONT,
     "vkep.ray": FRONT,
     "vkep.serving": FRONT,
@@ -119,6 +120,7 @@ VULKAN_MODULE = "gpu_shared.vk"
 HEAVY = {
     "vkep.executorch.export": {"torch", "executorch"},
     "vkep.ray": {"ray"},
+    "vkep.optimum": {"torch", "optimum"},
     "vkep.serving": {
         *("fastapi", "starlette", "uvicorn", "pydantic", "pydantic_core", "prometheus_client", "opentelemetry"),
         *("grpc", "google"),

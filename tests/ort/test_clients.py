@@ -38,7 +38,7 @@ PAGES: dict[str, tuple[list[str], Callable[[Path], None], list[str]]] = {
     "optimum": (
         ["optimum.onnxruntime", "torch"],
         lambda folder: None,
-        ["['VulkanExecutionProvider', 'CPUExecutionProvider'] tensor([["],
+        ["['VulkanExecutionProvider', 'CPUExecutionProvider'] tensor([[", "tensor([[  1,   2,   3, "],
     ),
     "sentence-transformers": (
         ["sentence_transformers", "optimum.onnxruntime"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -78,13 +79,20 @@ def _known(what: str, names: Mapping[str, Any], declared: Sequence[Any]) -> None
 
 def _memory_of(onnxruntime: Any, device: int | str | None) -> tuple[int, int]:
     """(number, vendor) of a device's memory in ONNX Runtime."""
+    uuid, name = _selected(device, os.environ.get("VKEP_DEVICE"))
+    memory = _memories(onnxruntime).get(uuid)
+    if memory is None:
+        raise RuntimeError(f"{EP_NAME} has no device {name} in ONNX Runtime: call vkep.ort.register() first")
+    return memory
+
+
+@functools.cache  # listing the devices takes milliseconds
+def _selected(device: int | str | None, default: str | None) -> tuple[str, str]:
+    """UUID and name of a device; ``default`` is what the environment names."""
     from gpu_shared.instance import list_devices, select_device
 
     caps = select_device(list_devices(), device).capabilities
-    memory = _memories(onnxruntime).get(caps.uuid)
-    if memory is None:
-        raise RuntimeError(f"{EP_NAME} has no device {caps.name} in ONNX Runtime: call vkep.ort.register() first")
-    return memory
+    return caps.uuid, caps.name
 
 
 def _memories(onnxruntime: Any) -> dict[str, tuple[int, int]]:
