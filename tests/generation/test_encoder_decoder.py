@@ -22,25 +22,45 @@ from vkep.models.language import BEGIN
 Array = np.ndarray[Any, Any]
 
 
-def expected(folder: Path, feeds: dict[str, Array], count: int) -> list[int]:
-    """The most probable tokens by ONNX Runtime."""
+class Sources:
+    """An encoder and its decoders on ONNX Runtime, which compute all tokens again."""
 
-    def run(name: str, feeds: dict[str, Array]) -> dict[str, Array]:
-        session = cpu_session(folder / f"{name}.onnx")
+    def __init__(self, folder: Path, feeds: dict[str, Array]) -> None:
+        names = ("encoder_model", "decoder_model", "decoder_with_past_model")
+        self._sessions = {name: cpu_session(folder / f"{name}.onnx") for name in names}
+        self._known = {"encoder_hidden_states": self._run("encoder_model", feeds)["last_hidden_state"]}
+        if "attention_mask" in feeds:
+            self._known["encoder_attention_mask"] = feeds["attention_mask"]
+
+    def _run(self, name: str, feeds: dict[str, Array]) -> dict[str, Array]:
+        session = self._sessions[name]
         wanted = {i.name for i in session.get_inputs()}
         results = session.run(None, {k: v for k, v in feeds.items() if k in wanted})
         return dict(zip((o.name for o in session.get_outputs()), results, strict=True))
 
-    known = {"encoder_hidden_states": run("encoder_model", feeds)["last_hidden_state"]}
-    if "attention_mask" in feeds:
-        known["encoder_attention_mask"] = feeds["attention_mask"]
-    tokens, name = [BEGIN], "decoder_model"
-    for _ in range(count):
-        results = run(name, {**known, "input_ids": np.array([tokens[-1:]], np.int64)})
-        tokens.append(int(results.pop("logits")[0, -1].argmax()))
-        known |= {n.replace("present.", "past_key_values."): v for n, v in results.items()}
-        name = "decoder_with_past_model"
-    return tokens[1:]
+    def logits(self, tokens: list[int]) -> Array:
+        """Of the token after the first one and these [vocabulary]."""
+        known, name = self._known, "decoder_model"
+        for token in [BEGIN, *tokens]:
+            results = self._run(name, {**known, "input_ids": np.array([[token]], np.int64)})
+            last = results.pop("logits")[0, -1]
+            known = known | {n.replace("present.", "past_key_values."): v for n, v in results.items()}
+            name = "decoder_with_past_model"
+        return last
+
+    def greedy(self, count: int) -> list[int]:
+        """The most probable tokens."""
+        tokens: list[int] = []
+        for _ in range(count):
+            tokens.append(int(self.logits(tokens).argmax()))
+        return tokens
+
+
+def feeds_of(folder: Path, source: Any) -> dict[str, Array]:
+    """The encoder's inputs for token ids, or audio."""
+    if isinstance(source, list):
+        return {"input_ids": np.array([source]), "attention_mask": np.ones((1, len(source)), np.int64)}
+    return {"input_features": log_mel(source, folder)[None]}
 
 
 def merged(folder: Path) -> None:
@@ -78,11 +98,9 @@ def test_the_same_tokens(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     sources: list[Any]
     if kind == "t5":
         sources = [[int(t) for t in rng.integers(0, 256, n)] for n in (5, 9)]
-        feeds = [{"input_ids": np.array([s]), "attention_mask": np.ones((1, len(s)), np.int64)} for s in sources]
     else:
         sources = [rng.normal(0, 0.1, n).astype(np.float32) for n in (16000, 30000)]
-        feeds = [{"input_features": log_mel(s, tmp_path)[None]} for s in sources]
-    tokens = [expected(tmp_path, f, 8) for f in feeds]
+    tokens = [Sources(tmp_path, feeds_of(tmp_path, s)).greedy(8) for s in sources]
     assert tokens[0] != tokens[1]
     if kind == "t5":
         merged(tmp_path)

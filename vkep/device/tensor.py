@@ -158,6 +158,11 @@ class DeviceTensor(Uncopied):
         return view
 
     @property
+    def whole(self) -> DeviceTensor:
+        """The tensor that leading elements are of; any other tensor itself."""
+        return self._whole or self
+
+    @property
     def written_at(self) -> int:
         """The timeline value of the latest submit that writes its memory."""
         return self.uses.written

@@ -124,7 +124,7 @@ class Batch(Uncopied):
         limit: int,
     ) -> None:
         self._decoder, self._encode, self._stream, self._begin = decoder, encode, stream, begin
-        self._rows = _rows_of(decoder, limit)
+        self._rows = rows_of(decoder, limit)
         self._chooser = Chooser(decoder)
         self._pace, self._turns = Pace(), 0
         self._under_way: list[Answer] = []
@@ -168,15 +168,7 @@ class Batch(Uncopied):
         return reader
 
     def _add(self, prompt: str | Sequence[int] | Array, sampling: Sampling, start: Sequence[int]) -> Answer:
-        given = self._encode(prompt) if isinstance(prompt, str) else prompt
-        source = None
-        if isinstance(self._decoder, EncoderDecoder):
-            given, source = start or self._decoder.folder.start_tokens, given
-            if not len(given):
-                raise InvalidInputError("no file of the folder has the tokens that an answer begins with: pass start")
-        elif len(start):
-            raise InvalidInputError("start belongs to models with an encoder: the prompt is where an answer begins")
-        tokens = self._checked(given)
+        tokens, source = self.tokens_of(prompt, start)
         grammar = self._begin(sampling.grammar) if sampling.grammar else None
         row = self._rows.take(tokens, {a._row for a in self._under_way}, source)
         chances = Chances() if sampling.seed is None else Chances(sampling.seed)
@@ -190,6 +182,19 @@ class Batch(Uncopied):
         """Have an answer's prompt processed after those that wait now."""
         self._turns += 1
         answer._turn = self._turns
+
+    def tokens_of(self, prompt: str | Sequence[int] | Array, start: Sequence[int]) -> tuple[list[int], Any]:
+        """The tokens that an answer begins with; of a model with an encoder also its source. Raises `InvalidInputError` as
+        `add`."""
+        given = self._encode(prompt) if isinstance(prompt, str) else prompt
+        if not isinstance(self._decoder, EncoderDecoder):
+            if len(start):
+                raise InvalidInputError("start belongs to models with an encoder: the prompt is where an answer begins")
+            return self._checked(given), None
+        start = start or self._decoder.folder.start_tokens
+        if not len(start):
+            raise InvalidInputError("no file of the folder has the tokens that an answer begins with: pass start")
+        return self._checked(start), given
 
     def _checked(self, prompt: Sequence[int] | Array) -> list[int]:
         try:
@@ -438,7 +443,7 @@ class Batch(Uncopied):
             self._rows.close()
 
 
-def _rows_of(decoder: Decoder | EncoderDecoder, limit: int) -> Rows:
+def rows_of(decoder: Decoder | EncoderDecoder, limit: int) -> Rows:
     """The rows that a model's caches support."""
     if isinstance(decoder, EncoderDecoder):
         return SourceRows(decoder, limit)

@@ -40,7 +40,7 @@ class RowCaches:
 
     def __init__(self, session: InferenceSession, specs: Sequence[CacheSpec]) -> None:
         self._session, self._specs = session, specs
-        self._moves = _Moves(session, specs[0].dtype)
+        self._moves = Moves(session, specs[0].dtype)
         self.rows = self.room = 0
         self._buffers: list[DeviceTensor] = []
         self._views: dict[tuple[int, int], tuple[dict[str, DeviceTensor], dict[str, DeviceTensor]]] = {}
@@ -71,6 +71,11 @@ class RowCaches:
         for tensor in old:
             tensor.close()
 
+    def copy(self, row: int, into: int) -> None:
+        """Copy the content of a row into another one."""
+        for tensor in self._buffers:
+            self._moves.copy(tensor.rows(row, 1), tensor.rows(into, 1))
+
     def bound(self, first: int, count: int) -> tuple[Mapping[str, DeviceTensor], Mapping[str, DeviceTensor]]:
         """The bindings of a run on the rows from ``first``: inputs and outputs by name, the same objects until the
         caches grow."""
@@ -96,7 +101,7 @@ class RowCaches:
         self._moves.close()
 
 
-class _Moves:
+class Moves:
     """Copies between device tensors."""
 
     def __init__(self, session: InferenceSession, dtype: str) -> None:
@@ -125,6 +130,7 @@ class _Moves:
             session.run_with_iobinding(binding)
 
     def close(self) -> None:
+        """Close the sessions that copy."""
         if "_sessions" in vars(self):
             for session in self._sessions:
                 session.close()

@@ -13,7 +13,7 @@ from vkep import dtypes
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelError
 from vkep.generation.audio import log_mel
-from vkep.generation.caches import ROOM
+from vkep.generation.caches import ROOM, Moves
 from vkep.generation.decoder import Made, element_of
 from vkep.generation.folder import ModelFolder
 from vkep.generation.rewrite import for_generation
@@ -166,6 +166,7 @@ class SourceRows(Rows):
         super().__init__(limit)
         self._model = model
         self._states: list[_State] = []
+        self._copies: dict[str, Moves] = {}  # by the type of caches
 
     def take(self, prompt: Sequence[int], busy: Collection[int], source: Any = None) -> int:
         given = self._model.source(source)
@@ -241,7 +242,32 @@ class SourceRows(Rows):
             caches[name].close()
         return Made(logits)
 
+    def _copy(self, row: int, into: int) -> None:
+        source, old = self._states[row], self._states[into]
+        caches = {}
+        for name, tensor in (source.caches or {}).items():
+            caches[name] = tensor
+            if not self._is_of_source(name):  # what the source made is shared
+                caches[name] = self._model.session.empty_device_tensor(tensor.whole.shape, tensor.dtype.name)
+                self._moves(tensor.dtype.name).copy(tensor.whole, caches[name])
+                if tensor.room:
+                    caches[name] = caches[name].leading(tensor.shape)
+        for name, tensor in (old.caches or {}).items():
+            if not self._is_of_source(name):
+                tensor.close()
+        self._states[into] = replace(source, caches=caches)
+
+    def _is_of_source(self, name: str) -> bool:
+        return name in self._model.folder.cross.values() or ".encoder." in name
+
+    def _moves(self, dtype: str) -> Moves:
+        if dtype not in self._copies:
+            self._copies[dtype] = Moves(self._model.session, dtype)
+        return self._copies[dtype]
+
     def close(self) -> None:
+        for moves in self._copies.values():
+            moves.close()
         for state in self._states:
             state.clear()
             if state.states is not None:

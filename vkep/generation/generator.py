@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gpu_shared.context import SharedGpuContext
     from gpu_shared.lease import DelegateLease
     from vkep.generation.batch import Answer, Batch, Reader
+    from vkep.generation.beams import Hypothesis
     from vkep.generation.decoder import Decoder
     from vkep.generation.encoder_decoder import EncoderDecoder
     from vkep.generation.grammar import Grammar, Grammars
@@ -193,6 +194,46 @@ class Generator(Uncopied):
     def stream_chat(self, messages: Sequence[Mapping[str, Any]], **settings: Any) -> Iterator[str]:
         """Yield the text of `chat` as it is generated."""
         return self.stream(self.text.chat(messages), **settings)
+
+    def search(
+        self,
+        prompt: Prompt,
+        *,
+        beams: int = 4,
+        count: int = 1,
+        max_tokens: int | None = None,
+        length_penalty: float = 1.0,
+        stop_tokens: Sequence[int] = (),
+        ignore_end: bool = False,
+        start: Sequence[int] = (),
+    ) -> list[Hypothesis]:
+        """The ``count`` best answers by beam search with ``beams`` beams, the best one first.
+
+        ``length_penalty`` as in `Hypothesis`; ``max_tokens`` None: until the model's context is full; ``stop_tokens``,
+        ``ignore_end`` as in `Sampling`; ``start`` as in `Batch.add`. The search has caches of its own. Raises
+        `InvalidInputError` as `Batch.add` and `vkep.generation.beams.Search`, `ArenaOutOfMemory`.
+        """
+        from vkep.generation.batch import rows_of
+        from vkep.generation.beams import Search, search
+        from vkep.generation.rows import fed
+
+        tokens, source = self._batch.tokens_of(prompt, start)
+        folder = self._decoder.folder
+        room = folder.context - len(tokens) if folder.context else None
+        if max_tokens is None and room is None:
+            raise InvalidInputError(f"max_tokens is None, and {folder.path} does not say the model's longest sequence")
+        most = min(n for n in (max_tokens, room) if n is not None)
+        ends = frozenset(stop_tokens) | (frozenset() if ignore_end else folder.end_tokens)
+        asked = Search(beams, count, most, length_penalty, ends)
+        rows = rows_of(self._decoder, beams)
+        try:
+            row = rows.take(tokens, (), source)
+            found = search(rows, self._decoder, row, fed(rows, row, tokens), asked)
+        finally:
+            rows.close()
+        if "text" not in vars(self):
+            return found
+        return [replace(one, text=self.text.decode(one.tokens)) for one in found]
 
     def view(self, prompt: Prompt, **settings: Any) -> Page:
         """A page of an answer, token by token: see `vkep.InferenceSession.view`. The answer is generated three times.

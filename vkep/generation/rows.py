@@ -13,6 +13,9 @@ from vkep.errors import InvalidInputError
 from vkep.generation.caches import ROOM
 from vkep.generation.decoder import Decoder, Made
 
+#: largest number of tokens in one run of `fed`: a longer one takes more temporary memory
+_CHUNK = 512
+
 
 class Rows(ABC):
     """A row is one sequence's caches; ``held`` has the tokens whose keys and values it holds. A row keeps them after
@@ -87,9 +90,28 @@ class Rows(ABC):
         for row, token in tokens.items():
             self.held[row] = [*self.held[row], token]
 
+    def fork(self, row: int, into: int) -> None:
+        """Copy the caches of a row, on the device, into another one, which may be the next new one. Raises
+        `ArenaOutOfMemory`."""
+        self.reserve(into, len(self.held[row]) + 1)
+        self._copy(row, into)
+        self.held += [[] for _ in range(into + 1 - len(self.held))]
+        self.held[into] = list(self.held[row])
+
+    @abstractmethod
+    def _copy(self, row: int, into: int) -> None:
+        """Copy the caches of a row; there is memory for them."""
+
     @abstractmethod
     def close(self) -> None:
         """Free the memory."""
+
+
+def fed(rows: Rows, row: int, tokens: Sequence[int]) -> Made:
+    """The last run of some tokens, at most 512 in each. Raises as `Rows.feed`."""
+    for at in range(0, len(tokens), _CHUNK):
+        made = rows.feed(row, tokens[at : at + _CHUNK])
+    return made
 
 
 class BufferRows(Rows):
@@ -143,6 +165,9 @@ class BufferRows(Rows):
         if max(lengths) >= self._caches.room:
             return None
         return self._decoder.on_rows(tokens, lengths, self._caches, rows[0])
+
+    def _copy(self, row: int, into: int) -> None:
+        self._caches.copy(row, into)
 
     def close(self) -> None:
         self._caches.close()
