@@ -18,6 +18,7 @@ import onnx.parser
 import pytest
 
 from tools.models.catalog import write_model
+from vkep.models.starters import STARTERS
 
 ROOT = Path(__file__).resolve().parents[1]
 #: example: the model it takes (of tools/models; None: it brings its own), and what it must print
@@ -42,12 +43,32 @@ EXAMPLES = {
     "replicas.py": (None, ["20 batches, sums 4.0 to 4.0"]),
     "ray_batch.py": (None, ["1000 rows, 1000 of them right"]),
     "ray_service.py": (None, ["version 2: [9.0, 16.0]", "version 1: [6.0, 8.0]"]),
+    "chat.py": (None, ["characters)"]),
+    "transcribe.py": (None, ["0 s: "]),
+    "voice_activity.py": (None, ["sound 1: 62 chunks of 32 ms, speech in "]),
+    "semantic_search.py": (None, [" Rice is cooked in", " Bread is baked"]),
+    "detect.py": (None, ["frame 9: ", "  class "]),
     "own_shader.py": (None, ["uvec2 x at 0, uvec2 y at 8, uint n at 16, float a at 20", "right"]),
 }
 #: needs torch: run by tests/executorch/export/test_example.py
 EXPORTING = {"export_unified_vgf_vulkan_e2e.py"}
 #: packages that an example needs and that are no part of the test extra
-NEEDS = {"kompute_region.py": "kp", "ray_batch.py": "ray", "ray_service.py": "ray"}
+NEEDS = {
+    "kompute_region.py": "kp",
+    "ray_batch.py": "ray",
+    "ray_service.py": "ray",
+    "chat.py": "jinja2",
+    "transcribe.py": "tokenizers",
+    "semantic_search.py": "tokenizers",
+}
+#: examples that take a model of `vkep model`, which their text names, and further arguments
+STARTED: dict[str, tuple[str, list[str]]] = {
+    "chat.py": ("decoder", ["Name three rivers."]),
+    "transcribe.py": ("whisper", []),
+    "voice_activity.py": ("vad", []),
+    "semantic_search.py": ("sentences", []),
+    "detect.py": ("detector", []),
+}
 
 
 #: what an example is given besides its model
@@ -67,6 +88,11 @@ def test_example(example: str, tmp_path: Path) -> None:
         pytest.skip(f"needs {NEEDS[example]}")
     model, expected = EXAMPLES[example]
     arguments = [str(write_model(model, tmp_path))] if model else ARGUMENTS.get(example, [])
+    if example in STARTED:
+        name, more = STARTED[example]
+        assert f"\n    vkep model {name} " in (ROOT / "examples" / example).read_text(encoding="utf-8")
+        STARTERS[name].write(tmp_path / STARTERS[name].path)
+        arguments = [STARTERS[name].path, *more]
     path = os.pathsep.join([str(ROOT), str(ROOT / "registry")])
     result = subprocess.run(
         [sys.executable, str(ROOT / "examples" / example), *arguments],
@@ -91,7 +117,7 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-@pytest.mark.parametrize("example", [name for name, (model, _) in EXAMPLES.items() if model])
+@pytest.mark.parametrize("example", [name for name, (model, _) in EXAMPLES.items() if model or name in STARTED])
 def test_an_example_without_its_model_says_how_to_call_it(example: str) -> None:
     path = os.pathsep.join([str(ROOT), str(ROOT / "registry")])
     result = subprocess.run(
@@ -103,7 +129,7 @@ def test_an_example_without_its_model_says_how_to_call_it(example: str) -> None:
         check=False,
     )
     assert result.returncode == 1
-    assert f"python examples/{example} MODEL.onnx" in result.stderr
+    assert re.search(rf"python examples/{example} (MODEL\.onnx|FOLDER)", result.stderr)
 
 
 #: pages whose Python blocks are run, each block by itself

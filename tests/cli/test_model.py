@@ -17,6 +17,8 @@ CALLS = {
     "cnn": ["--dim", "batch=2", "--check-cpu"],
     "bert": ["--dim", "batch=2", "--dim", "sequence=7", "--check-cpu"],
     "classifier": ["--dim", "batch=2", "--dim", "sequence=7", "--check-cpu"],
+    "sentences": ["--dim", "batch=2", "--dim", "sequence=7", "--check-cpu"],
+    "detector": ["--dim", "batch=2", "--check-cpu"],
     "vad": ["--dim", "batch=2", "--dim", "samples=512", "--check-cpu"],
     "recognizer": ["--dim", "batch=2", "--check-cpu"],
     "mixed": ["--prefer", "vulkan_first", "--check-cpu"],

@@ -10,10 +10,10 @@ import pytest
 
 from tests.generation.reference import Reference
 from tests.generation.test_encoder_decoder import Sources, feeds_of
-from tools.models.language_sources import write_sources
 from vkep.errors import InvalidInputError
 from vkep.generation import Generator
 from vkep.generation.beams import Hypothesis
+from vkep.models.sources import write_sources
 
 pytestmark = pytest.mark.gpu
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from tests.calls import noted
-from tools.models.language_sources import write_sources
 from vkep.models.language import write_language
+from vkep.models.sources import write_sources
 
 torch = pytest.importorskip("torch")
 optimum = pytest.importorskip("optimum.onnxruntime")

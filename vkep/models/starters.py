@@ -13,7 +13,9 @@ from onnx import TensorProto
 
 from vkep.models.bert import BertShape, bert_features
 from vkep.models.builder import Array, GraphBuilder
+from vkep.models.detector import detector
 from vkep.models.language import PAD, write_language, write_tokenizer
+from vkep.models.sources import write_sources
 from vkep.models.streams import recognizer, voice_activity
 
 PROGRAM = Path(__file__).with_name("program.pte")
@@ -116,6 +118,16 @@ def _write_classifier(folder: Path) -> None:
     write_tokenizer(folder)
 
 
+def _write_sentences(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    onnx.save(bert(), folder / "model.onnx")
+    write_tokenizer(folder)
+
+
+def _write_whisper(folder: Path) -> None:
+    write_sources(folder, "whisper")
+
+
 def _write_decoder(folder: Path) -> None:
     write_language(folder)
 
@@ -145,6 +157,17 @@ STARTERS: Mapping[str, Starter] = {
         "a folder with a language model and a tokenizer of bytes, as onnxruntime-genai's builder writes it",
         "decoder",
         _write_decoder,
+    ),
+    "sentences": Starter(
+        "a folder of an encoder of sentences: BERT and its tokenizer of bytes", "sentences", _write_sentences
+    ),
+    "whisper": Starter(
+        "a folder with Whisper's encoder and decoders, as optimum writes them", "whisper", _write_whisper
+    ),
+    "detector": Starter(
+        "a detector in YOLOv8's form: images [batch, 3, 64, 64] to output0 [batch, 12, 80]",
+        "detector.onnx",
+        _file(detector),
     ),
     "vad": Starter(
         "voice activity in silero-vad's form: input [batch, samples], state and sr to output and stateN",
