@@ -12,9 +12,7 @@ from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError
 from vkep.generation.caches import ROOM
 from vkep.generation.decoder import Decoder, Made
-
-#: largest number of tokens in one run of `fed`: a longer one takes more temporary memory
-_CHUNK = 512
+from vkep.generation.pace import CHUNK
 
 
 class Rows(ABC):
@@ -108,9 +106,9 @@ class Rows(ABC):
 
 
 def fed(rows: Rows, row: int, tokens: Sequence[int]) -> Made:
-    """The last run of some tokens, at most 512 in each. Raises as `Rows.feed`."""
-    for at in range(0, len(tokens), _CHUNK):
-        made = rows.feed(row, tokens[at : at + _CHUNK])
+    """The last run of some tokens, at most `CHUNK` in each. Raises as `Rows.feed`."""
+    for at in range(0, len(tokens), CHUNK):
+        made = rows.feed(row, tokens[at : at + CHUNK])
     return made
 
 
