@@ -1,0 +1,29 @@
+"""The table of pipelines: each that is measured is right and whole. No time is asserted."""
+
+from __future__ import annotations
+
+import pytest
+
+from tools import pipelines
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("name", ["chat", "voice activity (silero-vad's form)", "detection (YOLOv8's form)"])
+def test_a_row(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipelines, "ITERATIONS", 6)
+    monkeypatch.setattr(pipelines, "SIZES", 3)
+    assert pipelines.main(["--only", name, "--rounds", "1"]) == 0
+    row = [cell.strip() for cell in capsys.readouterr().out.splitlines()[-1].split("|")][1:-1]
+    assert row[0] == name and row[2] == "all"
+    assert row[3] == "same tokens" or float(row[3].removeprefix("difference ")) < 1e-4
+    assert int(row[4]) <= 3 and float(row[5].split()[0]) > 0
+    if name == "chat":
+        assert float(row[5].split()[0]) < 1  # no cache, no logits
+
+
+def test_the_page_has_the_table() -> None:
+    text = pipelines.PAGE.read_text(encoding="utf-8")
+    table = text.partition(pipelines.BEGIN_TABLE)[2].partition(pipelines.END_TABLE)[0]
+    names = [line.split("|")[1].strip() for line in table.strip().splitlines()[2:]]
+    assert names == list(pipelines.PIPELINES)

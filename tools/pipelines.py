@@ -1,0 +1,367 @@
+"""``python -m tools.pipelines``: whole pipelines, and what each costs: the table of docs/pipelines.md.
+
+    python -m tools.pipelines                     # prints the table
+    python -m tools.pipelines --write             # writes it into docs/pipelines.md
+    python -m tools.pipelines --only chat --rounds 20
+
+Each pipeline runs a model of ``vkep model`` through its client. The columns:
+
+- **on the device**: the operators of nodes that ran on the CPU, or "all";
+- **right**: the comparison with ONNX Runtime's CPU provider: the same tokens, or the largest difference, as a part of the largest
+  value;
+- **plans**: plans that all sessions of the pipeline made for ten sizes (of prompts, sounds, batches), after those were run;
+- **bytes a step**: what a step copies to the device and back; a step is a token, a chunk, a frame or a batch of texts;
+- **ms a step**: the median, and that of ONNX Runtime's CPU provider on one thread;
+- **memory**: growth over 50 iterations of the device arena, and of the process's resident memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import vkep
+from tools.growth import grown
+from tools.heap import resident_mb
+from tools.ort_cpu import cpu_session
+from vkep.generation import Generator
+from vkep.generation.audio import log_mel
+from vkep.models.language import BEGIN, write_language
+from vkep.models.starters import STARTERS
+from vkep.models.streams import CHUNKS, FEATURES, FRAMES
+from vkep.session.session_state import SessionState
+from vkep.streaming import StreamingSession
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "pipelines.md"
+BEGIN_TABLE, END_TABLE = "<!-- pipelines: python -m tools.pipelines --write -->", "<!-- end of the pipelines -->"
+SIZES, ITERATIONS = 10, 50
+#: tokens of an answer
+TOKENS = 8
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class Opened:
+    """A pipeline that is open. ``run`` and ``theirs`` (ONNX Runtime's CPU) take a number of 0 to 9, the size; both do ``steps``
+    steps and return tokens or an array. ``sessions`` are vkep's; ``crossed`` counts bytes where the client's own sessions run."""
+
+    run: Callable[[int], Any]
+    theirs: Callable[[int], Any]
+    steps: int
+    sessions: Sequence[vkep.InferenceSession]
+    crossed: Callable[[], Any] | None = None
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A pipeline by its client. ``open`` gets an empty folder, and a stack that closes what it opens."""
+
+    client: str
+    step: str
+    open: Callable[[Path, ExitStack], Opened]
+
+
+# ---- ONNX Runtime's CPU, step by step
+
+
+class CpuDecoder:
+    """Greedy tokens of a decoder, with the keys and values of an encoder's source if there is one."""
+
+    def __init__(self, first: Path, later: Path | None = None) -> None:
+        self._sessions = [cpu_session(first), cpu_session(later)] if later else [cpu_session(first)] * 2
+
+    def tokens(self, prompt: Sequence[int], count: int, known: Mapping[str, Array] | None = None) -> list[int]:
+        """``count`` tokens after the prompt."""
+        held, found, part, done = dict(known or {}), [], list(prompt), 0
+        for k in range(count):
+            session = self._sessions[k > 0]
+            done += len(part)
+            feeds = {"input_ids": np.array([part]), "attention_mask": np.ones((1, done), np.int64), **held}
+            feeds["position_ids"] = np.arange(done - len(part), done)[None]
+            for i in session.get_inputs():
+                if i.name.startswith("past") and i.name not in feeds:
+                    feeds[i.name] = np.zeros((1, i.shape[1], 0, i.shape[3]), np.float32)
+            wanted = {i.name: feeds[i.name] for i in session.get_inputs()}
+            results = dict(zip([o.name for o in session.get_outputs()], session.run(None, wanted), strict=True))
+            part = [int(results.pop("logits")[0, -1].argmax())]
+            found += part
+            held |= {name.replace("present", "past_key_values"): value for name, value in results.items()}
+        return found
+
+
+def _prompt(size: int) -> list[int]:
+    return np.random.default_rng(size).integers(1, 250, 4 + 5 * size).tolist()
+
+
+# ---- the pipelines
+
+
+def _chat(folder: Path, stack: ExitStack) -> Opened:
+    write_language(folder, "llama")
+    generator = stack.enter_context(Generator(folder, max_sequences=1))
+    theirs = CpuDecoder(folder / "model.onnx")
+    return Opened(
+        lambda k: generator.generate(_prompt(k), max_tokens=TOKENS, ignore_end=True).tokens,
+        lambda k: theirs.tokens(_prompt(k), TOKENS),
+        TOKENS,
+        generator.decoder.sessions,
+    )
+
+
+def _optimum(folder: Path, stack: ExitStack) -> Opened:
+    import torch
+    from optimum.onnxruntime import ORTModelForCausalLM
+
+    import vkep.optimum
+    from vkep.ort.transfers import Transfers
+
+    write_language(folder, "gpt2")
+    vkep.optimum.register()
+    stack.callback(vkep.optimum.unregister)
+    model = ORTModelForCausalLM.from_pretrained(folder, provider="VulkanExecutionProvider")
+    theirs = CpuDecoder(folder / "model.onnx")
+
+    def run(size: int) -> list[int]:
+        ids = torch.tensor([_prompt(size)])
+        mask, count = torch.ones_like(ids), {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS}
+        return model.generate(input_ids=ids, attention_mask=mask, pad_token_id=0, **count)[0, ids.shape[1] :].tolist()
+
+    @contextmanager
+    def crossed() -> Iterator[list[int]]:
+        found, own = [0], Transfers.run
+
+        def counted(self: Transfers, key: Any, hosts: Any, count: int) -> None:
+            found[0] += sum(key[2 * k + 1] for k in range(count))
+            own(self, key, hosts, count)
+
+        Transfers.run = counted  # type: ignore[method-assign]
+        try:
+            yield found
+        finally:
+            Transfers.run = own  # type: ignore[method-assign]
+
+    return Opened(run, lambda k: theirs.tokens(_prompt(k), TOKENS), TOKENS, [], crossed)
+
+
+def _transcription(folder: Path, stack: ExitStack) -> Opened:
+    STARTERS["whisper"].write(folder)
+    generator = stack.enter_context(Generator(folder))
+    encoder = cpu_session(folder / "encoder_model.onnx")
+    theirs = CpuDecoder(folder / "decoder_model.onnx", folder / "decoder_with_past_model.onnx")
+
+    def sound(size: int) -> Array:
+        return np.random.default_rng(size).normal(0, 0.1, 16000 * (1 + size)).astype(np.float32)
+
+    def expected(size: int) -> list[int]:
+        (states,) = encoder.run(None, {"input_features": log_mel(sound(size), folder)[None]})
+        return theirs.tokens([BEGIN], TOKENS, {"encoder_hidden_states": states})
+
+    return Opened(
+        lambda k: generator.generate(sound(k), max_tokens=TOKENS, ignore_end=True).tokens,
+        expected,
+        TOKENS,
+        generator.decoder.sessions,
+    )
+
+
+def _stream(name: str, constants: Mapping[str, int], feed: Callable[[int], dict[str, Array]], output: str) -> Any:
+    def open_(folder: Path, stack: ExitStack) -> Opened:
+        path = folder / "model.onnx"
+        STARTERS[name].write(path)
+        session = stack.enter_context(StreamingSession(path, constants=constants))
+        theirs = cpu_session(path)
+        with session.copy() as first:
+            empty = {n: t.numpy() for n, t in first.tensors.items()}
+        given = {n: np.array(v) for n, v in constants.items()}
+        names = [o.name for o in theirs.get_outputs()]
+
+        def expected(size: int) -> Array:
+            states = empty
+            for _ in range(2):
+                results = dict(zip(names, theirs.run(None, {**feed(size), **states, **given}), strict=True))
+                states = {n: results[o] for o, n in session.states.items()}
+            return results[output]
+
+        def run(size: int) -> Any:
+            session.reset()
+            return [session.run([output], feed(size))[0] for _ in range(2)][-1]
+
+        return Opened(run, expected, 2, [session.session])
+
+    return open_
+
+
+def _session(name: str, feed: Callable[[int], dict[str, Array]]) -> Any:
+    def open_(folder: Path, stack: ExitStack) -> Opened:
+        path = folder / "model.onnx"
+        STARTERS[name].write(folder if name == "sentences" else path)
+        session, theirs = stack.enter_context(vkep.InferenceSession(path)), cpu_session(path)
+        return Opened(lambda k: session.run(None, feed(k))[0], lambda k: theirs.run(None, feed(k))[0], 1, [session])
+
+    return open_
+
+
+def _normal(*shape: int) -> Array:
+    return np.random.default_rng(shape).standard_normal(shape, np.float32)
+
+
+def _texts(size: int) -> dict[str, Array]:
+    ids = np.random.default_rng(size).integers(1, 250, (4, 5 + 9 * size))
+    return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+
+
+PIPELINES = {
+    "chat": Pipeline("`vkep.generation`", "a token", _chat),
+    "chat through Optimum": Pipeline("`ORTModelForCausalLM`, `vkep.optimum`", "a token", _optimum),
+    "transcription (Whisper)": Pipeline("`vkep.generation`", "a token", _transcription),
+    "voice activity (silero-vad's form)": Pipeline(
+        "`vkep.streaming`",
+        "a chunk",
+        _stream("vad", {"sr": 16000}, lambda k: {"input": _normal(1, CHUNKS[16000] + 32 * k)}, "output"),
+    ),
+    "streaming recognizer, 30 states": Pipeline(
+        "`vkep.streaming`",
+        "a chunk",
+        _stream("recognizer", {}, lambda k: {"x": _normal(1, FRAMES, FEATURES)}, "log_probs"),
+    ),
+    "semantic search": Pipeline("`vkep.InferenceSession`", "four texts", _session("sentences", _texts)),
+    "detection (YOLOv8's form)": Pipeline(
+        "`vkep.InferenceSession`", "ten frames", _session("detector", lambda k: {"images": _normal(1 + k, 3, 64, 64)})
+    ),
+}
+
+
+# ---- what is measured
+
+
+@contextmanager
+def _crossing() -> Iterator[list[int]]:
+    """Counts the bytes that vkep's sessions copy between host and device. A token that the host reads counts too."""
+    found, own = [0], SessionState.execute
+
+    def counted(self: SessionState, values: Any, targets: Any, options: Any) -> None:
+        found[0] += sum(v.nbytes for v in values.values() if isinstance(v, np.ndarray))
+        own(self, values, targets, options)
+        results = (values.get(name) for name in self.outputs if name not in targets)
+        found[0] += sum(v.nbytes for v in results if isinstance(v, np.ndarray))
+        found[0] += sum(t.nbytes for t in targets.values() if t is not None and t.in_host_memory)
+
+    SessionState.execute = counted  # type: ignore[assignment,method-assign]
+    try:
+        yield found
+    finally:
+        SessionState.execute = own  # type: ignore[method-assign]
+
+
+class _Warnings(logging.Handler):
+    """The provider's warnings of nodes that other providers run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "run on other providers" in record.getMessage():
+            self.found.append(record.getMessage())
+
+
+def _compared(ours: Any, theirs: Any) -> str:
+    if isinstance(ours, list):
+        return "same tokens" if ours == theirs else f"tokens differ: {ours}, {theirs}"
+    return f"difference {np.abs(ours - theirs).max() / np.abs(theirs).max():.0e}"
+
+
+def _times(run: Callable[[int], Any], rounds: int, steps: int) -> float:
+    spent = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        run(SIZES - 1)
+        spent.append(1e3 * (time.perf_counter() - start) / steps)
+    return statistics.median(spent)
+
+
+def _kib(nbytes: float) -> str:
+    return f"{nbytes / 1024:.1f} KiB"
+
+
+def measure(name: str, pipeline: Pipeline, rounds: int) -> str:
+    """A row of the table."""
+    warnings = _Warnings()
+    logging.getLogger("vkep.ort").addHandler(warnings)
+    try:
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+            opened = pipeline.open(Path(folder), stack)
+            return f"| {name} | {pipeline.client} | {' | '.join(_columns(opened, pipeline.step, rounds, warnings))} |"
+    except ImportError as error:
+        return f"| {name} | {pipeline.client} | not run: needs {error.name} | | | | | | |"
+    finally:
+        logging.getLogger("vkep.ort").removeHandler(warnings)
+
+
+def _columns(opened: Opened, step: str, rounds: int, warnings: _Warnings) -> list[str]:
+    right = [_compared(opened.run(k), opened.theirs(k)) for k in range(SIZES)]
+    wrong = [r for r in right if "differ:" in r]
+    worst = wrong[0] if wrong else max(right, key=lambda r: float(r.split()[-1]) if "difference" in r else 0)
+    cpu = sorted({n.op_type for s in opened.sessions for n in s.report().nodes if n.where == "cpu"})
+    with (opened.crossed or _crossing)() as crossed:
+        opened.run(SIZES - 1)
+    ours = _times(opened.run, rounds, opened.steps)
+    theirs = _times(opened.theirs, rounds, opened.steps)
+    arena, resident = [], []
+    for k in range(ITERATIONS):
+        opened.run(k % SIZES)
+        arena.append(sum(s.memory().arena.bytes_in_use for s in opened.sessions[:1]))
+        resident.append(resident_mb())
+    plans = sum(s._parts.graph.plan_count for s in opened.sessions)
+    memory = (
+        f"{_kib(grown(arena))}, {grown(resident):.1f} MB" if opened.sessions else f"{grown(resident):.1f} MB (process)"
+    )
+    return [
+        "all" if not cpu and not warnings.found else ", ".join(cpu) or "; ".join(warnings.found),
+        worst,
+        str(plans) if opened.sessions else "",
+        f"{_kib(crossed[0] / opened.steps)}, {step}",
+        f"{ours:.2f}",
+        f"{theirs:.2f}",
+        memory,
+    ]
+
+
+def table(names: Sequence[str], rounds: int) -> Iterator[str]:
+    """The table's lines."""
+    yield "| pipeline | client | on the device | right | plans | bytes a step | ms a step | ONNX Runtime's CPU | memory |"
+    yield "|---|---|---|---|---:|---|---:|---:|---|"
+    for name in names:
+        yield measure(name, PIPELINES[name], rounds)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print or write the table. Exit status 1 where a result differs."""
+    parser = argparse.ArgumentParser(prog="python -m tools.pipelines", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--only", nargs="+", choices=list(PIPELINES), default=list(PIPELINES), metavar="NAME")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--write", action="store_true", help=f"write the table into {PAGE.name}")
+    given = parser.parse_args(arguments)
+    lines = []
+    for line in table(given.only, given.rounds):
+        print(line, flush=True)
+        lines.append(line)
+    if given.write:
+        text = PAGE.read_text(encoding="utf-8")
+        before, after = text.partition(BEGIN_TABLE)[0], text.partition(END_TABLE)[2]
+        PAGE.write_text(before + "\n".join([BEGIN_TABLE, *lines, END_TABLE]) + after, encoding="utf-8")
+    return int(any("differ:" in line for line in lines))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
