@@ -1,6 +1,6 @@
 // A fused elementwise expression whose output runs along another axis than some of its inputs (a transposition): a workgroup
 // takes TILE x TILE elements of the two axes, reads those inputs along their own axis (ALONG) into shared memory, and writes
-// along the output's. vkep/kernels/pointwise_tile.py generates:
+// along the output's. vkep/kernels/pointwise.py generates:
 //   TILE_DECLS      pointer types, and a shared array for each input that runs along ALONG
 //   TILE_FUNCTION   value of one output element
 //   TILE_REGISTERS  for each such input, a register for every row that a lane loads

@@ -296,7 +296,6 @@ CIRCLES = {
         "gpu_shared.handles",
         "gpu_shared.instance",
     ): "a handle keeps the device that it is destroyed with, and a device is a handle",
-    ("vkep.kernels.pointwise", "vkep.kernels.pointwise_tile"): "the type of a pointwise operand, in both variants",
     ("vkep.ort.memory", "vkep.ort.transfers"): "a memory domain owns its transfers, which ask it where pointers lie",
     ("vkep.session.binding", "vkep.session.session"): "`InferenceSession.io_binding` makes the binding of a session",
 }

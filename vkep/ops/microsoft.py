@@ -47,32 +47,12 @@ def in_float32(function: Callable[..., Any]) -> Callable[..., Any]:
     return lower
 
 
-# ---- activations
-
-
-# ---- norms
-
-
-# ---- products
-
-
 #: ONNX's operators that fused ones name, and the opset by which they take numbers as attributes
-_ACTIVATIONS, _ACTIVATIONS_OPSET = (
-    (
-        "Clip",
-        "Elu",
-        "HardSigmoid",
-        "LeakyRelu",
-        "Relu",
-        "Selu",
-        "Sigmoid",
-        "Softplus",
-        "Softsign",
-        "Tanh",
-        "ThresholdedRelu",
-    ),
-    10,
+_ACTIVATIONS = (
+    *("Clip", "Elu", "HardSigmoid", "LeakyRelu", "Relu", "Selu", "Sigmoid", "Softplus", "Softsign", "Tanh"),
+    "ThresholdedRelu",
 )
+_ACTIVATIONS_OPSET = 10
 
 
 def activated(b: Builder, x: Tensor, activation: str, *values: float, **named: float | None) -> Tensor:

@@ -368,6 +368,9 @@ def lp_normalization(b: Builder, x: Tensor, *, axis: int = -1, p: int = 2) -> Te
     return b.result(LpNormProblem(*sizes, x.dtype.name, p), dense, shape=x.shape)
 
 
+# ---- domain com.microsoft
+
+
 @operator("SimplifiedLayerNormalization", types={"x": FLOATS, "scale": FLOATS}, schema=False)
 def simplified_layer_normalization(b: Builder, x: Tensor, scale: Tensor, *, a: LayerNormAttributes) -> list[Tensor]:
     wanted = wants_output(b, 1)

@@ -253,6 +253,9 @@ _REAL = ("float32",)
 _BYTES = ("int8", "uint8")
 
 
+# ---- domain com.microsoft: DynamicQuantizeLSTM, AttnLSTM
+
+
 @operator(
     "DynamicQuantizeLSTM",
     domain=MICROSOFT,

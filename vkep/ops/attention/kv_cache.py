@@ -114,6 +114,29 @@ def _strides(t: Tensor) -> Strides:
     return batch, head, row
 
 
+def joined(b: Builder, past: Tensor | None, new: Tensor) -> Tensor:
+    """Past and new keys or values, concatenated. Raises `InvalidNode` where they differ in more than length."""
+    if past is None or (past.rank == 4 and past.shape[2] == 0):
+        return new
+    expect_joins(b, past, new)
+    length = past.shape[2] + new.shape[2]
+    out = b.empty(new.dtype, (*new.shape[:2], length, new.shape[3]))
+    b.copy(past, out=out.slice(2, 0, past.shape[2]))
+    b.copy(new, out=out.slice(2, past.shape[2], new.shape[2]))
+    return out
+
+
+def expect_joins(b: Builder, past: Tensor, new: Tensor, packs: int = 1) -> None:
+    """Raise `InvalidNode` where past and new keys or values [batch, heads, length, size] differ in more than length.
+    ``packs`` is the number of values in an element of the past.
+    """
+    if past.rank != 4 or past.shape[:2] != new.shape[:2] or past.shape[3] != -(-new.shape[3] // packs):
+        b.invalid(f"past of shape {list(past.shape)} and new of shape {list(new.shape)} do not join")
+
+
+# ---- caches of codes
+
+
 @dataclass(frozen=True)
 class Coding:
     """The encoding of a cache whose elements have another type than the new keys and values (`vkep.kernels.kv_codes`):
@@ -173,6 +196,9 @@ class Coding:
             scale = b.reshape(scale, (1, 1, 1, 1, 1))
         made = b.store(b.expr("mul", value, scale, ctype="float"), dtype, shape=wide.shape)
         return b.reshape(made, (batch, heads, length, width * packs)).slice(3, 0, size)
+
+
+# ---- caches of a window
 
 
 @dataclass(frozen=True)
@@ -247,23 +273,3 @@ def _held(tokens: Expr, capacity: int, size: int) -> Expr:
     at_once = capacity - size + 1
     dropped = (tokens - capacity + (at_once - 1)) / at_once * at_once
     return where(tokens <= capacity, tokens, tokens - dropped)
-
-
-def joined(b: Builder, past: Tensor | None, new: Tensor) -> Tensor:
-    """Past and new keys or values, concatenated. Raises `InvalidNode` where they differ in more than length."""
-    if past is None or (past.rank == 4 and past.shape[2] == 0):
-        return new
-    expect_joins(b, past, new)
-    length = past.shape[2] + new.shape[2]
-    out = b.empty(new.dtype, (*new.shape[:2], length, new.shape[3]))
-    b.copy(past, out=out.slice(2, 0, past.shape[2]))
-    b.copy(new, out=out.slice(2, past.shape[2], new.shape[2]))
-    return out
-
-
-def expect_joins(b: Builder, past: Tensor, new: Tensor, packs: int = 1) -> None:
-    """Raise `InvalidNode` where past and new keys or values [batch, heads, length, size] differ in more than length.
-    ``packs`` is the number of values in an element of the past.
-    """
-    if past.rank != 4 or past.shape[:2] != new.shape[:2] or past.shape[3] != -(-new.shape[3] // packs):
-        b.invalid(f"past of shape {list(past.shape)} and new of shape {list(new.shape)} do not join")

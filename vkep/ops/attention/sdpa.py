@@ -409,6 +409,9 @@ def default_scale(size: int) -> float:
     return 1.0 / math.sqrt(fixed(size, "the scale of attention is a constant")) if size else 1.0
 
 
+# ---- by one kernel that never writes its scores (`vkep.kernels.attention`), where that is faster
+
+
 @dataclass(frozen=True)
 class FusedAttention:
     """The problem of an attention, its bias (an operand of the attention, or a buffer for its mask) and its result:

@@ -123,6 +123,3 @@ def _add_mask(b: Builder, mask: Mask, heads: Heads, given: Tensor) -> None:
         mask.biases.append(view)
     else:
         b.decline(f"a mask of {given.dtype}; the kernels take bool and float")
-
-
-# ---- rotary position embeddings

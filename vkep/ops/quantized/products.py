@@ -126,6 +126,9 @@ def qlinear_conv(
     return b.store(result, y_zero_point.dtype, shape=shape)
 
 
+# ---- domain com.microsoft
+
+
 @operator("MatMulIntegerToFloat", domain=MICROSOFT, types={"a": _BYTES, "y": _BYTES, "a_scale b_scale bias": FLOATS})
 def matmul_integer_to_float(
     b: Builder,
@@ -214,6 +217,96 @@ def qgemm(
     dtype = y_zero_point.dtype
     result = rounded_to(b, result, y_zero_point, dtype)
     return b.store(result, dtype, shape=total.shape)
+
+
+@operator(
+    "QLinearConv",
+    domain=MICROSOFT,
+    types={
+        "x x_zero_point": _BYTES,
+        "w w_zero_point": _BYTES,
+        "y_zero_point": _BYTES,
+        "x_scale w_scale y_scale": ("float32",),
+        "bias": ("int32",),
+    },
+)
+def qlinear_conv_(
+    b: Builder,
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero_point: Tensor,
+    w: Tensor,
+    w_scale: Tensor,
+    w_zero_point: Tensor,
+    y_scale: Tensor,
+    y_zero_point: Tensor,
+    bias: Tensor | None = None,
+    *,
+    a: ConvAttributes,
+    channels_last: int = 0,
+) -> Tensor:
+    if channels_last:
+        x = x.transpose((0, x.rank - 1, *range(1, x.rank - 1)))
+    y = qlinear_conv(b, x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, bias, a=a)
+    return y.transpose((0, *range(2, y.rank), 1)) if channels_last else y
+
+
+_EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2", "float32", "float16", "bfloat16")
+
+
+@operator(
+    "GemmFloat8",
+    domain=MICROSOFT,
+    types={"x": _EIGHT_BITS, "y": _EIGHT_BITS, "c": _EIGHT_BITS[2:], "x_scale y_scale z_scale": ("float32",)},
+)
+def gemm_float8(
+    b: Builder,
+    x: Tensor,
+    y: Tensor,
+    c: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    y_scale: Tensor | None = None,
+    z_scale: Tensor | None = None,
+    *,
+    activation: str = "NONE",
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    dtype: int = 1,
+    transA: int = 0,
+    transB: int = 0,
+) -> Tensor:
+    """``scaleY * activation(alpha * scaleA * scaleB * x @ y + beta * c)``, in float32."""
+    if activation not in ("NONE", "RELU", "GELU"):
+        b.invalid(f"activation is {activation!r}, expected NONE, RELU or GELU")
+    if x.rank != 2 or y.rank != 2:
+        b.invalid(f"matrices of shape {list(x.shape)} and {list(y.shape)}")
+    made = numeric(b, dtype, FLOAT32)
+    left, right = (
+        t.transpose((1, 0)) if swap else t for t, swap in ((b.cast(x, FLOAT32), transA), (b.cast(y, FLOAT32), transB))
+    )
+    value = b.expr("mul", matrix_product(b, left, right), alpha)
+    shape = (left.shape[0], right.shape[1])
+    for what, scale in {"scaleA": x_scale, "scaleB": y_scale, "scaleY": z_scale}.items():
+        b.expect(what, scale, (), (1,))
+        if scale is not None and what != "scaleY":
+            value = b.expr("mul", value, scale)
+    if c is not None and beta:
+        b.broadcast("C", c, shape)
+        value = value + b.expr("mul", c, beta)
+    out = b.store(value, FLOAT32, shape=shape)
+    out = gelu(b, out) if activation == "GELU" else activated(b, out, "Relu" if activation == "RELU" else "")
+    if z_scale is not None:
+        out = b.pointwise("mul", out, z_scale, shape=shape)
+    return b.cast(out, made)
+
+
+@operator("MatMulInteger16", domain=MICROSOFT, types={"a": ("int16", "uint16"), "y": ("int16", "uint16")})
+def matmul_integer_16(b: Builder, a: Tensor, y: Tensor) -> Tensor:
+    made = DTYPES["uint32" if a.dtype.kind == y.dtype.kind == "uint" else "int32"]
+    return matrix_product(b, b.cast(a, made), b.cast(y, made))
+
+
+# ---- sums in int32
 
 
 def of_rows(b: Builder, values: Tensor) -> Tensor:
@@ -347,90 +440,3 @@ def _in_floats(b: Builder, x: Tensor, zero: Tensor | None, part: tuple[int, int]
         return (values if part is None else values[:, slice(part[0], sum(part))]).astype(np.float32) - less
 
     return b.weight(PackedWeight(weight, 0, transform, key))
-
-
-@operator(
-    "QLinearConv",
-    domain=MICROSOFT,
-    types={
-        "x x_zero_point": _BYTES,
-        "w w_zero_point": _BYTES,
-        "y_zero_point": _BYTES,
-        "x_scale w_scale y_scale": ("float32",),
-        "bias": ("int32",),
-    },
-)
-def qlinear_conv_(
-    b: Builder,
-    x: Tensor,
-    x_scale: Tensor,
-    x_zero_point: Tensor,
-    w: Tensor,
-    w_scale: Tensor,
-    w_zero_point: Tensor,
-    y_scale: Tensor,
-    y_zero_point: Tensor,
-    bias: Tensor | None = None,
-    *,
-    a: ConvAttributes,
-    channels_last: int = 0,
-) -> Tensor:
-    if channels_last:
-        x = x.transpose((0, x.rank - 1, *range(1, x.rank - 1)))
-    y = qlinear_conv(b, x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, bias, a=a)
-    return y.transpose((0, *range(2, y.rank), 1)) if channels_last else y
-
-
-_EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2", "float32", "float16", "bfloat16")
-
-
-@operator(
-    "GemmFloat8",
-    domain=MICROSOFT,
-    types={"x": _EIGHT_BITS, "y": _EIGHT_BITS, "c": _EIGHT_BITS[2:], "x_scale y_scale z_scale": ("float32",)},
-)
-def gemm_float8(
-    b: Builder,
-    x: Tensor,
-    y: Tensor,
-    c: Tensor | None = None,
-    x_scale: Tensor | None = None,
-    y_scale: Tensor | None = None,
-    z_scale: Tensor | None = None,
-    *,
-    activation: str = "NONE",
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    dtype: int = 1,
-    transA: int = 0,
-    transB: int = 0,
-) -> Tensor:
-    """``scaleY * activation(alpha * scaleA * scaleB * x @ y + beta * c)``, in float32."""
-    if activation not in ("NONE", "RELU", "GELU"):
-        b.invalid(f"activation is {activation!r}, expected NONE, RELU or GELU")
-    if x.rank != 2 or y.rank != 2:
-        b.invalid(f"matrices of shape {list(x.shape)} and {list(y.shape)}")
-    made = numeric(b, dtype, FLOAT32)
-    left, right = (
-        t.transpose((1, 0)) if swap else t for t, swap in ((b.cast(x, FLOAT32), transA), (b.cast(y, FLOAT32), transB))
-    )
-    value = b.expr("mul", matrix_product(b, left, right), alpha)
-    shape = (left.shape[0], right.shape[1])
-    for what, scale in {"scaleA": x_scale, "scaleB": y_scale, "scaleY": z_scale}.items():
-        b.expect(what, scale, (), (1,))
-        if scale is not None and what != "scaleY":
-            value = b.expr("mul", value, scale)
-    if c is not None and beta:
-        b.broadcast("C", c, shape)
-        value = value + b.expr("mul", c, beta)
-    out = b.store(value, FLOAT32, shape=shape)
-    out = gelu(b, out) if activation == "GELU" else activated(b, out, "Relu" if activation == "RELU" else "")
-    if z_scale is not None:
-        out = b.pointwise("mul", out, z_scale, shape=shape)
-    return b.cast(out, made)
-
-
-@operator("MatMulInteger16", domain=MICROSOFT, types={"a": ("int16", "uint16"), "y": ("int16", "uint16")})
-def matmul_integer_16(b: Builder, a: Tensor, y: Tensor) -> Tensor:
-    made = DTYPES["uint32" if a.dtype.kind == y.dtype.kind == "uint" else "int32"]
-    return matrix_product(b, b.cast(a, made), b.cast(y, made))
