@@ -7,7 +7,6 @@ from vkep.shaders.spirv import Instruction, Op, literal_string
 from vkep.shaders.words.module import Globals, Module, operand_ids
 
 _GLSL = "GLSL.std.450"
-_FUNCTION_CALL = 57
 
 
 class Linker:
