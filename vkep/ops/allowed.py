@@ -9,6 +9,7 @@ from vkep.ops.registry import onnx_history
 
 #: floats that kernels compute in float32
 SINGLE = ("float32", "float16", "bfloat16")
+BYTES = ("int8", "uint8")
 FLOATING = (*SINGLE, "float64")
 SIGNED = ("int8", "int16", "int32", "int64")
 UNSIGNED = ("uint8", "uint16", "uint32", "uint64")

@@ -15,6 +15,7 @@ from vkep.ir.tensor import Tensor, broadcast_shapes, collapse, same_shape
 from vkep.kernels.matmul import MatMulProblem
 from vkep.kernels.matmul_generic import GenericProductProblem
 from vkep.kernels.problem import Problem
+from vkep.ops.allowed import FLOATING
 from vkep.ops.microsoft import MICROSOFT, activated
 from vkep.ops.registry import FLOATS, operator
 from vkep.sizes import cached, matches
@@ -132,7 +133,7 @@ def scaled(b: Builder, x: Tensor, factor: float) -> Tensor:
     return b.store(fn.cast(fn.cast(value, "double") * by, value.ctype), x.dtype, shape=x.shape)
 
 
-@operator("FusedMatMul", domain=MICROSOFT, types={"x y": (*FLOATS, "bfloat16", "float64")})
+@operator("FusedMatMul", domain=MICROSOFT, types={"x y": FLOATING})
 def fused_matmul(
     b: Builder,
     x: Tensor,
@@ -176,4 +177,4 @@ def fused_gemm(
     return activated(b, gemm(b, x, y, c, a=a), activation, **given)
 
 
-operator("TransposeMatMul", domain=MICROSOFT, types={"x y": (*FLOATS, "bfloat16", "float64")})(fused_matmul)
+operator("TransposeMatMul", domain=MICROSOFT, types={"x y": FLOATING})(fused_matmul)

@@ -29,8 +29,6 @@ from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import FLOATS, operator
 from vkep.sizes import cached
 
-CONV_TYPES = (*FLOATS, "bfloat16", "float64")
-
 
 def convolution(
     b: Builder, x: Tensor, w: Tensor, a: ConvAttributes, dtype: DType | None = None, exact: bool = False
@@ -90,7 +88,7 @@ def with_bias(b: Builder, x: Tensor, bias: Tensor | None) -> Tensor:
     return b.pointwise("add", x, b.reshape(bias, (1, bias.size, *([1] * (x.rank - 2)))))
 
 
-@operator("Conv", types={"T": CONV_TYPES})
+@operator("Conv", types={"T": FLOATING})
 def conv_(
     b: Builder,
     x: Tensor,
@@ -165,7 +163,7 @@ def sum_of_windows(b: Builder, columns: Tensor, lead: tuple[int, int], counts: S
     return b.result(problem, columns)
 
 
-@operator("ConvTranspose", types={"T": CONV_TYPES})
+@operator("ConvTranspose", types={"T": FLOATING})
 def conv_transpose(
     b: Builder,
     x: Tensor,
@@ -184,7 +182,7 @@ def conv_transpose(
     return with_bias(b, b.cast(transposed_convolution(b, x, w, window, a.group), dtype), bias)
 
 
-@operator("DeformConv", types={"T": CONV_TYPES})
+@operator("DeformConv", types={"T": FLOATING})
 def deform_conv(
     b: Builder,
     x: Tensor,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from vkep.dtypes import FLOAT32, INT32
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
+from vkep.ops.allowed import BYTES
 from vkep.ops.gather import rows_at
 from vkep.ops.microsoft import MICROSOFT, outputs, wants_output
 from vkep.ops.normalization import row_norm
@@ -16,15 +17,13 @@ from vkep.ops.quantized.qlinear import real
 from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import FLOATS, operator
 
-_BYTES = ("int8", "uint8")
-
 
 @operator(
     "QEmbedLayerNormalization",
     domain=MICROSOFT,
     types={
         "input_ids segment_ids mask": ("int32",),
-        "words positions segments gamma beta words_zero positions_zero segments_zero gamma_zero beta_zero": _BYTES,
+        "words positions segments gamma beta words_zero positions_zero segments_zero gamma_zero beta_zero": BYTES,
         "words_scale positions_scale segments_scale gamma_scale beta_scale": ("float32",),
     },
 )

@@ -11,14 +11,12 @@ from vkep.graph.windows import Window
 from vkep.ir.builder import LARGEST, Builder
 from vkep.ir.tensor import Tensor
 from vkep.kernels.pool import PoolProblem
-from vkep.ops.allowed import FLOATING, every
+from vkep.ops.allowed import BYTES, FLOATING, every
 from vkep.ops.convolution import channels_first, channels_last
 from vkep.ops.gather import scatter_elements_
 from vkep.ops.microsoft import MICROSOFT
 from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import operator
-
-_BYTES = ("uint8", "int8")
 
 
 def _pool(
@@ -137,6 +135,6 @@ def max_unpool(
     return b.reshape(scatter_elements_(b, zeros, at, values, 0, "none", what=what, from_end=False), shape)
 
 
-@operator("NhwcMaxPool", domain=MICROSOFT, types={"x": _BYTES})
+@operator("NhwcMaxPool", domain=MICROSOFT, types={"x": BYTES})
 def nhwc_max_pool(b: Builder, x: Tensor, *, a: PoolAttributes) -> Tensor:
     return channels_last(max_pool(b, channels_first(x), a=a)[0])

@@ -17,6 +17,7 @@ from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
+from vkep.ops.allowed import BYTES, FLOATING
 from vkep.ops.contraction import matrix_product
 from vkep.ops.generators import positions
 from vkep.ops.microsoft import MICROSOFT
@@ -36,9 +37,7 @@ from vkep.ops.recurrent_layer import (
     sum_of,
 )
 from vkep.ops.reduction import reduce_axes
-from vkep.ops.registry import FLOATS, operator
-
-_TYPES = (*FLOATS, "bfloat16", "float64")
+from vkep.ops.registry import operator
 
 
 def _widened(b: Builder, *tensors: Tensor | None) -> list[Any]:
@@ -59,7 +58,7 @@ def _rnn_steps(layer: Layer, d: int, f: Activation, inputs: Tensor, r: Tensor, h
     return layer.last(h, d)
 
 
-@operator("RNN", since=7, types={"T": _TYPES, "T1": ("int32",)})
+@operator("RNN", since=7, types={"T": FLOATING, "T1": ("int32",)})
 def rnn(
     b: Builder,
     x: Tensor,
@@ -119,7 +118,7 @@ def _gru_steps(
     return layer.last(h, d)
 
 
-@operator("GRU", since=7, types={"T": _TYPES, "T1": ("int32",)})
+@operator("GRU", since=7, types={"T": FLOATING, "T1": ("int32",)})
 def gru(
     b: Builder,
     x: Tensor,
@@ -208,7 +207,7 @@ def _lstm_steps(
     return layer.last(h, d), layer.last(c, d)
 
 
-@operator("LSTM", since=7, types={"T": _TYPES, "T1": ("int32",)})
+@operator("LSTM", since=7, types={"T": FLOATING, "T1": ("int32",)})
 def lstm(
     b: Builder,
     x: Tensor,
@@ -250,9 +249,6 @@ def lstm(
 _REAL = ("float32",)
 
 
-_BYTES = ("int8", "uint8")
-
-
 # ---- domain com.microsoft: DynamicQuantizeLSTM, AttnLSTM
 
 
@@ -261,7 +257,7 @@ _BYTES = ("int8", "uint8")
     domain=MICROSOFT,
     types={
         "x bias initial_h initial_c p w_scale r_scale": _REAL,
-        "w r w_zero_point r_zero_point": _BYTES,
+        "w r w_zero_point r_zero_point": BYTES,
         "sequence_lens": ("int32",),
     },
 )

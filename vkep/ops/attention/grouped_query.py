@@ -16,6 +16,7 @@ from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr, leaf
 from vkep.ir.tensor import Tensor
+from vkep.ops.allowed import SINGLE
 from vkep.ops.attention.kv_cache import Coding, Rotary, cached, window
 from vkep.ops.attention.rotary import angles, expect_turns, rotated
 from vkep.ops.attention.sdpa import (
@@ -33,10 +34,9 @@ from vkep.ops.attention.sdpa import (
 from vkep.ops.generators import positions
 from vkep.ops.microsoft import MICROSOFT, outputs
 from vkep.ops.normalization import row_norm
-from vkep.ops.registry import FLOATS, operator
+from vkep.ops.registry import operator
 from vkep.sizes import whole
 
-_TYPES = (*FLOATS, "bfloat16")
 #: types of a quantized cache's elements, by the bits of a number
 _QUANTIZED = {8: ("int8", "float8_e4m3fn"), 4: ("uint8",)}
 
@@ -45,8 +45,8 @@ _QUANTIZED = {8: ("int8", "float8_e4m3fn"), 4: ("uint8",)}
     "GroupQueryAttention",
     domain=MICROSOFT,
     types={
-        "query key value cos_cache sin_cache attention_bias head_sink q_norm_weight k_norm_weight": _TYPES,
-        "past_key past_value": (*_TYPES, "int8", "uint8", "float8_e4m3fn"),
+        "query key value cos_cache sin_cache attention_bias head_sink q_norm_weight k_norm_weight": SINGLE,
+        "past_key past_value": (*SINGLE, "int8", "uint8", "float8_e4m3fn"),
         "k_scale v_scale": ("float32",),
         "seqlens_k": ("int32",),
         "total_sequence_length": ("int32",),

@@ -14,6 +14,7 @@ from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.kernels.gather import GatherProblem
+from vkep.ops.allowed import SINGLE
 from vkep.ops.attention.kv_cache import cached, joined
 from vkep.ops.attention.sdpa import (
     Attended,
@@ -32,8 +33,6 @@ from vkep.ops.microsoft import MICROSOFT, in_float32, outputs, wants_output
 from vkep.ops.registry import FLOATS, operator
 from vkep.sizes import whole
 
-_WITH_BFLOAT16 = (*FLOATS, "bfloat16")
-
 
 def _packed_parts(b: Builder, t: Tensor, heads: int, count: int) -> list[Tensor]:
     """The parts of a packed [batch, length, heads, parts, size] tensor, each [batch, heads, length, size]."""
@@ -49,7 +48,7 @@ def _packed_parts(b: Builder, t: Tensor, heads: int, count: int) -> list[Tensor]
 @operator(
     "MultiHeadAttention",
     domain=MICROSOFT,
-    types={"query key value bias attention_bias past_key past_value": _WITH_BFLOAT16},
+    types={"query key value bias attention_bias past_key past_value": SINGLE},
 )
 @in_float32
 def multi_head_attention(

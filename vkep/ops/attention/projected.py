@@ -14,6 +14,7 @@ import numpy as np
 from vkep.dtypes import INT64
 from vkep.ir.builder import LARGEST, Builder
 from vkep.ir.tensor import Tensor
+from vkep.ops.allowed import BYTES, SINGLE
 from vkep.ops.attention.kv_cache import joined
 from vkep.ops.attention.multi_head import add_padding, one_token
 from vkep.ops.attention.sdpa import (
@@ -88,7 +89,7 @@ def _attended(
 @operator(
     "Attention",
     domain=MICROSOFT,
-    types={"x weights bias past attention_bias": (*FLOATS, "bfloat16"), "mask_index": ("int32",)},
+    types={"x weights bias past attention_bias": SINGLE, "mask_index": ("int32",)},
 )
 @in_float32
 def attention(
@@ -125,8 +126,8 @@ def attention(
     "QAttention",
     domain=MICROSOFT,
     types={
-        "x x_zero": ("int8", "uint8"),
-        "weights w_zero": ("int8", "uint8"),
+        "x x_zero": BYTES,
+        "weights w_zero": BYTES,
         "bias x_scale w_scale past": FLOATS,
         "mask_index": ("int32",),
     },

@@ -22,8 +22,6 @@ from vkep.ops.generators import positions
 from vkep.ops.microsoft import MICROSOFT
 from vkep.ops.registry import FLOATS, operator
 
-_ATTENTION_FLOATS = (*FLOATS, "bfloat16")
-
 
 def rotated(b: Builder, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """``x`` [batch, heads, length, size], rotated by angles whose cos and sin are [batch or 1, length, width / 2].
@@ -82,7 +80,7 @@ def angles(b: Builder, cos: Tensor, sin: Tensor, positions: Tensor | None) -> tu
     return rows_at(b, cos, positions, "a position"), rows_at(b, sin, positions, "a position")
 
 
-@operator("RotaryEmbedding", since=23, types={"T": _ATTENTION_FLOATS, "M": ("int64",)})
+@operator("RotaryEmbedding", since=23, types={"T": SINGLE, "M": ("int64",)})
 def rotary_embedding(
     b: Builder,
     x: Tensor,
@@ -106,9 +104,7 @@ def rotary_embedding(
     return merge_heads(b, y) if flat else y
 
 
-@operator(
-    "RotaryEmbedding", domain=MICROSOFT, types={"x cos_cache sin_cache": _ATTENTION_FLOATS, "position_ids": ("int64",)}
-)
+@operator("RotaryEmbedding", domain=MICROSOFT, types={"x cos_cache sin_cache": SINGLE, "position_ids": ("int64",)})
 def rotary_embedding_(
     b: Builder,
     x: Tensor,

@@ -10,6 +10,7 @@ from vkep.dtypes import FLOAT32
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
+from vkep.ops.allowed import SINGLE
 from vkep.ops.attention.kv_cache import joined
 from vkep.ops.attention.sdpa import (
     Heads,
@@ -22,15 +23,13 @@ from vkep.ops.attention.sdpa import (
     sdpa,
     split_heads,
 )
-from vkep.ops.registry import ANY, FLOATS, operator
-
-_ATTENTION_FLOATS = (*FLOATS, "bfloat16")
+from vkep.ops.registry import ANY, operator
 
 
 @operator(
     "Attention",
     since=23,
-    types={"T1": _ATTENTION_FLOATS, "T2": _ATTENTION_FLOATS, "U": (*ANY, "bfloat16")},
+    types={"T1": SINGLE, "T2": SINGLE, "U": (*ANY, "bfloat16")},
 )
 def attention(
     b: Builder,

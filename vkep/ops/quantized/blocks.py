@@ -22,6 +22,7 @@ from vkep.ir.tensor import Tensor
 from vkep.kernels.launch import is_cpu
 from vkep.kernels.matmul_nbits import FEW_ROWS
 from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
+from vkep.ops.allowed import SINGLE
 from vkep.ops.contraction import matrix_product
 from vkep.ops.gather import gather_, padded
 from vkep.ops.microsoft import MICROSOFT, outputs
@@ -231,7 +232,7 @@ def _each(t: Tensor) -> Tensor:
 @operator(
     "GatherBlockQuantized",
     domain=MICROSOFT,
-    types={"data": ("int4", "uint4", "uint8"), "indices": ("int32", "int64"), "scales": (*FLOATS, "bfloat16")},
+    types={"data": ("int4", "uint4", "uint8"), "indices": ("int32", "int64"), "scales": SINGLE},
 )
 def gather_block_quantized(
     b: Builder,

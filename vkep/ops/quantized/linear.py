@@ -21,15 +21,12 @@ from vkep.ir.algebra import equal, where
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
-from vkep.ops.allowed import every
+from vkep.ops.allowed import BYTES, SINGLE, every
 from vkep.ops.microsoft import MICROSOFT
 from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import FLOATS, operator
 from vkep.sizes import matches
 
-_BYTES = ("int8", "uint8")
-
-_SCALES = ("float32", "float16", "bfloat16")
 _POWERS = "float8_e8m0fnu"  # scales that are powers of two, as in OCP's MX formats
 _QUANTIZED = tuple(n for n in ("int8", "uint8", "int16", "uint16", "int4", "uint4", "int2", "uint2") if n in DTYPES)
 _NARROW = tuple(n for n in float8.FORMATS if n in DTYPES)  # 8-bit and 4-bit floats
@@ -107,9 +104,9 @@ def rounded_to(b: Builder, value: Expr, zero_point: Expr | Tensor | None, to: DT
     "QuantizeLinear",
     since=10,
     types={
-        "T1": (*_SCALES, "int32"),
+        "T1": (*SINGLE, "int32"),
         # zero points before version 23, then scales
-        "T2": every("QuantizeLinear", "T2", (*_SCALES, *_QUANTIZED, *_NARROW, "int32", _POWERS)),
+        "T2": every("QuantizeLinear", "T2", (*SINGLE, *_QUANTIZED, *_NARROW, "int32", _POWERS)),
         "T3": (*_QUANTIZED, *_NARROW),
     },
 )
@@ -131,7 +128,7 @@ def quantize_linear(
     scale = blocks.spread(y_scale)
     powers = y_scale.dtype.name == _POWERS
     division = (dtypes.from_onnx(a.precision) if a.precision else x.dtype if powers else y_scale.dtype) or FLOAT32
-    if division.name not in (*_SCALES, "int32"):
+    if division.name not in (*SINGLE, "int32"):
         b.decline(f"a division in {division}")
     value = b.expr("cast", b.reshape(x, blocks.shape), ctype="float")
     factor = b.cast_expr(ex.leaf(scale), scale.dtype, FLOAT32) if powers else b.expr("cast", scale, ctype="float")
@@ -149,8 +146,8 @@ def quantize_linear(
     types={
         "T": ("int8", "uint8", "int32"),
         "T1": (*_QUANTIZED, *_NARROW, "int32"),
-        "T2": every("DequantizeLinear", "T2", (*_SCALES, _POWERS)),
-        "T3": _SCALES,
+        "T2": every("DequantizeLinear", "T2", (*SINGLE, _POWERS)),
+        "T3": SINGLE,
     },
 )
 def dequantize_linear(
@@ -162,7 +159,7 @@ def dequantize_linear(
     a: DequantizeAttributes,
 ) -> Tensor:
     to = dtypes.from_onnx(a.output_dtype) if a.output_dtype else x_scale.dtype
-    if to is None or to.name not in _SCALES:
+    if to is None or to.name not in SINGLE:
         b.decline(f"no kernel dequantizes to {dtypes.onnx_name(a.output_dtype)}")
     return dequantized(b, x, x_scale, x_zero_point, to, a.axis, a.block_size)
 
@@ -242,6 +239,6 @@ def dynamic_quantize_linear(b: Builder, x: Tensor) -> list[Tensor]:
 operator("QuantizeLinear", domain=MICROSOFT, types={"x": FLOATS})(quantize_linear)
 
 
-operator("DequantizeLinear", domain=MICROSOFT, types={"x": (*_BYTES, "int32", "int16", "uint16", "int4", "uint4")})(
+operator("DequantizeLinear", domain=MICROSOFT, types={"x": (*BYTES, "int32", "int16", "uint16", "int4", "uint4")})(
     dequantize_linear
 )

@@ -23,7 +23,7 @@ from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.kernels.launch import ceil_div
-from vkep.ops.allowed import every
+from vkep.ops.allowed import BYTES, SINGLE, every
 from vkep.ops.contraction import matrix_product
 from vkep.ops.convolution import convolution
 from vkep.ops.elementwise import gelu
@@ -33,8 +33,6 @@ from vkep.ops.quantized.linear import dynamic_quantize_linear, rounded_to
 from vkep.ops.registry import FLOATS, operator
 from vkep.sizes import serves_others
 
-_SCALES = ("float32", "float16", "bfloat16")
-_BYTES = ("int8", "uint8")
 #: float32 holds every whole number up to this
 _EXACT = 2**24
 #: parts of a sum beyond which it is computed in int32
@@ -46,7 +44,7 @@ def ratio(b: Builder, x: Tensor, y: Tensor, z: Tensor) -> Expr:
     return b.divide(b.expr("mul", x, y, ctype="float"), z)
 
 
-@operator("MatMulInteger", types={"T1": _BYTES, "T2": _BYTES})
+@operator("MatMulInteger", types={"T1": BYTES, "T2": BYTES})
 def matmul_integer(
     b: Builder, a: Tensor, y: Tensor, a_zero_point: Tensor | None = None, b_zero_point: Tensor | None = None
 ) -> Tensor:
@@ -56,8 +54,8 @@ def matmul_integer(
 @operator(
     "QLinearMatMul",
     types={
-        **{name: every("QLinearMatMul", name, (*_BYTES, *float8.FORMATS)) for name in ("T1", "T2", "T3")},
-        "TS": _SCALES,
+        **{name: every("QLinearMatMul", name, (*BYTES, *float8.FORMATS)) for name in ("T1", "T2", "T3")},
+        "TS": SINGLE,
     },
 )
 def qlinear_matmul(
@@ -87,7 +85,7 @@ def qlinear_matmul(
 # ---- convolutions
 
 
-@operator("ConvInteger", types={"T1": _BYTES, "T2": _BYTES})
+@operator("ConvInteger", types={"T1": BYTES, "T2": BYTES})
 def conv_integer(
     b: Builder,
     x: Tensor,
@@ -100,7 +98,7 @@ def conv_integer(
     return integer_convolution(b, x, w, x_zero_point, w_zero_point, a)
 
 
-@operator("QLinearConv", types={"T1": _BYTES, "T2": _BYTES, "T3": _BYTES, "T4": ("int32",)})
+@operator("QLinearConv", types={"T1": BYTES, "T2": BYTES, "T3": BYTES, "T4": ("int32",)})
 def qlinear_conv(
     b: Builder,
     x: Tensor,
@@ -129,7 +127,7 @@ def qlinear_conv(
 # ---- domain com.microsoft
 
 
-@operator("MatMulIntegerToFloat", domain=MICROSOFT, types={"a": _BYTES, "y": _BYTES, "a_scale b_scale bias": FLOATS})
+@operator("MatMulIntegerToFloat", domain=MICROSOFT, types={"a": BYTES, "y": BYTES, "a_scale b_scale bias": FLOATS})
 def matmul_integer_to_float(
     b: Builder,
     a: Tensor,
@@ -144,7 +142,7 @@ def matmul_integer_to_float(
     return _scaled_to_float(b, product, a_scale, b_scale, bias)
 
 
-@operator("DynamicQuantizeMatMul", domain=MICROSOFT, types={"a b_scale bias": ("float32",), "y": _BYTES})
+@operator("DynamicQuantizeMatMul", domain=MICROSOFT, types={"a b_scale bias": ("float32",), "y": BYTES})
 def dynamic_quantize_matmul(
     b: Builder,
     a: Tensor,
@@ -170,7 +168,7 @@ def _scaled_to_float(b: Builder, product: Tensor, a_scale: Tensor, b_scale: Tens
 @operator(
     "QGemm",
     domain=MICROSOFT,
-    types={"a": _BYTES, "y": _BYTES, "a_scale b_scale y_scale": ("float32",), "c": ("int32",)},
+    types={"a": BYTES, "y": BYTES, "a_scale b_scale y_scale": ("float32",), "c": ("int32",)},
 )
 def qgemm(
     b: Builder,
@@ -223,9 +221,9 @@ def qgemm(
     "QLinearConv",
     domain=MICROSOFT,
     types={
-        "x x_zero_point": _BYTES,
-        "w w_zero_point": _BYTES,
-        "y_zero_point": _BYTES,
+        "x x_zero_point": BYTES,
+        "w w_zero_point": BYTES,
+        "y_zero_point": BYTES,
         "x_scale w_scale y_scale": ("float32",),
         "bias": ("int32",),
     },

@@ -16,6 +16,7 @@ from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor, broadcast_shapes
+from vkep.ops.allowed import BYTES
 from vkep.ops.convolution import channels_first, channels_last
 from vkep.ops.microsoft import MICROSOFT
 from vkep.ops.movement import concat
@@ -27,8 +28,7 @@ from vkep.ops.registry import operator
 
 _REAL = ("float32",)
 
-_BYTES = ("int8", "uint8")
-_QUANTIZED = {"x x_zero_point y_zero_point": _BYTES, "x_scale y_scale": _REAL}
+_QUANTIZED = {"x x_zero_point y_zero_point": BYTES, "x_scale y_scale": _REAL}
 
 
 def _declare_qlinear(op_type: str, op: str) -> None:
@@ -55,7 +55,7 @@ def _declare_qlinear(op_type: str, op: str) -> None:
     operator(
         op_type,
         domain=MICROSOFT,
-        types={"x x_zero_point y y_zero_point z_zero_point": _BYTES, "x_scale y_scale z_scale": scales},
+        types={"x x_zero_point y y_zero_point z_zero_point": BYTES, "x_scale y_scale z_scale": scales},
     )(lower)
 
 
@@ -77,7 +77,7 @@ _declare_qlinear("QLinearAdd", "add")
 _declare_qlinear("QLinearMul", "mul")
 
 
-@operator("MulInteger", domain=MICROSOFT, types={"x x_zero y y_zero": _BYTES})
+@operator("MulInteger", domain=MICROSOFT, types={"x x_zero y y_zero": BYTES})
 def mul_integer(b: Builder, x: Tensor, x_zero: Tensor | None, y: Tensor, y_zero: Tensor | None = None) -> Tensor:
     parts = []
     for what, tensor, zero in (("A", x, x_zero), ("B", y, y_zero)):
@@ -91,7 +91,7 @@ def _axes(b: Builder, x: Tensor, axes: Sequence[int]) -> list[int]:
     return [b.axis(axis, x.rank) for axis in axes] or list(range(x.rank))
 
 
-@operator("ReduceSumInteger", domain=MICROSOFT, types={"x": _BYTES})
+@operator("ReduceSumInteger", domain=MICROSOFT, types={"x": BYTES})
 def reduce_sum_integer(b: Builder, x: Tensor, *, axes: Sequence[int], keepdims: int) -> Tensor:
     made = DTYPES["int32" if x.dtype.kind == "int" else "uint32"]
     return reduce_axes(b, "sum", b.cast(x, made), _axes(b, x, axes), bool(keepdims))
@@ -100,7 +100,7 @@ def reduce_sum_integer(b: Builder, x: Tensor, *, axes: Sequence[int], keepdims: 
 @operator(
     "QLinearReduceMean",
     domain=MICROSOFT,
-    types={"x zero y_zero": _BYTES, "scale y_scale": ("float32",)},
+    types={"x zero y_zero": BYTES, "scale y_scale": ("float32",)},
 )
 def qlinear_reduce_mean(
     b: Builder,
@@ -120,7 +120,7 @@ def qlinear_reduce_mean(
     return b.store(quantized(b, b.expr("same", means), y_scale, y_zero, x.dtype), x.dtype, shape=means.shape)
 
 
-@operator("QLinearConcat", domain=MICROSOFT, types={"y_scale": ("float32",), "y_zero_point": _BYTES})
+@operator("QLinearConcat", domain=MICROSOFT, types={"y_scale": ("float32",), "y_zero_point": BYTES})
 def qlinear_concat(b: Builder, y_scale: Tensor, y_zero_point: Tensor, *parts: Tensor, axis: int) -> Tensor:
     if len(parts) % 3:
         b.invalid(f"{len(parts)} inputs after the result's scale and zero point, expected three for each part")
@@ -138,7 +138,7 @@ def qlinear_concat(b: Builder, y_scale: Tensor, y_zero_point: Tensor, *parts: Te
     domain=MICROSOFT,
     types={
         "condition": ("bool",),
-        "x x_zero_point y y_zero_point z_zero_point": _BYTES,
+        "x x_zero_point y y_zero_point z_zero_point": BYTES,
         "x_scale y_scale z_scale": ("float32",),
     },
 )
