@@ -191,6 +191,8 @@ def test_a_vgf_file_shows_its_operations() -> None:
     made = {v for n in document["nodes"] for v in n["outputs"]}
     given = {k for k, v in enumerate(document["values"]) if v.get("kind") in ("input", "weight")}
     assert all(n["inputs"] and set(n["inputs"]) <= made | given for n in document["nodes"])
+    weights = [v for v in document["values"] if v.get("kind") == "weight"]
+    assert all(v["stats"]["elements"] for v in weights)
     assert all("shape" in document["values"][v] for v in made)
     [result] = [v for v in document["values"] if v.get("kind") == "output"]
     assert document["values"][document["nodes"][-1]["outputs"][0]] == result

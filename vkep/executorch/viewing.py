@@ -18,7 +18,7 @@ from vkep.pte.values import TensorValue
 from vkep.session.executor import IslandExecutor, Values
 from vkep.session.introspection import Flat, flatten
 from vkep.session.tracing import RunTrace, Tracer
-from vkep.session.viewing import add_context, add_islands, add_measured, least_times, run_document
+from vkep.session.viewing import add_context, add_islands, add_measured, add_statistics, least_times, run_document
 from vkep.view.document import add_graph, add_region, add_times, new_document
 from vkep.view.graph import GraphDocument, Kind, value_kinds
 
@@ -124,6 +124,7 @@ def _add_delegate(
     graph.begin(named, {**kinds, **{named(name): kind for name, kind in inner.items()}})
     for name in runner.model.graph.weights:
         graph.values[graph.value(name)]["kind"] = "weight"
+    add_statistics(document, graph, runner.model.graph)
     graph.add_nodes(flat.placements)
     add_islands(document, flat, graph)
 

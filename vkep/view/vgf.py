@@ -7,10 +7,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from vkep.dtypes import DTYPES
+from vkep.graph.weights import ArrayWeight
 from vkep.shaders.spirv import Op, instructions, parse_words
 from vkep.vgf.records import BindingSlot, InvalidVgfError, Segment, Vgf
 from vkep.view.document import add_graph, new_document
 from vkep.view.graph import GraphDocument, Kind
+from vkep.view.weights import weight_statistics
 
 #: TOSA's extended instructions, by number
 TOSA = (
@@ -41,7 +46,12 @@ def vgf_document(vgf: Vgf, title: str) -> dict[str, Any]:
         for slot in slots:
             graph.values[graph.value(_name(slot.resource))]["kind"] = what
     for constant in vgf.constants:
-        graph.values[graph.value(_name(constant.resource))]["kind"] = "weight"
+        value = graph.values[graph.value(_name(constant.resource))]
+        value["kind"] = "weight"
+        dtype = DTYPES.get(value.get("dtype", ""))
+        if dtype is not None and not dtype.sub_byte_bits:
+            elements = np.frombuffer(constant.data, dtype.numpy)
+            value["stats"] = weight_statistics(ArrayWeight(value["name"], elements))
         name = f"constant {constant.resource}"
         document["memory"]["weights"].append({"name": name, "bytes": len(constant.data), "island": 0, "key": name})
     for number, segment in enumerate(vgf.segments):

@@ -71,7 +71,7 @@ class DeviceLimits:
     def __str__(self) -> str:
         return (
             f"{self.device}: copy {self.copy_bytes:.4g} GB/s, float32 {self.float32_flops:.4g} GFLOP/s, "
-            f"float16 {self.float16_flops:.4g} GFLOP/s"
+            f"float16 {self.float16_flops:.4g} GFLOP/s" + (f", measured {self.measured}" if self.measured else "")
         )
 
 

@@ -121,7 +121,7 @@
     return V.el("div", { class: "page" },
       V.el("h2", {}, "Now against before"),
       V.table(["", "#before", "#now", "#"], [
-        ["model", before.title, now.title, ""], ["device", before.device, now.device, ""], ["made", `${before.made} vkep ${before.vkep}`, `${now.made} vkep ${now.vkep}`, ""],
+        ...[["model", (doc) => doc.title], ["device", (doc) => doc.device], ["made", (doc) => `${V.date(doc.made)}, vkep ${doc.vkep}`]].map(([name, of]) => [name, ...[before, now].map((doc) => V.el("span", { class: "wrap" }, of(doc))), ""]),
         ...[["a run", walls], ["its dispatches, each alone", everything]].map(([name, of]) => [name, ...[before, now].map((doc) => of(doc).length ? [V.time(V.median(of(doc))), V.el("small", {}, V.plusMinus(of(doc)))] : "–"), ratio(of(now), of(before))]),
         ...numbers.map(([name, of, write]) => [name, write(of(before)), write(of(now)), ""])]),
       Math.max(pace, 1 / pace) > 1.1 ? V.el("p", { class: "reason" }, `The device itself was ${pace < 1 ? `${(1 / pace).toFixed(2)}× slower` : `${pace.toFixed(2)}× faster`} now than before: a fixed kernel was timed beside each run. Other programs, its clocks or its temperature do that. The noise contains this factor.`) : null,

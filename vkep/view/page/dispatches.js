@@ -123,10 +123,10 @@
   V.tabs.dispatches = {
     title: "Dispatches",
     element: V.el("section", { class: "pane" }, V.el("div", { class: "page" },
-      V.el("p", { class: "tools" }, picker, chip, V.el("span", { class: "note" }, V.plural(dispatches.length, "dispatch", "dispatches"),
-        V.timed ? `, ${V.time(V.totalNs)} when each has the GPU alone: time is the median of ${V.plural(dispatches[0].samples.length, "run")}` : "")), body)),
+      V.el("p", { class: "tools" }, dispatches.length ? picker : null, chip, V.el("span", { class: "note" }, V.plural(dispatches.length, "dispatch", "dispatches"),
+        V.timed ? `, ${V.time(V.totalNs)} ${V.doc.tokens ? "together: time is the median of the answer's steps" : `when each has the GPU alone: time is the median of ${V.plural(dispatches[0].samples.length, "run")}`}` : "")), body)),
     show: () => {
-      if (!body.firstChild) fill();
+      if (!body.firstChild && dispatches.length) fill();
       markRows();
     },
   };

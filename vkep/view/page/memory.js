@@ -10,6 +10,7 @@
   const LEFT = 66, BOTTOM = 22;
   const slab = () => memory.slabs[state.slab];
 
+  const own = (label) => label.split(" + ").map(V.ownName).join(" + ");
   const hue = (label) => {
     let hash = 0;
     for (const c of label) hash = (hash * 31 + c.charCodeAt(0)) | 0;
@@ -38,7 +39,7 @@
       if (w > 60 && h > 13) {
         context.fillStyle = V.colour("text");
         context.font = "10px system-ui, sans-serif";
-        context.fillText(V.fit(context, b.label, w - 8), x + 4, y + Math.min(h - 3, 12));
+        context.fillText(V.fit(context, own(b.label), w - 8), x + 4, y + Math.min(h - 3, 12));
       }
     }
     context.fillStyle = V.colour("dim");
@@ -77,7 +78,7 @@
     const line = { stroke: () => V.colour("dim"), grid: { stroke: () => V.colour("line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
     plot = new uPlot({
       width: chart.clientWidth, height: 130, legend: { show: true, live: true }, cursor: { drag: { x: false } }, scales: { x: { time: false }, y: { range: (u, min, max) => [0, Math.max(max, slab().bytes) * 1.05] } },
-      axes: [{ ...line, size: 26 }, { ...line, size: LEFT, values: (u, splits) => splits.map(V.bytes) }],
+      axes: [{ ...line, size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000] }, { ...line, size: LEFT, values: (u, splits) => splits.map(V.bytes) }],
       series: [{ label: "dispatch" }, { label: "needed at once", points: { show: false }, stroke: V.colour("vulkan"), fill: `${V.colour("vulkan")}33`, width: 1.5, paths: uPlot.paths.stepped({ align: 1 }), value: (u, v) => V.bytes(v) },
         { label: "slab", points: { show: false }, stroke: V.colour("dim"), dash: [5, 4], width: 1, value: (u, v) => V.bytes(v) }],
     }, [bytes.map((_, k) => k), bytes, bytes.map(() => slab().bytes)], chart);
@@ -125,8 +126,12 @@
       if (!filled) page.append(...rest());
       filled = true;
       made.draw();
-      live();
     },
   };
-  window.addEventListener("resize", () => V.tabs.memory.element.hidden || live());
+  let width = 0;
+  new ResizeObserver(() => {  // the window, or the panel beside it
+    if (page.clientWidth === width) return;
+    width = page.clientWidth;
+    if (width) live();
+  }).observe(page);
 })();

@@ -33,10 +33,11 @@
   function slowest() {
     const order = dispatches.map((d, k) => [d, k]).sort((a, b) => b[0].ns - a[0].ns).slice(0, 12);
     const most = order[0]?.[0].ns || 1;
-    return V.table(["dispatch", "operators and nodes", "kernel", "#of limit", "#time"], order.map(([d, k]) =>
-      [jump(`d${k}`, () => V.select({ dispatch: k })), V.coversCell(d), V.el("code", {}, d.kernel), V.measure(V.ofLimit(d), V.percent(V.ofLimit(d)), "limit"), V.measure(d.ns / most, V.time(d.ns))]));
+    return V.table(["dispatch", "operators and nodes", "#time", "#of limit", "kernel"], order.map(([d, k]) =>
+      [jump(`d${k}`, () => V.select({ dispatch: k })), V.coversCell(d), V.measure(d.ns / most, V.time(d.ns)), V.measure(V.ofLimit(d), V.percent(V.ofLimit(d)), "limit"), V.el("code", {}, d.kernel)]));
   }
 
+  /** The host's spans in plain words. */
   const HOST = { run: "between the steps", wait: "starting the GPU's work and waking after it", submit: "submitting", "write inputs": "writing inputs", "read outputs": "reading outputs" };
   const kindOf = (span) => (span.region >= 0 ? V.doc.regions[span.region].kind : span.dispatch >= 0 ? "Vulkan" : "other");
   /** How the time of a run is divided: at each moment what the GPU runs counts, else the innermost of the host's spans. Their sum is the run. */
@@ -64,7 +65,7 @@
       : ratio < 0.8 ? " In the run they take longer: they wait for each other's results, and share memory with the host's work." : "";
     return [
       V.table(["part of the median run", "#share", "#time"], [...divided(run)].sort((a, b) => b[1] - a[1]).map(([name, ns]) => [name, V.measure(ns / whole, V.percent(ns / whole)), V.time(ns)])),
-      V.timed && busy ? V.el("p", { class: "note" }, `The GPU is busy for ${V.time(busy)} of this run. Alone, with a wait after each, the dispatches take ${V.time(V.totalNs)} together: the times of the view Dispatches are these.${why}`) : null];
+      V.timed && busy && !V.doc.tokens ? V.el("p", { class: "note" }, `The GPU is busy for ${V.time(busy)} of this run. Alone, with a wait after each, the dispatches take ${V.time(V.totalNs)} together: the times of the view Dispatches are these.${why}`) : null];
   }
 
   function otherDelegates() {
@@ -108,7 +109,7 @@
         wall && number(V.time(wall.median), wall.count > 1 ? `a run: the median of ${wall.count}, from ${V.time(wall.low)} to ${V.time(wall.high)}` : "a run", () => V.open("timeline")),
         busy ? number(V.time(busy), `of it the GPU is busy: ${V.percent(busy / wall.median)}`, () => V.open("timeline")) : null,
         ran && number(V.count(dispatches.length), `${dispatches.length === 1 ? "dispatch" : "dispatches"}, ${V.plural(dispatches.filter((d) => d.barrier).length, "barrier")}` +
-          (V.timed ? `; alone ${V.time(V.totalNs)}, by the limits ${V.time(best)}` : ""), () => V.open("dispatches")),
+          (V.timed ? `; ${V.doc.tokens ? "of one step" : "alone"} ${V.time(V.totalNs)}, by the limits ${V.time(best)}` : ""), () => V.open("dispatches")),
         number(V.bytes(weights), ran ? `weights; slab ${V.bytes(slabs)}` : "weights", () => V.open("memory"))),
       tokens(),
       ran ? [V.el("h2", {}, "Nodes off the GPU, or declined by a delegate"), attention()] : null,

@@ -279,7 +279,7 @@
   V.tabs.timeline = {
     title: "Timeline",
     element: V.el("section", { class: "stage" },
-      V.el("div", { class: "tools" }, picker, V.el("span", { class: "grow" }), V.el("span", { class: "scale-key" }, "share of the limit 0", V.el("i"), "1"),
+      V.el("div", { class: "tools", hidden: !choices.length }, picker, V.el("span", { class: "grow" }), V.el("span", { class: "scale-key" }, "share of the limit 0", V.el("i"), "1"),
         marker, V.pictures("timeline", made, () => {
           const context = new V.SvgContext();
           paint(context, made.width, made.height);
