@@ -122,16 +122,18 @@ class Batch(Uncopied):
         stream: Callable[[Sampling], TextStream | None],
         begin: Callable[[str], Grammar],
         limit: int,
+        lookup: int = 0,
     ) -> None:
         self._decoder, self._encode, self._stream, self._begin = decoder, encode, stream, begin
         self._rows = rows_of(decoder, limit)
         self._chooser = Chooser(decoder)
         self._pace, self._turns = Pace(), 0
+        self._lookup = 0 if isinstance(decoder, EncoderDecoder) else lookup
         self._under_way: list[Answer] = []
         self._unread: deque[Answer] = deque()  # whose readers are deleted
         self._lock = threading.RLock()  # a call holds it; one may still run after its caller was interrupted
         #: whether a step is submitted before the host has read the tokens of the one before
-        self.runs_ahead = True
+        self.runs_ahead = not lookup
         self._ahead: _Ahead | None = None
         # the tokens chosen last, on the device and on the host
         self._known: tuple[DeviceTensor, list[int]] | None = None
@@ -274,6 +276,8 @@ class Batch(Uncopied):
             return events
         by_row = {a._row: a for a in ready}
         choice = self._choice(ready)
+        if self._lookup and len(self._under_way) == 1 and choice.greedy and (guess := self._guess(ready[0])):
+            return [*events, *self._test(ready[0], guess)]
         for rows, made in self._steps(ready, choice):
             answers = [by_row.get(row) for row in rows]
             made = self._choose(answers, made, choice)
@@ -283,6 +287,33 @@ class Batch(Uncopied):
             if ahead is not None:
                 self._ahead = _Ahead(ready, [chosen[row] for row in rows], rows, self._held(rows), ahead)
             events += [self._took(by_row[row], chosen[row], logprobs[row]) for row in rows if row in by_row]
+        return events
+
+    def _guess(self, answer: Answer) -> list[int]:
+        """What followed the last three, or two, tokens where they occurred before (prompt lookup decoding)."""
+        known = np.array([*answer.prompt, *answer.tokens])
+        context, most = self._decoder.folder.context, answer.sampling.max_tokens
+        left = [self._lookup, context - len(known) - 1 if context else self._lookup]
+        room = min(*left, most - len(answer.tokens) - 1 if most is not None else self._lookup)
+        for size in (3, 2) if room > 0 else ():
+            count = len(known) - size
+            same = np.ones(max(count, 0), np.bool_)
+            for k in range(size):
+                same &= known[k : k + len(same)] == known[count + k]
+            if same.any():
+                at = int(np.flatnonzero(same)[-1]) + size
+                return [int(token) for token in known[at : at + room]]
+        return []
+
+    def _test(self, answer: Answer, guess: list[int]) -> list[Event]:
+        """Run the last token and a guess of those after it: as many are right as the run chooses itself."""
+        self._known = self._known_from = self._ahead = None
+        made = self._rows.feed(answer._row, [answer.tokens[-1], *guess])
+        events = []
+        for token, guessed in zip(self._chooser.greedy(made), [*guess, None], strict=True):
+            events.append(self._took(answer, token, None))
+            if answer.ended or token != guessed:
+                break
         return events
 
     def _steps(self, ready: Sequence[Answer], choice: Choice) -> Iterable[tuple[range, Made]]:

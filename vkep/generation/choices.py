@@ -60,6 +60,19 @@ class Choice:
         return self == Choice(False, False)
 
 
+def every(element: int) -> onnx.ModelProto:
+    """Return the graph of the most probable token after each one: ``logits`` [1, count, vocabulary] to ``chosen`` int32 [1,
+    count]."""
+    nodes = [
+        helper.make_node("ArgMax", ["logits"], ["place"], name="place", axis=2, keepdims=0),
+        helper.make_node("Cast", ["place"], ["chosen"], name="chosen", to=TensorProto.INT32),
+    ]
+    inputs = [helper.make_tensor_value_info("logits", element, [1, "count", "vocabulary"])]
+    outputs = [helper.make_tensor_value_info("chosen", TensorProto.INT32, [1, "count"])]
+    graph = helper.make_graph(nodes, "every", inputs, outputs)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
 def chooser(element: int, choice: Choice) -> onnx.ModelProto:
     """Return the graph that chooses from the last logits of each sequence.
 

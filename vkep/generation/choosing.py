@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vkep.device.tensor import DeviceTensor
-from vkep.generation.choices import LOGPROBS, Array, Choice, chooser, padded, settings_of
+from vkep.generation.choices import LOGPROBS, Array, Choice, chooser, every, padded, settings_of
 from vkep.generation.decoder import Decoder, Made
 from vkep.generation.encoder_decoder import EncoderDecoder
 from vkep.generation.sampling import MOST_LOGPROBS, Sampling
@@ -22,6 +22,7 @@ class Chooser:
         self._decoder = decoder
         self._sessions: dict[Choice, InferenceSession] = {}
         self._bound: dict[tuple[Choice, int], IOBinding] = {}
+        self._greedy: InferenceSession | None = None
         self._tokens: dict[int, tuple[DeviceTensor, DeviceTensor]] = {}  # by the number of sequences
         self._logprobs: dict[tuple[int, int], list[DeviceTensor]] = {}  # by the number of sequences and the vocabulary
 
@@ -58,6 +59,13 @@ class Chooser:
         logprobs = self._logprobs[rows, vocabulary] if choice.extended else None
         return made._replace(tokens=tokens, chosen=chosen, logprobs=logprobs)
 
+    def greedy(self, made: Made) -> list[int]:
+        """The most probable token after each of a run's tokens, of one sequence; waits for them."""
+        if self._greedy is None:
+            self._greedy = InferenceSession(every(self._decoder.element), context=self._decoder.session.lease)
+        (tokens,) = self._greedy.run(None, {"logits": made.logits})
+        return [int(token) for token in tokens[0]]
+
     def _binding(self, choice: Choice, rows: int, vocabulary: int) -> IOBinding:
         session = self._sessions.get(choice)
         if session is None:
@@ -93,6 +101,6 @@ class Chooser:
         for tensors in (*self._tokens.values(), *self._logprobs.values()):
             for tensor in tensors:
                 tensor.close()
-        for session in self._sessions.values():
+        for session in (*self._sessions.values(), *([self._greedy] if self._greedy else [])):
             session.close()
         self._sessions = {}

@@ -54,13 +54,14 @@ class Decoder:
     Raises as `InferenceSession`, and `UnsupportedModelError` for a model with inputs that generation does not know.
     """
 
-    def __init__(self, folder: ModelFolder, options: Mapping[str, Any]) -> None:
+    def __init__(self, folder: ModelFolder, options: Mapping[str, Any], keep: int = 1) -> None:
+        """``keep``: of a run's last tokens so many have logits."""
         self.folder = folder
         model = load_model(folder.decoder, max_nodes=SessionOptions.max_nodes)
         self._read(model.graph)
         # a step is submitted before the host has read the tokens of the one before
         options = {"run_ahead": True, **options}
-        self.session = InferenceSession(for_generation(model, self.logits, choose=True), **options)
+        self.session = InferenceSession(for_generation(model, self.logits, choose=True, keep=keep), **options)
         self._runs = 0
         self._results: dict[tuple[str, int], DeviceTensor] = {}
         # by rows and the place of the tokens: the bound caches, and the binding

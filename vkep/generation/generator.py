@@ -41,6 +41,8 @@ if TYPE_CHECKING:
         context: SharedGpuContext | DelegateLease | None
 
 
+#: largest number of tokens that a run tests
+MOST_GUESSED = 64
 Prompt: TypeAlias = "str | Sequence[int] | np.ndarray[Any, Any]"
 
 
@@ -50,22 +52,29 @@ class Generator(Uncopied):
     Args:
         folder: with ``genai_config.json`` or ``config.json``, the model, and ``tokenizer.json`` for prompts of text.
         max_sequences: answers that are made at the same time; more prompts wait for their turn.
+        lookup: up to so many tokens are guessed and tested in one run, where an answer repeats what the prompt or the
+            answer said before; 0: none. The tokens are those of a run for each. It serves greedy answers, one at a time,
+            of models without an encoder.
         options: of `vkep.InferenceSession`.
 
     Caches stay after an answer: a prompt that begins as an earlier one and its answer did only computes the rest. For
     one thread; close it, or use ``with``.
 
     Raises ``FileNotFoundError``, `InvalidModelError`, `UnsupportedModelError`, `InvalidInputError` for
-    ``max_sequences`` below 1, and as `vkep.InferenceSession`.
+    ``max_sequences`` below 1 or ``lookup`` above 64, and as `vkep.InferenceSession`.
     """
 
     _instead = "open the folder again, in each process"
 
-    def __init__(self, folder: str | Path, *, max_sequences: int = 16, **options: Unpack[_Options]) -> None:
+    def __init__(
+        self, folder: str | Path, *, max_sequences: int = 16, lookup: int = 0, **options: Unpack[_Options]
+    ) -> None:
         if max_sequences < 1:
             raise InvalidInputError(f"max_sequences is {max_sequences}, expected 1 or more")
-        self._limit = max_sequences
-        self._decoder: Decoder | EncoderDecoder = _opened(read_folder(folder), options)
+        if not 0 <= lookup <= MOST_GUESSED:
+            raise InvalidInputError(f"lookup is {lookup}, expected 0 to {MOST_GUESSED}")
+        self._limit, self._lookup = max_sequences, lookup
+        self._decoder: Decoder | EncoderDecoder = _opened(read_folder(folder), options, lookup)
         self._batch = self.batch(max_sequences)
 
     @functools.cached_property
@@ -94,7 +103,9 @@ class Generator(Uncopied):
         """A new batch, for servers that add answers and call `Batch.step` themselves; close it before the generator."""
         from vkep.generation.batch import Batch
 
-        return Batch(self._decoder, self._encode, self._text_stream, self._begin, max_sequences or self._limit)
+        return Batch(
+            self._decoder, self._encode, self._text_stream, self._begin, max_sequences or self._limit, self._lookup
+        )
 
     @functools.cached_property
     def grammars(self) -> Grammars:
@@ -264,11 +275,12 @@ class Generator(Uncopied):
 
 
 @steady
-def _opened(folder: ModelFolder, options: Mapping[str, Any]) -> Decoder | EncoderDecoder:
+def _opened(folder: ModelFolder, options: Mapping[str, Any], lookup: int) -> Decoder | EncoderDecoder:
     """The folder's sessions. Raises as `Generator`."""
     given = dict(options)
     with ContextAhead(options_of(**{k: v for k, v in given.items() if k != "context"}), given.get("context")) as ahead:
         from vkep.generation.decoder import Decoder
         from vkep.generation.encoder_decoder import EncoderDecoder
 
-        return (EncoderDecoder if folder.encoder else Decoder)(folder, {**given, "context": ahead.result()})
+        given["context"] = ahead.result()
+        return EncoderDecoder(folder, given) if folder.encoder else Decoder(folder, given, keep=1 + lookup)

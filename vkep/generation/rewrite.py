@@ -23,8 +23,8 @@ _LAST = f"{_PREFIX}last"
 TOKENS, CHOSEN = f"{_PREFIX}tokens", f"{_PREFIX}chosen"
 
 
-def for_generation(model: Model, logits: str, choose: bool = False) -> Model:
-    """Return ``model`` changed so that only the last token's logits are computed, where a product computes them, and
+def for_generation(model: Model, logits: str, choose: bool = False, keep: int = 1) -> Model:
+    """Return ``model`` changed so that only the last ``keep`` tokens' logits are computed, where a product computes them, and
     without the ring buffers of GroupQueryAttention's ``sliding_window_cache`` (onnxruntime-genai's builder): each token
     has its own place. With ``choose`` it has the further outputs `TOKENS` and `CHOSEN`: the most probable tokens, as
     `choices.chooser` computes them."""
@@ -34,11 +34,14 @@ def for_generation(model: Model, logits: str, choose: bool = False) -> Model:
     weights, outputs = dict(graph.weights), graph.outputs
     if place is not None:
         product = nodes[place]
-        found = spliced(_last_token(), {"x": product.inputs[0]})
+        found = spliced(_last_tokens(keep), {"x": product.inputs[0]})
         nodes[place : place + 1] = [*found.nodes, replace(product, inputs=(_LAST, *product.inputs[1:]))]
         weights |= found.weights
         outputs = tuple(
-            replace(o, shape=(o.shape[0], 1, *o.shape[2:])) if o.name == logits and o.shape else o for o in outputs
+            replace(o, shape=(o.shape[0], 1 if keep == 1 else None, *o.shape[2:]))
+            if o.name == logits and o.shape
+            else o
+            for o in outputs
         )
     if choose:
         element = next(o.elem_type for o in outputs if o.name == logits)
@@ -46,7 +49,7 @@ def for_generation(model: Model, logits: str, choose: bool = False) -> Model:
         nodes += found.nodes
         weights |= found.weights
         outputs += found.outputs
-    identity = model.file_identity and f"{model.file_identity} for generation {place} {choose}"
+    identity = model.file_identity and f"{model.file_identity} for generation {place} {choose} {keep}"
     numbered = tuple(replace(node, index=index) for index, node in enumerate(nodes))
     return replace(
         model, graph=replace(graph, nodes=numbered, weights=weights, outputs=outputs), file_identity=identity
@@ -91,13 +94,13 @@ def _product(nodes: list[Node], logits: str, weights: set[str]) -> int | None:
     return None
 
 
-def _last_token() -> onnx.ModelProto:
-    """Takes the last of the second axis of ``x``."""
-    numbers = {"starts": -1, "ends": 2**31 - 1, "axes": 1}
+def _last_tokens(count: int) -> onnx.ModelProto:
+    """Takes the last ``count`` of the second axis of ``x``, or all where there are fewer."""
+    numbers = {"starts": -count, "ends": 2**31 - 1, "axes": 1}
     info = helper.make_tensor_value_info
     tensors = [numpy_helper.from_array(np.array([v], np.int64), n) for n, v in numbers.items()]
     node = helper.make_node("Slice", ["x", *numbers], ["last"], name="last")
-    ports = [info("x", TensorProto.FLOAT, ["b", "n", "k"])], [info("last", TensorProto.FLOAT, ["b", 1, "k"])]
+    ports = [info("x", TensorProto.FLOAT, ["b", "n", "k"])], [info("last", TensorProto.FLOAT, ["b", None, "k"])]
     return helper.make_model(
         helper.make_graph([node], "last", *ports, tensors), opset_imports=[helper.make_opsetid("", 18)], ir_version=9
     )
