@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from gpu_shared.errors import DeviceLostError, GpuError, OutOfDeviceMemoryError, OutOfHostMemoryError
 
-#: seconds before each repetition in `until_done`
+#: seconds before each attempt in `until_done`
 _PAUSES = (0.0, 0.0, 0.001, 0.01, 0.1, 1.0)
 
 
@@ -16,7 +16,8 @@ def until_done(wait: Callable[[], object]) -> None:
     finished. Raises the last `GpuError` where it keeps failing: the objects in use must stay then."""
     failed: GpuError
     for pause in _PAUSES:
-        time.sleep(pause)
+        if pause:  # to sleep for no time lets other threads run first
+            time.sleep(pause)
         try:
             wait()
         except DeviceLostError:

@@ -155,11 +155,10 @@ def test_an_error_of_a_signals_handler_is_no_reason_to_decline(monkeypatch: pyte
     def handle(*_: object) -> None:
         raise TimeoutError("of the handler")
 
-    def interrupted(*_: object, **__: object) -> None:
+    def interrupted(*_: object, **__: object) -> Any:
         signal.raise_signal(signal.SIGUSR1)
 
     monkeypatch.setattr(claims, "known_values", lambda *_: {})
-    monkeypatch.setattr(claims, "lower", interrupted)
     monkeypatch.setattr(onnx.shape_inference, "infer_node_outputs", interrupted)
     monkeypatch.setattr(fold, "evaluate", lambda *_: None)  # the reference computes it
     monkeypatch.setattr(fold, "_Evaluator", interrupted)
@@ -168,7 +167,7 @@ def test_an_error_of_a_signals_handler_is_no_reason_to_decline(monkeypatch: pyte
     view: Any = SimpleNamespace(graph=SimpleNamespace(nodes=[node], inputs=()), outputs=(), opsets={"": 18})
     x: Any = np.ones(3, np.float32)
     steps: dict[str, Callable[[], object]] = {
-        "sizes": lambda: claims._placements_by_sizes(view, view, None),
+        "sizes": lambda: claims._placements_by_sizes(view, view, None, interrupted),
         "inference": lambda: infer.infer(node, {"x": ArrayWeight("x", x)}, {"": 18}),
         "folding": lambda: fold.fold(node, [x], {"": 18}),
     }

@@ -372,7 +372,7 @@ def _read_node(
         opset=opsets.get(domain, 0),
         captures=captures,
         bodies={
-            a.name: read_graph(a.g, opsets, folder, ir_version, "")
+            a.name: read_graph(a.g, opsets, folder, ir_version, "", check_nodes=check)
             for a in proto.attribute
             if a.type == onnx.AttributeProto.GRAPH
         },

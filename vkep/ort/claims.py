@@ -23,16 +23,17 @@ from vkep.ort.graph import OPAQUE, OrtGraphView
 from vkep.ort.names import EP_NAME
 from vkep.placement.channels_last import is_channels_last, made_by, plain
 from vkep.placement.data_dependent import parts
-from vkep.placement.partition import lower
+from vkep.placement.partition import lower, place
 from vkep.placement.policy import VGF, VULKAN, Policy
 from vkep.placement.sequences import ON_LISTS
+from vkep.placement.steps import Placed
 from vkep.sizes import Size, Trace, clear_caches
 
 logger = logging.getLogger("vkep.ort")
 
 #: reasons of nodes that Vulkan was not asked for
 _ELSEWHERE = "another execution provider has it"
-_DRIVEN = "ONNX Runtime drives it; the nodes of its bodies are claimed by themselves"
+_DRIVEN = "ONNX Runtime runs it; the nodes of its bodies are claimed by themselves"
 _SHOWN = 3  #: reasons in a warning
 
 #: the value of the sizes while claims are made: that of images and sequences, so that few refusals depend on it
@@ -59,8 +60,9 @@ class Claims:
         """The weights of the graph that its nodes' bodies read and no node that stays in a compiled model: ONNX Runtime
         writes the weights that nodes have as inputs."""
         fused = {n.outputs for island in self.islands for n in island}
-        kept = {name for n in view.graph.nodes if n.outputs not in fused for name in n.inputs}
-        return sorted({name for n in view.graph.nodes for name in n.captures if name in view.graph.weights} - kept)
+        staying = [n for n in view.graph.nodes if n.outputs not in fused]
+        kept = {name for n in staying for name in n.inputs}
+        return sorted({name for n in staying for name in n.captures if name in view.graph.weights} - kept)
 
     def program_for(self, nodes: Sequence[Node], outputs: Sequence[str]) -> Program | None:
         """The islands already planned that compute exactly ``nodes`` (except folded ones) and the values ``outputs``:
@@ -87,8 +89,8 @@ class Claims:
 class _Verdicts:
     """The result of lowering each node, by its outputs."""
 
-    #: value: whether it computes something (is not folded)
-    taken: dict[tuple[str, ...], bool] = field(default_factory=dict)
+    #: value: how many nodes compute something (are not folded): one, or with bodies theirs too
+    taken: dict[tuple[str, ...], int] = field(default_factory=dict)
     reasons: dict[tuple[str, ...], str] = field(default_factory=dict)
 
 
@@ -105,17 +107,12 @@ def claim(
     bodies, so that it may execute it. Raises `UnsupportedModelError` where ``fallback`` is "error" and a node is
     declined."""
     graph = view.graph
-    static = all(v.is_static or not v.elem_type for v in graph.inputs)
-    verdicts, program = _Verdicts(), None
-    if static:
+    program = None
+    if _is_static(view):
         # ONNX Runtime reports models that no engine may run
         known = known_values(view, lambda dim: 0)
         program = lower(graph.nodes, known, view.outputs, view.opsets, caps, policy, refusals="decline")
-        _judge(view, program.placements, verdicts)
-    else:
-        _judge(view, _placements_by_sizes(view, caps, policy), verdicts)
-    _keep_packed_together(view, verdicts)
-    _give_up_what_its_driver_reads(view, verdicts)
+    verdicts = _verdicts(view, program.placements if program else _placements_by_sizes(view, caps, policy, lower))
     drivers = tuple(n for n in graph.nodes if n.domain == OPAQUE and n.bodies and has_kernel(n))
     others = [n for n in graph.nodes if n.outputs not in verdicts.taken and not is_context(n) and n not in drivers]
     declined = {n.title: verdicts.reasons[n.outputs] for n in others}
@@ -128,6 +125,36 @@ def claim(
     return Claims(
         (*islands, *((n,) for n in graph.nodes if is_context(n))), drivers, declined, program, len(graph.nodes)
     )
+
+
+def takes(view: OrtGraphView, caps: DeviceCapabilities, policy: Policy) -> bool:
+    """Whether every node of the body of an If, Loop or Scan may run on Vulkan."""
+    nodes = view.graph.nodes
+    if any(is_context(n) for n in nodes):
+        return False
+    placed: Sequence[Placement]
+    if _is_static(view):
+        known = known_values(view, lambda dim: 0)
+        placed = place(nodes, known, view.outputs, view.opsets, caps, policy=policy, refusals="decline").placements
+    else:
+        placed = _placements_by_sizes(view, caps, policy, place)
+    verdicts = _verdicts(view, placed)
+    for node in nodes:
+        if node.outputs not in verdicts.taken:
+            logger.debug("%s keeps a body from Vulkan: %s", node.title, verdicts.reasons[node.outputs])
+    return all(n.outputs in verdicts.taken for n in nodes)
+
+
+def _is_static(view: OrtGraphView) -> bool:
+    return all(v.is_static or not v.elem_type for v in view.graph.inputs)
+
+
+def _verdicts(view: OrtGraphView, placements: Iterable[Placement]) -> _Verdicts:
+    verdicts = _Verdicts()
+    _judge(view, placements, verdicts)
+    _keep_packed_together(view, verdicts)
+    _give_up_what_its_driver_reads(view, verdicts)
+    return verdicts
 
 
 def warn_of_partitions(claims: Collection[Claims]) -> None:
@@ -158,8 +185,11 @@ def _others(count: int) -> str:
     return f" and {count} more" if count else ""
 
 
-def _placements_by_sizes(view: OrtGraphView, caps: DeviceCapabilities, policy: Policy | None) -> Sequence[Placement]:
-    """The placements of a graph with open dimensions. Where an operator needs concrete numbers, all nodes are deferred."""
+def _placements_by_sizes(
+    view: OrtGraphView, caps: DeviceCapabilities, policy: Policy | None, way: Callable[..., Program | Placed]
+) -> Sequence[Placement]:
+    """The placements of a graph with open dimensions, by ``way`` (`lower` or `place`). Where an operator needs concrete
+    numbers, all nodes are deferred."""
     trace = Trace()
     sizes: dict[str, int | Size] = {}
 
@@ -171,8 +201,8 @@ def _placements_by_sizes(view: OrtGraphView, caps: DeviceCapabilities, policy: P
 
     known = known_values(view, size)
     try:
-        return lower(
-            view.graph.nodes, known, view.outputs, view.opsets, caps, policy, refusals="defer", trace=trace
+        return way(
+            view.graph.nodes, known, view.outputs, view.opsets, caps, policy=policy, refusals="defer", trace=trace
         ).placements
     except Exception as error:
         logger.debug("lowering with sizes failed; the nodes are placed in the runs", exc_info=True)
@@ -205,16 +235,23 @@ def _judge(view: OrtGraphView, placements: Iterable[Placement], verdicts: _Verdi
             )
         elif node.outputs in on_lists:  # it, or a node that replaces it
             verdicts.reasons[node.outputs] = "its sequences and optionals are values of ONNX Runtime's"
+        elif node.bodies:  # its bodies are asked when it is read
+            verdicts.taken[node.outputs] = count_nodes(node)
         elif placement.where in (VULKAN, VGF, "folded"):
-            verdicts.taken[node.outputs] = placement.where != "folded"
+            verdicts.taken[node.outputs] = int(placement.where != "folded")
         elif placement.where == "deferred":
             reason = _why_not_later(view, node)
             if reason:
                 verdicts.reasons[node.outputs] = reason
             else:
-                verdicts.taken[node.outputs] = not _folds_later(node)
+                verdicts.taken[node.outputs] = int(not _folds_later(node))
         else:
             verdicts.reasons.setdefault(node.outputs, placement.reason)
+
+
+def count_nodes(node: Node) -> int:
+    """The number of nodes that a node is: itself, and those of its bodies."""
+    return 1 + sum(count_nodes(inner) for body in node.bodies.values() for inner in body.nodes)
 
 
 def _on_tensors(view: OrtGraphView, node: Node) -> bool:

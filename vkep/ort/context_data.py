@@ -20,6 +20,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import InvalidModelError
 from vkep.graph.load import read_graph
 from vkep.graph.model import Graph, ValueInfo
+from vkep.graph.normalize import bodies
 from vkep.graph.weights import ArrayWeight, Weight
 from vkep.ir.program import IslandStep
 from vkep.plan.encoded import DAMAGED, chunks, plan_fields, read, read_plan
@@ -132,6 +133,12 @@ def _nodes(island: Nodes) -> dict[str, Any]:
     }
 
 
+def _has_weights(graph: onnx.GraphProto) -> bool:
+    """Whether a graph or a body in it has initializers, which might name any file."""
+    inner = [body for node in graph.node for body in bodies(node)]
+    return bool(graph.initializer or graph.sparse_initializer) or any(map(_has_weights, inner))
+
+
 def _read_nodes(entry: Mapping[str, Any], weights: Mapping[str, Weight]) -> Nodes:
     content = base64.b64decode(entry["graph"], validate=True)
     try:
@@ -139,8 +146,8 @@ def _read_nodes(entry: Mapping[str, Any], weights: Mapping[str, Weight]) -> Node
     except Exception as error:  # an exception class of protobuf
         raise ValueError(f"the nodes do not parse: {error}") from error
     opsets = {str(domain): int(version) for domain, version in entry["opsets"].items()}
-    if proto.initializer or any(a.HasField("g") or a.graphs for n in proto.node for a in n.attribute):
-        raise InvalidModelError("EPContext: the data's nodes carry graphs or weights of their own")
+    if _has_weights(proto):
+        raise InvalidModelError("EPContext: the data's graphs carry weights of their own")
     read = read_graph(proto, opsets, None, int(entry["ir_version"]), "")
     inputs = tuple(
         ValueInfo(str(name), int(elem_type), None if shape is None else tuple(shape))

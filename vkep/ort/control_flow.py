@@ -16,6 +16,7 @@ from vkep.dtypes import DTYPES
 from vkep.ops.registry import onnx_history
 from vkep.ort.allocator import array_of, copy_tensors
 from vkep.ort.boundary import CStruct, ffi, releases, status
+from vkep.ort.graph import OrtGraphView, subgraphs
 from vkep.ort.kernels import WHOLE, KernelEntry
 from vkep.ort.names import EP_NAME
 from vkep.ort.tensors import describe
@@ -23,7 +24,6 @@ from vkep.ort.tensors import describe
 if TYPE_CHECKING:
     from vkep.graph.model import Node
     from vkep.ort.api import Ort
-    from vkep.ort.graph import OrtGraphView
 
 #: the inputs that the implementations read on the host
 _HOST_INPUTS = {"If": (0,), "Loop": (0, 1), "Scan": ()}
@@ -49,12 +49,9 @@ def is_ours_to_drive(view: OrtGraphView, node: Node) -> bool:
     ort, api, pointer = view.ort, view.ort.api, view.pointer_of(node)
     if node.op_type not in _HOST_INPUTS or ort.text(api.Node_GetDomain, pointer):
         return False
-    count = ort.get(api.Node_GetNumSubgraphs, "size_t", pointer)
-    graphs, names = ffi.new("OrtGraph const *[]", count or 1), ffi.new("char const *[]", count or 1)
-    ort.check(api.Node_GetSubgraphs(pointer, graphs, count, names))
     nodes = [
         inner
-        for graph in graphs[0:count]
+        for _, graph in subgraphs(ort, pointer)
         for inner in ort.items(api.Graph_GetNumNodes, api.Graph_GetNodes, "OrtNode const *", graph)
     ]
     return any(ort.text(api.Node_GetEpName, inner) == EP_NAME for inner in nodes)

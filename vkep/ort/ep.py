@@ -13,7 +13,7 @@ from vkep.ir.program import IslandStep, Program
 from vkep.ort import memory
 from vkep.ort.allocator import ALLOCATORS
 from vkep.ort.boundary import NULL, CStruct, behind, ffi, lib, released, status, value
-from vkep.ort.claims import Claims, claim, warn_of_partitions
+from vkep.ort.claims import Claims, claim, takes, warn_of_partitions
 from vkep.ort.context_data import compatibility
 from vkep.ort.context_nodes import ContextSettings
 from vkep.ort.control_flow import ControlKernel, control_entries, is_ours_to_drive
@@ -73,6 +73,7 @@ class Ep(CStruct, struct="OrtEp"):
         self._newest: dict[
             int, Claims
         ] = {}  # by the node whose body the graph is; ONNX Runtime asks again after it changed one
+        self._taken: dict[bytes, bool] = {}  # see `_takes`
         self._failure: BaseException | None = None
         self._refusal: UnsupportedModelError | None = None
         self._model_inputs: set[str] = set()
@@ -115,10 +116,10 @@ class Ep(CStruct, struct="OrtEp"):
     def _claim(self, graph: Any, info: Any) -> None:
         if are_being_read():
             return
-        view = OrtGraphView(self.ort, graph, self._overrides)
+        view = OrtGraphView(self.ort, graph, self._overrides, takes=self._takes)
         if not view.in_body:
-            self._model_inputs = view.formal_inputs
-        if view.is_expanded_later:
+            self._model_inputs = set(view.formal_inputs)
+        if view.is_expanded_later or view.is_run_by_its_node:
             return
         options = self.options
         claims = claim(
@@ -154,6 +155,16 @@ class Ep(CStruct, struct="OrtEp"):
             self.ort.check(self.ort.ep_api.EpGraphSupportInfo_AddSingleNode(info, view.pointer_of(node)))
         self._claims.append(claims)
         self._newest[view.parent], self._in_body = claims, view.in_body
+
+    def _takes(self, body: OrtGraphView) -> bool:
+        """Whether a body may run as a part of its node. ONNX Runtime asks for the inner graphs first, and again for each outer
+        one: the answer must be the same."""
+        if self.options.kernels == "registry":
+            return False
+        key = body.identity
+        if key not in self._taken:
+            self._taken[key] = takes(body, self.runtime.delegate.capabilities, self.runtime.policy)
+        return self._taken[key]
 
     @status
     def GetPreferredDataLayout(self, out: Any) -> None:
@@ -217,6 +228,7 @@ class Ep(CStruct, struct="OrtEp"):
         warn_of_partitions(self._newest.values())
         self._overrides.close()
         self._newest.clear()
+        self._taken.clear()
         self._claims.clear()  # and with them the host's copies of packed weights
 
     # ---- memory and order

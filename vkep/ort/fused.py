@@ -88,11 +88,11 @@ class _Outputs:
         self._node, self._context = node, context
         self._made: dict[str, Any] = {}
         self.targets: dict[str, DeviceTensor | np.ndarray[Any, Any]] = {}  #: those that a run writes itself
-        self.executable: Executable | None = None
+        self.executable: Executable | None = None  #: the outermost one that was asked about
 
     def __call__(self, executable: Executable) -> Targets:
         """The targets of an executable's run."""
-        self.executable = executable
+        self.executable = self.executable or executable
         for name, port in self._node.details(executable).ports.items():
             made, dtype = self._of(name, port.shape), DTYPES[port.dtype]
             if dtype.sub_byte_bits or _lies_off(made):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from vkep.graph.model import Dim, Graph, Node, ValueInfo
 from vkep.graph.weights import ArrayWeight, Content, Weight
 from vkep.ort.boundary import NULL, OrtError, ffi, lib
 from vkep.ort.tensors import describe, shape_of, tensor_array
+from vkep.placement.inlined import rename
 
 if TYPE_CHECKING:
     from vkep.ort.api import Ort
@@ -29,8 +31,9 @@ _INT, _INTS, _FLOAT, _FLOATS, _STRING, _STRINGS, _GRAPH, _TENSOR = 1, 2, 3, 4, 5
 
 #: the names of a node's inputs and of its outputs
 _Links = tuple[tuple[str, ...], tuple[str, ...]]
-#: domain of nodes with bodies (If, Loop, Scan), or with attributes that cannot be read
+#: domain of nodes whose bodies ONNX Runtime runs (If, Loop, Scan), or whose attributes cannot be read
 OPAQUE = "vkep.ort.opaque"
+_CONTROL = ("If", "Loop", "Scan")
 
 
 class OrtWeight(Weight):
@@ -82,15 +85,23 @@ class OrtGraphView:
     """One OrtGraph: ``graph`` is vkep's view of it, ``pointers`` its OrtNodes by the name of their first output.
 
     ``graph.inputs`` are all values that the nodes read and that are neither computed by them nor constants (including
-    values of an outer graph).
+    values of an outer graph). ``graph.weights`` also has the constants of bodies, under names of their own.
     """
 
     def __init__(
-        self, ort: Ort, pointer: Any, overrides: Overrides, known: Mapping[tuple[str, ...], Node] | None = None
+        self,
+        ort: Ort,
+        pointer: Any,
+        overrides: Overrides,
+        known: Mapping[tuple[str, ...], Node] | None = None,
+        *,
+        takes: Callable[[OrtGraphView], bool] = lambda body: True,
     ) -> None:
         """``overrides``: the initializers that the session's options replace. ``known``: nodes that were read from this graph
-        before, by their outputs; where all of its nodes are among them, they are not read again."""
-        self.ort, self.pointer, self._overrides = ort, pointer, overrides
+        before, by their outputs; where all of its nodes are among them, they are not read again. ``takes``: whether vkep can
+        run a body; an If, Loop or Scan whose bodies it can run has them, another one is opaque."""
+        self.ort, self.pointer, self._overrides, self._takes = ort, pointer, overrides, takes
+        self._inner: dict[str, Weight] = {}  # the constants of bodies
         api = ort.api
         self.ir_version = ort.get(api.Graph_GetOnnxIRVersion, "int64_t", pointer)
         self.opsets = self._opsets()
@@ -108,7 +119,7 @@ class OrtGraphView:
             self._name(v)
             for v in ort.items(api.Graph_GetNumOutputs, api.Graph_GetOutputs, "OrtValueInfo const *", pointer)
         ]
-        read = self._known(nodes, links, known or {}) or self._read(nodes, links)
+        read = (self._known(nodes, links, known) if known else None) or self._read(nodes, links)
         weights, inputs = self._starts(read)
         outputs = tuple(self.value_info(n) for n in self.outputs if n in self._infos)
         self.graph: Graph = dataclasses.replace(
@@ -130,10 +141,21 @@ class OrtGraphView:
         return int(ffi.cast("uintptr_t", self._parent))
 
     @property
+    def is_run_by_its_node(self) -> bool:
+        """Whether this is a body of an If, Loop or Scan that vkep can run whole: then the node is claimed, not what is in it."""
+        return self.in_body and self._bodies_of(self._parent) is not None
+
+    @property
     def has_own_driver(self) -> bool:
         """Whether this is the body of an operator other than ONNX's If, Loop and Scan, which executes it itself
         (BeamSearch)."""
         return self.in_body and bool(self.ort.text(self.ort.api.Node_GetDomain, self._parent))
+
+    @property
+    def identity(self) -> bytes:
+        """The same for views of one graph, which ONNX Runtime makes anew for each call."""
+        nodes = self.proto.SerializeToString(deterministic=True)
+        return hashlib.sha256(nodes + repr((self.graph.inputs, self.outputs)).encode()).digest()
 
     @property
     def is_expanded_later(self) -> bool:
@@ -151,15 +173,15 @@ class OrtGraphView:
         return any(getattr(schema, kind) for kind in kinds)
 
     @property
-    def formal_inputs(self) -> set[str]:
+    def formal_inputs(self) -> list[str]:
         """The names that the graph itself declares as inputs."""
         api, kind = self.ort.api, "OrtValueInfo const *"
-        return {self._name(v) for v in self.ort.items(api.Graph_GetNumInputs, api.Graph_GetInputs, kind, self.pointer)}
+        return [self._name(v) for v in self.ort.items(api.Graph_GetNumInputs, api.Graph_GetInputs, kind, self.pointer)]
 
     def value_info(self, name: str) -> ValueInfo:
         """The type and shape that ONNX Runtime knows of a value."""
         ort, api = self.ort, self.ort.api
-        tensor = self._tensor(name)
+        tensor = self._tensor(self._infos[name])
         if tensor == NULL:
             return ValueInfo(name, 0, None)
         elem_type = self.elem_type(name)
@@ -179,19 +201,22 @@ class OrtGraphView:
         """The element type of `value_info`."""
         found = self._elem_types.get(name)
         if found is None:
-            tensor = self._tensor(name)
-            found = 0 if tensor == NULL else self.ort.get(self.ort.api.GetTensorElementType, "int", tensor)
-            found = self._elem_types[name] = lib.vkep_onnx_type(found)
+            found = self._elem_types[name] = self._elem_type_of(self._infos[name])
         return found
 
     # ---- reading
 
-    def _tensor(self, name: str) -> Any:
+    def _tensor(self, info: Any) -> Any:
         ort, api = self.ort, self.ort.api
-        kind = ort.get(api.GetValueInfoTypeInfo, "OrtTypeInfo const *", self._infos[name])
+        kind = ort.get(api.GetValueInfoTypeInfo, "OrtTypeInfo const *", info)
         if kind == NULL:
             return NULL
         return ort.get(api.CastTypeInfoToTensorInfo, "OrtTensorTypeAndShapeInfo const *", kind)
+
+    def _elem_type_of(self, info: Any) -> int:
+        tensor = self._tensor(info)
+        found = 0 if tensor == NULL else self.ort.get(self.ort.api.GetTensorElementType, "int", tensor)
+        return int(lib.vkep_onnx_type(found))
 
     def _links(self, pointer: Any) -> _Links:
         """The names of a node's inputs and outputs."""
@@ -210,11 +235,13 @@ class OrtGraphView:
                 return None
             if node.op_type != self.ort.text(self.ort.api.Node_GetOperatorType, pointer):
                 return None
+            if node.bodies:  # the constants in them are ONNX Runtime's, too, and may have moved
+                (node,) = self._read([pointer], [(inputs, outputs)]).nodes
             nodes.append(dataclasses.replace(node, index=len(nodes)))
         return Graph("", tuple(nodes), (), (), {})
 
     def _read(self, pointers: Sequence[Any], links: Sequence[_Links]) -> Graph:
-        proto = onnx.GraphProto()
+        proto = self.proto = onnx.GraphProto()
         for pointer, (inputs, outputs) in zip(pointers, links, strict=True):
             self._node(pointer, proto.node.add(input=inputs, output=outputs))
         return read_graph(proto, self.opsets, None, self.ir_version, "", check_nodes=False)
@@ -240,31 +267,62 @@ class OrtGraphView:
         proto.name = ort.text(api.Node_GetName, pointer)
         proto.op_type = ort.text(api.Node_GetOperatorType, pointer)
         proto.domain = ort.text(api.Node_GetDomain, pointer)
-        kind = "OrtValueInfo const *"
-        for info in ort.items(api.Node_GetNumImplicitInputs, api.Node_GetImplicitInputs, kind, pointer):
-            self._name(info)
         attributes = ort.items(api.Node_GetNumAttributes, api.Node_GetAttributes, "OrtOpAttr const *", pointer)
         unread = [attribute for attribute in attributes if not read_attribute(ort, attribute, proto)]
-        if self._bodies(pointer, proto) or unread:
+        if not self._add_bodies(pointer, proto) or unread:
             proto.domain = OPAQUE  # ONNX Runtime runs it: the placeholder must not be inspected
 
-    def _bodies(self, pointer: Any, node: onnx.NodeProto) -> int:
-        """Placeholders for the bodies of If, Loop and Scan that read the same values: vkep runs no body, but needs its
-        inputs."""
+    def _add_bodies(self, pointer: Any, node: onnx.NodeProto) -> bool:
+        """Add a node's bodies. Returns whether vkep can run them: else they are placeholders that read the same values."""
         ort, api = self.ort, self.ort.api
-        count = ort.get(api.Node_GetNumSubgraphs, "size_t", pointer)
-        if not count:
-            return 0
-        graphs, names = ffi.new("OrtGraph const *[]", count), ffi.new("char const *[]", count)
-        ort.check(api.Node_GetSubgraphs(pointer, graphs, count, names))
         kind = "OrtValueInfo const *"
-        reads = ort.items(api.Node_GetNumImplicitInputs, api.Node_GetImplicitInputs, kind, pointer)
-        for i in range(count):
-            attribute = node.attribute.add(name=ffi.string(names[i]).decode(), type=onnx.AttributeProto.GRAPH)
-            attribute.g.name = f"body {i}"
-            for position, info in enumerate(reads):
-                attribute.g.node.add(op_type="Identity", input=[self._name(info)], output=[f"read {i} {position}"])
-        return int(count)
+        implicit = ort.items(api.Node_GetNumImplicitInputs, api.Node_GetImplicitInputs, kind, pointer)
+        outer = [self._name(info) for info in implicit]
+        names = [name for name, _ in subgraphs(ort, pointer)]
+        found = self._bodies_of(pointer) if names else {}
+        for index, name in enumerate(names):
+            body = node.attribute.add(name=name, type=onnx.AttributeProto.GRAPH).g
+            if found is not None:
+                self._inner.update(found[name].as_body(body, f"{next(o for o in node.output if o)}/{name}/", outer))
+            else:
+                body.name = f"body {index}"
+                for position, read in enumerate(outer):
+                    body.node.add(op_type="Identity", input=[read], output=[f"read {index} {position}"])
+        return found is not None
+
+    def _bodies_of(self, pointer: Any) -> dict[str, OrtGraphView] | None:
+        """The bodies of an If, Loop or Scan by attribute name; None where vkep cannot run one of them, or not the node."""
+        ort, api, kind = self.ort, self.ort.api, "OrtValueInfo const *"
+        op_type = ort.text(api.Node_GetOperatorType, pointer)
+        if op_type not in _CONTROL or ort.text(api.Node_GetDomain, pointer):
+            return None
+        around = ort.items(api.Node_GetNumInputs, api.Node_GetInputs, kind, pointer)
+        around += ort.items(api.Node_GetNumOutputs, api.Node_GetOutputs, kind, pointer)
+        around += ort.items(api.Node_GetNumImplicitInputs, api.Node_GetImplicitInputs, kind, pointer)
+        if not all(_is_whole_bytes(self._elem_type_of(info)) for info in around if info != NULL):
+            return None
+        found: dict[str, OrtGraphView] = {}
+        for name, graph in subgraphs(ort, pointer):
+            body = found[name] = OrtGraphView(ort, graph, self._overrides, takes=self._takes)
+            borders = [*body.formal_inputs, *body.outputs]
+            if not all(_is_whole_bytes(body.elem_type(n)) for n in borders) or not self._takes(body):
+                return None
+        return found
+
+    def as_body(self, body: onnx.GraphProto, prefix: str, outer: Sequence[str]) -> dict[str, Weight]:
+        """Write the graph to ``body``; returns its constants, which get names with ``prefix`` and become values of the outer
+        graph, as those named ``outer`` are."""
+        weights = self.graph.weights
+        names = {name: prefix + name for name in weights if name not in outer}
+        body.CopyFrom(self.proto)
+        body.name = prefix
+        body.input.extend(_declared(self.value_info(n)) for n in self.formal_inputs if n not in weights)
+        body.output.extend(
+            _declared(dataclasses.replace(self.value_info(n), name=names.get(n, n))) for n in self.outputs
+        )
+        for node in body.node:
+            rename(node, names)
+        return {other: weights[name] for name, other in names.items()}
 
     def _starts(self, graph: Graph) -> tuple[Mapping[str, Weight], tuple[ValueInfo, ...]]:
         """Constants and inputs: values that the nodes read and do not compute."""
@@ -272,6 +330,9 @@ class OrtGraphView:
         weights: dict[str, Weight] = {}
         inputs: dict[str, ValueInfo] = {}
         for name in [*(n for node in graph.nodes for n in node.reads), *self.outputs]:
+            if name in self._inner:
+                weights[name] = self._inner[name]
+                continue
             if name in made or name in weights or name in inputs or name not in self._infos:
                 continue
             info = self._infos[name]
@@ -321,6 +382,25 @@ class OrtGraphView:
         if dtype is None or dtype.sub_byte_bits or shape is None or 0 in shape or not path.is_file():
             return None
         return FileWeight(name, shape, dtype, path, offset)
+
+
+def subgraphs(ort: Ort, node: Any) -> list[tuple[str, Any]]:
+    """The bodies of an OrtNode, as OrtGraphs, with their attributes' names."""
+    api = ort.api
+    count = ort.get(api.Node_GetNumSubgraphs, "size_t", node)
+    graphs, names = ffi.new("OrtGraph const *[]", count or 1), ffi.new("char const *[]", count or 1)
+    ort.check(api.Node_GetSubgraphs(node, graphs, count, names))
+    return [(ffi.string(names[i]).decode(), graphs[i]) for i in range(count)]
+
+
+def _is_whole_bytes(elem_type: int) -> bool:
+    """Whether values of the type are tensors of numbers that ONNX Runtime does not pack."""
+    dtype = dtypes.from_onnx(elem_type)
+    return dtype is not None and not dtype.sub_byte_bits
+
+
+def _declared(info: ValueInfo) -> onnx.ValueInfoProto:
+    return onnx.helper.make_tensor_value_info(info.name, info.elem_type, info.shape)
 
 
 _PROTO_TYPES = {

@@ -68,7 +68,7 @@ def renamed(node: Node, names: Mapping[str, str], prefix: str = "") -> Node:
 
     proto = onnx.NodeProto()
     proto.CopyFrom(node.proto)
-    _rename(proto, names)
+    rename(proto, names)
     free = {name: of(name) for name in node.captures}
     return replace(
         node,
@@ -89,7 +89,8 @@ def _renamed_body(body: Graph, names: Mapping[str, str]) -> Graph:
     return replace(body, nodes=tuple(renamed(n, free) for n in body.nodes), outputs=outputs)
 
 
-def _rename(proto: onnx.NodeProto, names: Mapping[str, str]) -> None:
+def rename(proto: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    """Change a node to read and write other names, in its bodies too, except those that the bodies define."""
     proto.input[:] = [names.get(name, name) for name in proto.input]
     proto.output[:] = [names.get(name, name) for name in proto.output]
     for attribute in proto.attribute:
@@ -98,7 +99,7 @@ def _rename(proto: onnx.NodeProto, names: Mapping[str, str]) -> None:
             own.update(o for n in graph.node for o in n.output)
             free = {name: other for name, other in names.items() if name not in own}
             for inner in graph.node:
-                _rename(inner, free)
+                rename(inner, free)
             for output in graph.output:
                 output.name = free.get(output.name, output.name)
 

@@ -93,10 +93,12 @@ def place(
     outputs: Sequence[str],
     opsets: Mapping[str, int],
     caps: DeviceCapabilities,
-    trace: Trace,
+    trace: Trace | None = None,
+    policy: Policy | None = None,
+    refusals: Refusals = "raise",
 ) -> Placed:
-    """Every node with what is known of its values, placed as by `lower`; nothing is planned. Raises `InvalidNode`."""
-    partitioner = _Partitioner(nodes, known, outputs, opsets, caps, (), Policy(), "raise", trace, False)
+    """Every node with what is known of its values, placed as by `lower`; nothing is planned. Raises as `lower`."""
+    partitioner = _Partitioner(nodes, known, outputs, opsets, caps, (), policy or Policy(), refusals, trace, False)
     partitioner.place()
     return partitioner
 

@@ -77,6 +77,11 @@ class Executable:
         #: its only step, where a run is one submit: then an interrupt at any point leaves it usable
         self.island = _only_island(steps) if shared is None else None
 
+    @property
+    def is_apart(self) -> bool:
+        """Whether the values between its steps belong to the run, and not to a set of buffers."""
+        return self._shared is None
+
     def at(self, sizes: Sequence[int]) -> Executable:
         """The executable for runs of these sizes, in the order of the program's symbols. It shares all resources of
         this one, which must stay open."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -21,7 +22,7 @@ from vkep.graph.model import ValueInfo
 from vkep.graph.weights import ArrayWeight
 from vkep.ir.infer import Known
 from vkep.ir.program import DeferredStep, HostValue, NoValue, Over, ValueSpec, declared_value
-from vkep.session.executor import Executable, IslandExecutor, Targets, Values, Watch
+from vkep.session.executor import Executable, IslandExecutor, StepExecutor, Targets, Values, Watch
 from vkep.session.following import Following, Signature, known_of
 from vkep.session.sequences import known_list, spread
 from vkep.session.sized_plans import UNKNOWN, MakePlan, Opened, SizedPlans
@@ -90,9 +91,12 @@ class PlannedGraph:
         used = self.use(values, signature, over)
         with used.hold:
             executable = used.executable
-            waiting = _waiting(executable) if executable.island is None and watch is None else None
+            waiting = _waiting(executable, callable(targets)) if executable.island is None and watch is None else None
             if waiting is not None:
-                waiting.run(values, targets)
+                if callable(targets) and len(executable.steps) > 1:
+                    first = targets(executable)
+                    run_steady(lambda: executable.run(values, first, functools.partial(_before, waiting)))
+                waiting.run(values, targets)  # in this thread: it asks for targets
                 return
             if callable(targets):
                 targets, guess = targets(executable), over
@@ -412,11 +416,21 @@ class DeferredExecutor:
         self.graph.close()
 
 
-def _waiting(executable: Executable) -> DeferredExecutor | None:
-    """The only step, where the whole program is planned once a run's values are known."""
-    step = executable.steps[0] if len(executable.steps) == 1 else None
-    alone = not executable.constants and not executable.program.lists
-    return step if isinstance(step, DeferredExecutor) and alone else None
+def _waiting(executable: Executable, asking: bool) -> DeferredExecutor | None:
+    """The only step, where the whole program is planned once a run's values are known. Where targets are asked for
+    (``asking``), a last step that computes every output too: else they would be copied to their targets."""
+    step = executable.steps[-1] if executable.steps else None
+    if not isinstance(step, DeferredExecutor) or executable.constants or executable.program.lists:
+        return None
+    made = set(executable.program.outputs) <= set(step.step.outputs)
+    if len(executable.steps) > 1 and not (asking and executable.is_apart and made):
+        return None
+    return step
+
+
+def _before(last: DeferredExecutor, step: StepExecutor, values: Values, targets: Targets) -> None:
+    if step is not last:
+        step.run(values, targets)
 
 
 def overwritten(values: Mapping[str, Any], targets: Targets) -> Over:
