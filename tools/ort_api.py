@@ -23,13 +23,9 @@ BEGIN, END = "<!-- names of onnxruntime: python -m tools.ort_api --write -->", "
 _COMPILED = "plans are saved by themselves; ONNX Runtime compiles models with `vkep.ort`"
 _SPARSE = "vkep has dense tensors; models with sparse initializers are read"
 _PACKAGE = "model packages are a format of ONNX Runtime's own sessions"
-_LORA = "adapters are a format of ONNX Runtime's own sessions; `initializers` replaces weights"
 _PLUGIN = "a session has one provider; `vkep.ort.register` registers vkep's with ONNX Runtime"
 #: names that vkep lacks (a class, a function, or ``Class.member``), with the reason
 ABSENT = {
-    "AdapterFormat": _LORA,
-    "LoraAdapter": _LORA,
-    "RunOptions.add_active_adapter": _LORA,
     "ModelCompiler": _COMPILED,
     "OrtCompileApiFlags": _COMPILED,
     "OrtEpContextData": _COMPILED,

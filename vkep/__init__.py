@@ -37,6 +37,7 @@ if _typing.TYPE_CHECKING:
     from vkep.graph.model import ModelMetadata
     from vkep.memory import ArenaOutOfMemory
     from vkep.session import InferenceSession, IOBinding, NodeArg, Report, SessionOptions
+    from vkep.session.adapters import AdapterFormat, LoraAdapter
     from vkep.session.ort_allocators import (
         OrtArenaCfg,
         create_and_register_allocator,
@@ -80,6 +81,8 @@ __version__ = "0.1.0"
 
 #: names whose modules load Vulkan, numpy-heavy code or the operators: imported when first used
 _LAZY = {
+    "AdapterFormat": "vkep.session.adapters",
+    "LoraAdapter": "vkep.session.adapters",
     "ArenaOutOfMemory": "vkep.memory",
     "DelegateLease": "gpu_shared",
     "DeviceTensor": "vkep.device.tensor",
@@ -128,6 +131,8 @@ _LAZY = {
 }
 
 __all__ = [
+    "AdapterFormat",
+    "LoraAdapter",
     "ArenaOutOfMemory",
     "ClosedError",
     "ContextExistsError",

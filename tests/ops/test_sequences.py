@@ -27,6 +27,7 @@ def _check(model: onnx.ModelProto, *feeds: dict[str, Any], fallback: str = "erro
         for feed in feeds:
             for ours, expected in zip(session.run(None, feed), by_onnxruntime(model, feed), strict=True):
                 if isinstance(expected, list):
+                    assert isinstance(ours, list)
                     assert_like(ours, expected)
                 else:
                     assert_like([ours], [expected])

@@ -71,7 +71,15 @@ if TYPE_CHECKING:
         vkep.InferenceSession(
             path, vkep.SessionOptions(), ["VulkanExecutionProvider"], device="llvmpipe", enable_fallback=0
         )
-        assert_type(session.run(None, {"x": X, "y": [1.0], "z": value}), list[Any])
+        y, probabilities, words = session.run(None, {"x": X, "y": [1.0], "z": value})
+        best = int(y.reshape(-1).argmax())
+        y.argmx()  # type: ignore[union-attr]
+        y + best, np.asarray(y), [row["cat"] for row in probabilities]
+        if isinstance(words, list):
+            words.append(best)
+        session.run_async(
+            ["y"], {"x": X}, lambda results, user_data, error: print(results[0].dtype, user_data, error + "")
+        )
         assert_type(session.run_with_ort_values(["y"], {"x": value}), list[vkep.OrtValue])
         assert_type(session.get_providers(), list[str])
         binding = session.io_binding()

@@ -7,7 +7,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpu_shared.errors import ClosedError, DeviceLostError, DeviceNotFoundError
 from gpu_shared.steady import closing
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vkep.graph.load import ModelSource
     from vkep.session.options import SessionFields
     from vkep.session.run_options import RunOptions
-    from vkep.session.session_state import Array
+    from vkep.session.session_state import Array, Output
 
 logger = logging.getLogger("vkep.session")
 
@@ -43,7 +43,7 @@ class RenewedSession:
 
     def run(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Array], run_options: RunOptions | None = None
-    ) -> list[Any]:
+    ) -> list[Output]:
         """As `InferenceSession.run`. Raises `DeviceLostError` where the new device was lost as well, or is not
         available."""
         session = self.session
@@ -152,7 +152,7 @@ class Replicas(Uncopied):
 
     def run(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Array], run_options: RunOptions | None = None
-    ) -> list[Any]:
+    ) -> list[Output]:
         """`InferenceSession.run` on the device with the fewest runs in progress: the same arguments, results and
         errors. Raises `DeviceLostError` where no device is left."""
         failed: dict[int, DeviceLostError] = {}
@@ -177,11 +177,11 @@ class Replicas(Uncopied):
 
     def map(
         self, batches: Iterable[Mapping[str, Array]], output_names: Sequence[str] | None = None
-    ) -> Iterator[list[Any]]:
+    ) -> Iterator[list[Output]]:
         """The results of `run` for each feed (input name: array), in order. At most ``concurrency`` + 1 feeds per
         device are taken in advance. Raises as `run`, at the feed that failed."""
         ahead = len(self) * (self._concurrency + 1)
-        pending: deque[Future[list[Any]]] = deque()
+        pending: deque[Future[list[Output]]] = deque()
         try:
             for feeds in batches:
                 pending.append(self._pool.submit(self.run, output_names, feeds))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vkep.errors import RunTerminatedError
 from vkep.session.ort_options import is_onnxruntimes
+
+if TYPE_CHECKING:
+    from vkep.session.adapters import LoraAdapter
 
 #: maps ONNX Runtime's severities (verbose, info, warning, error, fatal) to the standard library's levels
 LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
@@ -38,6 +41,7 @@ class RunOptions:
         self.logid = logid
         self.log_severity_level = log_severity_level
         self._entries: dict[str, str] = {}
+        self._adapters: list[LoraAdapter] = []
 
     if not TYPE_CHECKING:  # type checkers see the attributes that there are
 
@@ -68,6 +72,16 @@ class RunOptions:
         if key not in self._entries:
             raise RuntimeError(f"RunOptions does not have configuration with key: {key}; it has {list(self._entries)}")
         return self._entries[key]
+
+    def add_active_adapter(self, adapter: LoraAdapter) -> None:
+        """The runs with these options read the adapter's tensors in place of the model's optional inputs (initializers that are
+        also inputs) of the same names, where the run does not give them itself."""
+        self._adapters.append(adapter)
+
+    @property
+    def adapters(self) -> Sequence[LoraAdapter]:
+        """Those of `add_active_adapter`; of two that have one name, the later one counts."""
+        return self._adapters
 
     def __repr__(self) -> str:
         return f"<RunOptions {self.logid!r} terminate={self.terminate} log_severity_level={self.log_severity_level}>"

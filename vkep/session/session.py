@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from vkep.session.ort_value import OrtValue
     from vkep.session.report import MemoryReport, Report
     from vkep.session.run_options import RunOptions
-    from vkep.session.session_state import Array, Feed
+    from vkep.session.session_state import Array, Feed, Output
     from vkep.view.page import Page
 
 logger = logging.getLogger("vkep.session")
@@ -148,12 +148,13 @@ class InferenceSession(OrtSession, Uncopied):
 
     def run(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Feed], run_options: RunOptions | None = None
-    ) -> list[Any]:
+    ) -> list[Output]:
         """Run the model; results of ``output_names`` (None, or none: all) in order.
 
         Inputs are numpy arrays (any strides) or what numpy makes one of, `DeviceTensor` or `OrtValue` with the shapes
         and element types that `get_inputs` gives; a sequence is a list of them, an optional without an element None.
-        Results are numpy arrays, lists of them, or None.
+        Results are numpy arrays; of a sequence a list of them, of a map a dict, of an optional without an element None. Type
+        checkers see an array, which a program with other results narrows (``isinstance(y, list)``).
 
         Raises `InvalidInputError` for a wrong name, rank, shape or dtype and for data that break an operator's
         specification, ``TypeError`` for other kinds of arguments, `RunTerminatedError`, `ClosedError`,
@@ -161,7 +162,7 @@ class InferenceSession(OrtSession, Uncopied):
         """
         parts = self._parts
         names = parts.outputs if output_names is None else self._wanted(output_names)
-        values = parts.inputs_of(input_feed)
+        values = parts.inputs_of(input_feed, run_options)
         parts.execute(values, {}, run_options)
         return [parts.result(values[name], name) for name in names]
 
@@ -169,7 +170,7 @@ class InferenceSession(OrtSession, Uncopied):
         self,
         output_names: Sequence[str] | None,
         input_feed: Mapping[str, Feed],
-        callback: Callable[[list[Any], Any, str], object],
+        callback: Callable[[list[Output], Any, str], object],
         user_data: Any = None,
         run_options: RunOptions | None = None,
     ) -> None:
@@ -183,7 +184,7 @@ class InferenceSession(OrtSession, Uncopied):
         if not callable(callback):
             raise TypeError(f"callback is {callback!r}, expected a function of results, user_data and an error's text")
         names = self._parts.outputs if output_names is None else self._wanted(output_names)
-        values = self._parts.inputs_of(input_feed)
+        values = self._parts.inputs_of(input_feed, run_options)
 
         def work() -> None:
             results, error = [], ""
@@ -221,7 +222,7 @@ class InferenceSession(OrtSession, Uncopied):
         """Run with bound inputs and outputs; results are in the binding. Raises as `run`."""
         parts = self._parts
         targets = parts.targets(iobinding.inputs, iobinding.outputs)
-        values = parts.inputs_of(iobinding.inputs)
+        values = parts.inputs_of(iobinding.inputs, run_options)
         parts.execute(values, targets, run_options)
         iobinding.results = parts.bound_results(values, iobinding.outputs)
 

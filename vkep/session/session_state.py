@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -43,9 +44,14 @@ from vkep.session.sequences import spread
 from vkep.session.vgf_executor import session_policy, vgf_delegate
 from vkep.shaders.library import ShaderLibrary
 
+if TYPE_CHECKING:
+    from vkep.session.adapters import LoraAdapter
+
 Array = np.ndarray[Any, Any]
 #: an input of a run: a tensor, as numpy takes it too; a list of them for a sequence, None for an optional without an element
 Feed = npt.ArrayLike | DeviceTensor | OrtValue | list[Any] | None
+#: a result of a run: an array, for type checkers, which only the model can tell from a list, a dict or None
+Output = np.ndarray[Any, Any] | Any
 
 
 #: a tensor in a sequence
@@ -70,6 +76,7 @@ class SessionState:
         self.overridable = {v.name: v for v in self.model.graph.overridable}
         self._gives_inputs = any(map(self._is_fed, self.outputs))
         self._overriding: dict[frozenset[str], PlannedGraph] = {}  # by the names of the weights that a run replaces
+        self._adapters: WeakKeyDictionary[LoraAdapter, Mapping[str, DeviceTensor]] = WeakKeyDictionary()
         self._pool: ThreadPoolExecutor | None = None
         self._options = options
         self.watch: Watch | None = None  #: runs the steps of `execute` itself, to time them
@@ -99,6 +106,8 @@ class SessionState:
                     self._pool.shutdown(wait=_later_of.get() is not self)
                 for graph in (self.graph, *self._overriding.values()):
                     graph.close()
+                for tensor in (tensor for made in self._adapters.values() for tensor in made.values()):
+                    tensor.close()
             finally:
                 if self.graphs is not None:
                     self.graphs.close()
@@ -125,11 +134,16 @@ class SessionState:
 
     # ---- planning
 
-    def inputs_of(self, feeds: Mapping[str, Feed]) -> dict[str, Any]:
-        """A run's inputs in the model's order. Raises as `InferenceSession.run`."""
+    def inputs_of(self, feeds: Mapping[str, Feed], options: RunOptions | None = None) -> dict[str, Any]:
+        """A run's inputs in the model's order, with the tensors of its adapters. Raises as `InferenceSession.run`."""
         self.check_open()
         if not isinstance(feeds, (dict, Mapping)):  # dict first: isinstance with Mapping is slower
             raise no_dict("feeds", feeds, "arrays")
+        if isinstance(options, RunOptions) and options.adapters:
+            given: dict[str, Feed] = {}
+            for adapter in options.adapters:
+                given |= self._adapted(adapter)
+            feeds = {**given, **feeds}
         values: dict[str, Any] = {}
         for name, info in self.inputs.items():
             value: Any = feeds.get(name)
@@ -144,6 +158,15 @@ class SessionState:
         if self._has_lists:
             spread(values)
         return values
+
+    def _adapted(self, adapter: LoraAdapter) -> Mapping[str, DeviceTensor]:
+        """An adapter's tensors on the session's device, where they stay until it is closed."""
+        found = self._adapters.get(adapter)
+        if found is None:
+            arrays = {name: value.numpy() for name, value in adapter.parameters.items()}
+            made = {name: DeviceTensor.from_numpy(self.delegate, array) for name, array in arrays.items()}
+            found = self._adapters.setdefault(adapter, made)  # another thread may have copied it too
+        return found
 
     def _fed(self, name: str, value: Any, info: ValueInfo) -> Any:
         if not info.is_tensor and isinstance(value, (list, tuple)):
