@@ -99,7 +99,7 @@ THIRD_PARTY = {
         "vgfpy",
     },
     DEVICE: {"numpy", "ml_dtypes", "platformdirs"},
-    SESSION: {"numpy", "onnx", "ml_dtypes", "platformdirs", "onnxruntime", "kp", "typing_extensions"},
+    SESSION: {"numpy", "onnx", "ml_dtypes", "platformdirs", "onnxruntime", "kp", "flatbuffers", "typing_extensions"},
     FRONT: {
         "numpy",
         "onnx",

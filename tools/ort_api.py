@@ -21,7 +21,6 @@ PAGE = Path(__file__).resolve().parents[1] / "docs/python-api.md"
 BEGIN, END = "<!-- names of onnxruntime: python -m tools.ort_api --write -->", "<!-- end of these names -->"
 
 _COMPILED = "plans are saved by themselves; ONNX Runtime compiles models with `vkep.ort`"
-_SPARSE = "vkep has dense tensors; models with sparse initializers are read"
 _PACKAGE = "model packages are a format of ONNX Runtime's own sessions"
 _PLUGIN = "a session has one provider; `vkep.ort.register` registers vkep's with ONNX Runtime"
 #: names that vkep lacks (a class, a function, or ``Class.member``), with the reason
@@ -37,10 +36,6 @@ ABSENT = {
     "ModelPackageContext": _PACKAGE,
     "ModelPackageOptions": _PACKAGE,
     "ModelPackageWriteMode": _PACKAGE,
-    "OrtSparseFormat": _SPARSE,
-    "SparseTensor": _SPARSE,
-    "OrtValue.as_sparse_tensor": _SPARSE,
-    "OrtValue.ort_value_from_sparse_tensor": _SPARSE,
     "OrtEpDevice.create_sync_stream": "runs of a context are ordered by one timeline; `session.import_semaphore` orders others",
     "OrtSyncStream": "runs of a context are ordered by one timeline; `session.import_semaphore` orders others",
     "OrtExternalInitializerInfo": "it is for writing optimized models",
@@ -65,6 +60,9 @@ DIFFERENT = {
     "IOBinding.bind_output": "as `bind_input`; without a device the result stays on the GPU, and `get_outputs` gives it as it is",
     "OrtDevice.__init__": "`OrtDevice.make` makes one",
     "OrtValue.__init__": "`ortvalue_from_numpy` and the other class methods make values",
+    "SparseTensor.__init__": "`sparse_coo_from_numpy` and `sparse_csr_from_numpy` make tensors, of numbers or texts on the host",
+    "SparseTensor.to_cuda": "raises `NotImplementedError`: the device has dense tensors, to which a run copies sparse ones",
+    "SparseTensor.as_blocksparse_view": "raises: no method makes a tensor of blocks",
     "SessionOptions.profile_file_prefix": "the default is `vkep_profile`",
     "ModelMetadata.__init__": "a session makes it",
     "NodeArg.__init__": "a session makes it",

@@ -46,12 +46,6 @@ FILES = (
 )
 #: tests that fail with vkep, by the reason
 LEFT: dict[str, tuple[str, ...]] = {
-    "adapters are a format of ONNX Runtime's own sessions": (
-        "test_adapter_export_rejects_string_tensors",
-        "test_adapter_parameters_keep_alive",
-        "test_adapter_read_modify_export",
-        "test_adater_export_read",
-    ),
     "vkep writes no models": (
         "test_model_serialization",
         "test_model_serialization_with_external_initializers",
@@ -59,15 +53,9 @@ LEFT: dict[str, tuple[str, ...]] = {
         "test_blocked_session_option_optimized_model_filepath_raises",
         "test_run_model_with_blocked_session_option_raises",
     ),
-    "vkep has dense tensors; sparse initializers are made dense": (
-        "test_sparse_tensor_coo_format",
-        "test_sparse_tensor_csr_format",
-        "test_run_contrib_sparse_mat_mul",
-        "test_run_sparse_output_only",
-        "test_run_sparse_output_ort_value_vector",
-    ),
     "it uses C classes or functions below onnxruntime's package": (
         "test_check_and_normalize_provider_args",
+        "test_run_sparse_output_ort_value_vector",
         "test_ort_value",
         "test_bind_onnx_types_supported_by_numpy",
         "test_bind_input_types",

@@ -76,6 +76,7 @@ if _typing.TYPE_CHECKING:
     from vkep.session.ort_value import OrtValue
     from vkep.session.replicas import Replicas
     from vkep.session.run_options import RunOptions
+    from vkep.session.sparse import OrtSparseFormat, SparseTensor
 
 __version__ = "0.1.0"
 
@@ -111,8 +112,10 @@ _LAZY = {
     "Replicas": "vkep.session.replicas",
     "Report": "vkep.session",
     "RunOptions": "vkep.session.run_options",
+    "OrtSparseFormat": "vkep.session.sparse",
     "SessionOptions": "vkep.session",
     "SharedGpuContext": "gpu_shared",
+    "SparseTensor": "vkep.session.sparse",
     "capi": "vkep.session.ort_capi",
     "copy_tensors": "vkep.session.ort_module",
     "create_and_register_allocator": "vkep.session.ort_allocators",
@@ -178,7 +181,9 @@ __all__ = [
     "Report",
     "RunOptions",
     "RunTerminatedError",
+    "OrtSparseFormat",
     "SessionOptions",
+    "SparseTensor",
     "SharedGpuCompileSpec",
     "SharedGpuContext",
     "SharedGpuContextRegistry",

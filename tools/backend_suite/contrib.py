@@ -54,8 +54,6 @@ REASONS = {
     "MaxpoolWithMask": "for ONNX Runtime's internal use: its kernel reads the mask of channel c from element "
     "c * size % channels on, and a zero ends the window's row",
     "ShrunkenGather": "Gather for training builds of ONNX Runtime; it has no schema in the others",
-    "SparseToDenseMatMul": "a sparse tensor as an input of a run: a session takes dense ones, and ONNX Runtime makes sparse "
-    "initializers dense before",
     "Tokenizer": "strings",
 }  # fmt: skip
 

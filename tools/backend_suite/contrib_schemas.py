@@ -39,6 +39,7 @@ REASONS: dict[str, tuple[str, str]] = {
     "QuantizeLinear": ("attributes block_size, output_dtype, precision, saturate", _AS_ONNX),
     "Range": ("types of start, limit, delta: more", _AS_ONNX),
     "SimplifiedLayerNormalization": ("no schema", "ONNX Runtime has it in ONNX's domain; exporters write it in either"),
+    "SparseToDenseMatMul": ("types of x: more", "a session makes sparse tensors dense"),
     "TransposeMatMul": ("attributes transBatchA, transBatchB", "as FusedMatMul, which it is an old name of"),
     "UnfoldTensor": ("types of x: more", "a copy of any type"),
     "VarlenCausalConvWithState": ("inputs kernel_delta, previous_mask: none", _LAYOUT),

@@ -437,16 +437,17 @@ def _constant(proto: onnx.NodeProto, folder: Path | None) -> Weight | None:
 
 
 def _value_info(proto: onnx.ValueInfoProto) -> ValueInfo:
-    if not proto.type.HasField("tensor_type"):  # a body may omit the types of its outputs
+    sparse = proto.type.HasField("sparse_tensor_type")
+    if not sparse and not proto.type.HasField("tensor_type"):  # a body may omit the types of its outputs
         return ValueInfo(proto.name, 0, None, proto.type if proto.type.WhichOneof("value") is not None else None)
-    tensor = proto.type.tensor_type
+    tensor = proto.type.sparse_tensor_type if sparse else proto.type.tensor_type
     if tensor.elem_type not in onnx.TensorProto.DataType.values():
         raise InvalidModelError(f"the value {proto.name!r} has the element type {tensor.elem_type}, which ONNX has not")
     if not tensor.HasField("shape"):
-        return ValueInfo(proto.name, tensor.elem_type, None)
+        return ValueInfo(proto.name, tensor.elem_type, None, sparse=sparse)
     dims = tensor.shape.dim
     denotations = tuple(d.denotation for d in dims) if any(d.denotation for d in dims) else ()
-    return ValueInfo(proto.name, tensor.elem_type, tuple(map(_dim, dims)), denotations=denotations)
+    return ValueInfo(proto.name, tensor.elem_type, tuple(map(_dim, dims)), denotations=denotations, sparse=sparse)
 
 
 def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:

@@ -28,6 +28,7 @@ class ValueInfo:
     other: onnx.TypeProto | None = field(default=None, compare=False, repr=False)
     #: what each axis means, such as DATA_BATCH; empty where the model does not say
     denotations: tuple[str, ...] = ()
+    sparse: bool = False  #: declared as a sparse tensor; the graph has a dense one
 
     @property
     def is_tensor(self) -> bool:

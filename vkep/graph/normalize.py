@@ -136,7 +136,7 @@ def _sort(graph: onnx.GraphProto, where: str) -> None:
 def _sparse_values(graph: onnx.GraphProto) -> list[onnx.AttributeProto]:
     """The attributes of the graph's Constants that are sparse tensors."""
     constants = (node for node in graph.node if node.op_type == "Constant" and node.domain in ("", _ALIAS))
-    return [a for node in constants for a in node.attribute if a.name == "sparse_value"]
+    return [a for node in constants for a in node.attribute if a.type == onnx.AttributeProto.SPARSE_TENSOR]
 
 
 def _densify(graph: onnx.GraphProto, where: str) -> None:

@@ -152,6 +152,15 @@ def fused_matmul(
     return product if alpha == 1.0 else scaled(b, product, alpha)
 
 
+@operator("SparseToDenseMatMul", domain=MICROSOFT, types={"x y": ("float32", "float64")})
+def sparse_to_dense_matmul(
+    b: Builder, x: Tensor, y: Tensor, *, alpha: float = 1.0, transA: int = 0, transB: int = 0
+) -> Tensor:
+    if x.rank != 2 or y.rank > 2:
+        b.invalid(f"a sparse tensor of shape {list(x.shape)}, a dense one of {list(y.shape)}; expected matrices")
+    return fused_matmul(b, x, y, alpha=alpha, transA=transA, transB=transB)
+
+
 def _oriented(x: Tensor, swap: int, batch: int) -> Tensor:
     if batch and x.rank > 2:  # move the first axis behind the batch axes
         x = x.transpose((*range(1, x.rank - 1), 0, x.rank - 1))

@@ -153,7 +153,7 @@ class OrtGraphView:
 
     @property
     def identity(self) -> bytes:
-        """The same for views of one graph, which ONNX Runtime makes anew for each call."""
+        """The same for views of one graph, which ONNX Runtime makes for each call."""
         nodes = self.proto.SerializeToString(deterministic=True)
         return hashlib.sha256(nodes + repr((self.graph.inputs, self.outputs)).encode()).digest()
 

@@ -78,7 +78,8 @@ def type_name(info: ValueInfo) -> str:
     """A type as ONNX writes it: ``tensor(float)``, ``optional(seq(tensor(float)))``."""
     if info.other is not None:
         return _type_text(info.other)
-    return f"tensor({dtypes.onnx_name(info.elem_type)})" if info.elem_type else "other"
+    kind = "sparse_tensor" if info.sparse else "tensor"
+    return f"{kind}({dtypes.onnx_name(info.elem_type)})" if info.elem_type else "other"
 
 
 def _type_text(declared: onnx.TypeProto) -> str:

@@ -13,6 +13,7 @@ from vkep import dtypes
 from vkep.device.tensor import DLPACK_CPU, DeviceTensor, checked_shape
 from vkep.errors import InvalidInputError
 from vkep.session.ort_devices import OrtMemoryInfo, on_gpu
+from vkep.session.sparse import SparseTensor
 
 if TYPE_CHECKING:
     from vkep.device.delegate import VulkanDelegate
@@ -27,7 +28,7 @@ class OrtValue:
 
     def __init__(
         self,
-        value: Array | DeviceTensor | None,
+        value: Array | DeviceTensor | SparseTensor | None,
         *,
         device_id: int = -1,
         shape: Any = (),
@@ -37,6 +38,9 @@ class OrtValue:
         """Use `ortvalue_from_numpy` or `ortvalue_from_shape_and_type`. ``device_id`` below 0: stays on the host; ``shape`` and
         ``dtype`` are for a value without content; ``device_name`` is the caller's name of the GPU.
         """
+        self._sparse = value if isinstance(value, SparseTensor) else None
+        if isinstance(value, SparseTensor):
+            value = value.dense()
         self._value, self._device_id = value, device_id
         self._device_name = device_name if device_id >= 0 else "cpu"
         self._shape: tuple[int, ...] = tuple(value.shape) if value is not None else shape
@@ -91,11 +95,18 @@ class OrtValue:
         return cls(np.empty(sizes, dtype.numpy))
 
     @classmethod
+    def ort_value_from_sparse_tensor(cls, sparse_tensor: SparseTensor) -> OrtValue:
+        """A value of a sparse tensor of numbers. Raises `InvalidInputError` for texts."""
+        return cls(sparse_tensor)
+
+    @classmethod
     def of(cls, result: Any, device_name: str = "gpu") -> Any:
         """A run's result as a value; the result itself, if it is not a tensor of numbers. ``device_name`` is the caller's name
         of the device."""
         if isinstance(result, DeviceTensor):
             return cls(result, device_id=0, device_name=device_name)
+        if isinstance(result, SparseTensor):
+            return cls(result)
         return cls(result) if isinstance(result, np.ndarray) and result.dtype.kind not in "OUS" else result
 
     # ---- properties
@@ -106,7 +117,7 @@ class OrtValue:
 
     def data_type(self) -> str:
         """The type in ONNX's notation: ``tensor(float)``."""
-        return f"tensor({dtypes.onnx_name(self.element_type())})"
+        return f"{'sparse_' if self._sparse else ''}tensor({dtypes.onnx_name(self.element_type())})"
 
     def element_type(self) -> int:
         """The number of ``onnx.TensorProto.DataType``."""
@@ -121,12 +132,18 @@ class OrtValue:
         return True
 
     def is_tensor(self) -> bool:
-        """Always True: vkep's values are dense tensors."""
-        return True
+        """Whether it is a dense tensor."""
+        return self._sparse is None
 
     def is_sparse_tensor(self) -> bool:
-        """Always False."""
-        return False
+        """Whether it is of `ort_value_from_sparse_tensor`, or a result of the type ``sparse_tensor``."""
+        return self._sparse is not None
+
+    def as_sparse_tensor(self) -> SparseTensor:
+        """The sparse tensor. Raises ``ValueError`` for a dense one."""
+        if self._sparse is None:
+            raise ValueError(f"OrtValue {self.data_type()} {self.shape()} is not sparse")
+        return self._sparse
 
     def is_tensor_sequence(self) -> bool:
         """Always False."""
@@ -149,8 +166,8 @@ class OrtValue:
     # ---- its content
 
     def numpy(self) -> Array:
-        """The content as an array of the value's shape and dtype: the host memory itself, or a copy of the device's.
-        Raises `InvalidInputError` where nothing was written yet, and as `DeviceTensor.numpy`."""
+        """The content as an array of the value's shape and dtype: the host memory itself, or a copy of the device's; the dense
+        form of a sparse tensor. Raises `InvalidInputError` where nothing was written yet, and as `DeviceTensor.numpy`."""
         if self._value is None:
             raise InvalidInputError(f"OrtValue {self.data_type()} {self.shape()}: nothing was written to it yet")
         return self._value.numpy() if isinstance(self._value, DeviceTensor) else self._value

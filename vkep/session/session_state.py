@@ -41,6 +41,7 @@ from vkep.session.profiling import SessionProfile
 from vkep.session.run_options import RunOptions, checked_run_options, running
 from vkep.session.saved import made_by
 from vkep.session.sequences import spread
+from vkep.session.sparse import SparseTensor
 from vkep.session.vgf_executor import session_policy, vgf_delegate
 from vkep.shaders.library import ShaderLibrary
 
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 #: an input of a run: a tensor, as numpy takes it too; a list of them for a sequence, None for an optional without an element
-Feed = npt.ArrayLike | DeviceTensor | OrtValue | list[Any] | None
+Feed = npt.ArrayLike | DeviceTensor | OrtValue | SparseTensor | list[Any] | None
 #: a result of a run: an array, for type checkers, which only the model can tell from a list, a dict or None
 Output = np.ndarray[Any, Any] | Any
 
@@ -73,6 +74,7 @@ class SessionState:
         self._has_lists = not all(v.is_tensor for v in self.model.graph.inputs)
         self.outputs = [v.name for v in self.model.graph.outputs]
         self.output_names = dict.fromkeys(self.outputs)
+        self._sparse = {v.name for v in self.model.graph.outputs if v.sparse}
         self.overridable = {v.name: v for v in self.model.graph.overridable}
         self._gives_inputs = any(map(self._is_fed, self.outputs))
         self._overriding: dict[frozenset[str], PlannedGraph] = {}  # by the names of the weights that a run replaces
@@ -171,6 +173,10 @@ class SessionState:
     def _fed(self, name: str, value: Any, info: ValueInfo) -> Any:
         if not info.is_tensor and isinstance(value, (list, tuple)):
             return [self._fed(f"{name}[{k}]", element, _ELEMENT) for k, element in enumerate(value)]
+        if isinstance(value, SparseTensor) or (isinstance(value, OrtValue) and value.is_sparse_tensor()):
+            if not info.sparse:
+                raise InvalidInputError(f"input {name!r}: got a sparse tensor, expected a dense one")
+            value = value.dense() if isinstance(value, SparseTensor) else value.numpy()
         if isinstance(value, OrtValue):
             value = value.on(self.delegate, f"input {name!r}")
         if isinstance(value, DeviceTensor):
@@ -287,8 +293,9 @@ class SessionState:
         return targets
 
     def result(self, value: Any, name: str) -> Any:
-        """A value of a run as an array that the caller owns."""
-        return own_array(value, self._is_fed(name))
+        """A value of a run as an array that the caller owns, or a sparse tensor where the model declares one."""
+        made = own_array(value, self._is_fed(name))
+        return SparseTensor.of(made) if name in self._sparse else made
 
     def bound_results(self, values: Mapping[str, Any], outputs: Mapping[str, DeviceTensor | Array | str]) -> list[Any]:
         """The results at a binding's targets. An output that is an input is handled before that input's tensor is
