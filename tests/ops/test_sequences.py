@@ -134,7 +134,7 @@ def test_an_optional_with_and_without_an_element() -> None:
             np.testing.assert_array_equal(y, np.array(expected, np.float32))
         with pytest.raises(InvalidInputError, match=r"input 'o': got float64 \(3,\), expected tensor\(float\)"):
             session.run(None, {"o": np.zeros(3)})
-        with pytest.raises(InvalidInputError, match=r"missing \['o'\]"):
+        with pytest.raises(InvalidInputError, match=r"inputs \(\['o'\]\) are missing"):
             session.run(None, {})
 
 

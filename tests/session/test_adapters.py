@@ -69,7 +69,7 @@ def test_runs_with_adapters(open_session: Open, tmp_path: Path) -> None:
     binding.bind_output("y", "cpu")
     session.run_with_iobinding(binding, options)
     np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], expected)
-    with pytest.raises(InvalidInputError, match=r"unknown \['other'\]"):
+    with pytest.raises(InvalidInputError, match=r"unknown inputs \['other'\]"):
         session.run(None, {"x": X}, active(written(tmp_path / "b", other=UP)))
 
 

@@ -147,7 +147,7 @@ def test_wrong_names_and_kinds(open_session: Open) -> None:
     with pytest.raises(TypeError, match="no GPU element type for numpy dtype"):
         session.device_tensor(np.array(["a"]))
     binding.bind_cpu_input("x", X)
-    with pytest.raises(InvalidInputError, match=r"missing \['b'\]"):
+    with pytest.raises(InvalidInputError, match=r"inputs \(\['b'\]\) are missing"):
         session.run_with_iobinding(binding)
 
 

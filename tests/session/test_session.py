@@ -149,9 +149,12 @@ _OK = {"x": np.zeros((2, 3), np.float32), "b": np.zeros(3, np.float32)}
 @pytest.mark.parametrize(
     ("feeds", "message"),
     [
-        ({"x": _OK["x"]}, r"missing \['b'\].*takes \['x', 'b'\]"),
-        ({**_OK, "c": _OK["b"]}, r"unknown \['c'\]"),
-        ({"x": _OK["x"], "c": _OK["b"]}, r"missing \['b'\], unknown \['c'\]"),
+        (
+            {"x": _OK["x"]},
+            r"Required inputs \(\['b'\]\) are missing from input feed \(\['x'\]\); the model takes \['x', 'b'\]",
+        ),
+        ({**_OK, "c": _OK["b"]}, r"unknown inputs \['c'\]"),
+        ({"x": _OK["x"], "c": _OK["b"]}, r"inputs \(\['b'\]\) are missing .*, unknown inputs \['c'\]"),
         ({**_OK, "x": np.zeros((2, 3, 1), np.float32)}, r"'x': got rank 3 .*expected rank 2"),
         ({**_OK, "x": np.float32(1)}, r"'x': got rank 0"),
         ({**_OK, "x": np.zeros((3, 3), np.float32)}, r"'x': got shape \(3, 3\), expected 2 on axis 0"),
@@ -159,7 +162,7 @@ _OK = {"x": np.zeros((2, 3), np.float32), "b": np.zeros(3, np.float32)}
         ({**_OK, "b": np.zeros(3, np.int32)}, r"'b': got dtype int32, expected float32"),
         ({**_OK, "b": np.array(["a", "b", "c"])}, r"'b': got dtype <U1, expected float32"),
         ({**_OK, "b": np.zeros(3, ">f4")}, r"'b': got dtype >f4, expected float32"),
-        ({**_OK, "b": None}, r"missing \['b'\]"),
+        ({**_OK, "b": None}, r"inputs \(\['b'\]\) are missing"),
         ({**_OK, "b": object()}, r"'b': got dtype object"),
     ],
 )

@@ -18,6 +18,7 @@ from vkep.errors import InvalidInputError, UnsupportedModelError, VkepError
 from vkep.files import MEMORY_BYTES
 from vkep.ir.program import CpuStep, HostValue, ListValue
 from vkep.placement.elements import ELEMENTS
+from vkep.session.inputs import Map
 from vkep.session.sequences import gathered
 
 logger = logging.getLogger("vkep.cpu")
@@ -219,6 +220,8 @@ def _type_of(value: Any, sizes: bool, known: HostValue | None = None) -> onnx.Ty
         if value and isinstance(value[0], np.ndarray):
             elem_type = _elem_type(value[0])
         return helper.make_sequence_type_proto(helper.make_tensor_type_proto(elem_type, None))
+    if isinstance(value, Map):
+        return helper.make_map_type_proto(value.key_type, helper.make_tensor_type_proto(value.value_type, []))
     raise TypeError(f"no ONNX type for a value of type {type(value).__name__}")
 
 

@@ -35,6 +35,32 @@ def array_of(name: str, value: Any, info: ValueInfo) -> np.ndarray[Any, Any]:
     return converted
 
 
+class Map(dict[Any, Any]):
+    """A map as its input declares it: the types are those of keys and values, numbers of ``onnx.TensorProto``."""
+
+    key_type: int
+    value_type: int
+
+
+def map_of(name: str, value: object, declared: onnx.TypeProto.Map) -> Map:
+    """A dict with keys and numbers of the declared types. Raises `InvalidInputError` for anything else."""
+    value_type = declared.value_type.tensor_type.elem_type
+    kind, texts = dtypes.from_onnx(value_type), declared.key_type == onnx.TensorProto.STRING
+    keys = str if texts else (int, np.integer)
+    if not isinstance(value, Mapping) or not all(isinstance(key, keys) for key in value):
+        got = f"keys {list(value)}" if isinstance(value, Mapping) else _kind(value)
+        expected = _type_text(onnx.TypeProto(map_type=declared))
+        raise InvalidInputError(f"input {name!r}: got {got}, expected a dict ({expected})")
+    made = Map(value)
+    if kind is not None:
+        try:
+            made = Map({key if texts else int(key): kind.numpy.type(v) for key, v in value.items()})
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidInputError(f"input {name!r}: {error}; expected values of {kind}") from error
+    made.key_type, made.value_type = declared.key_type, value_type
+    return made
+
+
 def check_inputs(declared: Mapping[str, ValueInfo], values: Mapping[str, Any]) -> None:
     """Raise `InvalidInputError` for a dtype, rank or size that does not fit the model. Axes that share a symbolic name may
     differ, as in ONNX Runtime: exporters reuse names."""
@@ -53,7 +79,7 @@ def check_inputs(declared: Mapping[str, ValueInfo], values: Mapping[str, Any]) -
 
 
 def _check_other(what: str, value: Any, declared: onnx.TypeProto) -> None:
-    """Check a sequence or an optional. No evaluator takes maps: the one on the CPU refuses them."""
+    """Check a sequence, an optional or a map."""
     if declared.HasField("optional_type"):
         if value is not None:
             _check_other(what, value, declared.optional_type.elem_type)
@@ -62,6 +88,9 @@ def _check_other(what: str, value: Any, declared: onnx.TypeProto) -> None:
             raise InvalidInputError(f"{what}: got {_kind(value)}, expected a list ({_type_text(declared)})")
         for k, element in enumerate(value):
             _check_other(f"{what}[{k}]", element, declared.sequence_type.elem_type)
+    elif declared.HasField("map_type"):
+        if not isinstance(value, Map):
+            raise InvalidInputError(f"{what}: got {_kind(value)}, expected a dict ({_type_text(declared)})")
     elif declared.HasField("tensor_type"):
         expected = dtypes.from_onnx(declared.tensor_type.elem_type)
         got = value.dtype.numpy if isinstance(value, DeviceTensor) else getattr(value, "dtype", None)
@@ -112,8 +141,10 @@ def wrong_names(declared: Mapping[str, ValueInfo], feeds: Mapping[str, Any]) -> 
     """The error for feeds that lack an input or have one that the model does not know."""
     missing = [n for n, info in declared.items() if feeds.get(n) is None and not (info.is_optional and n in feeds)]
     unknown = [n for n in feeds if n not in declared]
-    parts = ([f"missing {missing}"] if missing else []) + ([f"unknown {unknown}"] if unknown else [])
-    return InvalidInputError(f"inputs: {', '.join(parts)}; the model takes {list(declared)}")
+    # the words of onnxruntime, which programs look for
+    parts = [f"Required inputs ({missing}) are missing from input feed ({list(feeds)})"] if missing else []
+    parts += [f"unknown inputs {unknown}"] if unknown else []
+    return InvalidInputError(f"{', '.join(parts)}; the model takes {list(declared)}")
 
 
 def no_dict(name: str, value: object, of: str) -> TypeError:

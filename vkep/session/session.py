@@ -48,7 +48,8 @@ logger = logging.getLogger("vkep.session")
 @dataclass(frozen=True)
 class NodeArg:
     """An input or output of the model: ``type`` in ONNX's notation (``tensor(float)``, ``seq(tensor(float))``),
-    symbolic dimensions by name; ``shape`` is None where the model gives no rank."""
+    symbolic dimensions by name; ``shape`` is None for a tensor whose rank the model does not give, and empty for what is no
+    tensor."""
 
     name: str
     type: str
@@ -435,4 +436,5 @@ def options_of(
 def _node_arg(info: ValueInfo) -> NodeArg:
     from vkep.session.inputs import type_name
 
-    return NodeArg(info.name, type_name(info), None if info.shape is None else list(info.shape))
+    no_rank = info.shape is None and info.is_tensor
+    return NodeArg(info.name, type_name(info), None if no_rank else list(info.shape or ()))

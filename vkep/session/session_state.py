@@ -32,7 +32,7 @@ from vkep.graph.initializers import with_initializers
 from vkep.graph.load import ModelSource
 from vkep.graph.model import Model, ValueInfo
 from vkep.session.executor import Targets, Watch, check_target, own_array, own_tensor
-from vkep.session.inputs import array_of, check_inputs, no_dict, wrong_names
+from vkep.session.inputs import array_of, check_inputs, map_of, no_dict, wrong_names
 from vkep.session.options import SessionOptions, spirv_folder
 from vkep.session.ort_value import OrtValue
 from vkep.session.planned_graph import PlannedGraph, Use, allowed, overwritten
@@ -49,8 +49,9 @@ if TYPE_CHECKING:
     from vkep.session.adapters import LoraAdapter
 
 Array = np.ndarray[Any, Any]
-#: an input of a run: a tensor, as numpy takes it too; a list of them for a sequence, None for an optional without an element
-Feed = npt.ArrayLike | DeviceTensor | OrtValue | SparseTensor | list[Any] | None
+#: an input of a run: a tensor, as numpy takes it too; a list of them for a sequence, a dict for a map, None for an optional
+#: without an element
+Feed = npt.ArrayLike | DeviceTensor | OrtValue | SparseTensor | list[Any] | Mapping[Any, Any] | None
 #: a result of a run: an array, for type checkers, which only the model can tell from a list, a dict or None
 Output = np.ndarray[Any, Any] | Any
 
@@ -173,6 +174,8 @@ class SessionState:
     def _fed(self, name: str, value: Any, info: ValueInfo) -> Any:
         if not info.is_tensor and isinstance(value, (list, tuple)):
             return [self._fed(f"{name}[{k}]", element, _ELEMENT) for k, element in enumerate(value)]
+        if info.other is not None and info.other.HasField("map_type"):
+            return map_of(name, value, info.other.map_type)
         if isinstance(value, SparseTensor) or (isinstance(value, OrtValue) and value.is_sparse_tensor()):
             if not info.sparse:
                 raise InvalidInputError(f"input {name!r}: got a sparse tensor, expected a dense one")
