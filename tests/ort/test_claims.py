@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import signal
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import onnx
@@ -14,10 +10,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.ort.conftest import OpenSession, graph, reference, where
-from vkep.graph.model import Node
-from vkep.graph.weights import ArrayWeight
-from vkep.ir import infer
-from vkep.placement import fold
 
 EP = "VulkanExecutionProvider"
 
@@ -144,39 +136,6 @@ def test_a_size_that_is_a_symbol_joins_the_constant_that_it_meets(session: OpenS
     feeds = {"cache": np.ones((1, 2, 5, 32), np.float32), "new": np.zeros((1, 2, 1, 32), np.float32)}
     np.testing.assert_array_equal(opened.run(None, feeds)[0], reference(model, feeds)[0])
     assert set(where(opened)) == {EP}
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="SIGUSR1")
-@pytest.mark.parametrize("step", ["sizes", "inference", "folding"])
-def test_an_error_of_a_signals_handler_is_no_reason_to_decline(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    """ONNX Runtime asks for claims in the main thread, and these steps may fail with any exception."""
-    from vkep.ort import claims
-
-    def handle(*_: object) -> None:
-        raise TimeoutError("of the handler")
-
-    def interrupted(*_: object, **__: object) -> Any:
-        signal.raise_signal(signal.SIGUSR1)
-
-    monkeypatch.setattr(claims, "known_values", lambda *_: {})
-    monkeypatch.setattr(onnx.shape_inference, "infer_node_outputs", interrupted)
-    monkeypatch.setattr(fold, "evaluate", lambda *_: None)  # the reference computes it
-    monkeypatch.setattr(fold, "_Evaluator", interrupted)
-    schema = onnx.defs.get_schema("Relu", 18, "")
-    node = Node(0, "n", "Relu", "", ("x",), ("y",), {}, helper.make_node("Relu", ["x"], ["y"]), schema)
-    view: Any = SimpleNamespace(graph=SimpleNamespace(nodes=[node], inputs=()), outputs=(), opsets={"": 18})
-    x: Any = np.ones(3, np.float32)
-    steps: dict[str, Callable[[], object]] = {
-        "sizes": lambda: claims._placements_by_sizes(view, view, None, interrupted),
-        "inference": lambda: infer.infer(node, {"x": ArrayWeight("x", x)}, {"": 18}),
-        "folding": lambda: fold.fold(node, [x], {"": 18}),
-    }
-    before = signal.signal(signal.SIGUSR1, handle)
-    try:
-        with pytest.raises(TimeoutError, match="of the handler"):
-            steps[step]()
-    finally:
-        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_session_that_is_partitioned_says_so_once(session: OpenSession, caplog: pytest.LogCaptureFixture) -> None:
