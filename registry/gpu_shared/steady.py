@@ -254,6 +254,7 @@ class Queue:
         self.due: deque[Callable[[], object]] = deque()
         self.bell: SimpleQueue[Any] = SimpleQueue()  #: wakes the thread
         self._doing = 0  # the identifier of the thread that does the work; 0: none
+        self._draining = threading.RLock()
         self._started = False
         _queues[self] = None
 
@@ -287,8 +288,10 @@ class Queue:
                     return
                 self.drain()
 
-    def drain(self) -> None:
-        """Do the work in this thread."""
+    def drain(self, block: bool = True) -> None:
+        """Do the work in this thread; without ``block`` leave it to a thread that does it."""
+        if not self._draining.acquire(blocking=block):
+            return
         outer, self._doing = self._doing, threading.get_ident()
         try:
             while self.due:
@@ -298,10 +301,14 @@ class Queue:
                     logger.exception("in work that no caller waits for")
         finally:
             self._doing = outer
+            self._draining.release()
 
-    def wait(self, seconds: float | None = None) -> bool:
+    def wait(self, seconds: float | None = None, *, here: bool = False) -> bool:
         """Wait until the work is done, at most so long (`PATIENCE`): the caller may hold a lock that it needs. Returns whether it
-        is done. Inside that work, during a fork and at the interpreter's exit it does not wait."""
+        is done. Inside that work, during a fork and at the interpreter's exit it does not wait. ``here``, for an entry that holds
+        no lock: do the work in this thread, where no other does it."""
+        if here and self.due and self._doing != threading.get_ident():
+            self.drain(block=False)
         ends, pause = time.monotonic() + (PATIENCE if seconds is None else seconds), 2e-5
         while self.due or self._doing:
             if self._doing == threading.get_ident() or _forking or _exiting or time.monotonic() > ends:
@@ -365,9 +372,9 @@ def later(work: Callable[[], object]) -> None:
     _finalizers.put(work)
 
 
-def settle(seconds: float | None = None) -> bool:
+def settle(seconds: float | None = None, *, here: bool = False) -> bool:
     """Wait for the finalizers of deleted objects, as `Queue.wait`."""
-    return _finalizers.wait(seconds)
+    return _finalizers.wait(seconds, here=here)
 
 
 # The collector's callbacks must be functions written in C: it drops what a signal handler raises in one written in Python.

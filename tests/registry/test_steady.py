@@ -145,6 +145,22 @@ def test_queued_work_is_done_in_order_by_one_other_thread(caplog: pytest.LogCapt
     assert caplog.text.count("in work that no caller waits for") == 3
 
 
+def test_an_entry_may_do_queued_work_itself() -> None:
+    """Unless another thread does it, for which it waits then."""
+    numbers, done, may_end = Queue(), list[int](), threading.Event()
+
+    def entry() -> tuple[bool, int]:
+        numbers.due.append(lambda: done.append(threading.get_ident()))  # as a finalizer, whose bell comes later
+        return numbers.wait(LONG_S, here=True), threading.get_ident()
+
+    ended, thread = run_steady(entry)
+    assert ended and done == [thread]
+    numbers.put(may_end.wait)
+    assert comes_true(lambda: not numbers.due)
+    threading.Timer(0.05, may_end.set).start()
+    assert run_steady(entry)[0] and len(done) == 2
+
+
 def test_a_thread_that_does_not_start_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception for the thread that creates it may end it before it runs (`PyThreadState_SetAsyncExc`, CPython 3.11)."""
     start, asked = _thread.start_new_thread, []

@@ -78,7 +78,7 @@ class DeviceTensor(Uncopied):
 
     @steady
     def _take_memory(self, lease: DelegateLease) -> None:
-        settle()  # tensors that were deleted may free memory
+        settle(here=True)  # tensors that were deleted may free memory
         arena: SharedResource[DeviceArena] | SharedResource[StagingArena]
         arena = shared_staging_arena(lease, "download") if self.in_host_memory else shared_device_arena(lease)
         try:
