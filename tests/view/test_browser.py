@@ -141,7 +141,7 @@ def test_closed_modules_make_no_cycle(quiet: Chromium, tmp_path: Path) -> None:
     for depth in range(-1, 3):
         boxes = quiet.run(
             f"V.folding.boxes(V.doc.nodes.map((_, n) => n), V.folding.atDepth({depth}))"
-            ".map((one) => typeof one === 'number' ? [null, [one]] : [one.module.path, one.nodes])"
+            ".boxes.map((one) => typeof one === 'number' ? [null, [one]] : [one.module.path, one.nodes])"
         )
         counts.append(len(boxes))
         of = {n: k for k, (_, nodes) in enumerate(boxes) for n in nodes}
@@ -154,6 +154,16 @@ def test_closed_modules_make_no_cycle(quiet: Chromium, tmp_path: Path) -> None:
         list(TopologicalSorter(before).static_order())  # raises CycleError
     assert counts[0] == 400
     assert max(counts[1:]) < 400
+
+
+def test_a_state_is_read_before_it_is_written(quiet: Chromium, tmp_path: Path) -> None:
+    document = new_document("counter.pte", "a device", "default:0")
+    document["values"] = [{"name": "one"}, {"name": "state"}, {"name": "next"}]
+    for op, inputs, outputs in (("add", [0, 1], [2]), ("copy", [2], [1])):
+        document["nodes"].append({"name": op, "op": op, "where": "cpu", "inputs": inputs, "outputs": outputs})
+    quiet.show(Page([document]).save(tmp_path / "counter.html").as_uri() + "#graph")
+    quiet.until("V.ready && V.graph.state.layout !== null")
+    assert quiet.run("V.graph.state.layout.pieces.flatMap((p) => p.nodes).length") == 2
 
 
 def test_modules_close_and_open(quiet: Chromium, url: str) -> None:

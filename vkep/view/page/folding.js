@@ -39,24 +39,27 @@
   /**
    * The shown nodes as boxes without a cycle between them: a node's number, or {module, nodes, part, parts}. Nodes of a module are taken one
    * after the other as long as their inputs are there; where that splits a module, parts are joined again unless a path leads out and back.
+   * Gives {boxes, forward}: `forward(from, to)` is false for a node that reads a value before it is written, as a state of a program is.
    */
   function boxes(shown, closed) {
     const keyOf = new Map(shown.map((n) => [n, closedAround(n, closed)]));
-    const order = inModules(shown, keyOf);
+    const order = inModules(shown, keyOf), rank = new Map(order.map((n, k) => [n, k]));
+    const forward = (from, to) => rank.get(from) < rank.get(to);
     const parts = [];
     for (const n of order) {
       const key = keyOf.get(n), last = parts[parts.length - 1];
       if (key && last?.module === key) last.nodes.push(n);
       else parts.push({ module: key, nodes: [n] });
     }
-    const joined = join(parts), counts = new Map();
+    const joined = join(parts, forward), counts = new Map();
     for (const part of joined) if (part.module) counts.set(part.module, (counts.get(part.module) ?? 0) + 1);
     const seen = new Map();
-    return joined.map((part) => {
+    const boxes = joined.map((part) => {
       if (!part.module || part.nodes.length === 1) return part.nodes[0];
       seen.set(part.module, (seen.get(part.module) ?? 0) + 1);
       return { ...part, part: seen.get(part.module), parts: counts.get(part.module) };
     });
+    return { boxes, forward };
   }
 
   /** A topological order that stays in a module as long as it can. */
@@ -82,7 +85,12 @@
     };
     for (const [n, count] of waits) if (!count) push(n);
     let key = null;
-    while (ready.size) {
+    while (order.length < shown.length) {
+      if (!ready.size) {  // a value is read before it is written
+        const next = shown.find((n) => waits.get(n) > 0);
+        waits.set(next, 0);
+        push(next);
+      }
       if (!key || !ready.has(key)) {
         let first = Infinity;
         for (const [other, list] of ready) for (const n of list) if (n < first) (first = n), (key = other);
@@ -98,14 +106,14 @@
   }
 
   /** Joins parts of a module that no path through other parts connects. */
-  function join(parts) {
+  function join(parts, forward) {
     const of = new Map(parts.flatMap((part) => part.nodes.map((n) => [n, part])));
     for (const part of parts) part.to = new Set();
     for (const part of parts) {
       for (const n of part.nodes) {
         for (const value of nodes[n].inputs) {
           const from = of.get(V.index.producer[value]);
-          if (from && from !== part) from.to.add(part);
+          if (from && from !== part && forward(V.index.producer[value], n)) from.to.add(part);
         }
       }
     }

@@ -51,7 +51,8 @@
     const shown = shownNodes();
     foldAtFirst(shown);
     state.groups = [];
-    const boxes = V.folding.boxes(shown, state.closed).map((one) => (typeof one === "number" ? one : FIRST_GROUP + state.groups.push(one) - 1));
+    const folded = V.folding.boxes(shown, state.closed);
+    const boxes = folded.boxes.map((one) => (typeof one === "number" ? one : FIRST_GROUP + state.groups.push(one) - 1));
     state.boxOf = new Map(boxes.flatMap((item) => within(item).map((n) => [n, item])));
     const ends = values.map((_, v) => v).filter((v) => values[v].kind === "input" || values[v].kind === "output");
     const given = ends.filter((v) => V.index.producer[v] < 0), produced = ends.filter((v) => V.index.producer[v] >= 0);
@@ -64,7 +65,12 @@
       if (from !== undefined && to !== undefined && from !== to && !joined.has(key)) joined.add(key), edges.push([from, to]);
     };
     const place = (value) => position.get(V.index.producer[value] < 0 ? ~value : state.boxOf.get(V.index.producer[value]));
-    for (const n of shown) for (const value of nodes[n].inputs) join(place(value), position.get(state.boxOf.get(n)));
+    for (const n of shown) {
+      for (const value of nodes[n].inputs) {
+        const from = V.index.producer[value];
+        if (from < 0 || folded.forward(from, n)) join(place(value), position.get(state.boxOf.get(n)));
+      }
+    }
     for (const value of produced) join(place(value), position.get(~value));
     const graph = { nodes: state.ids.map(sizeOf), edges };
     const start = performance.now();
