@@ -20,6 +20,7 @@ from vkep.view import Page
 from vkep.view.document import new_document
 
 TABS = ("overview", "graph", "timeline", "dispatches", "memory", "contexts", "model")
+LAID_OUT = "V.graph.state.layout !== null"
 
 
 @pytest.fixture(scope="module")
@@ -218,6 +219,26 @@ def test_a_large_graph_is_closed_and_has_a_map(quiet: Chromium, tmp_path: Path) 
     assert quiet.run("V.graph.view.y") > before + quiet.run("V.graph.state.layout.height") / 2
 
 
+def test_a_long_graph_is_laid_out_in_columns(quiet: Chromium, tmp_path: Path) -> None:
+    quiet.show(Page([large_document(3_000)]).save(tmp_path / "large.html").as_uri() + "#graph")
+    quiet.until("V.ready && V.graph.state.layout !== null")
+    quiet.run("V.graph.state.closed.clear(), V.graph.arrange()")
+    quiet.until(LAID_OUT)
+    width, height, column = quiet.run("(({ width, height, column }) => [width, height, column])(V.graph.state.layout)")
+    assert column < width / 4
+    assert 0.3 < height / width < 1.2  # the window is 1360 to 860
+    xs, ys = quiet.run("[[...V.graph.state.layout.x], [...V.graph.state.layout.y]]")
+    assert len(set(zip(xs, ys, strict=True))) == len(xs) == quiet.run("V.graph.state.ids.length")
+    assert max(ys) < height
+    # lines lead from and to the nodes that they belong to, across columns too
+    ends = quiet.run(
+        "V.graph.state.layout.pieces.flatMap((piece) => piece.lines.filter((line) => line.to >= 0)"
+        ".map((line) => [line.to, line.points.at(-2), line.points.at(-1)]))"
+    )
+    assert len(ends) > 3_000
+    assert all(abs(xs[to] - x) < 100 and -40 < y - ys[to] < 40 for to, x, y in ends)
+
+
 def test_a_span_is_measured(quiet: Chromium, url: str) -> None:
     quiet.show(url)
     quiet.until("V.ready")
@@ -364,7 +385,6 @@ def test_a_mixed_timeline_has_no_empty_charts(quiet: Chromium, page: Page, tmp_p
 
 #: processor time in milliseconds that no task of the page may take
 LONGEST = 200
-LAID_OUT = "V.graph.state.layout !== null"
 
 
 def test_ten_thousand_nodes_stay_fluent(quiet: Chromium, tmp_path: Path) -> None:

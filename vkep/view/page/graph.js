@@ -89,7 +89,8 @@
     state.worker.onerror = (error) => {
       status.textContent = `the layout failed: ${error.message}`;
     };
-    state.worker.postMessage(graph);
+    const room = box.getBoundingClientRect();
+    state.worker.postMessage({ graph, aspect: room.width ? room.height / room.width : 0.6 });
   }
 
   /** Strokes the lines of a piece; the path is made once. */
@@ -175,10 +176,10 @@
   /** The width beside the small map. */
   const free = () => made.width - (state.layout.height * view.scale > made.height ? map.element.offsetWidth : 0);
   function overview() {
-    const layout = state.layout;
-    view.scale = Math.max(Math.min(1, made.width / (layout.width + 80)), 0.35);
-    if (layout.height * view.scale < made.height) view.scale = Math.min(1, fitted());
-    view.x = layout.left + layout.width / 2 - free() / 2 / view.scale;
+    const layout = state.layout, wide = layout.column ?? layout.width;
+    view.scale = Math.max(Math.min(1, made.width / (wide + 80)), 0.35);
+    if (layout.height * view.scale < made.height && !layout.column) view.scale = Math.min(1, fitted());
+    view.x = layout.left + wide / 2 - free() / 2 / view.scale;
     view.y = Math.min(0, layout.height / 2 - made.height / 2 / view.scale) - 24 / view.scale * (layout.height * view.scale >= made.height);
     made.draw();
   }

@@ -6,14 +6,14 @@
 // its first and last layer, which the next piece's are joined to. Pieces of the same structure (the layers of a transformer) are
 // laid out once.
 
-const PIECE = { least: 16, most: 72, gapX: 26, gapY: 28, joint: 40, sway: 240, hurry: 3000 };
+const PIECE = { least: 16, most: 72, gapX: 26, gapY: 28, joint: 40, sway: 240, hurry: 3000, column: 600 };
 
 /**
  * @param {{nodes: {w: number, h: number}[], edges: [number, number][]}} graph  edges from producer to consumer
- * @returns {{x: Float32Array, y: Float32Array, width: number, height: number,
+ * @returns {{x: Float32Array, y: Float32Array, width: number, height: number, column?: number,
  *   pieces: {x0: number, y0: number, x1: number, y1: number, nodes: number[],
  *            lines: {from: number, to: number, points: number[]}[]}[]}}
- *   centres of the nodes; each line belongs to the value of node `from`, and ends at node `to` (-1: at the piece's border)
+ *   centres of the nodes; `column`: the width of a column, where there are several; each line belongs to the value of node `from`, and ends at node `to` (-1: at the piece's border)
  */
 function layoutGraph(graph, d3) {
   const order = topological(graph);
@@ -67,6 +67,33 @@ function layoutGraph(graph, d3) {
     right = Math.max(right, piece.x1);
   }
   return { x, y, left: pieces.length ? left : 0, width: pieces.length ? right - left : 0, height: top, pieces };
+}
+
+/**
+ * A long graph in columns, whose whole has about the given ratio of height to width: pieces are shifted, and what passes from the end of a
+ * column to the start of the next is drawn from there.
+ */
+function inColumns(layout, aspect) {
+  const { pieces, x, y, width, height } = layout, gap = PIECE.joint * 3;
+  const count = Math.round(Math.sqrt(height / aspect / (width + gap)));
+  if (count < 2 || pieces.length < 2) return layout;
+  let column = 0, top = 0, tallest = 0, end = null;
+  for (const piece of pieces) {
+    const opens = piece.y1 - top > (1.12 * height) / count && piece.y0 > top;
+    if (opens) {
+      end = [column * (width + gap), piece.y0 - top];
+      (column += 1), (top = piece.y0);
+    }
+    const dx = column * (width + gap);
+    for (const k of piece.nodes) (x[k] += dx), (y[k] -= top);
+    for (const line of piece.lines) {
+      const starts = opens && line.points[1] === piece.y0 ? [line.points[0] + end[0], end[1]] : [];
+      line.points = [...starts, ...line.points.map((value, k) => (k % 2 ? value - top : value + dx))];
+    }
+    (piece.x0 += dx), (piece.x1 += dx), (piece.y0 -= top), (piece.y1 -= top);
+    tallest = Math.max(tallest, piece.y1);
+  }
+  return { ...layout, width: width + column * (width + gap), height: tallest, column: width };
 }
 
 /** Topological order that stays close to the nodes' own. */
@@ -203,5 +230,8 @@ function alignment(local, entering, passing) {
 }
 
 if (typeof window === "undefined" && typeof self !== "undefined") {
-  self.onmessage = (message) => self.postMessage(layoutGraph(message.data, self.d3));
+  self.onmessage = ({ data: { graph, aspect } }) => {
+    const made = layoutGraph(graph, self.d3);
+    self.postMessage(graph.nodes.length > PIECE.column ? inColumns(made, aspect) : made);
+  };
 }

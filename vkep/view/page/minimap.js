@@ -60,7 +60,10 @@
         const graph = layout();
         const fits = !graph || (graph.width * view.scale <= made.width && graph.height * view.scale <= made.height);
         holder.hidden = fits;
-        if (!fits) small.draw();
+        if (fits) return;
+        const scale = (holder.clientWidth - 2 * MARGIN) / Math.max(1, graph.width); // as high as the picture in it, at most what the style allows
+        holder.style.height = `${Math.ceil(2 * MARGIN + Math.max(24, 4 * scale * graph.height))}px`;
+        small.draw();
       },
       forget: () => (picture = null),
     };
