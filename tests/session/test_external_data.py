@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto, helper
 
@@ -130,3 +132,23 @@ def test_equal_weights_are_on_the_device_once(own_context: SharedGpuContext, tmp
         inside = onnx.load(path)
         with InferenceSession(inside, context=own_context) as three:
             assert len(three._parts.delegate.constants.resident) == 4, "a file's identity, not its content, is its key"
+
+
+def test_the_weights_may_be_a_safetensors_file(tmp_path: Path) -> None:
+    """A file of 8 bytes with the length of a JSON header, the header, and the tensors, which external data point into; the
+    package onnx-safetensors writes them so (https://huggingface.co/docs/safetensors)."""
+    weight = np.arange(12, dtype=np.float32).reshape(3, 4)
+    header = json.dumps({"w": {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, weight.nbytes]}}).encode()
+    (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + weight.tobytes())
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 17]> g (float[n, 3] x) => (float[n, 4] y) <float[3, 4] w> { y = MatMul(x, w) }'
+    )
+    tensor = model.graph.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=[3, 4])
+    tensor.data_location = TensorProto.EXTERNAL
+    places = {"location": "m.safetensors", "offset": str(8 + len(header)), "length": str(weight.nbytes)}
+    for key, text in places.items():
+        tensor.external_data.add(key=key, value=text)
+    onnx.save(model, tmp_path / "m.onnx")
+    x = np.ones((2, 3), np.float32)
+    with InferenceSession(tmp_path / "m.onnx", fallback="error") as session:
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], x @ weight)

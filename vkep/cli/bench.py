@@ -83,7 +83,10 @@ class Measurement:
 @common.with_session_options
 def bench_command(
     models: Annotated[
-        list[Path], typer.Argument(metavar="MODEL...", help="One or more .onnx files, or folders of language models.")
+        list[Path],
+        typer.Argument(
+            metavar="MODEL...", help=f"One or more .onnx files, or folders of language models, {common.HUB}."
+        ),
     ],
     runs: Annotated[int, typer.Option("--runs", "-n", min=1, help="Timed runs of each model.")] = 20,
     warmup: Annotated[int, typer.Option("--warmup", min=1, help="Runs before them; the first is reported.")] = 3,
@@ -112,6 +115,9 @@ def bench_command(
     To compare with GPU engines in one run: python -m tools.bench (in a checkout).
     """
     with common.command(json_output, verbose):
+        from vkep.generation.published import measured
+
+        models = [common.located(model, measured) for model in models]
         folders = [model for model in models if model.is_dir()]
         if folders:
             if len(folders) < len(models):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,9 +19,7 @@ _NEW = "/new"
 
 @common.with_session_options
 def chat_command(
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="A folder of onnxruntime-genai's builder or optimum.")
-    ],
+    folder: common.FolderArgument,
     system: Annotated[str | None, typer.Option("--system", help="The system's message.")] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1, help="Tokens of each answer.")] = 1024,
     temperature: Annotated[
@@ -37,7 +34,9 @@ def chat_command(
     """Talk with a language model: a line is a message; /new begins again, Ctrl-C ends an answer, Ctrl-D the conversation."""
     with common.command(json_output, verbose):
         from vkep.generation import Generator
+        from vkep.generation.published import local_folder
 
+        folder = common.located(folder, local_folder)
         given = {"temperature": temperature, "top_p": top_p, "seed": seed}
         settings = {"max_tokens": max_tokens, **{name: value for name, value in given.items() if value is not None}}
         before = [{"role": "system", "content": system}] if system is not None else []

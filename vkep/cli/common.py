@@ -62,7 +62,14 @@ VerboseOption = Annotated[
         "--verbose", "-v", count=True, help="Log to standard error; twice for debug messages.", rich_help_panel=COMMON
     ),
 ]
-ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="An .onnx file, or an ExecuTorch program (.pte).")]
+#: of the texts of arguments
+HUB = "or hf:OWNER/NAME of the Hugging Face hub"
+ModelArgument = Annotated[
+    Path, typer.Argument(metavar="MODEL", help=f"An .onnx file, an ExecuTorch program (.pte), {HUB}.")
+]
+FolderArgument = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help=f"A folder of onnxruntime-genai's builder or optimum, {HUB}.")
+]
 DeviceOption = Annotated[
     str | None,
     typer.Option(
@@ -159,6 +166,18 @@ SetOption = Annotated[
         rich_help_panel=SESSION,
     ),
 ]
+
+
+def located(model: Path, find: Callable[[Path], Path] | None = None) -> Path:
+    """The path that an argument gives, or where ``find`` (default: `vkep.hub.model_file`) downloads ``hf:OWNER/NAME``. Raises
+    as ``find``."""
+    from vkep import hub
+
+    if not hub.is_hub_name(model):
+        return model
+    if not sys.stderr.isatty():
+        hub.without_progress()
+    return (find or hub.model_file)(model)
 
 
 class UsageError(Exception):

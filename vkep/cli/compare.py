@@ -59,7 +59,7 @@ class Difference:
 
 @common.with_session_options
 def compare_command(
-    model: Annotated[Path, typer.Argument(metavar="A", help="An .onnx file; it runs on Vulkan.")],
+    model: Annotated[Path, typer.Argument(metavar="A", help=f"An .onnx file, {common.HUB}; it runs on Vulkan.")],
     other: Annotated[
         Path | None,
         typer.Argument(
@@ -87,6 +87,7 @@ def compare_command(
     Values with the same name are compared, in the order of A's nodes. The exit status is 1 if one differs.
     """
     with common.command(json_output, verbose):
+        model, other = common.located(model), other and common.located(other)
         with common.progress_bars(show=not json_output) as progress:
             given = inputs, shape, dim, seed
             found = compare_models(model, other, options, given, tolerance, outputs_only, progress)

@@ -18,6 +18,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "run": (
         "vkep run model.onnx --dim batch=4 --check-cpu",
         "vkep run model.onnx -i image=photo.npy -o outputs/ --device nvidia",
+        "vkep run hf:OWNER/NAME --dim batch_size=1",
         "vkep run model.onnx --import my_operators --prefer vgf_first --set plan_cache_size=64",
     ),
     "bench": (

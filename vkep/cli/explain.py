@@ -50,6 +50,7 @@ def explain_command(
 ) -> None:
     """Explain a model: where its nodes run and why, what is dispatched, where the GPU's time goes."""
     with common.command(json_output, verbose):
+        model = common.located(model)
         with common.progress_bars(show=not json_output) as progress:
             from vkep.cli import plans, sessions
             from vkep.cli.inputs import make_inputs, read_sources

@@ -43,9 +43,7 @@ class Rate:
 
 @common.with_session_options
 def generate_command(
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="A folder of onnxruntime-genai's builder or optimum.")
-    ],
+    folder: common.FolderArgument,
     prompt: Annotated[
         list[str] | None, typer.Option("--prompt", "-p", help="The prompt; repeatable. -: standard input.")
     ] = None,
@@ -72,7 +70,9 @@ def generate_command(
     """Answer prompts with a language model; the text is printed as it is generated."""
     with common.command(json_output, verbose):
         from vkep.generation import Generator
+        from vkep.generation.published import local_folder
 
+        folder = common.located(folder, local_folder)
         prompts = [sys.stdin.read() if p == "-" else p for p in prompt or ["-"]]
         if system is not None and not chat:
             raise UsageError("--system belongs to --chat")

@@ -97,6 +97,7 @@ def run_command(
 ) -> None:
     """Run a model and print where each node ran, the latency, and the outputs' shapes and ranges."""
     with common.command(json_output, verbose):
+        model = common.located(model)
         with common.progress_bars(show=not json_output) as progress:
             from vkep.cli import measure, sessions
 

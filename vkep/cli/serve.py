@@ -20,7 +20,8 @@ def serve_command(
         list[str],
         typer.Argument(
             metavar="[NAME=]PATH...",
-            help="ONNX models, and folders of language models or encoders. Requests give the NAME; default: the path's end.",
+            help="ONNX models, folders of language models or encoders, "
+            f"{common.HUB}. Requests give the NAME; default: the path's end.",
         ),
     ],
     host: Annotated[str, typer.Option("--host", help="The address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
@@ -108,15 +109,27 @@ def serve_command(
 
 def _named(models: list[str]) -> dict[str, str]:
     """Paths by name. Raises `UsageError`."""
+    from vkep.generation.published import served
+
     found: dict[str, str] = {}
     for given in models:
         name, equals, path = given.partition("=")
         if not equals or Path(given).exists():
             path = given
-            name = Path(path).stem if Path(path).is_file() else Path(os.path.abspath(path)).name
+            name = _usual_name(path)
+        path = str(common.located(Path(path), served))
         if not Path(path).exists():
             raise UsageError(f"{path}: there is no such file or folder")
         if not name or "/" in name or name in found:
             raise UsageError(f"{given}: each model needs a name of its own without slashes: NAME=PATH")
         found[name] = path
     return found
+
+
+def _usual_name(path: str) -> str:
+    from vkep.hub import HubName, is_hub_name
+
+    if is_hub_name(path):
+        name = HubName.of(path)
+        return (name.path or name.repository).rpartition("/")[2].removesuffix(".onnx")
+    return Path(path).stem if Path(path).is_file() else Path(os.path.abspath(path)).name

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def tune_command(
-    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="One or more .onnx files.")],
+    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help=f"One or more .onnx files, {common.HUB}.")],
     runs: Annotated[int, typer.Option("--runs", "-n", min=1, help="Profiled runs of each candidate.")] = 5,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, but keep nothing.")] = False,
     inputs: common.InputOption = None,
@@ -49,6 +49,7 @@ def tune_command(
             return make_inputs(session.get_inputs(), sources)
 
         for model in models:
+            model = common.located(model)
             if not model.is_file():
                 raise common.UsageError(f"no such file: {model}")
             common.say(progress, f"tuning {model.name}")

@@ -24,7 +24,8 @@ def view_command(
         Path,
         typer.Argument(
             metavar="MODEL",
-            help="An .onnx, .pte or .vgf file, a language model's folder (with --prompt), or an earlier page.",
+            help="An .onnx, .pte or .vgf file, a language model's folder (with --prompt), an earlier page, "
+            f"{common.HUB}.",
         ),
     ],
     inputs: common.InputOption = None,
@@ -53,13 +54,16 @@ def view_command(
     """Write a page of a run, one HTML file: the graph with the delegate of each node, the timeline, dispatches, memory,
     contexts."""
     with common.command(json_output, verbose):
+        from vkep.generation.published import local_folder
+
+        target = output or Path(f"{model.stem}.html")
+        model = common.located(model, local_folder if prompt is not None else None)
         with common.progress_bars(show=not json_output) as progress:
             from vkep.cli import measure
             from vkep.view.page import Page, show
 
             if not model.exists():
                 raise UsageError(f"no such file: {model}")
-            target = output or Path(f"{model.stem}.html")
             if not json_output or output is not None:
                 if target.resolve() == model.resolve():
                     raise UsageError(f"{model}: the page would overwrite it; name another file with --output")

@@ -15,7 +15,7 @@ from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelEr
 from vkep.generation.audio import log_mel
 from vkep.generation.caches import ROOM, Moves
 from vkep.generation.decoder import Made, element_of
-from vkep.generation.folder import ModelFolder
+from vkep.generation.folder import FIRST, LATER, MERGED, ModelFolder
 from vkep.generation.rewrite import for_generation
 from vkep.generation.rows import Rows
 from vkep.graph.load import load_model
@@ -23,7 +23,6 @@ from vkep.graph.model import Graph, Model
 from vkep.session import InferenceSession, SessionOptions
 
 Array = np.ndarray[Any, Any]
-FIRST, LATER, MERGED = "decoder_model.onnx", "decoder_with_past_model.onnx", "decoder_model_merged.onnx"
 _STATES, _MASK, _LOGITS = "encoder_hidden_states", "encoder_attention_mask", "logits"
 
 

@@ -18,8 +18,15 @@ GENAI, CONFIG, GENERATION = "genai_config.json", "config.json", "generation_conf
 _MOST_BYTES, _MOST_LAYERS, _MOST_TOKENS = 1 << 28, 1024, 1 << 20
 #: settings of an answer that a folder may have
 _DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-#: files of a decoder that optimum and transformers.js write; first those that serve both prompts and single tokens
-DECODERS = ("model.onnx", "decoder_model_merged.onnx", "decoder_with_past_model.onnx")
+#: files of optimum and transformers.js: the encoder, the decoder of the first token, that of later ones, or both in one
+ENCODER, FIRST, LATER, MERGED = (
+    "encoder_model.onnx",
+    "decoder_model.onnx",
+    "decoder_with_past_model.onnx",
+    "decoder_model_merged.onnx",
+)
+#: files of a decoder; first those that serve both prompts and single tokens
+DECODERS = ("model.onnx", MERGED, LATER)
 #: names of a sequence's maximum length in configurations of various models
 _CONTEXT = (
     "max_target_positions",
@@ -250,7 +257,7 @@ def _optimum(folder: Path, config: Record) -> ModelFolder:
     )
     if not reads:
         return found
-    encoder = _file(folder, f"{path.rpartition('/')[0] or '.'}/encoder_model.onnx", CONFIG)
+    encoder = _file(folder, f"{path.rpartition('/')[0] or '.'}/{ENCODER}", CONFIG)
     return replace(found, encoder=encoder, start_tokens=_start_tokens(config, generation))
 
 

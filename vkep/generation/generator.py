@@ -15,6 +15,7 @@ from gpu_shared.steady import closing, steady
 from gpu_shared.uncopied import Uncopied
 from vkep.errors import InvalidInputError
 from vkep.generation.folder import ModelFolder, read_folder
+from vkep.generation.published import local_folder
 from vkep.generation.sampling import Sampling
 from vkep.session.contexts import ContextAhead
 from vkep.session.session import options_of
@@ -50,7 +51,8 @@ class Generator(Uncopied):
     """A language model on Vulkan, from a folder that onnxruntime-genai's builder or optimum wrote.
 
     Args:
-        folder: with ``genai_config.json`` or ``config.json``, the model, and ``tokenizer.json`` for prompts of text.
+        folder: with ``genai_config.json`` or ``config.json``, the model, and ``tokenizer.json`` for prompts of text; or
+            ``OWNER/NAME`` or ``hf:OWNER/NAME[@REVISION][/FOLDER]``, which the package huggingface_hub downloads.
         max_sequences: answers that are made at the same time; more prompts wait for their turn.
         lookup: up to so many tokens are guessed and tested in one run, where an answer repeats what the prompt or the
             answer said before; 0: none. The tokens are those of a run for each. It serves greedy answers, one at a time,
@@ -74,7 +76,7 @@ class Generator(Uncopied):
         if not 0 <= lookup <= MOST_GUESSED:
             raise InvalidInputError(f"lookup is {lookup}, expected 0 to {MOST_GUESSED}")
         self._limit, self._lookup = max_sequences, lookup
-        self._decoder: Decoder | EncoderDecoder = _opened(read_folder(folder), options, lookup)
+        self._decoder: Decoder | EncoderDecoder = _opened(read_folder(local_folder(folder)), options, lookup)
         self._batch = self.batch(max_sequences)
 
     @functools.cached_property

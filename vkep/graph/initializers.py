@@ -65,6 +65,11 @@ def without_files(proto: onnx.ModelProto, given: Collection[str], files: Mapping
     return made
 
 
+def file_locations(proto: onnx.ModelProto) -> set[str]:
+    """The external data files that a model names, relative to its folder."""
+    return {location for tensor in _tensors(proto.graph) if (location := _location(tensor))}
+
+
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     yield from graph.initializer
     for node in graph.node:
