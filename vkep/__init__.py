@@ -33,6 +33,7 @@ from vkep.errors import (
 
 if _typing.TYPE_CHECKING:
     from gpu_shared import DelegateLease, SharedGpuContext, live_counts
+    from gpu_shared.capabilities import DeviceList
     from vkep.device.tensor import DeviceTensor
     from vkep.graph.model import ModelMetadata
     from vkep.memory import ArenaOutOfMemory
@@ -216,11 +217,12 @@ __all__ = [
 ]
 
 
-def devices() -> list[DeviceInfo]:
+def devices() -> "DeviceList":
     """List the Vulkan devices of this machine; an unusable one carries the reason. Raises `DriverNotFoundError`."""
+    from gpu_shared.capabilities import DeviceList
     from gpu_shared.instance import list_devices
 
-    return list(list_devices())
+    return DeviceList(list_devices())
 
 
 def get_available_providers() -> list[str]:

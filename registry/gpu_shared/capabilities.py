@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpu_shared.notebook import Readable, table
+
 #: every name that ``DeviceCapabilities.features`` may hold
 FEATURE_NAMES = frozenset(
     {
@@ -46,13 +48,6 @@ FEATURE_NAMES = frozenset(
 
 DEVICE_TYPES = ("cpu", "integrated", "discrete", "virtual", "other")
 QUEUE_FLAGS = ("graphics", "compute", "transfer", "sparse_binding", "protected", "data_graph")
-
-
-class Readable:
-    """An object that IPython and Jupyter show as ``str`` gives it."""
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(str(self))
 
 
 @dataclass(frozen=True)
@@ -289,6 +284,9 @@ class DeviceInfo(Readable):
     def __str__(self) -> str:
         return "\n".join([str(self.capabilities), *(f"  unusable: {problem}" for problem in self.problems)])
 
+    def _tables(self) -> str:
+        return DeviceList([self])._tables()
+
     @property
     def index(self) -> int:
         """The device's number, as `list_devices` counts."""
@@ -298,3 +296,21 @@ class DeviceInfo(Readable):
     def name(self) -> str:
         """The driver's name of the device."""
         return self.capabilities.name
+
+
+class DeviceList(Readable, list[DeviceInfo]):
+    """Devices in the driver's order."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self))
+
+    def _tables(self) -> str:
+        rows = []
+        for info in self:
+            caps = info.capabilities
+            memory = f"{caps.device_local_bytes / 2**30:.1f} GiB" + (", unified" * caps.host_visible_device_local)
+            version = ".".join(map(str, caps.api_version))
+            state = "unusable: " + "; ".join(info.problems) if info.problems else "usable"
+            driver = f"{caps.driver_name} {caps.driver_info}".strip()
+            rows.append((info.index, info.name, caps.device_type, driver, version, memory, state))
+        return table("Vulkan devices", ("index", "name", "type", "driver", "Vulkan", "memory", "state"), rows)

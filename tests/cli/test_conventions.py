@@ -245,3 +245,45 @@ def test_notebooks_show_texts() -> None:
         printer = Printer()
         value._repr_pretty_(printer, False)
         assert printer.shown == str(value) and len(printer.shown) < 2000
+
+
+def test_notebooks_show_tables() -> None:
+    from html.parser import HTMLParser
+
+    import vkep
+    from gpu_shared.capabilities import DeviceCapabilities, DeviceInfo, DeviceList
+
+    def cells(html: str) -> list[str]:
+        """The texts of a page whose tags are closed in order."""
+        texts, open_tags = [], []
+
+        class Parser(HTMLParser):
+            def handle_starttag(self, tag: str, attrs: object) -> None:
+                open_tags.append(tag)
+
+            def handle_endtag(self, tag: str) -> None:
+                assert open_tags.pop() == tag
+
+            def handle_data(self, data: str) -> None:
+                texts.append(data)
+
+        Parser().feed(html)
+        assert not open_tags
+        return texts
+
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17, "x" : 1]> g (float[2] x) => (float[2] y) { y = Relu(x) }'
+    )
+    model.graph.node[0].name = "<b>\n"
+    with vkep.InferenceSession(model) as session:
+        assert cells(session._repr_html_())[0] == repr(session) and "\n" not in repr(session)
+        assert {"vulkan", "1", "Islands (submits on Vulkan)", "dispatches"} <= {*cells(session.report()._repr_html_())}
+        assert "Device memory of the context" in cells(session.memory()._repr_html_())
+    assert cells(session._repr_html_()) == [repr(session)] and "closed" in repr(session)
+    declined = vkep.session.report.NodeReport("<b>", "Odd", "", "cpu", "no kernel", {"vgf": "no TOSA"})
+    shown = cells(vkep.session.report.Report("m", "d", "c", [declined])._repr_html_())
+    assert {"<b>", "Odd", "no kernel", "no TOSA"} <= {*shown}
+    found = DeviceList([DeviceInfo(DeviceCapabilities.for_tests(name="A & B"), ("no compute queue",))])
+    assert {"A & B", "unusable: no compute queue"} <= {*cells(found._repr_html_())}
+    assert cells(found[0]._repr_html_()) == cells(found._repr_html_())
+    assert vkep.devices()._repr_html_().count("<tr>") == 1 + len(vkep.devices())

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpu_shared.capabilities import Readable
+from gpu_shared.notebook import Readable
 from vkep.pte.flow import INPUT, Flow
 from vkep.pte.method import DecodedMethod
 from vkep.pte.steps import DelegateStep, KernelStep

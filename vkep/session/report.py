@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpu_shared.capabilities import Readable
+from gpu_shared.notebook import Readable, table
 from vkep.arena.records import ArenaStats, format_bytes
+from vkep.errors import one_line
 from vkep.ir.program import Placement
 from vkep.plan.records import Plan
 
@@ -193,6 +194,36 @@ class Report(Readable):
         lines += [f"  kompute region {index}: {region}" for index, region in enumerate(self.kompute)]
         return "\n".join(lines)
 
+    def _tables(self) -> str:
+        off = [n for n in by_importance(self.nodes) if n.declined or n.where in ("cpu", "deferred")]
+        reasons = [
+            (n.where, n.op_type, one_line(n.name), *line)
+            for n in off
+            for line in [*([("", n.reason)] if n.reason else []), *n.declined.items()]
+        ]
+        kinds = ("nodes", "dispatches", "barriers", "pipelines", "activations", "weights", "arithmetic")
+        islands = [
+            (i.nodes, i.dispatches, i.barriers, i.pipelines)
+            + (_size(i.activation_bytes), _size(i.constant_bytes), _flops(i.flops))
+            for i in self.islands
+        ]
+        graphs = [
+            (g.nodes, ", ".join(dict.fromkeys(g.operations)), _size(g.vgf_bytes), _size(g.shared_bytes))
+            for g in self.graphs
+        ]
+        counts = self.counts
+        places = [(where, counts[where]) for where in PLACES if where in counts]
+        title = one_line(f"{self.model} on {self.device} (context {self.context})")
+        return "".join(
+            (
+                table(title, ("nodes run on", "number"), places or [(self.note or "nothing is planned", "")]),
+                table("Nodes elsewhere", ("place", "operator", "node", "declined by", "reason"), reasons),
+                table("Islands (submits on Vulkan)", kinds, islands),
+                table("Data graphs", ("nodes", "TOSA operations", "VGF", "weights shared"), graphs),
+                table("Kompute regions", (), [(str(region),) for region in self.kompute]),
+            )
+        )
+
 
 @dataclass(frozen=True)
 class MemoryReport(Readable):
@@ -212,6 +243,20 @@ class MemoryReport(Readable):
         """The present use of memory on the delegate's context."""
         arena, store = delegate.arena, delegate.constants
         return cls(arena.stats, store.resident, arena.dump(), shared_bytes, graph_constant_bytes, store.users)
+
+    def _tables(self) -> str:
+        arena, weights = self.arena, sum(self.constants.values())
+        rows = [
+            ("activations and tensors in use", _size(arena.bytes_in_use)),
+            ("at most until now", _size(arena.max_bytes_in_use)),
+            ("held from the driver for them", _size(arena.total_allocated_bytes)),
+            ("limit", _size(arena.bytes_limit) if arena.bytes_limit else "none"),
+            (f"weights, in {counted(len(self.constants), 'constant')}", _size(weights)),
+        ]
+        if self.shared_bytes or self.graph_constant_bytes:
+            rows.append(("of these read by data graphs", _size(self.shared_bytes)))
+            rows.append(("constants of data graphs alone", _size(self.graph_constant_bytes)))
+        return table("Device memory of the context", (), rows)
 
     def __str__(self) -> str:
         weights = sum(self.constants.values())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 from gpu_shared.steady import check_wanted, closing, on_end, settle, steady
 from gpu_shared.uncopied import Uncopied
-from vkep.errors import InvalidInputError, join_onnxruntime
+from vkep.errors import InvalidInputError, join_onnxruntime, one_line
 from vkep.session.contexts import ContextAhead
 from vkep.session.options import SessionOptions, merged_options
 from vkep.session.ort_options import WITHOUT_EFFECT, provider_overrides
@@ -391,10 +391,15 @@ class InferenceSession(OrtSession, Uncopied):
 
     def __repr__(self) -> str:
         parts = self._parts
-        nodes = f"{len(parts.model.graph.nodes)} nodes"
-        if parts.closed:
-            return f"<vkep.InferenceSession of {parts.model.source}, {nodes}, closed>"
-        return f"<vkep.InferenceSession of {parts.model.source}, {nodes}, on {parts.delegate.capabilities.name}>"
+        where = "closed" if parts.closed else f"on {parts.delegate.capabilities.name}"
+        nodes = len(parts.model.graph.nodes)
+        return f"<vkep.InferenceSession of {one_line(parts.model.source)}, {nodes} node{'s' * (nodes != 1)}, {where}>"
+
+    def _repr_html_(self) -> str:
+        import html
+
+        tables = "" if self._parts.closed else self.report()._repr_html_()
+        return f"<code>{html.escape(repr(self))}</code>{tables}"
 
     def __enter__(self) -> InferenceSession:
         self._check_open()
