@@ -39,6 +39,7 @@ GENERATORS = (
     Generator("tools.backend_suite.contrib", ("docs/operators.md",), ("--write",)),
     Generator("tools.tosa_coverage", ("docs/vgf.md",), ("--write",)),
     Generator("tools.ort_api", ("docs/python-api.md",), ("--write",)),
+    Generator("tools.manual", ("docs/man/vkep.1",)),
     Generator("tools.plan_digests", ("tests/lowering/data/plan_digests.json",), ("--write",)),
     Generator("tools.device_records", ("docs/devices.md",), ("--write",), slow=True),
     Generator(

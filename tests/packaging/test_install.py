@@ -61,7 +61,8 @@ def test_the_wheel_holds_what_it_should_and_nothing_else(wheel: Path) -> None:
     assert {"vkep/py.typed", "gpu_shared/py.typed", "vkep/__init__.py", "gpu_shared/vk.py"} <= names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     tops = {name.partition("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"vkep", "gpu_shared"}
+    assert {top for top in tops if not top.endswith((".dist-info", ".data"))} == {"vkep", "gpu_shared"}
+    assert [name.partition(".data/")[2] for name in names if ".data/" in name] == ["data/share/man/man1/vkep.1"]
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "vkep").rglob("*.py")}
     modules |= {path.relative_to(ROOT / "registry").as_posix() for path in (ROOT / "registry").rglob("*.py")}
     assert modules <= names
