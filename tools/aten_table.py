@@ -49,7 +49,7 @@ def _section() -> str:
     for name in REGISTRY:
         operator = find(name)
         if name in NO_CALL:
-            note, count = "no call in a blob: lists are taken apart", ""
+            note, count = "not an operator call: list elements are resolved at load", ""
         elif name in DROPPED:
             note, count = "a check of the exporter: dropped", ""
         else:
@@ -60,8 +60,8 @@ def _section() -> str:
     given = len(REGISTRY) - len(NO_CALL)
     lines = [
         BEGIN,
-        f"The registry of ExecuTorch 1.5.1's Vulkan backend has {len(REGISTRY)} names; vkep declares {given} of them, the other",
-        "is no operator call. Each becomes nodes of ONNX, which the compiler folds, fuses and places like those of any model;",
+        f"The registry of ExecuTorch 1.5.1's Vulkan backend has {len(REGISTRY)} names; vkep declares {given} of them; the other",
+        "is not an operator call. Each becomes nodes of ONNX, which the compiler folds, fuses and places like any other;",
         "the last column counts the cases of tests/aten, each run by onnxruntime and on Vulkan and held to PyTorch's results.",
         "",
         "| operator | becomes | cases |",

@@ -18,6 +18,12 @@ OUTSIDE = {
     "registry/gpu_shared/README.md": "project/gpu_shared.md",
     **{f"examples/{path.name}": f"examples/{path.stem}.md" for path in sorted((ROOT / "examples").glob("*.py"))},
 }
+#: The search's query language excludes what follows a hyphen: `onnxruntime-gpu` would search for pages without "gpu". A hyphen
+#: within a word becomes a space, as in the index.
+_HYPHENS = """self.addEventListener("message", ({ data }) => {
+  if (typeof data.data === "string") data.data = data.data.replace(/(?<=[^\\s"])-(?=[^\\s"])/g, " ");
+});
+"""
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
@@ -43,6 +49,12 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     kept = [found.group() for found in _FENCE.finditer(markdown)]
     parts = [_LINK.sub(lambda found: _link(found, source, uri), part) for part in _FENCE.split(markdown)]
     return "".join(part + fence for part, fence in zip(parts, [*kept, ""], strict=True))
+
+
+def on_post_build(config: Any) -> None:
+    """Let the search's worker read hyphens within words as spaces."""
+    (worker,) = Path(config["site_dir"]).glob("assets/javascripts/workers/search.*.js")
+    worker.write_text(_HYPHENS + worker.read_text(encoding="utf-8"), encoding="utf-8")
 
 
 def _link(found: re.Match[str], source: str, uri: str) -> str:

@@ -18,7 +18,8 @@ vm.runInContext(fs.readFileSync(worker, "utf8"), vm.createContext(scope), { file
 
 const ask = (type, data) => new Promise((resolve) => {
   waiting.push(resolve);
-  for (const [kind, listener] of listeners) if (kind === "message") listener({ data: { type, data } });
+  const event = { data: { type, data } };
+  for (const [kind, listener] of listeners) if (kind === "message") listener(event);
 });
 
 (async () => {

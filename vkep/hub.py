@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vkep.errors import InvalidInputError, InvalidModelError, NoFileError, one_line, shown
+from vkep.errors import InvalidInputError, one_line, shown
 
 PREFIX = "hf:"
 _NAME = re.compile(r"([\w.-]+/[\w.-]+)(?:@([^/@]+))?(?:/(.+))?")
@@ -65,7 +65,7 @@ class Snapshot:
         try:
             import huggingface_hub
         except ImportError:
-            raise NoFileError(f"{name} needs the package huggingface_hub: pip install 'vkep[hub]'") from None
+            raise FileNotFoundError(f"{name} needs the package huggingface_hub: pip install 'vkep[hub]'") from None
         self.name, self._hub, self._revision = name, huggingface_hub, name.revision
         self.names = {file for file in self._list() if _is_inside(file)}
 
@@ -77,7 +77,7 @@ class Snapshot:
             try:
                 folder = Path(self._hub.snapshot_download(**asked, local_files_only=True, allow_patterns=[]))
             except Exception:
-                raise NoFileError(f"{self.name}: {_why(problem, self.name)}") from problem
+                raise FileNotFoundError(f"{self.name}: {_why(problem, self.name)}") from problem
             self._revision = folder.name
             return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
 
@@ -89,16 +89,18 @@ class Snapshot:
                 self._hub.snapshot_download(self.name.repository, revision=self._revision, allow_patterns=patterns)
             )
         except Exception as problem:
-            raise NoFileError(f"{self.name}: {_why(problem, self.name)}") from problem
+            raise FileNotFoundError(f"{self.name}: {_why(problem, self.name)}") from problem
         self._revision = folder.name  # the commit: later files are of the same one
         return folder
 
     def fetch_models(self, names: Collection[str]) -> Path:
         """Download .onnx files and the files of their weights, and return the folder. Raises ``FileNotFoundError``,
         `InvalidModelError`."""
+        from vkep.graph.initializers import file_locations
+
         folder = self.fetch(names)
         weights = {
-            str(PurePosixPath(name).parent / location) for name in names for location in _locations(folder / name)
+            str(PurePosixPath(name).parent / location) for name in names for location in file_locations(folder / name)
         }
         return self.fetch(weights & self.names) if weights & self.names else folder
 
@@ -129,7 +131,7 @@ def model_of(snapshot: Snapshot) -> Path:
         here = [n for n in snapshot.names if n.endswith(".onnx") and n.startswith(inside)]
         usual = [f"{inside}{one}" for one in _USUAL if f"{inside}{one}" in here]
         if not usual and len(here) != 1:
-            raise NoFileError(f"{snapshot.name}: {_which(snapshot, here)}")
+            raise FileNotFoundError(f"{snapshot.name}: {_which(snapshot, here)}")
         path = (usual or here)[0]
     if not path.endswith(".onnx"):
         return snapshot.fetch([path]) / path
@@ -147,19 +149,6 @@ def _which(snapshot: Snapshot, here: Collection[str]) -> str:
 def _is_inside(name: str) -> bool:
     path = PurePosixPath(name)
     return not (path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name)
-
-
-def _locations(path: Path) -> set[str]:
-    """The files of weights that a model names. Raises `InvalidModelError`."""
-    import onnx
-    from google.protobuf.message import DecodeError
-
-    from vkep.graph.initializers import file_locations
-
-    try:
-        return file_locations(onnx.load_model(path, load_external_data=False))
-    except DecodeError as error:
-        raise InvalidModelError(f"{path} is not an ONNX model: {error}") from error
 
 
 def _why(problem: Exception, name: HubName) -> str:

@@ -114,14 +114,14 @@ def test_what_is_not_there_is_named(hub: Hub, tmp_path: Path) -> None:
     for (kind, text), (error, says) in zip(
         answers,
         (
-            ("NoFileError", "hf:acme/nothing: there is no such repository, or it is private"),
-            ("NoFileError", "it has no revision 'v9'"),
-            ("NoFileError", "there is no such file; its models are: onnx/model.onnx"),
-            ("NoFileError", "has several models: onnx/decoder_model.onnx"),
-            ("NoFileError", "optimum-cli export onnx --model acme/torch"),
-            ("NoFileError", "has no model of a known name"),
+            ("FileNotFoundError", "hf:acme/nothing: there is no such repository, or it is private"),
+            ("FileNotFoundError", "it has no revision 'v9'"),
+            ("FileNotFoundError", "there is no such file; its models are: onnx/model.onnx"),
+            ("FileNotFoundError", "has several models: onnx/decoder_model.onnx"),
+            ("FileNotFoundError", "optimum-cli export onnx --model acme/torch"),
+            ("FileNotFoundError", "has no model of a known name"),
             ("InvalidInputError", "'acme' is not OWNER/NAME"),
-            ("NoFileError", "there is no such file"),
+            ("FileNotFoundError", "there is no such file"),
         ),
         strict=True,
     ):
@@ -139,7 +139,7 @@ def test_commands_and_generators_take_the_names(hub: Hub, tmp_path: Path) -> Non
     done = hub.command("-c", program, cache=cache)
     assert len(json.loads(done.stdout)) == 3, done.stderr
     done = hub.command("-m", "vkep", "generate", "hf:acme/nothing", "-p", "hi", "--json", cache=cache)
-    assert done.returncode == 2 and json.loads(done.stdout)["error"]["kind"] == "NoFileError"
+    assert done.returncode == 2 and json.loads(done.stdout)["error"]["kind"] == "FileNotFoundError"
 
 
 def test_names_are_read() -> None:

@@ -102,7 +102,7 @@ def test_small_islands_stay_with_the_next_provider(session: OpenSession) -> None
 
 def test_fallback_error_refuses_a_model_with_a_node_for_the_cpu(session: OpenSession) -> None:
     model = graph("g (float[4] x) => (string[4] y) { a = Relu(x) y = Cast<to=8>(a) }")  # texts never go to a GPU
-    with pytest.raises(Exception, match=r"fallback='error', and Vulkan declines 1 nodes:\s+Cast"):
+    with pytest.raises(Exception, match=r"fallback='error', and Vulkan declines 1 node:\s+Cast"):
         session(model, fallback="error")
     assert session(ADD, fallback="error").run(None, {"x": X})[0].sum() == 30
 

@@ -58,7 +58,7 @@ def test_a_completion() -> None:
         ({"messages": HELLO, "temperature": "hot"}, "temperature is 'hot'"),
         ({"messages": HELLO, "max_tokens": True}, "max_tokens is True"),
         ({"messages": HELLO, "n": 200}, "n is 200"),
-        ({"messages": HELLO, "suffix": "x"}, "only '' can be had"),
+        ({"messages": HELLO, "suffix": "x"}, "only '' is supported"),
         ({"messages": HELLO, "n": True}, "n is True"),
         ({"messages": HELLO, "frobnicate": 1}, "frobnicate is 1"),
         ({"messages": HELLO, "stop": [1]}, "stop"),

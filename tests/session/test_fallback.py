@@ -66,7 +66,7 @@ def test_a_declined_node_in_the_middle(open_session: Open, engine: str, rng: np.
 
 def test_the_cpu_is_refused_when_asked(vulkan: object, no_leak: object) -> None:
     with pytest.raises(
-        vkep.UnsupportedModelError, match=r"fallback='error'.* declines 1 nodes:\s+Det .*no Vulkan kernel"
+        vkep.UnsupportedModelError, match=r"fallback='error'.* declines 1 node:\s+Det .*no Vulkan kernel"
     ):
         InferenceSession(CPU_MIDDLE, fallback="error", context_mode="disabled")
 

@@ -55,7 +55,7 @@ def devices_command(json_output: JsonFlag = False, verbose: VerboseOption = 0) -
             for feature, cost in lacking.items():
                 echo(f"     lacks {feature}: {cost}")
             if lacking:
-                echo("     no operator declines for what it lacks")
+                echo("     every operator runs without these features")
             for problem in device.problems:
                 echo(f"     not usable: {problem}")
     if chosen is None:

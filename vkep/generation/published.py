@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 
-from vkep.errors import NoFileError
 from vkep.generation.folder import CONFIG, DECODERS, ENCODER, FIRST, GENAI, GENERATION, LATER, Record
 from vkep.hub import HubName, Snapshot, is_hub_name, model_of
 
@@ -55,7 +54,7 @@ def _folder_of(snapshot: Snapshot) -> Path:
     names = {full.removeprefix(inside): full for full in snapshot.names if full.startswith(inside)}
     small = [full for n, full in names.items() if n.endswith(_SMALL) and ("/" not in n or n == _POOLING)]
     if not {GENAI, CONFIG} & names.keys():
-        raise NoFileError(f"{snapshot.name}: has neither {GENAI} (onnxruntime-genai) nor {CONFIG} (optimum)")
+        raise FileNotFoundError(f"{snapshot.name}: has neither {GENAI} (onnxruntime-genai) nor {CONFIG} (optimum)")
     folder = snapshot.fetch(small) / snapshot.name.path
     if GENAI in names:
         models = [n for n in names if n.endswith(".onnx") and "/" not in n]
@@ -63,7 +62,7 @@ def _folder_of(snapshot: Snapshot) -> Path:
         reads = bool(Record.read(folder, CONFIG).values.get("is_encoder_decoder"))
         models = _of_optimum(names, reads)
     if not models:
-        raise NoFileError(
+        raise FileNotFoundError(
             f"{snapshot.name}: has no model of a known name ({', '.join(DECODERS)}); its .onnx files: "
             f"{snapshot.listed('.onnx') or 'none'}. To export it: optimum-cli export onnx --model "
             f"{snapshot.name.repository} FOLDER"

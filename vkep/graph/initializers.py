@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
 
 from vkep.dtypes import from_onnx
 from vkep.errors import InvalidModelError
@@ -65,8 +67,12 @@ def without_files(proto: onnx.ModelProto, given: Collection[str], files: Mapping
     return made
 
 
-def file_locations(proto: onnx.ModelProto) -> set[str]:
-    """The external data files that a model names, relative to its folder."""
+def file_locations(path: Path) -> set[str]:
+    """The external data files that a model's file names, relative to its folder. Raises `InvalidModelError`."""
+    try:
+        proto = onnx.load_model(path, load_external_data=False)
+    except DecodeError as error:
+        raise InvalidModelError(f"{path} is not an ONNX model: {error}") from error
     return {location for tensor in _tensors(proto.graph) if (location := _location(tensor))}
 
 

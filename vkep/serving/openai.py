@@ -218,7 +218,7 @@ def read(kind: type[_Body], body: bytes) -> _Body:
     for name, allowed in _ONLY.items():
         value = given.pop(name, None)
         if value is not None and not any(type(value) is type(one) and value == one for one in allowed):
-            raise ProtocolError(400, f"{name} is {shown(value)}; only {allowed[0]!r} can be had here", name)
+            raise ProtocolError(400, f"{name} is {shown(value)}; only {allowed[0]!r} is supported", name)
     for name in _IGNORED:
         given.pop(name, None)
     known = kind.model_fields
@@ -287,7 +287,7 @@ def _of_chat(given: Conversation) -> dict[str, Any]:
     form = given.response_format
     if form is not None and form.type != "text":
         if found.get("tools"):
-            raise ProtocolError(400, "response_format can be had without tools alone", "response_format")
+            raise ProtocolError(400, "response_format is supported only without tools", "response_format")
         if (form.json_schema is None) is (form.type == "json_schema"):
             raise ProtocolError(
                 400, "json_schema belongs to a response_format of type 'json_schema'", "response_format"
@@ -298,9 +298,9 @@ def _of_chat(given: Conversation) -> dict[str, Any]:
 
 def _of_completion(given: Completion) -> dict[str, Any]:
     if given.best_of is not None and given.best_of != (given.n or 1):
-        raise ProtocolError(400, f"best_of is {given.best_of}; only the value of n can be had here", "best_of")
+        raise ProtocolError(400, f"best_of is {given.best_of}; only the value of n is supported", "best_of")
     if given.echo and given.logprobs is not None:
-        raise ProtocolError(400, "echo can be had without logprobs alone: the prompt's have none", "echo")
+        raise ProtocolError(400, "echo is supported only without logprobs: the prompt's tokens have none", "echo")
     prompts = _several(given.prompt)
     if len(prompts) * (given.n or 1) > MOST_CHOICES:
         raise ProtocolError(

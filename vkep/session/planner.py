@@ -23,6 +23,7 @@ from vkep.session.executor import Executable, IslandExecutor, StepExecutor
 from vkep.session.kompute import KpRunner
 from vkep.session.options import SessionOptions, plans_folder, spirv_folder
 from vkep.session.planned_graph import DeferredExecutor, PlannedGraph
+from vkep.session.report import counted
 from vkep.session.saved import SavedPlans, plan_key
 from vkep.session.shared_values import BufferSets
 from vkep.session.sized_plans import Lowered, Opened
@@ -155,7 +156,8 @@ class Planner:
         declined = [p for p in program.placements if p.where == "cpu"]
         if declined and self._options.fallback == "error":
             lines = "\n  ".join(f"{p.node.title}: {p.reason}" for p in declined)
-            raise UnsupportedModelError(f"fallback='error', and Vulkan declines {len(declined)} nodes:\n  {lines}")
+            nodes = counted(len(declined), "node")
+            raise UnsupportedModelError(f"fallback='error', and Vulkan declines {nodes}:\n  {lines}")
         for placement in declined:
             logger.info("on the CPU: %s: %s", placement.node.title, placement.reason)
         steps: list[StepExecutor] = []
