@@ -26,7 +26,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "guides/docker.md": ("docker", "container", "kubernetes", "podman"),
     "guides/choosing.md": ("choose engine", "ncnn", "llama.cpp", "tensorrt", "vllm", "openvino"),
     "guides/migrating.md": ("DirectML", "migrate", "onnxruntime gpu", "onnxruntime-gpu", "trtexec"),
-    "guides/models.md": ("hugging face", "hugging-face", "safetensors", "export model", "yolo", "ultralytics", "gguf"),
+    "guides/models.md": ("hugging face", "safetensors", "export model", "yolo", "ultralytics", "gguf"),
     "guides/versions.md": ("versions", "platforms", "extras", "musl"),
     "clients/one-line.md": ("fastembed", "chromadb", "rembg", "mlflow", "gradio", "silero-vad", "magika"),
     "clients/jupyter.md": ("jupyter", "notebook"),

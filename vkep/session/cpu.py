@@ -62,7 +62,8 @@ class CpuRunner:
             raise UnsupportedModelError(
                 "these nodes run neither on Vulkan nor on the CPU:\n  "
                 + "\n  ".join(unknown)
-                + "\nRegister a Vulkan operator for them (vkep.ops.operator), or change the model."
+                + "\nDeclare a Vulkan operator for them (vkep.ops.operator; commands import its module with --import), "
+                "or change the model."
             )
 
     def run(self, values: dict[str, Any], targets: Mapping[str, Any]) -> None:
