@@ -17,6 +17,7 @@ import pytest
 import vkep
 from vkep.cli.devices import COSTS
 from vkep.kernels.norm import SOFTMAX
+from vkep.view.document import FORMAT
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).resolve().parents[2]
@@ -300,6 +301,6 @@ def test_view_writes_a_page_and_compares(run: Callable[..., Any], models: Path, 
     found = json_of(run("view", before, "--against", before, "-o", after, "--json"))
     assert found["title"] == model.name
     assert found["opening"][0]["name"] == "open"
-    assert after.read_text(encoding="utf-8").count('"format":1') == 2
+    assert after.read_text(encoding="utf-8").count(f'"format":{FORMAT}') == 2
     assert run("view", before, "-o", before).exit_code == 2
     assert run("view", tmp_path / "no.onnx").exit_code == 2
