@@ -277,7 +277,7 @@ def test_notebooks_show_tables() -> None:
     model.graph.node[0].name = "<b>\n"
     with vkep.InferenceSession(model) as session:
         assert cells(session._repr_html_())[0] == repr(session) and "\n" not in repr(session)
-        assert {"vulkan", "1", "Islands (submits on Vulkan)", "dispatches"} <= {*cells(session.report()._repr_html_())}
+        assert {"vulkan", "1", "Islands on Vulkan", "dispatches"} <= {*cells(session.report()._repr_html_())}
         assert "Device memory of the context" in cells(session.memory()._repr_html_())
     assert cells(session._repr_html_()) == [repr(session)] and "closed" in repr(session)
     declined = vkep.session.report.NodeReport("<b>", "Odd", "", "cpu", "no kernel", {"vgf": "no TOSA"})

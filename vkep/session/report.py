@@ -216,9 +216,9 @@ class Report(Readable):
         title = one_line(f"{self.model} on {self.device} (context {self.context})")
         return "".join(
             (
-                table(title, ("nodes run on", "number"), places or [(self.note or "nothing is planned", "")]),
+                table(title, ("place", "nodes"), places or [(self.note or "nothing is planned", "")]),
                 table("Nodes elsewhere", ("place", "operator", "node", "declined by", "reason"), reasons),
-                table("Islands (submits on Vulkan)", kinds, islands),
+                table("Islands on Vulkan", kinds, islands),
                 table("Data graphs", ("nodes", "TOSA operations", "VGF", "weights shared"), graphs),
                 table("Kompute regions", (), [(str(region),) for region in self.kompute]),
             )
