@@ -4,6 +4,7 @@ installed."""
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -76,17 +77,23 @@ def test_the_tokens_are_those_of_the_cpu(opened: Callable[..., Any], kind: str) 
         assert torch.equal(generated(theirs, inputs, **settings), generated(ours, inputs, **settings)), settings
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_states_do_not_cross_the_bus(opened: Callable[..., Any], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def crossing(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any]) -> int:
+    """Bytes that a call copies between host and device."""
     from vkep.ort.transfers import Transfers
 
+    sizes = noted(monkeypatch, Transfers, "run", lambda _, key, hosts, n: sum(key[2 * k + 1] for k in range(n)))
+    run()
+    monkeypatch.undo()
+    return sum(sizes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_do_not_cross_the_bus(opened: Callable[..., Any], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def bytes_of(model: Any) -> int:
         """Bytes between host and device, but for the inputs."""
         generated(model, inputs_of(kind), num_beams=3)
-        sizes = noted(monkeypatch, Transfers, "run", lambda _, key, hosts, n: sum(key[2 * k + 1] for k in range(n)))
-        generated(model, inputs_of(kind), num_beams=3)
-        monkeypatch.undo()
-        return sum(sizes) - sum(tensor.nbytes for tensor in inputs_of(kind).values())
+        copied = crossing(monkeypatch, lambda: generated(model, inputs_of(kind), num_beams=3))
+        return copied - sum(tensor.nbytes for tensor in inputs_of(kind).values())
 
     import vkep.optimum
 
@@ -141,3 +148,86 @@ def test_the_methods_of_optimum_come_back(opened: Callable[..., Any]) -> None:
     results = [one.encoder(**given).last_hidden_state for one in (model, ours)]
     assert [type(result) for result in results] == [np.ndarray] * 2  # as the inputs are
     np.testing.assert_array_equal(*results)
+
+
+def test_a_tensor_is_uploaded_again_only_if_it_changed(registered: Any) -> None:
+    from vkep.optimum import _Uploaded
+
+    uploaded, tensor = _Uploaded(), torch.ones(2, 3)
+    first = uploaded.of(tensor)
+    assert uploaded.of(tensor) is first
+    tensor.add_(1)
+    np.testing.assert_array_equal(uploaded.of(tensor).numpy(), np.full((2, 3), 2, np.float32))
+    assert uploaded.of(torch.ones(2, 3)) is not first
+
+
+def write_diffusion(folder: Path) -> int:
+    """A small Stable Diffusion, exported by Optimum. Returns the bytes of a prompt's embedding with guidance."""
+    diffusers = pytest.importorskip("diffusers")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    letters = {f"{c}{end}": 2 + k for k, (c, end) in enumerate((c, e) for c in "act" for e in ("", "</w>"))}
+    folder.mkdir()
+    (folder / "vocab.json").write_text(json.dumps({"<|startoftext|>": 0, "<|endoftext|>": 1, **letters}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    text = transformers.CLIPTextConfig(
+        vocab_size=20,
+        hidden_size=32,
+        intermediate_size=37,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=16,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=1,
+    )
+    diffusers.StableDiffusionPipeline(
+        vae=diffusers.AutoencoderKL(
+            down_block_types=("DownEncoderBlock2D",) * 2,
+            up_block_types=("UpDecoderBlock2D",) * 2,
+            block_out_channels=(32, 32),
+            latent_channels=4,
+            norm_num_groups=8,
+        ),
+        text_encoder=transformers.CLIPTextModel(text),
+        tokenizer=transformers.CLIPTokenizer(
+            str(folder / "vocab.json"), str(folder / "merges.txt"), model_max_length=16
+        ),
+        unet=diffusers.UNet2DConditionModel(
+            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+            up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+            sample_size=16,
+            block_out_channels=(32, 64),
+            layers_per_block=1,
+            cross_attention_dim=32,
+            attention_head_dim=8,
+            norm_num_groups=8,
+        ),
+        scheduler=diffusers.DDIMScheduler(),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    ).save_pretrained(folder / "torch")
+    made = optimum.ORTStableDiffusionPipeline.from_pretrained(str(folder / "torch"), export=True)
+    made.save_pretrained(folder / "onnx")
+    return 4 * 2 * 16 * 32
+
+
+@pytest.mark.slow
+def test_an_image_uploads_its_prompt_once(registered: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import vkep.optimum
+
+    embedding = write_diffusion(tmp_path / "sd")
+
+    def opened(**options: Any) -> Callable[[], Any]:
+        pipeline = optimum.ORTStableDiffusionPipeline.from_pretrained(str(tmp_path / "sd" / "onnx"), **options)
+        settings = {"num_inference_steps": 4, "guidance_scale": 5.0, "output_type": "np"}
+        return lambda: pipeline("a cat", generator=torch.Generator().manual_seed(3), **settings).images
+
+    expected, plain = opened()(), opened(provider="VulkanExecutionProvider")
+    vkep.optimum.register()
+    ours = opened(provider="VulkanExecutionProvider")
+    for run in (plain, ours):
+        np.testing.assert_allclose(run(), expected, atol=1e-4)
+    assert crossing(monkeypatch, plain) - crossing(monkeypatch, ours) == 3 * embedding  # of four steps
+    vkep.optimum.unregister()
