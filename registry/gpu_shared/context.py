@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import threading
-import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -24,15 +23,16 @@ from gpu_shared.resources import ResourceStore, SharedResource
 from gpu_shared.steady import at_exit, closing, on_end, settle, steady
 from gpu_shared.timeline import Timeline
 from gpu_shared.uncopied import Uncopied
+from gpu_shared.weak import WeakValues
 
 T = TypeVar("T")
 SpecLike = SharedGpuCompileSpec | Mapping[str, Any] | Iterable[Any] | None
 _tokens = itertools.count(1)
-_contexts: weakref.WeakSet[SharedGpuContext] = weakref.WeakSet()
+_contexts: WeakValues[int, SharedGpuContext] = WeakValues()
 
 
 def _on_exit() -> None:
-    for context in list(_contexts):
+    for context in _contexts.values():
         if not context.users:  # others are closed by their users, or end with the process
             context.close()
 
@@ -84,7 +84,7 @@ class SharedGpuContext(Uncopied):
         self._users: dict[int, str] = {}
         self._resources = ResourceStore()
         self._closing = self._closed = False
-        _contexts.add(self)
+        _contexts[next(_tokens)] = self
         on_end(self, _drop, device, timeline, at_exit=False)
         logger.debug("context %s: %s, queue family %d", self.label, device.label, device.queue_family)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -17,18 +16,19 @@ from gpu_shared.instance import Instance, select_device
 from gpu_shared.lifetime import Native, Reaper
 from gpu_shared.steady import steady
 from gpu_shared.waiting import until_done
+from gpu_shared.weak import WeakValues
 
 Selector = int | str | DeviceInfo | DeviceCapabilities | None
 
 
 #: one re-entrant lock for each queue in the process, so that two contexts on one borrowed queue exclude each other
-_queue_locks: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_queue_locks: WeakValues[int, Any] = WeakValues()
 _queue_locks_guard = threading.Lock()
 
 
 def _after_fork_in_child() -> None:
     global _queue_locks, _queue_locks_guard
-    _queue_locks, _queue_locks_guard = weakref.WeakValueDictionary(), threading.Lock()
+    _queue_locks, _queue_locks_guard = WeakValues(), threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):

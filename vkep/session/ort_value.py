@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpu_shared.weak import WeakValues
 from vkep import dtypes
 from vkep.device.tensor import DLPACK_CPU, DeviceTensor, checked_shape
 from vkep.errors import InvalidInputError
@@ -236,7 +236,7 @@ class _Capsule:
 
 
 _handles = itertools.count(_FIRST_HANDLE)
-_by_handle: weakref.WeakValueDictionary[int, OrtValue] = weakref.WeakValueDictionary()
+_by_handle: WeakValues[int, OrtValue] = WeakValues()
 
 
 def value_at(pointer: int, what: str) -> OrtValue:
