@@ -377,6 +377,14 @@ def test_a_mixed_timeline_has_no_empty_charts(quiet: Chromium, page: Page, tmp_p
     quiet.show(Page([mixed]).save(tmp_path / "mixed.html").as_uri() + "#timeline")
     quiet.until("V.ready")
     assert quiet.run("V.timeline.strips()") == []
+    quiet.until("V.timeline.made.frames > 0")
+    find = """(() => {
+        const { state, view, made } = V.timeline, bar = state.bars.find((b) => b.kind === 'gpu');
+        const box = made.canvas.getBoundingClientRect();
+        return [box.left + ((bar.start + bar.end) / 2 - view.x) * view.scale, box.top + 26 + 24 * bar.row + 12];
+    })()"""
+    quiet.click(*quiet.run(find))
+    assert quiet.run("V.selected.node") == 0
     text = quiet.run("V.open('overview'), V.tabs.overview.element.innerText")
     assert "GPU: vgf" in text
     row = next(line for line in text.split("\n") if "TOSA operations" in line)

@@ -40,7 +40,7 @@
           rows.push(row(lane ? "" : name));
         }
         ends[lane] = span.end;
-        state.bars.push({ start: span.start - run.start, end: span.end - run.start, row: rows[lane], kind, name: span.name, dispatch: kind === "gpu" ? at(span.island, span.dispatch) : undefined });
+        state.bars.push({ start: span.start - run.start, end: span.end - run.start, row: rows[lane], kind, name: span.name, region: V.doc.regions[span.region], dispatch: kind === "gpu" ? at(span.island, span.dispatch) : undefined });
       }
     }
     picker.replaceChildren(...choices.map((c, k) => V.el("button", { class: "chip", "aria-pressed": String(k === choice), click: () => { load(k); fit(); } },
@@ -105,13 +105,14 @@
     limits: () => ({ scale: [usable() / state.span / 1.5, 2] }),
     click: (px, py) => {
       const bar = barAt(px, py) ?? below(px, py);
-      V.select(bar?.dispatch === undefined ? {} : { dispatch: bar.dispatch });
+      V.select(bar?.dispatch !== undefined ? { dispatch: bar.dispatch } : bar?.region ? { node: bar.region.nodes[0] } : {});
     },
     hover: (px, py) => {
       const bar = px < 0 ? null : barAt(px, py) ?? below(px, py);
       if (bar !== state.hover) (state.hover = bar), made.draw();
       const d = bar && dispatches[bar.dispatch];
       V.hint(made, px, py, bar && [d ? labels[bar.dispatch] : bar.name || "copy", V.time(bar.end - bar.start),
+        ...(bar.region ? [V.short(bar.region.nodes.map((n) => V.doc.nodes[n].name).join(", "), 200), bar.region.about] : []),
         ...(d ? [V.moduleOf(d), d.kernel, d.ns !== undefined ? `alone ${V.time(d.ns)}, ${V.percent(V.ofLimit(d))} of the limit` : "", `${V.rate(d.bytes, d.ns, "B")}, ${V.rate(d.flops, d.ns, "FLOP")}`].filter(Boolean) : [])]);
     },
   });
