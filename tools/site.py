@@ -37,7 +37,7 @@ def on_files(files: Any, config: Any) -> Any:
             continue
         text = (ROOT / source).read_text(encoding="utf-8")
         if source.endswith(".py"):
-            text = f"# {source}\n\n```python\n{text}```\n"
+            text = f"---\nsearch:\n  boost: 0.2\n---\n# {source}\n\n```python\n{text}```\n"  # guides are found first
         files.append(File.generated(config, page, content=text))
     return files
 

@@ -27,6 +27,7 @@ from vkep.placement.partition import lower, place
 from vkep.placement.policy import VGF, VULKAN, Policy
 from vkep.placement.sequences import ON_LISTS
 from vkep.placement.steps import Placed
+from vkep.session.report import counted
 from vkep.sizes import Size, Trace, clear_caches
 
 logger = logging.getLogger("vkep.ort")
@@ -118,7 +119,8 @@ def claim(
     declined = {n.title: verdicts.reasons[n.outputs] for n in others}
     if declined and fallback == "error":
         lines = "\n  ".join(f"{title}: {reason}" for title, reason in declined.items())
-        raise UnsupportedModelError(f"fallback='error', and Vulkan declines {len(declined)} nodes:\n  {lines}")
+        nodes = counted(len(declined), "node")
+        raise UnsupportedModelError(f"fallback='error', and Vulkan declines {nodes}:\n  {lines}")
     for title, reason in declined.items():
         logger.info("not on Vulkan: %s: %s", title, reason)
     islands = _islands(view, verdicts, min_partition_size)
