@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.bench.sizes.measure import Row, Task, measure, table
+from tools.bench.sizes.measure import Row, Task, measure, table, written
 from tools.bench.sizes.networks import NETWORKS, RANGES
 
 
@@ -26,15 +26,18 @@ def test_a_model_that_cannot_be_written_has_the_reason(tmp_path: Path) -> None:
 
 def test_the_table_has_a_line_for_a_model() -> None:
     rows = [
-        Row("scan", False, 2, 0, 1.0, 0.5, 3.0, 0),
-        Row("scan", True, 9, 1, 2.0, 0.5, 3.0, 4),
+        Row("scan", False, 2, 0, 1.0, 0.5, 3.0, 0.25, 0),
+        Row("scan", True, 9, 1, 2.0, 0.5, 3.0, 1.5, 4),
         Row("rnn", False, note="why"),
     ]
-    assert list(table(rows))[2:] == [
-        "| scan | loop | 2, 9 | 1.00, 2.00 | 0.5, 0.5 | 0, 1 | 0, 4 |",
-        "| rnn | loop | why | | | | |",
+    lines = [
+        "| scan | loop | 2, 9 | 1.00, 2.00 | 0.5, 0.5 | 0, 1 | 0, 4 | 0.25, 1.50 |",
+        "| rnn | loop | why | | | | | |",
     ]
-    assert rows[0].faults == [] and rows[1].faults == ["9 plans", "1 pipelines"]
+    assert list(table(rows))[2:] == lines
+    assert rows[0].faults == [] and rows[1].faults == ["9 plans", "1 pipelines", "host 1.5"]
+    old = "text | scan\n\n| scan | loop | 3 | old |\n| loop | loop | 3 |\n"
+    assert written(old, rows) == f"text | scan\n\n{lines[0]}\n| loop | loop | 3 |\n"
 
 
 def test_sizes_are_within_a_factor_of_16() -> None:

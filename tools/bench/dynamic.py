@@ -20,9 +20,9 @@ the sizes themselves.
 
 With ``--models`` the models of `tools.bench.sizes.networks` (all, or those that are named) run ten random sizes each, plainly and
 through ONNX Runtime. Printed are the plans that they made, a run of a new size over the same size again (the median from the
-fourth size on, as a quotient and a difference), the pipelines compiled after the third size, and the nodes on the CPU. Results
-are compared with those of ONNX Runtime's CPU provider. Missing files are exported to ``--folder``, which needs torch,
-transformers, diffusers and onnxscript.
+fourth size on, as a quotient and a difference, the latter also in processor time of the host), the pipelines compiled after the
+third size, and the nodes on the CPU. Results are compared with those of ONNX Runtime's CPU provider. Missing files are exported
+to ``--folder``, which needs torch, transformers, diffusers and onnxscript. ``--write`` puts the rows into a document's table.
 
 With ``--signatures`` one session of bert_enc takes so many batches of differing lengths, the largest within the first eight, each
 once; printed is what it has made and holds after the first eight, after each later plan, and at the end.
@@ -46,7 +46,7 @@ import onnx
 
 import vkep
 import vkep.session.sized_plans as sized_plans
-from tools.bench.sizes.measure import Row, Task, lost, table
+from tools.bench.sizes.measure import Row, Task, lost, table, written
 from tools.bench.sizes.measure import measure as measure_network
 from tools.bench.sizes.networks import NETWORKS
 from tools.bench.sizes.texts import text_model
@@ -284,6 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=Path("models/sizes"), help="of their files (models/sizes)")
     parser.add_argument("--timeout", type=float, default=300, help="seconds for one of them (default: 300)")
     parser.add_argument("--json", type=Path, help="write what was measured of them to this file")
+    parser.add_argument("--write", type=Path, help="replace their rows in the table of this file (docs/shapes.md)")
     given = parser.parse_args(arguments)
     if given.models is not None:
         return _models(given.models or list(NETWORKS), given)
@@ -306,6 +307,8 @@ def _models(names: Sequence[str], given: argparse.Namespace) -> int:
         if given.json:
             given.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
     print(*table(rows), sep="\n")
+    if given.write:
+        given.write.write_text(written(given.write.read_text(encoding="utf-8"), rows), encoding="utf-8")
     return int(any(row.faults for row in rows))
 
 

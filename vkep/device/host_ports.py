@@ -69,15 +69,22 @@ class HostPorts:
     def fitting(self, changed: Mapping[int, Port]) -> Fitting | None:
         """What `fit` needs for ports of other shapes; None where one of them is larger than its room."""
         found: Fitting = []
+        shape: tuple[int, ...] | None = None
+        dtype, element, length = "", np.dtype(np.uint8), 0
         for k, port in changed.items():
-            room, offset, nbytes = self.room[k], self._offsets[k], port.nbytes
+            room = self.room[k]
             if room is None:
                 continue
+            nbytes, offset = port.nbytes, self._offsets[k]
             if nbytes > room:
                 return None
-            view = np.ndarray(port.shape, DTYPES[port.dtype].numpy, self._raw, offset)
-            # lengths are rounded up, so that few different copies are recorded
-            found.append((k, view, (offset, min(room, 1 << max(nbytes - 1, 4095).bit_length())) if nbytes else None))
+            if port.shape is not shape or port.dtype != dtype:  # the caches of all layers are alike
+                shape, dtype = port.shape, port.dtype
+                element = DTYPES[dtype].numpy
+                # lengths are rounded up, so that few different copies are recorded
+                length = 1 << max(nbytes - 1, 4095).bit_length()
+            view = np.ndarray(shape, element, self._raw, offset)
+            found.append((k, view, (offset, min(room, length)) if nbytes else None))
         return found
 
     def fit(self, fitting: Fitting) -> None:

@@ -44,18 +44,22 @@ def _moved(last: Signature, now: Signature) -> dict[int, Any]:
     """The tensors of ``now`` whose shapes differ from the ones before, after another such change; none where anything else
     differs."""
     found: dict[int, Any] = {}
+    after: dict[Any, Any] = {}  # the caches of all layers change alike
     for k, (before, mark) in enumerate(zip(last, now, strict=False)):
         if before is not mark:
-            if not _alike(before, mark):
+            change = before, mark
+            if change not in after:
+                after[change] = _after(before, mark)
+            found[k] = after[change]
+            if found[k] is None:
                 return {}
-            shape = tuple([2 * size - old for size, old in zip(mark[1], before[1], strict=True)])
-            if min(shape) < 0:
-                return {}
-            found[k] = (mark[0], shape, *mark[2:])
     return found if len(last) == len(now) else {}
 
 
-def _alike(before: Any, mark: Any) -> bool:
-    """Whether two parts of signatures are those of tensors that differ in sizes alone."""
+def _after(before: Any, mark: Any) -> Any:
+    """The part of a signature that follows two, of tensors that differ in sizes alone; None of others."""
     tensors = all(isinstance(m, tuple) and isinstance(m[0], np.dtype) for m in (before, mark))
-    return tensors and before[0] == mark[0] and len(before[1]) == len(mark[1]) and before[2:] == mark[2:]
+    if not tensors or before[0] != mark[0] or len(before[1]) != len(mark[1]) or before[2:] != mark[2:]:
+        return None
+    shape = tuple([2 * size - old for size, old in zip(mark[1], before[1], strict=True)])
+    return (mark[0], shape, *mark[2:]) if min(shape) >= 0 else None
