@@ -12,7 +12,8 @@ In the form that optimum writes (``--form concat``) the caches grow by Concat:
 
 - **fixed**: each step has the same past, of the length that **grows** has half-way; new rows are written to the memory behind it;
 - **grows**: the past grows by one with each token, in one buffer;
-- **copied**: it grows, and each run makes new caches.
+- **copied**: it grows, and each run makes new caches;
+- **numpy**: as copied, and the caches of each step are the arrays that the last one returned, as clients without a binding do.
 
 Printed are the milliseconds of a step (median), their quotient with the first session's, and how many plans each session made.
 
@@ -35,15 +36,17 @@ import numpy as np
 import vkep
 from vkep.models.language import ARCHITECTURES, PRECISIONS, Language, language_model
 
+Cache = vkep.DeviceTensor | np.ndarray[Any, Any]
 #: tokens that sessions take before they are measured
 _WARM = 4
 
 
 class Way(NamedTuple):
-    """How a session's sequence grows: by one for so many ``grows`` tokens; whether caches are updated in place."""
+    """How a session's sequence grows: by one for so many ``grows`` tokens; whether caches are updated in place, or are arrays."""
 
     grows: float
     in_place: bool
+    arrays: bool = False
 
 
 class Steps:
@@ -72,15 +75,20 @@ class Steps:
         binding.bind_cpu_input("input_ids", self._ids)
         binding.bind_cpu_input("attention_mask", mask)
         for name, (past, present) in zip(self._names, self._caches(), strict=True):
-            binding.bind_input(name, past)
-            binding.bind_output(name.replace("past_key_values", "present"), present)
+            output = name.replace("past_key_values", "present")
+            if isinstance(past, np.ndarray):
+                binding.bind_cpu_input(name, past)
+                binding.bind_output(output, device="cpu")
+            else:
+                binding.bind_input(name, past)
+                binding.bind_output(output, present)
         binding.bind_output("logits", device="cpu")
         self._session.run_with_iobinding(binding)
         spent = 1e3 * (time.perf_counter() - start)
         self._ran(binding.get_outputs())
         return spent
 
-    def _caches(self) -> list[tuple[vkep.DeviceTensor, vkep.DeviceTensor | None]]:
+    def _caches(self) -> list[tuple[Cache, vkep.DeviceTensor | None]]:
         """Past and present of the next run."""
         raise NotImplementedError
 
@@ -100,7 +108,7 @@ class _Builder(Steps):
         super().__init__(*given)
         self._present = self._past if self._way.in_place else self._buffers()
 
-    def _caches(self) -> list[tuple[vkep.DeviceTensor, vkep.DeviceTensor | None]]:
+    def _caches(self) -> list[tuple[Cache, vkep.DeviceTensor | None]]:
         return list(zip(self._past, self._present, strict=True))
 
     def _ran(self, results: Sequence[Any]) -> None:
@@ -110,21 +118,23 @@ class _Builder(Steps):
 class _Concat(Steps):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
+        self._own: list[Cache] = []
         if not self._way.in_place:
-            self._past = [self._session.device_tensor(np.zeros(self._part(), self._dtype)) for _ in self._names]
+            first = [np.zeros(self._part(), self._dtype) for _ in self._names]
+            self._own = list(first) if self._way.arrays else [self._session.device_tensor(array) for array in first]
 
     def _part(self) -> tuple[int, ...]:
         return (*self._shape[:2], self._at - 1 + (not self._way.in_place), self._shape[3])
 
-    def _caches(self) -> list[tuple[vkep.DeviceTensor, vkep.DeviceTensor | None]]:
+    def _caches(self) -> list[tuple[Cache, vkep.DeviceTensor | None]]:
         if not self._way.in_place:
-            return [(past, None) for past in self._past]
+            return [(past, None) for past in self._own]
         views = [tensor.leading(self._part()) for tensor in self._past]
         return list(zip(views, views, strict=True))
 
     def _ran(self, results: Sequence[Any]) -> None:
         if not self._way.in_place:
-            self._past = list(results[: len(self._names)])
+            self._own = list(results[: len(self._names)])
 
 
 #: by the model's form: the sessions
@@ -140,7 +150,12 @@ FORMS: dict[str, tuple[type[Steps], dict[str, Way]]] = {
     ),
     "concat": (
         _Concat,
-        {"fixed": Way(0, True), "grows": Way(math.inf, True), "copied": Way(math.inf, False)},
+        {
+            "fixed": Way(0, True),
+            "grows": Way(math.inf, True),
+            "copied": Way(math.inf, False),
+            "numpy": Way(math.inf, False, arrays=True),
+        },
     ),
 }
 
