@@ -39,11 +39,6 @@ if _typing.TYPE_CHECKING:
     from vkep.memory import ArenaOutOfMemory
     from vkep.session import InferenceSession, IOBinding, NodeArg, Report, SessionOptions
     from vkep.session.adapters import AdapterFormat, LoraAdapter
-    from vkep.session.ort_allocators import (
-        OrtArenaCfg,
-        create_and_register_allocator,
-        create_and_register_allocator_v2,
-    )
     from vkep.session.ort_capi import capi as capi
     from vkep.session.ort_devices import (
         OrtAllocatorType,
@@ -62,7 +57,10 @@ if _typing.TYPE_CHECKING:
         get_ep_devices,
     )
     from vkep.session.ort_module import (
+        OrtArenaCfg,
         copy_tensors,
+        create_and_register_allocator,
+        create_and_register_allocator_v2,
         disable_telemetry_events,
         enable_telemetry_events,
         has_collective_ops,
@@ -96,7 +94,7 @@ _LAZY = {
     "ModelMetadata": "vkep.graph.model",
     "NodeArg": "vkep.session",
     "OrtAllocatorType": "vkep.session.ort_devices",
-    "OrtArenaCfg": "vkep.session.ort_allocators",
+    "OrtArenaCfg": "vkep.session.ort_module",
     "OrtDevice": "vkep.session.ort_devices",
     "OrtDeviceMemoryType": "vkep.session.ort_devices",
     "OrtDeviceVendorId": "vkep.session.ort_devices",
@@ -119,8 +117,8 @@ _LAZY = {
     "SparseTensor": "vkep.session.sparse",
     "capi": "vkep.session.ort_capi",
     "copy_tensors": "vkep.session.ort_module",
-    "create_and_register_allocator": "vkep.session.ort_allocators",
-    "create_and_register_allocator_v2": "vkep.session.ort_allocators",
+    "create_and_register_allocator": "vkep.session.ort_module",
+    "create_and_register_allocator_v2": "vkep.session.ort_module",
     "disable_telemetry_events": "vkep.session.ort_module",
     "enable_telemetry_events": "vkep.session.ort_module",
     "get_ep_devices": "vkep.session.ort_devices",

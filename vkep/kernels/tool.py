@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vkep.kernels.catalog import all_kernels
+from vkep.kernels import all_kernels
 from vkep.kernels.kernel import PUSH_CONSTANT_BYTES, Kernel
 from vkep.plan.records import ShaderVariant
 from vkep.shaders.cache import PrebuiltEntry, write_prebuilt
