@@ -18,6 +18,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from tests.nightly import nightly
 from tools.backend_suite.cases import load_cases
 from tools.models.catalog import Options, build_model
+from tools.row_proofs import arrays_of, main, opened
 from vkep.errors import VkepError
 from vkep.graph import load_model
 from vkep.placement.row_rules import RULES
@@ -179,22 +180,6 @@ def test_a_proof_covers_the_sizes_that_decide_as_its_own() -> None:
 # ---- soundness: what is proved does not differ when rows are joined
 
 
-def with_rows(proto: onnx.ModelProto, feeds: Feeds, rows: set[str]) -> onnx.ModelProto:
-    """The model with axis 0 of some inputs open; the other inputs are weights."""
-    changed = onnx.ModelProto()
-    changed.CopyFrom(proto)
-    graph = changed.graph
-    for info in list(graph.input):
-        if info.name in rows:
-            info.type.tensor_type.shape.dim[0].dim_param = "rows"
-        else:
-            graph.input.remove(info)
-            graph.initializer.append(onnx.numpy_helper.from_array(feeds[info.name], info.name))
-    for info in graph.output:
-        info.type.tensor_type.ClearField("shape")
-    return changed
-
-
 def runs(proto: onnx.ModelProto, *feeds: Feeds) -> list[list[Any]] | None:
     """The results for each of several feeds; None where ONNX Runtime does not run the model."""
     options = onnxruntime.SessionOptions()
@@ -233,22 +218,9 @@ def operator_cases() -> Iterator[tuple[str, onnx.ModelProto, Feeds]]:
         seen.update(types)
         if not nightly() and min(seen[op] for op in types) > 3:
             continue
-        infos = [info for info in proto.graph.input if info.type.HasField("tensor_type")]
-        arrays = next(iter(case.data(proto)))[0]
-        if len(infos) != len(arrays) or not all(isinstance(a, np.ndarray) for a in arrays):
-            continue
-        feeds = {info.name: a for info, a in zip(infos, arrays, strict=True)}
-        for size in {a.shape[0] for a in arrays if a.ndim} - {0, 1}:
-            alike = [n for n, a in feeds.items() if a.ndim and a.shape[0] == size]
-            for rows in {frozenset(alike), *(frozenset([one]) for one in alike)}:
-                yield name, with_rows(proto, feeds, set(rows)), {n: feeds[n] for n in rows}
-        single = [n for n, a in feeds.items() if a.ndim > 1 and a.shape[0] == 1]
-        for rows in {frozenset(single), frozenset(single[:1])} - {frozenset()}:  # images, of which a case has one
-            yield (
-                name,
-                with_rows(proto, feeds, set(rows)),
-                {n: np.concatenate([feeds[n], feeds[n][..., ::-1]]) for n in rows},
-            )
+        feeds = arrays_of(case, proto)
+        for opened_proto, rows in opened(proto, feeds) if feeds is not None else ():
+            yield name, opened_proto, rows
 
 
 def test_no_proved_operator_differs_when_rows_are_joined() -> None:
@@ -397,3 +369,13 @@ def test_no_proved_graph_differs_when_rows_are_joined() -> None:
         x = drawn.draw.standard_normal((3, 4, 6), np.float32)
         assert check_joined(proto, {"x": x}, drawn.draw, f"seed {seed}")
     assert proved > 100 and refused > 100
+
+
+@pytest.mark.gpu
+def test_proved_models_do_not_differ_on_a_device(vulkan: object, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--sources", "vkep model", "torch's operators", "--pairs", "30", "--seconds", "20"]) == 0
+    rows = {
+        cells[1].strip(): cells for line in capsys.readouterr().out.splitlines() if len(cells := line.split("|")) > 7
+    }
+    assert int(rows["vkep model"][2]) == 2 and int(rows["torch's operators"][2]) > 20
+    assert int(rows["vkep model"][6]) >= 50
