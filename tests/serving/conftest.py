@@ -71,7 +71,7 @@ def serving(folder: Path, models: Sequence[str], *options: str) -> Iterator[Runn
     """`vkep serve` with some options, in ``folder``; ended after the block where it runs still."""
     log = folder / f"log{len(list(folder.glob('log*')))}.txt"
     command = [sys.executable, "-m", "vkep", "serve", *models, "--port", "0", "--json", *options]
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "registry")])
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "registry"), *filter(None, [os.environ.get("PYTHONPATH")])])
     with log.open("w") as errors:
         process = subprocess.Popen(
             command,

@@ -2,12 +2,13 @@
 
     python -m tools.fuzz.services [--requests 2000] [--seconds 60] [--kinds fields damaged ...] [--json out.json]
 
-For each kind of attack (`tools.fuzz.service_attacks`): ``--requests`` of them, for at most ``--seconds``, from another address
-and in a process of lower priority, since attackers have processors of their own. Beside them two users send a chat, a tensor and
-an index, one after the other. A table has the statuses of the attackers' requests and, of the innocent ones, the number, the
-wrong and the failed answers, and the wait in the median and at its 99th percentile, in multiples of the same alone: the largest
-of the three requests. Innocent requests are alone and under attack in turns of five seconds. The exit status is 1 where an
-innocent answer was wrong or failed, or an attacker's was a 500.
+For each kind of attack (`tools.fuzz.service_attacks`, and over gRPC `tools.fuzz.service_grpc` where grpcio is installed):
+``--requests`` of them, for at most ``--seconds``, from another address and in a process of lower priority, since attackers have
+processors of their own. Beside them two users send a chat, a tensor and an index, over gRPC a tensor too, one after the other. A
+table has the statuses of the attackers' requests and, of the innocent ones, the number, the wrong and the failed answers, and the
+wait in the median and at its 99th percentile, in multiples of the same alone: the largest of the requests. Innocent requests are
+alone and under attack in turns of five seconds. The exit status is 1 where an innocent answer was wrong or failed, or an
+attacker's was a 500.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.client
+import importlib.util
 import json
 import math
 import multiprocessing
 import os
+import random
 import socket
 import sys
 import tempfile
@@ -33,14 +36,22 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from tools.fuzz import service_grpc
 from tools.fuzz.service_attacks import CHAT, GONE, INFER, KINDS, SLOW, UNREAD, Attack, attacks, chat, json_bytes, tensor
 
-#: an attacker's address, which is not the innocent users'
-ATTACKER = "127.0.0.2"
+#: an attacker's address and an innocent user's; a client of gRPC has 127.0.0.1
+ATTACKER, USER = "127.0.0.2", "127.0.0.3"
+#: kinds of attacks over gRPC
+GRPC_KINDS = {
+    "fields over gRPC": service_grpc.fields,
+    "damaged messages": service_grpc.damaged,
+    "streams over gRPC": service_grpc.stream,
+}
 #: connections that an attacker leaves open at once, and seconds for an answer
 _OPEN, _PATIENCE_S = 40, 120
 #: of a part of a campaign, in seconds
 _PART_S = 5.0
+_OVER_GRPC = "over gRPC"
 _ERRORS = (OSError, http.client.HTTPException)
 
 
@@ -93,17 +104,23 @@ class Attacker:
 
 
 def attack_for(address: str, kind: str, seed: int, count: int, seconds: float, threads: int = 4) -> Counter[str]:
-    """Send up to ``count`` attacks of a kind, for at most ``seconds``; returns how often each status came."""
+    """Send up to ``count`` attacks of a kind, for at most ``seconds``; returns how often each status came. The address of those
+    over gRPC is that of the gRPC server."""
     found: Counter[str] = Counter()
     lock, deadline, left = threading.Lock(), time.monotonic() + seconds, iter(range(count))
 
     def run(number: int) -> None:
-        attacker, requests = Attacker(address), attacks(kind, seed + number)
+        if kind in GRPC_KINDS:
+            channel, rng = service_grpc.Channel(address), random.Random(f"{kind} {seed + number}")
+            send, close = lambda: channel.send(*GRPC_KINDS[kind](rng)), channel.close
+        else:
+            attacker, requests = Attacker(address), attacks(kind, seed + number)
+            send, close = lambda: attacker.send(next(requests)), attacker.close
         while time.monotonic() < deadline and next(left, None) is not None:
-            came = attacker.send(next(requests))
+            came = send()
             with lock:
                 found[came] += 1
-        attacker.close()
+        close()
 
     started = [threading.Thread(target=run, args=(number,)) for number in range(threads)]
     for thread in started:
@@ -137,8 +154,9 @@ class Waits:
 class Innocent:
     """A user whose answers are known."""
 
-    def __init__(self, address: str, number: int) -> None:
-        self._address = address
+    def __init__(self, address: str, number: int, grpc: str = "") -> None:
+        """``grpc``: the address of a gRPC server, if there is one."""
+        self._address, self._channel = address, service_grpc.Channel(grpc) if grpc else None
         x = np.arange(6, dtype=np.float32).reshape(2, 3) + number
         index = np.array([[number % 3], [2]])
         given = json_bytes({"inputs": [tensor(x)]}), json_bytes({"inputs": [tensor(x), tensor(index, "i", "INT64")]})
@@ -147,10 +165,17 @@ class Innocent:
             (INFER.format("square"), given[0]),
             (INFER.format("pick"), given[1]),
         ]
+        if self._channel is not None:
+            self._requests.append((_OVER_GRPC, service_grpc.infer(x=x).SerializeToString()))
         self._expected = [self._answer(*request) for request in self._requests]
 
     def _answer(self, path: str, body: bytes) -> Any:
-        status, text = ask(self._address, path, body)
+        if self._channel is not None and path == _OVER_GRPC:
+            try:
+                return self._channel.ask(body)
+            except Exception as error:
+                raise ConnectionError(str(error)) from None
+        status, text = ask(self._address, path, body, USER)
         if status != 200:
             raise ConnectionError(f"{path}: status {status}: {text[:300]!r}")
         found = json.loads(text)
@@ -207,12 +232,15 @@ class Result:
     @property
     def bad(self) -> bool:
         """Whether an innocent answer was wrong or failed, or the service had an error of its own."""
-        return bool(self.wrong or self.failed or self.sent.get("500"))
+        return bool(self.wrong or self.failed or self.sent.get("500") or self.sent.get("INTERNAL"))
 
 
-def campaign(address: str, kinds: Sequence[str], count: int, seconds: float, seed: int) -> Iterator[Result]:
-    """The result of each kind. Parts with and without attacks take turns, since the machine may have other work too."""
-    users = [Innocent(address, number) for number in range(2)]
+def campaign(
+    address: str, kinds: Sequence[str], count: int, seconds: float, seed: int, grpc: str = ""
+) -> Iterator[Result]:
+    """The result of each kind; ``grpc``: the address of the gRPC server, if there is one. Parts with and without attacks take
+    turns, since the machine may have other work too."""
+    users = [Innocent(address, number, grpc) for number in range(2)]
     with multiprocessing.get_context("spawn").Pool(1, os.nice, (19,)) as attackers:
         for kind in kinds:
             alone, beside, sent = Waits(), Waits(), Counter[str]()
@@ -221,7 +249,7 @@ def campaign(address: str, kinds: Sequence[str], count: int, seconds: float, see
                 left = -(-(count - sum(sent.values())) // (parts - part))
                 with innocents(users, alone):
                     time.sleep(min(seconds, _PART_S))
-                given = address, kind, seed + 1000 * part, left, seconds / parts
+                given = grpc if kind in GRPC_KINDS else address, kind, seed + 1000 * part, left, seconds / parts
                 found = attackers.apply_async(attack_for, given)
                 with innocents(users, beside):
                     sent += found.get()
@@ -232,23 +260,29 @@ def campaign(address: str, kinds: Sequence[str], count: int, seconds: float, see
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a campaign, and print its table."""
+    from tests.ray.conftest import free_ports
     from tests.serving.conftest import serving, write_models
 
     parser = argparse.ArgumentParser(prog="python -m tools.fuzz.services", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--requests", type=int, default=2000, help="of each kind")
     parser.add_argument("--seconds", type=float, default=60, help="for each kind")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
+    grpc = importlib.util.find_spec("grpc") is not None
+    every = [*KINDS, *(GRPC_KINDS if grpc else ())]
+    parser.add_argument("--kinds", nargs="+", choices=every, default=every)
     parser.add_argument("--json", type=Path, help="write the results here")
     given = parser.parse_args(arguments)
     found = []
     with tempfile.TemporaryDirectory() as folder:
         write_models(Path(folder))
         models = ("llama", "square.onnx", "pick.onnx")
-        with serving(Path(folder), models, "--log", "none") as running:
+        port = free_ports(1)[0]
+        options = ("--grpc-port", str(port)) if grpc else ()
+        with serving(Path(folder), models, "--log", "none", *options) as running:
             columns = ("attack", "requests", "statuses", "innocent answers", "wrong", "failed", "median", "p99")
             print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
-            for one in campaign(urlsplit(running.url).netloc, given.kinds, given.requests, given.seconds, given.seed):
+            to = urlsplit(running.url).netloc, given.kinds, given.requests, given.seconds, given.seed
+            for one in campaign(*to, f"127.0.0.1:{port}" if grpc else ""):
                 found.append(one)
                 statuses = ", ".join(f"{status}: {count}" for status, count in one.sent.items())
                 cells = [one.kind, sum(one.sent.values()), statuses, one.innocent, len(one.wrong), len(one.failed)]
