@@ -84,6 +84,8 @@ def serve_command(
         if log != "none":
             to_stream(log)
         keys = api_key or [key for key in os.environ.get(_KEYS, "").split(",") if key]
+        if not all(keys):
+            raise UsageError("--api-key has an empty key, which every client knows")
         chosen = ServiceOptions(
             rows=rows,
             wait_ms=wait_ms,

@@ -71,9 +71,9 @@ class Embedder:
             found.append(tokens)
         return found
 
-    async def embed(self, inputs: Sequence[Sequence[int]]) -> list[Array]:
+    async def embed(self, inputs: Sequence[Sequence[int]], client: str = "") -> list[Array]:
         """An embedding float32 [size] for each input; those of one length share runs. Raises as `LoadedModel.infer`."""
-        results = await asyncio.gather(*(self.model.infer(self._feeds(tokens)) for tokens in inputs))
+        results = await asyncio.gather(*(self.model.infer(self._feeds(tokens), client) for tokens in inputs))
         return [self._pooled(found, len(tokens)) for found, tokens in zip(results, inputs, strict=True)]
 
     def _feeds(self, tokens: Sequence[int]) -> dict[str, Array]:

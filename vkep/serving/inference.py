@@ -132,7 +132,7 @@ async def _infer(service: Service, request: Request, model: LoadedModel) -> Resp
     with Counted(service, model):
         text = sum(map(len, pieces)) if length is None or len(length) > 4 else 0
         given = await away(service, client, text, kserve.parse_infer, pieces, length, model.spec)
-        results = await model.infer(given.feeds)
+        results = await model.infer(given.feeds, client)
         nbytes = sum(results[name].nbytes for name, as_bytes in given.outputs.items() if not as_bytes)
         answer = await away(service, client, nbytes, kserve.infer_response, model.spec, given, results)
     headers = {HEADER_LENGTH: str(answer.json_size)} if answer.json_size else {}

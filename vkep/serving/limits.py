@@ -7,9 +7,9 @@ import contextlib
 import hmac
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from vkep.serving.kserve import ProtocolError
@@ -59,38 +59,44 @@ class Limits:
                 del self._active[client]
 
 
-def _of_client() -> int:
-    """Threads that one client's requests may be read in at once: half of the processors."""
-    return max(1, (os.cpu_count() or 1) // 2)
-
-
 @dataclass
 class _Line:
-    """The work of one client: what is done or waits, and the places of what is done."""
+    """A client that has or waits for places: how many it has or waits for, and those that it may have."""
 
-    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_of_client()))
+    places: asyncio.Semaphore
     count: int = 0
 
 
-class Turns:
-    """Work on requests in threads, so that the event loop stays free: a client has half of the processors at most, and its
-    further work waits. For one event loop."""
+class Places:
+    """Places of which a client has so many at once; what it does beyond them waits, and nobody else does. For one event loop."""
 
-    def __init__(self) -> None:
-        self._lines: dict[str, _Line] = {}
+    def __init__(self, of_client: int) -> None:
+        self._of_client, self._lines = of_client, dict[str, _Line]()
 
-    async def __call__(self, client: str, work: Callable[..., Any], *args: Any, threads: Executor | None = None) -> Any:
-        """The result of ``work(*args)`` for a client, in ``threads`` (the event loop's own by default). Client "": one that is
-        not known, which has no turns. Raises as the work."""
-        run = asyncio.get_running_loop().run_in_executor
+    @contextlib.asynccontextmanager
+    async def one(self, client: str) -> AsyncIterator[None]:
+        """An ``async with`` block in a client's place; "": a client that is not known, which has any number."""
         if not client:
-            return await run(threads, work, *args)
-        line = self._lines.setdefault(client, _Line())
+            yield
+            return
+        line = self._lines.setdefault(client, _Line(asyncio.Semaphore(self._of_client)))
         line.count += 1
         try:
             async with line.places:
-                return await run(threads, work, *args)
+                yield
         finally:
             line.count -= 1
             if not line.count:
                 del self._lines[client]
+
+
+class Turns:
+    """Work on requests in threads, so that the event loop stays free: a client has half of the processors at most."""
+
+    def __init__(self) -> None:
+        self._places = Places(max(1, (os.cpu_count() or 1) // 2))
+
+    async def __call__(self, client: str, work: Callable[..., Any], *args: Any, threads: Executor | None = None) -> Any:
+        """The result of ``work(*args)`` for a client, in ``threads`` (the event loop's own by default). Raises as the work."""
+        async with self._places.one(client):
+            return await asyncio.get_running_loop().run_in_executor(threads, work, *args)

@@ -24,6 +24,7 @@ from vkep.serving.batcher import Batcher
 from vkep.serving.bodies import Array, joined, shapes_of
 from vkep.serving.joining import Joining, rows_axis
 from vkep.serving.kserve import STRINGS, ModelSpec, ProtocolError, TensorSpec, datatype
+from vkep.serving.limits import Places
 from vkep.session import InferenceSession
 from vkep.session.replicas import RenewedSession
 
@@ -84,6 +85,8 @@ class LoadedModel:
                 f"model {name!r}", session.model, session.context.capabilities, self._rows, independent
             )
             self.batcher = Batcher(self._run_all, self._rows, wait_s, runs)
+            # of requests of many rows each, few fill the runs that others wait for
+            self._alone, self._together, self._large = Places(runs), Places(runs * self._rows), Places(4 * runs)
             self._warm(session, example)
         except BaseException:
             self.renewed.close()
@@ -150,8 +153,9 @@ class LoadedModel:
         self.rows_done += rows
         self._observe(self.spec.name, self.spec.version, rows, requests, time.perf_counter() - started)
 
-    async def infer(self, feeds: Feeds) -> Results:
-        """The outputs for one request. Raises as `vkep.InferenceSession.run`."""
+    async def infer(self, feeds: Feeds, client: str = "") -> Results:
+        """The outputs for one request of a client, who has as many in progress as all runs take: others wait for no more of them.
+        Raises as `vkep.InferenceSession.run`."""
         rows, loop = row_count(feeds), asyncio.get_running_loop()
         if not self.joining.off and 0 < rows < self._rows:
             shapes, key = shapes_of(feeds), signature(feeds)
@@ -161,8 +165,11 @@ class LoadedModel:
             if may is None:
                 may = await loop.run_in_executor(self._pool, self.joining.decide, key, shapes)
             if may:
-                return dict(await self.batcher((feeds, time.perf_counter()), key, rows))
-        return await loop.run_in_executor(self._pool, self._run_alone, feeds, time.perf_counter())
+                places = self._together if rows * 4 <= self._rows else self._large
+                async with places.one(client):
+                    return dict(await self.batcher((feeds, time.perf_counter()), key, rows))
+        async with self._alone.one(client):
+            return await loop.run_in_executor(self._pool, self._run_alone, feeds, time.perf_counter())
 
     def _run_alone(self, feeds: Feeds, asked: float) -> Results:
         self._waited(self.spec.name, self.spec.version, time.perf_counter() - asked)

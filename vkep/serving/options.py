@@ -45,6 +45,8 @@ class ServiceOptions:
         for name, least in _LEAST.items():
             if not getattr(self, name) >= least:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected at least {least}")
+        if not all(self.keys):
+            raise ValueError("keys has an empty text, which every client knows")
 
     def says_independent(self, model: str) -> bool:
         """Whether rows of a model are independent, as the deployment says."""

@@ -109,7 +109,7 @@ class Servicer:
             raw = len(given.raw_input_contents)
             nbytes = 0 if raw else given.ByteSize()
             request = await away(self.service, _client.get(), nbytes, messages.parse_infer, given, model.spec)
-            return messages.infer_response(model.spec, request, await model.infer(request.feeds))
+            return messages.infer_response(model.spec, request, await model.infer(request.feeds, _client.get()))
 
     async def ModelStreamInfer(self, request_stream: AsyncIterator[bytes]) -> AsyncIterator[Any]:
         """Answers in the order of the requests, with as many in progress as a run has rows. A request that fails gets

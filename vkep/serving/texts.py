@@ -62,7 +62,7 @@ def router(service: Service) -> APIRouter:
             return given, embedder, embedder.read(given)
 
         given, embedder, inputs = await service.turns(client, read_tokens)
-        vectors = await unless_gone(request, embedder.embed(inputs))
+        vectors = await unless_gone(request, embedder.embed(inputs, client))
         tokens = sum(map(len, inputs))
         return JSONResponse(await service.turns(client, answer, given, embedder.model.spec.name, vectors, tokens))
 

@@ -197,11 +197,12 @@ class Writer:
             return None
         active = Counter(job.client for job in self._jobs)
         reading = {job.client for job in self._jobs if job.is_prompt}
-        may = [
-            job
-            for job in self._waiting
-            if not job.client or (active[job.client] < self._of_client and job.client not in reading)
-        ]
+        first: dict[str, Job] = {}
+        for job in self._waiting:
+            if not job.client:
+                return job
+            first.setdefault(job.client, job)
+        may = [job for job in first.values() if active[job.client] < self._of_client and job.client not in reading]
         return min(may, key=lambda job: active[job.client], default=None)
 
     def _added(self, batch: Batch, job: Job) -> bool:
