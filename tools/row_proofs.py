@@ -153,9 +153,9 @@ def _of_starter(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Feeds]:
 
 def requests(feeds: Feeds, draw: np.random.Generator, count: int) -> list[Feeds]:
     """Requests of a row: floats of the size of those in ``feeds``, other values from them, since they may be indices."""
-    found = []
+    found: list[Feeds] = []
     for _ in range(count):
-        one = {}
+        one: dict[str, Array] = {}
         for name, rows in feeds.items():
             row = draw.permuted(rows[[int(draw.integers(len(rows)))]].reshape(1, -1), axis=1).reshape(
                 1, *rows.shape[1:]

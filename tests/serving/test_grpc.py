@@ -1,4 +1,4 @@
-"""`vkep serve --grpc-port`: tritonclient's gRPC client, as it is."""
+"""`vkep serve --grpc-port`: tritonclient's gRPC client, as it is; keys, limits and attacks."""
 
 from __future__ import annotations
 
@@ -40,3 +40,29 @@ def test_tritonclient_over_grpc(vulkan: object, tmp_path: Path) -> None:
             np.testing.assert_array_equal(result.as_numpy("y"), X * X)
         client.stop_stream()
         client.close()
+
+
+@pytest.mark.gpu
+def test_requests_over_grpc_need_the_key_and_attacks_change_no_answer(vulkan: object, tmp_path: Path) -> None:
+    pytest.importorskip("grpc")
+    pytest.importorskip("fastapi")
+    from tools.fuzz.service_grpc import INFER, STREAM, Channel, infer
+    from tools.fuzz.services import GRPC_KINDS, attack_for
+
+    [port] = free_ports(1)
+    write_models(tmp_path)
+    request, address = infer(x=X).SerializeToString(), f"127.0.0.1:{port}"
+    with serving(tmp_path, ["square.onnx"], "--grpc-port", str(port), "--api-key", "one"):
+        channel = Channel(address)
+        assert channel.send(INFER, request) == channel.send(STREAM, request) == "UNAUTHENTICATED"
+        assert channel.send("/inference.GRPCInferenceService/ServerReady", b"") == "OK"
+        assert (X * X).tobytes() in channel.ask(request, metadata=[("authorization", "Bearer one")])
+        channel.close()
+    with serving(tmp_path, ["square.onnx", "pick.onnx"], "--grpc-port", str(port)):
+        channel = Channel(address)
+        answer = channel.ask(request)
+        for kind in GRPC_KINDS:
+            sent = attack_for(address, kind, 1, 20, 10, threads=2)
+            assert sum(sent.values()) >= 1 and "INTERNAL" not in sent, sent
+            assert channel.ask(request) == answer
+        channel.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -97,9 +98,9 @@ class Channel:
         except self._grpc.RpcError as error:
             return str(error.code().name)
 
-    def ask(self, body: bytes, method: str = INFER) -> bytes:
+    def ask(self, body: bytes, method: str = INFER, metadata: Sequence[tuple[str, str]] = ()) -> bytes:
         """The answer's bytes. Raises ``grpc.RpcError``."""
-        return bytes(self._channel.unary_unary(method)(body, timeout=60))
+        return bytes(self._channel.unary_unary(method)(body, timeout=60, metadata=metadata))
 
     def close(self) -> None:
         """Close the channel."""
