@@ -28,7 +28,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,15 @@ class Attacker:
             one.close()
 
 
+def _sender(address: str, kind: str, seed: int) -> tuple[Callable[[], str], Callable[[], None]]:
+    """What sends the next attack of a kind, and what ends it."""
+    if kind in GRPC_KINDS:
+        channel, rng = service_grpc.Channel(address), random.Random(f"{kind} {seed}")
+        return lambda: channel.send(*GRPC_KINDS[kind](rng)), channel.close
+    attacker, requests = Attacker(address), attacks(kind, seed)
+    return lambda: attacker.send(next(requests)), attacker.close
+
+
 def attack_for(address: str, kind: str, seed: int, count: int, seconds: float, threads: int = 4) -> Counter[str]:
     """Send up to ``count`` attacks of a kind, for at most ``seconds``; returns how often each status came. The address of those
     over gRPC is that of the gRPC server."""
@@ -110,12 +119,7 @@ def attack_for(address: str, kind: str, seed: int, count: int, seconds: float, t
     lock, deadline, left = threading.Lock(), time.monotonic() + seconds, iter(range(count))
 
     def run(number: int) -> None:
-        if kind in GRPC_KINDS:
-            channel, rng = service_grpc.Channel(address), random.Random(f"{kind} {seed + number}")
-            send, close = lambda: channel.send(*GRPC_KINDS[kind](rng)), channel.close
-        else:
-            attacker, requests = Attacker(address), attacks(kind, seed + number)
-            send, close = lambda: attacker.send(next(requests)), attacker.close
+        send, close = _sender(address, kind, seed + number)
         while time.monotonic() < deadline and next(left, None) is not None:
             came = send()
             with lock:
