@@ -106,9 +106,10 @@ def subjects() -> Iterator[Subject]:
     for name, fusion in FUSIONS.items():
         yield Subject("parts of networks", name, lambda f=fusion: _all(f.model(), f.feeds()))  # type: ignore[misc]
     kinds = {
-        "light": "ONNX's model zoo",
         "pytorch-converted": "torch's modules",
         "pytorch-operator": "torch's operators",
+        "node": "ONNX's operators",
+        "light": "ONNX's model zoo",
     }
     for kind, source in kinds.items():
         for name, case in load_cases().items():
