@@ -68,7 +68,7 @@ class _Line:
 
 
 class Places:
-    """Places of which a client has so many at once; what it does beyond them waits, and nobody else does. For one event loop."""
+    """Places of which a client has so many at once; what it does beyond them waits. For one event loop."""
 
     def __init__(self, of_client: int) -> None:
         self._of_client, self._lines = of_client, dict[str, _Line]()
