@@ -29,6 +29,8 @@ from vkep.sizes import largest, serves_others, smallest, whole
 def positions_of(b: Builder, mask: Tensor) -> list[Tensor]:
     """The flat positions (int64, filled from the front) where ``mask`` (bool) is true, and their number (int64 [1])."""
     total = mask.size
+    if not total:
+        return _nothing(b)
     ones = b.pointwise("cast", mask, dtype=INT32)
     found, count = b.empty(INT64, [total]), b.empty(INT64, [1])
     place = scan(b, b.reshape(ones, [total]), ScanProblem(1, total, 1, "int32"))
@@ -38,7 +40,7 @@ def positions_of(b: Builder, mask: Tensor) -> list[Tensor]:
 
 @operator("NonZeroFill", domain=SIZED, types={"x": (*ARITHMETIC, "bool")})
 def non_zero_fill(b: Builder, x: Tensor) -> list[Tensor]:
-    return positions_of(b, b.cast(x, BOOL)) if x.size else _nothing(b)
+    return positions_of(b, b.cast(x, BOOL))
 
 
 @operator("NonZeroTake", domain=SIZED, types={})
@@ -72,7 +74,7 @@ def compress_fill(b: Builder, x: Tensor, condition: Tensor, *, axis: int | None 
         while chosen and chosen[-1] >= extent:  # ONNX Runtime reads no more of the condition
             chosen.pop()
         return [b.constant(np.array(chosen, np.int64)), b.constant(np.array([len(chosen)], np.int64))]
-    return positions_of(b, condition.slice(0, 0, smallest(condition.size, extent))) if condition.size else _nothing(b)
+    return positions_of(b, condition.slice(0, 0, smallest(condition.size, extent)))
 
 
 @operator("CompressTake", domain=SIZED, types={})
@@ -218,7 +220,7 @@ def unique_fill(b: Builder, x: Tensor, *, axis: int | None = None, sorted: int =
     if axis is not None:
         x = _slice_ranks(b, x, axis)
     if not x.size:
-        return [b.constant(np.zeros(0, np.int64)), b.constant(np.zeros(1, np.int64))]
+        return _nothing(b)
     if x.dtype.kind == "bool":
         x = b.cast(x, UINT8)
     # descending, equal ones by lower index first, so that a group begins at its value's first occurrence
