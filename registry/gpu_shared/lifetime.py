@@ -13,6 +13,7 @@
 
 Two locks guard the states: `Reaper.lock` the queue, `_tree_lock` parents and children. Neither is held where ``destroy`` is
 called, so objects may be destroyed in several threads at once. To retire one takes no lock: finalizers do that.
+Both are re-entrant: the collector may run a program's finalizer, which uses a session, in a thread that has one.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from gpu_shared.waiting import until_done
 
 #: existing natives; set operations on it are atomic, so no lock is needed (and a finalizer must take none)
 _live: set[Native] = set()
-_tree_lock = threading.Lock()
+_tree_lock = threading.RLock()
 
 
 def _after_fork_in_child() -> None:
     global _tree_lock
-    _tree_lock = threading.Lock()
+    _tree_lock = threading.RLock()
     _live.clear()  # they belong to the parent process
 
 
@@ -121,6 +122,10 @@ class Native:
             self.bury()
 
 
+#: the values that must pass, and what is destroyed then
+_Retired = tuple[tuple[tuple[Progress, int], ...], Native]
+
+
 class Reaper:
     """A device's queue of retired natives, each with the timeline values that must pass before its destruction."""
 
@@ -128,8 +133,8 @@ class Reaper:
         """``wait_idle`` waits until the device executes nothing, and ``queue_lock`` is held where work is submitted."""
         self._wait_idle, self._queue_lock = wait_idle, queue_lock or threading.RLock()
         self.timelines: tuple[Progress, ...] = ()
-        self.retired: deque[tuple[tuple[tuple[Progress, int], ...], Native]] = deque()
-        self.lock = threading.Lock()
+        self.retired: deque[_Retired] = deque()
+        self.lock = threading.RLock()
         self.finished = False  # the device is idle for good: no wait is needed
 
     def add_timeline(self, timeline: Progress) -> None:
@@ -170,22 +175,26 @@ class Reaper:
         count = 0
         while True:
             with self.lock:
-                if not self._is_due():
+                oldest = self._due()
+                if oldest is None:
                     return count
-                native = self.retired.popleft()[1]
-            native.bury()
+                if not self.retired or self.retired[0] is not oldest:
+                    continue  # a finalizer was here in between
+                self.retired.popleft()
+            oldest[1].bury()
             count += 1
 
     def maintain_later(self) -> None:
         """Where an object is due, have the finalizers' thread call `maintain`. Does not wait for it: the caller may hold a lock
         that destroying an object takes."""
         with self.lock:
-            due = self._is_due()
-        if due:
+            due = self._due()
+        if due is not None:
             later(self.maintain)
 
-    def _is_due(self) -> bool:
-        """Whether the oldest one is: later ones wait at least as long."""
-        if not self.retired:
-            return False
-        return self.finished or all(timeline.passed(value) for timeline, value in self.retired[0][0])
+    def _due(self) -> _Retired | None:
+        """The oldest one where it is due: later ones wait at least as long."""
+        oldest = self.retired[0] if self.retired else None
+        if oldest is None or self.finished or all(timeline.passed(value) for timeline, value in oldest[0]):
+            return oldest
+        return None
