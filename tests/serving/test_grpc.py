@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
+from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,7 @@ import pytest
 
 from tests.ray.conftest import free_ports
 from tests.serving.conftest import serving, write_models
+from vkep.serving.limits import Limits
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -40,6 +44,43 @@ def test_tritonclient_over_grpc(vulkan: object, tmp_path: Path) -> None:
             np.testing.assert_array_equal(result.as_numpy("y"), X * X)
         client.stop_stream()
         client.close()
+
+
+class Context:
+    """What Serve gives to a method of a gRPC service."""
+
+    def __init__(self, **metadata: str) -> None:
+        self.metadata, self.code = tuple(metadata.items()), ""
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return self.metadata
+
+    def set_code(self, code: Any) -> None:
+        self.code = code.name
+
+    def set_details(self, details: str) -> None:
+        assert "Bearer" in details
+
+
+def test_requests_over_grpc_need_the_key_on_ray_too() -> None:
+    pytest.importorskip("grpc")
+    from vkep.serving.servicer import Servicer
+
+    servicer = Servicer()
+    servicer.service = SimpleNamespace(limits=Limits(0, 0, ["one"]), options=SimpleNamespace(max_body=100))  # type: ignore[assignment]
+    none, right, watcher, stream = Context(), Context(authorization="Bearer one"), Context(), Context()
+
+    async def no_requests() -> AsyncIterator[bytes]:
+        yield b""
+
+    async def answers() -> list[Any]:
+        await servicer.ServerMetadata(b"", none)
+        await servicer.ServerMetadata(b"", right)
+        await servicer.ServerLive(b"", watcher)
+        return [answer async for answer in servicer.ModelStreamInfer(no_requests(), stream)]
+
+    assert asyncio.run(answers()) == []
+    assert [c.code for c in (none, right, watcher, stream)] == ["UNAUTHENTICATED", "", "", "UNAUTHENTICATED"]
 
 
 @pytest.mark.gpu

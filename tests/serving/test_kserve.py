@@ -60,6 +60,11 @@ def test_numbers_in_json() -> None:
     got = json.loads(b"".join(answer.pieces))
     assert (got["id"], got["model_name"], got["model_version"]) == ("7", "m", "3")
     assert got["outputs"][1] == {"name": "z", "datatype": "BOOL", "shape": [2], "data": [True, False]}
+    deep: Any = 1.0
+    for _ in range(70):  # numpy's arrays have 64 axes at most
+        deep = [deep]
+    with pytest.raises(ProtocolError, match="its data are no FP32"):
+        parse_infer(body_of(good(data=[deep]))[0], None, MODEL)
     nested = parse_infer(body_of(good(data=X.tolist()))[0], None, MODEL)
     np.testing.assert_array_equal(nested.feeds["x"], X)
 

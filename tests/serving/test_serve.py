@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -239,3 +240,23 @@ def test_wrong_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments:
     monkeypatch.chdir(tmp_path)
     found = CliRunner().invoke(app, ["serve", *arguments])
     assert found.exit_code == 2 and says in found.output
+
+
+def test_only_who_reads_nothing_is_disconnected() -> None:
+    """The connection is closed where a minute passes in which the client reads nothing of what was written."""
+    pytest.importorskip("uvicorn")
+    from vkep.serving.server import Protocol
+
+    later: list[Any] = []
+    left = [900, 500, 500]
+    events: list[str] = []
+    protocol = Protocol.__new__(Protocol)
+    protocol.flow = SimpleNamespace(pause_writing=lambda: None)
+    protocol.loop = SimpleNamespace(call_later=lambda seconds, call, *args: later.append((call, args)))
+    protocol.transport = SimpleNamespace(get_write_buffer_size=lambda: left[0], abort=lambda: events.append("closed"))
+    protocol.pause_writing()
+    while later:
+        left.pop(0)
+        call, args = later.pop()
+        call(*args)
+        assert bool(events) == (len(left) == 1)

@@ -463,7 +463,7 @@ def _from_json(spec: TensorSpec, shape: tuple[int, ...], data: Any) -> Array:
         if dtype.kind in "fV" and not np.isfinite(found.astype(np.float32 if dtype.kind == "V" else dtype)).all():
             raise ValueError("got numbers that it does not hold")
         return found.reshape(shape)
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+    except (ValueError, TypeError, IndexError, OverflowError, RecursionError) as error:
         raise ProtocolError(
             400, f"input {spec.name!r}: its data are no {spec.datatype}: {shortened(str(error), 500)}"
         ) from None

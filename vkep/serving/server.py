@@ -37,12 +37,22 @@ class Protocol(AutoHTTPProtocol):
     def pause_writing(self) -> None:
         """As asyncio: the client reads less than is written."""
         super().pause_writing()
-        self._unread = self.loop.call_later(_READ_S, self.transport.abort)
+        self._expect_reading()
 
     def resume_writing(self) -> None:
         """As asyncio."""
         super().resume_writing()
         self._stop_unread()
+
+    def _expect_reading(self) -> None:
+        """Close the connection unless the client reads something in time, and so on until it has read what was written."""
+        self._unread = self.loop.call_later(_READ_S, self._check_reading, self.transport.get_write_buffer_size())
+
+    def _check_reading(self, before: int) -> None:
+        if self.transport.get_write_buffer_size() >= before:
+            self.transport.abort()
+        else:
+            self._expect_reading()
 
     def _stop_unread(self) -> None:
         if self._unread is not None:

@@ -42,12 +42,12 @@ def grpc_method(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, 
     @functools.wraps(method)
     async def call(self: Servicer, request: bytes, grpc_context: Any) -> Any:
         try:
+            if name not in _WATCHED:
+                self.service.limits.client("", _authorization(grpc_context))
             answer = await method(self, self._read(f"{name}Request", request))
             return messages.message(f"{name}Response", **answer) if isinstance(answer, dict) else answer
         except Exception as error:
-            status, text = answer_of(error)
-            grpc_context.set_code(_STATUS.get(status, grpc.StatusCode.INTERNAL))
-            grpc_context.set_details(text)
+            _fail(grpc_context, error)
             return messages.message(f"{name}Response")
 
     # Serve inspects the signature to see whether a method takes the context
@@ -55,6 +55,16 @@ def grpc_method(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, 
         [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ("self", "request", "grpc_context")]
     )
     return call
+
+
+def _authorization(context: Any) -> str | None:
+    return dict(context.invocation_metadata() or ()).get("authorization")
+
+
+def _fail(context: Any, error: Exception) -> None:
+    status, text = answer_of(error)
+    context.set_code(_STATUS.get(status, grpc.StatusCode.INTERNAL))
+    context.set_details(text)
 
 
 class Servicer:
@@ -111,9 +121,14 @@ class Servicer:
             request = await away(self.service, _client.get(), nbytes, messages.parse_infer, given, model.spec)
             return messages.infer_response(model.spec, request, await model.infer(request.feeds, _client.get()))
 
-    async def ModelStreamInfer(self, request_stream: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+    async def ModelStreamInfer(self, request_stream: AsyncIterator[bytes], grpc_context: Any) -> AsyncIterator[Any]:
         """Answers in the order of the requests, with as many in progress as a run has rows. A request that fails gets
         an error text as its answer, and the stream continues."""
+        try:
+            self.service.limits.client("", _authorization(grpc_context))
+        except ProtocolError as error:
+            _fail(grpc_context, error)
+            return
         async for answer in in_order(request_stream, self._answer_in_stream, self.service.options.rows):
             yield answer
 
@@ -144,7 +159,7 @@ class _Direct:
         """A ``with`` block around a request, or a stream of them. Raises as `Limits`."""
         limits = self._servicer.service.limits
         address = unquote(context.peer()).partition(":")[2].rpartition(":")[0].strip("[]")
-        client = limits.client(address, dict(context.invocation_metadata() or ()).get("authorization"))
+        client = limits.client(address, _authorization(context))
         with limits.request(client):
             _client.set(client)
             yield
@@ -167,7 +182,7 @@ class _Direct:
         """As `Servicer.ModelStreamInfer`."""
         try:
             with self._admitted(context):
-                async for answer in self._servicer.ModelStreamInfer(requests):
+                async for answer in self._servicer.ModelStreamInfer(requests, context):
                     yield answer.SerializeToString()
         except ProtocolError as error:
             await self._refused(context, error)
