@@ -32,7 +32,7 @@ def expected(logits: Any, beams: int, most: int, penalty: float, ends: set[int])
     found: list[tuple[float, list[int]]] = []
     for length in range(1, most + 1):
         every = [(t + float(v), [*tokens, k]) for t, tokens in going for k, v in enumerate(next_of(tokens))]
-        best = sorted(every, key=lambda one: -one[0])[: 2 * beams]
+        best = sorted(every, key=lambda one: -one[0])[: max(2, 1 + len(ends)) * beams]
         found += [(t / length**penalty, s[:-1]) for t, s in best[:beams] if s[-1] in ends]
         found = sorted(found, key=lambda one: -one[0])[:beams]
         going = [one for one in best if one[1][-1] not in ends][:beams]

@@ -308,6 +308,10 @@ class Batch(Uncopied):
     def _test(self, answer: Answer, guess: list[int]) -> list[Event]:
         """Run the last token and a guess of those after it: as many are right as the run chooses itself."""
         self._known = self._known_from = self._ahead = None
+        try:
+            self._rows.reserve(answer._row, len(self._rows.held[answer._row]) + 1 + len(guess))
+        except MemoryError:
+            guess = []  # there is room for the last token alone
         made = self._rows.feed(answer._row, [answer.tokens[-1], *guess])
         events = []
         for token, guessed in zip(self._chooser.greedy(made), [*guess, None], strict=True):

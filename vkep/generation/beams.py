@@ -58,6 +58,11 @@ class Search:
                 "count of 1 to beams, and 1 token or more"
             )
 
+    @property
+    def candidates(self) -> int:
+        """How many continuations a step ranks: ``beams`` go on even where all ends are among them (as in transformers)."""
+        return max(2, 1 + len(self.end_tokens)) * self.beams
+
 
 @dataclass
 class _Beam:
@@ -96,7 +101,7 @@ def search(rows: Rows, decoder: Decoder | EncoderDecoder, row: int, made: Made, 
     """The best continuations of the sequence in ``row``, whose last run was ``made``; the best one first. Rows 0 to ``beams`` - 1
     are the search's. Raises as `InferenceSession.run`."""
     folder = decoder.folder
-    width = min(2 * asked.beams, decoder.vocabulary)
+    width = min(asked.candidates, decoder.vocabulary)
     ranking = Ranking(decoder, width, [(*folder.never, *folder.never_first), folder.never])
     try:
         return _search(rows, ranking, row, made, asked)
@@ -113,7 +118,7 @@ def _search(rows: Rows, ranking: Ranking, row: int, made: Made, asked: Search) -
             ((beam.total + float(value), -k, int(token)) for k, beam in enumerate(beams)
              for value, token in zip(*ranked[beam.row], strict=True) if value > -np.inf),
             reverse=True,
-        )[: 2 * asked.beams]  # fmt: skip
+        )[: asked.candidates]  # fmt: skip
         going: list[tuple[float, int, int]] = []
         for rank, (total, k, token) in enumerate(best):
             if token not in asked.end_tokens:
