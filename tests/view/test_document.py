@@ -80,6 +80,7 @@ def test_weights_have_statistics() -> None:
     assert (found["elements"], found["nonfinite"], found["min"], found["max"]) == (6, 2, -1, 2)
     assert (found["mean"], found["zeros"], sum(found["histogram"])) == (0.5, 0.25, 4)
     assert weight_statistics(ArrayWeight("w", np.full(3, 7, np.int64)))["histogram"] == [3]
+    assert weight_statistics(ArrayWeight("w", np.array([1.0, np.nextafter(1, 2)])))["histogram"] == [2]
     assert weight_statistics(ArrayWeight("w", np.array([1, -8], ml_dtypes.int4)))["min"] == -8
     assert weight_statistics(ArrayWeight("w", np.array([1e300, -1e300])))["max"] == 1e300
     texts = onnx.TensorProto(name="w", dims=[1], data_type=onnx.TensorProto.STRING, string_data=[b"a"])

@@ -33,7 +33,8 @@ def weight_statistics(weight: Weight) -> dict[str, Any]:
     spread = high - low
     with np.errstate(over="ignore"):  # of squares
         found |= {"mean": float(finite.mean()), "std": float(finite.std())}
-    counts = np.histogram(finite, _BINS, (low, high))[0].tolist() if 0 < spread < math.inf else [int(finite.size)]
+    has_bins = _BINS * np.spacing(max(abs(low), abs(high))) < spread < math.inf
+    counts = np.histogram(finite, _BINS, (low, high))[0].tolist() if has_bins else [int(finite.size)]
     zeros = float(np.count_nonzero(finite == 0) / finite.size)
     return found | {"min": low, "max": high, "zeros": zeros, "histogram": counts}
 

@@ -83,7 +83,7 @@
   }
 
   const first = (g) => (g.now.length ? [now, now.dispatches[g.now[0]]] : [before, before.dispatches[g.before[0]]]);
-  const changed = (g) => g.verdict?.changed ?? true;
+  const changed = (g) => (g.verdict ? g.verdict.changed : !g.now.length || !g.before.length);
   function changes() {
     const found = groups(), most = found.reduce((top, g) => Math.max(top, Math.abs(g.change)), 1);
     const name = (g) => label(...first(g));

@@ -52,7 +52,7 @@
       else parts.push({ module: key, nodes: [n] });
     }
     const joined = join(parts, forward), counts = new Map();
-    for (const part of joined) if (part.module) counts.set(part.module, (counts.get(part.module) ?? 0) + 1);
+    for (const part of joined) if (part.module && part.nodes.length > 1) counts.set(part.module, (counts.get(part.module) ?? 0) + 1);
     const seen = new Map();
     const boxes = joined.map((part) => {
       if (!part.module || part.nodes.length === 1) return part.nodes[0];

@@ -6,7 +6,7 @@
   const BOX = { h: 36, least: 84, most: 190 };
   const HIDDEN = new Set(["folded"]);
   const view = { x: 0, y: 0, scale: 1 };
-  const state = { colour: "place", hidden: new Set(HIDDEN), closed: null, groups: [], boxOf: new Map(), layout: null, matches: new Set(), hover: null, ids: [], worker: null };
+  const state = { colour: "place", hidden: new Set(HIDDEN), closed: null, groups: [], boxOf: new Map(), layout: null, found: [], matches: new Set(), hover: null, ids: [], worker: null };
   const FIRST_GROUP = nodes.length;
   const status = V.el("div", { class: "layout-status" });
   const legend = V.el("div", { class: "legend" });
@@ -54,6 +54,7 @@
     const folded = V.folding.boxes(shown, state.closed);
     const boxes = folded.boxes.map((one) => (typeof one === "number" ? one : FIRST_GROUP + state.groups.push(one) - 1));
     state.boxOf = new Map(boxes.flatMap((item) => within(item).map((n) => [n, item])));
+    match();
     const ends = values.map((_, v) => v).filter((v) => values[v].kind === "input" || values[v].kind === "output");
     const given = ends.filter((v) => V.index.producer[v] < 0), produced = ends.filter((v) => V.index.producer[v] >= 0);
     state.ids = [...given.map((v) => ~v), ...boxes, ...produced.map((v) => ~v)];
@@ -472,6 +473,11 @@
       else if (event.key === "j" || event.key === "k") step(event.key === "j" ? 1 : -1);
     },
   };
+  /** Marks the boxes of the nodes that were found, as far as the graph shows them. */
+  function match() {
+    state.matches = new Set(state.found.map((n) => state.boxOf.get(n)).filter((item) => item !== undefined));
+  }
+
   /** The next or last node, in order. */
   function step(by) {
     const shown = state.ids.filter((item) => item >= 0), found = shown.indexOf(state.boxOf.get(V.selectedNodes()[0]));
@@ -483,7 +489,8 @@
   fillLegend();
   V.graph = { choose, chooseModule, reveal, state, view, made, arrange, open, close, drawing, within,
     match: (found) => {
-      state.matches = new Set(found.map((n) => state.boxOf.get(n)));
+      state.found = found;
+      match();
       made.draw();
     } };
 })();

@@ -70,7 +70,7 @@
 
   function otherDelegates() {
     return V.table(["delegate", "nodes", "about", "#time in a run"], V.doc.regions.map((region) => [V.badge(region.kind),
-      [jump(V.plural(region.nodes.length, "node"), () => V.open("graph", () => V.graph.choose(region.nodes[0]))), V.el("small", {}, V.short(region.nodes.map((n) => V.ownName(nodes[n].name)).join(", "), 90))],
+      [region.nodes.length ? jump(V.plural(region.nodes.length, "node"), () => V.open("graph", () => V.graph.choose(region.nodes[0]))) : "–", V.el("small", {}, V.short(region.nodes.map((n) => V.ownName(nodes[n].name)).join(", "), 90))],
       region.about, [V.time(region.ns), V.el("small", {}, V.plusMinus(region.samples))]]));
   }
 
