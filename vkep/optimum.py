@@ -153,15 +153,16 @@ class _Uploaded:
 
     def __init__(self, device: Any = None) -> None:
         self._device = device
-        self._tensor: Callable[[], Any] = lambda: None
-        self._version, self._value = 0, None
+        #: the tensor, its version and its value: one tuple, since threads share this
+        self._last: tuple[Callable[[], Any], int, Any] = (lambda: None, 0, None)
 
     def of(self, tensor: torch.Tensor) -> Any:
         """The value of a tensor on the host."""
-        if self._tensor() is not tensor or self._version != tensor._version:
-            self._value = vkep.ort.to_device(tensor.numpy(force=True), self._device)
-            self._tensor, self._version = weakref.ref(tensor), tensor._version
-        return self._value
+        known, version, value = self._last
+        if known() is not tensor or version != tensor._version:
+            value = vkep.ort.to_device(tensor.numpy(force=True), self._device)
+            self._last = weakref.ref(tensor), tensor._version, value
+        return value
 
 
 _index = _Uploaded()

@@ -28,7 +28,7 @@ from vkep.graph.model import Model, ValueInfo
 from vkep.graph.weights import ArrayWeight
 from vkep.session import InferenceSession, IOBinding
 from vkep.session.session import options_of
-from vkep.session.session_state import read_model
+from vkep.session.session_state import read_model, with_sizes
 
 if TYPE_CHECKING:
     from vkep.session.session_state import Feed
@@ -125,6 +125,9 @@ class StreamingSession(Uncopied):
         if unknown:
             raise InvalidInputError(f"initial: {unknown[0]!r} is no state; the states are {list(first)}")
         self._axes = {name: _axis(inputs[name], first[name], streams) for name in first}
+        sizes = [(inputs[name].shape or ())[k] for name, k in self._axes.items() if k is not None]
+        counts = [size for size in sizes if isinstance(size, str) and size]
+        loaded = with_sizes(loaded, dict.fromkeys(counts, streams))  # so that a run with fewer streams is refused
         self._outputs = [v.name for v in loaded.graph.outputs if v.name not in self.states]
         self._inputs = [name for name in inputs if name not in first]
         self._bindings: dict[tuple[tuple[str, ...], str], IOBinding] = {}
@@ -153,7 +156,8 @@ class StreamingSession(Uncopied):
         order: arrays, or with ``device="gpu"`` new device tensors, for which the host does not wait.
 
         ``input_feed``: the other inputs, as for `vkep.InferenceSession.run`, with ``streams`` entries along their batch axis.
-        Raises as that. After an error that data caused the states hold no value: `reset` or `restore` them.
+        Raises as that. After an error that data caused the states hold no value: `reset` or `restore` those of all
+        streams.
         """
         names = tuple(self._outputs if output_names is None else output_names)
         binding = self._bindings.get((names, device))
@@ -171,7 +175,8 @@ class StreamingSession(Uncopied):
         if len(input_feed) < len(self._inputs):
             raise InvalidInputError(f"feeds are {list(input_feed)}, expected {self._inputs}")
         self.session.run_with_iobinding(binding)
-        return binding.get_outputs()[: len(names)]
+        made = dict(zip(binding.outputs, binding.get_outputs(), strict=True))
+        return [made[name] for name in names]
 
     def _binding(self, names: Sequence[str], device: Literal["cpu", "gpu"]) -> IOBinding:
         binding = self.session.io_binding()
@@ -329,8 +334,15 @@ def _with_constants(model: Model, constants: Mapping[str, Any]) -> Model:
         dtype = dtypes.from_onnx(inputs[name].elem_type) if name in inputs else None
         if dtype is None:
             raise InvalidInputError(f"constants: {name!r} is no input of numbers; the inputs are {list(inputs)}")
-        array, rank = np.asarray(value, dtype.numpy), len(inputs[name].shape or ())
-        weights[name] = ArrayWeight(name, array.reshape((1,) * rank) if array.size == 1 else array)
+        array, shape = np.asarray(value, dtype.numpy), inputs[name].shape
+        if shape is not None and array.size == 1:
+            array = array.reshape((1,) * len(shape))
+        if shape is not None and not (
+            len(shape) == array.ndim
+            and all(not isinstance(d, int) or d == n for d, n in zip(shape, array.shape, strict=True))
+        ):
+            raise InvalidInputError(f"constants: {name!r} has shape {list(array.shape)}, expected {list(shape)}")
+        weights[name] = ArrayWeight(name, array)
     graph = replace(model.graph, inputs=tuple(v for n, v in inputs.items() if n not in constants), weights=weights)
     return replace(model, graph=graph, file_identity="")  # the file's plans do not apply to it
 

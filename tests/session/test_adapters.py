@@ -69,6 +69,11 @@ def test_runs_with_adapters(open_session: Open, tmp_path: Path) -> None:
     binding.bind_output("y", "cpu")
     session.run_with_iobinding(binding, options)
     np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], expected)
+    adapter, both = LoraAdapter(), RunOptions()
+    both.add_active_adapter(adapter)
+    for factor in (1, 3):  # an adapter that is loaded again has other tensors
+        adapter.Load(written(tmp_path / f"{factor}", down=DOWN, up=factor * UP))
+        np.testing.assert_array_equal(session.run(None, {"x": X}, both)[0], X + factor * X @ DOWN @ UP)
     with pytest.raises(InvalidInputError, match=r"unknown inputs \['other'\]"):
         session.run(None, {"x": X}, active(written(tmp_path / "b", other=UP)))
 
@@ -95,6 +100,9 @@ def test_files_that_cannot_be(tmp_path: Path) -> None:
     made = AdapterFormat()
     made.set_parameters({"t": texts})
     with pytest.raises(TypeError, match="STRING is not in the adapter format"):
+        made.export_adapter(tmp_path / "texts")
+    made.set_parameters({"t": OrtValue.ortvalue_from_numpy(np.array(2.5))})
+    with pytest.raises(ValueError, match="'t' has no axis, expected one or more"):
         made.export_adapter(tmp_path / "texts")
     assert not (tmp_path / "texts").exists()
 

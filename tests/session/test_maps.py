@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from vkep import InferenceSession, InvalidInputError
+from vkep.session.inputs import map_of
 
 pytestmark = pytest.mark.gpu
 KEYS: dict[int, dict[str, Any]] = {
@@ -50,3 +51,21 @@ def test_a_dict_is_an_input(
     for value, message in wrong:
         with pytest.raises(InvalidInputError, match=message):
             session.run(None, {"x": value})
+
+
+def test_numbers_of_a_dict_are_not_rounded() -> None:
+    declared = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.INT64, []))
+    assert map_of("x", {1: 2, 3: 4.0}, declared.map_type) == {1: 2, 3: 4}
+    for wrong in (2.7, float("inf"), float("nan")):
+        with pytest.raises(InvalidInputError, match="expected values of int64"):
+            map_of("x", {1: wrong}, declared.map_type)
+
+
+def test_a_sequence_of_dicts_is_an_input(open_session: Callable[..., InferenceSession]) -> None:
+    kind = helper.make_sequence_type_proto(
+        helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    )
+    x, y = onnx.ValueInfoProto(name="x", type=kind), helper.make_tensor_value_info("y", TensorProto.INT64, [])
+    graph = helper.make_graph([helper.make_node("SequenceLength", ["x"], ["y"])], "g", [x], [y])
+    session = open_session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9))
+    assert session.run(None, {"x": [{1: 2.5}, {4: 1}]})[0] == 2

@@ -118,3 +118,5 @@ def test_outputs(open_session: Open) -> None:
         assert isinstance(made, vkep.SparseTensor)
         np.testing.assert_array_equal(made.values(), VALUES)
         np.testing.assert_array_equal(made.as_coo_view().indices(), [1, 6, 8])
+    with pytest.raises(ValueError, match="the content of a sparse tensor cannot be replaced"):
+        session.run_with_ort_values(["y"], {})[0].update_inplace(np.zeros((3, 3), np.float32))

@@ -182,6 +182,7 @@ def test_pairs_are_found_by_name_type_and_shape() -> None:
         ({"initial": {"x": np.zeros(1)}}, "'x' is no state"),
         ({"initial": {"h": np.zeros((1, 4, 6))}}, r"shape \(1, 4, 6\), expected \(1, 2, 6\)"),
         ({"constants": {"rate": 1}}, "'rate' is no input"),
+        ({"constants": {**WEIGHTS, "w": np.ones((1, 18, 9))}}, r"'w' has shape \[1, 18, 9\], expected \[1, 18, 8\]"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
@@ -190,6 +191,20 @@ def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
         StreamingSession(GRU, **{"streams": 2, "constants": WEIGHTS, **arguments}) as session,
     ):
         session.run(None, {"h": np.zeros((1, 2, 6), np.float32)})
+
+
+def test_a_chunk_has_as_many_streams_as_the_session() -> None:
+    with (
+        StreamingSession(GRU, streams=2, constants=WEIGHTS) as session,
+        pytest.raises(vkep.InvalidInputError, match="expected 2"),
+    ):
+        session.run(None, {"x": np.zeros((5, 1, 8), np.float32)})
+
+
+def test_an_output_may_be_asked_for_twice() -> None:
+    with StreamingSession(COUNTER) as session:
+        one, other = session.run(["y", "y"], {"step": np.array([3])})
+        np.testing.assert_array_equal([one, other], [[9], [9]])
 
 
 def test_wrong_feeds_and_streams(recognized: StreamingSession) -> None:

@@ -65,7 +65,7 @@ class AdapterFormat:
 
     def export_adapter(self, file_path: str | os.PathLike[str]) -> None:
         """Write a file. Raises `VkepError` without the package flatbuffers, ``TypeError`` for a parameter of texts or of another
-        type that the format lacks, ``OSError``."""
+        type that the format lacks, ``ValueError`` for one without axes, ``OSError``."""
         Path(file_path).write_bytes(_encoded(self._versions, self._parameters))
 
     def get_format_version(self) -> int:
@@ -98,14 +98,15 @@ class AdapterFormat:
 
 
 class LoraAdapter:
-    """An adapter for `RunOptions.add_active_adapter`. A session copies it to its device at its first run with it."""
+    """An adapter for `RunOptions.add_active_adapter`. A session copies what was loaded to its device
+    at its first run with it."""
 
     def __init__(self) -> None:
-        self.parameters: Mapping[str, OrtValue] = {}
+        self.content = AdapterFormat()  #: of the file that was read last
 
     def Load(self, file_path: str | os.PathLike[str]) -> None:  # its name in onnxruntime
         """Read a file. Raises as `AdapterFormat.read_adapter`."""
-        self.parameters = AdapterFormat.read_adapter(file_path).get_parameters()
+        self.content = AdapterFormat.read_adapter(file_path)
 
 
 def _type_of(number: int, what: str) -> dtypes.DType:
@@ -122,13 +123,15 @@ def _array(parameter: _Parameter, path: Path) -> np.ndarray:
     except TypeError as error:
         raise InvalidModelError(str(error)) from None
     shape, size = tuple(parameter.dims), len(parameter.raw_data)
-    fits = parameter.name and shape and np.prod(shape, dtype=object) * dtype.itemsize == size
+    expected = int(np.prod(shape, dtype=object)) * dtype.itemsize
     try:
-        if fits:
+        if parameter.name and shape and expected == size:
             return np.frombuffer(parameter.raw_data, np.uint8).copy().view(dtype.numpy).reshape(shape)
     except ValueError:  # negative sizes, or a 0 beside others that no array has
         pass
-    raise InvalidModelError(f"{what} of {dtype} {list(shape)} has {size} bytes")
+    raise InvalidModelError(
+        f"{what} of {dtype} {list(shape)} has {size} bytes, expected a name, one axis or more, and {expected} bytes"
+    )
 
 
 def _encoded(versions: list[int], parameters: Mapping[str, OrtValue]) -> bytes:
@@ -144,6 +147,8 @@ def _encoded(versions: list[int], parameters: Mapping[str, OrtValue]) -> bytes:
         if not isinstance(value, OrtValue):  # a result of texts is an array
             raise TypeError(f"{what} is no tensor of numbers; element type STRING is not in the adapter format")
         _type_of(value.element_type(), what)
+        if not value.shape():  # readers refuse it
+            raise ValueError(f"{what} has no axis, expected one or more")
         data = np.ascontiguousarray(value.numpy()).reshape(-1).view(np.uint8)
         builder.StartVector(1, data.nbytes, _ALIGNMENT)
         builder.head = builder.Head() - data.nbytes

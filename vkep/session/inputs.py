@@ -55,6 +55,8 @@ def map_of(name: str, value: object, declared: onnx.TypeProto.Map) -> Map:
     if kind is not None:
         try:
             made = Map({key if texts else int(key): kind.numpy.type(v) for key, v in value.items()})
+            if kind.kind in ("int", "uint") and any(made[key] != v for key, v in value.items()):
+                raise ValueError(f"got {list(value.values())}")
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidInputError(f"input {name!r}: {error}; expected values of {kind}") from error
     made.key_type, made.value_type = declared.key_type, value_type

@@ -190,7 +190,11 @@ class OrtValue:
         return (array if self._device_id < 0 else array.copy()).__dlpack__(**asked)
 
     def update_inplace(self, data: Array) -> None:
-        """Replace the content. Raises ``ValueError`` for another shape or dtype."""
+        """Replace the content. Raises ``ValueError`` for another shape or dtype, and for a sparse tensor."""
+        if self._sparse is not None:
+            raise ValueError(
+                f"OrtValue {self.data_type()} {self.shape()}: the content of a sparse tensor cannot be replaced"
+            )
         if data.shape != self._shape or data.dtype != self._dtype.numpy:
             raise ValueError(
                 f"OrtValue {self.data_type()} {self.shape()}: got an array of {data.dtype} {list(data.shape)}"

@@ -46,7 +46,7 @@ from vkep.session.vgf_executor import session_policy, vgf_delegate
 from vkep.shaders.library import ShaderLibrary
 
 if TYPE_CHECKING:
-    from vkep.session.adapters import LoraAdapter
+    from vkep.session.adapters import AdapterFormat
 
 Array = np.ndarray[Any, Any]
 #: an input of a run: a tensor, as numpy takes it too; a list of them for a sequence, a dict for a map, None for an optional
@@ -56,8 +56,8 @@ Feed = npt.ArrayLike | DeviceTensor | OrtValue | SparseTensor | list[Any] | Mapp
 Output = np.ndarray[Any, Any] | Any
 
 
-#: a tensor in a sequence
-_ELEMENT = ValueInfo("", 1, None)
+#: a tensor in a sequence, whose type is checked later
+_TENSOR = ValueInfo("", 1, None)
 #: the session whose `SessionState.later` is calling
 _later_of: contextvars.ContextVar[SessionState | None] = contextvars.ContextVar("_later_of", default=None)
 
@@ -79,7 +79,7 @@ class SessionState:
         self.overridable = {v.name: v for v in self.model.graph.overridable}
         self._gives_inputs = any(map(self._is_fed, self.outputs))
         self._overriding: dict[frozenset[str], PlannedGraph] = {}  # by the names of the weights that a run replaces
-        self._adapters: WeakKeyDictionary[LoraAdapter, Mapping[str, DeviceTensor]] = WeakKeyDictionary()
+        self._adapters: WeakKeyDictionary[AdapterFormat, Mapping[str, DeviceTensor]] = WeakKeyDictionary()
         self._pool: ThreadPoolExecutor | None = None
         self._options = options
         self.watch: Watch | None = None  #: runs the steps of `execute` itself, to time them
@@ -145,7 +145,7 @@ class SessionState:
         if isinstance(options, RunOptions) and options.adapters:
             given: dict[str, Feed] = {}
             for adapter in options.adapters:
-                given |= self._adapted(adapter)
+                given |= self._adapted(adapter.content)
             feeds = {**given, **feeds}
         values: dict[str, Any] = {}
         for name, info in self.inputs.items():
@@ -162,18 +162,19 @@ class SessionState:
             spread(values)
         return values
 
-    def _adapted(self, adapter: LoraAdapter) -> Mapping[str, DeviceTensor]:
-        """An adapter's tensors on the session's device, where they stay until it is closed."""
-        found = self._adapters.get(adapter)
+    def _adapted(self, content: AdapterFormat) -> Mapping[str, DeviceTensor]:
+        """An adapter's tensors on the session's device, where they stay until it is closed or the adapter has others."""
+        found = self._adapters.get(content)
         if found is None:
-            arrays = {name: value.numpy() for name, value in adapter.parameters.items()}
+            arrays = {name: value.numpy() for name, value in content.get_parameters().items()}
             made = {name: DeviceTensor.from_numpy(self.delegate, array) for name, array in arrays.items()}
-            found = self._adapters.setdefault(adapter, made)  # another thread may have copied it too
+            found = self._adapters.setdefault(content, made)  # another thread may have copied it too
         return found
 
     def _fed(self, name: str, value: Any, info: ValueInfo) -> Any:
         if not info.is_tensor and isinstance(value, (list, tuple)):
-            return [self._fed(f"{name}[{k}]", element, _ELEMENT) for k, element in enumerate(value)]
+            element = _element(info)
+            return [self._fed(f"{name}[{k}]", one, element) for k, one in enumerate(value)]
         if info.other is not None and info.other.HasField("map_type"):
             return map_of(name, value, info.other.map_type)
         if isinstance(value, SparseTensor) or (isinstance(value, OrtValue) and value.is_sparse_tensor()):
@@ -344,6 +345,16 @@ def read_model(source: ModelSource, options: SessionOptions) -> Model:
     if options.initializers:
         model = with_initializers(model, options.initializers)
     return with_sizes(model, options.free_dimensions)
+
+
+def _element(info: ValueInfo) -> ValueInfo:
+    """What is in a sequence: tensors, or maps."""
+    kind = info.other
+    while kind is not None and kind.HasField("optional_type"):
+        kind = kind.optional_type.elem_type
+    if kind is None or not kind.HasField("sequence_type") or not kind.sequence_type.elem_type.HasField("map_type"):
+        return _TENSOR
+    return ValueInfo("", 0, None, other=kind.sequence_type.elem_type)
 
 
 def with_sizes(model: Model, sizes: Mapping[str, int]) -> Model:
