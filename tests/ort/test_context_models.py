@@ -195,6 +195,16 @@ def test_weights_that_only_bodies_read(
         np.testing.assert_array_equal(compiled.run(None, feeds)[0], reference(model, feeds)[0])
 
 
+def test_constants_of_bodies_that_stay_are_written(session: OpenSession, tmp_path: Path) -> None:
+    model = graph("""g (float[2] x, bool c) => (float[2] y) {
+        y = If(c) <then_branch = t () => (float[2] r) <float[2] v = {3, 3}> { r = Add(x, v) },
+                   else_branch = e () => (float[2] r) <float[2] v = {5, 5}> { r = Sub(x, v) }> }""")
+    target = tmp_path / "c.onnx"
+    entries = {"ep.context_enable": "1", "ep.context_file_path": str(target), "ep.context_embed_mode": "1"}
+    entries["ep.vulkanexecutionprovider.min_partition_size"] = "100"
+    session(model, entries=entries, all_on_vulkan=False)
+
+
 @pytest.mark.parametrize("op_type", BODIES)
 @pytest.mark.parametrize("rest", [WHOLE, IN_PARTS], ids=["whole", "in parts"])
 def test_weights_that_other_nodes_read_too_are_written(

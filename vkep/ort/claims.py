@@ -63,7 +63,8 @@ class Claims:
         fused = {n.outputs for island in self.islands for n in island}
         staying = [n for n in view.graph.nodes if n.outputs not in fused]
         kept = {name for n in staying for name in n.inputs}
-        return sorted({name for n in staying for name in n.captures if name in view.graph.weights} - kept)
+        outer = view.graph.weights.keys() - view.inner.keys()  # a body that stays keeps its own constants
+        return sorted({name for n in staying for name in n.captures if name in outer} - kept)
 
     def program_for(self, nodes: Sequence[Node], outputs: Sequence[str]) -> Program | None:
         """The islands already planned that compute exactly ``nodes`` (except folded ones) and the values ``outputs``:
@@ -110,8 +111,8 @@ def claim(
     graph = view.graph
     program = None
     if _is_static(view):
-        # ONNX Runtime reports models that no engine may run
-        known = known_values(view, lambda dim: 0)
+        known = known_values(view)
+        # declined, not raised: ONNX Runtime itself reports models that no engine may run
         program = lower(graph.nodes, known, view.outputs, view.opsets, caps, policy, refusals="decline")
     verdicts = _verdicts(view, program.placements if program else _placements_by_sizes(view, caps, policy, lower))
     drivers = tuple(n for n in graph.nodes if n.domain == OPAQUE and n.bodies and has_kernel(n))
@@ -136,7 +137,7 @@ def takes(view: OrtGraphView, caps: DeviceCapabilities, policy: Policy) -> bool:
         return False
     placed: Sequence[Placement]
     if _is_static(view):
-        known = known_values(view, lambda dim: 0)
+        known = known_values(view)
         placed = place(nodes, known, view.outputs, view.opsets, caps, policy=policy, refusals="decline").placements
     else:
         placed = _placements_by_sizes(view, caps, policy, place)
@@ -213,7 +214,11 @@ def _placements_by_sizes(
         clear_caches()
 
 
-def known_values(view: OrtGraphView, size: Callable[[Dim], int]) -> dict[str, Known]:
+def _no_size(dim: Dim) -> int:
+    raise AssertionError(f"the dimension {dim!r} of a static graph is not known")
+
+
+def known_values(view: OrtGraphView, size: Callable[[Dim], int] = _no_size) -> dict[str, Known]:
     """The values that planning knows at the start; ``size`` chooses the dimensions that the model leaves open. Values
     of unknown rank are left out: nodes that read them are planned in a run.
     """

@@ -101,7 +101,7 @@ class OrtGraphView:
         before, by their outputs; where all of its nodes are among them, they are not read again. ``takes``: whether vkep can
         run a body; an If, Loop or Scan whose bodies it can run has them, another one is opaque."""
         self.ort, self.pointer, self._overrides, self._takes = ort, pointer, overrides, takes
-        self._inner: dict[str, Weight] = {}  # the constants of bodies
+        self.inner: dict[str, Weight] = {}  #: the constants of bodies, by the names that they have here
         api = ort.api
         self.ir_version = ort.get(api.Graph_GetOnnxIRVersion, "int64_t", pointer)
         self.opsets = self._opsets()
@@ -283,7 +283,7 @@ class OrtGraphView:
         for index, name in enumerate(names):
             body = node.attribute.add(name=name, type=onnx.AttributeProto.GRAPH).g
             if found is not None:
-                self._inner.update(found[name].as_body(body, f"{next(o for o in node.output if o)}/{name}/", outer))
+                self.inner.update(found[name].as_body(body, f"{next(o for o in node.output if o)}/{name}/", outer))
             else:
                 body.name = f"body {index}"
                 for position, read in enumerate(outer):
@@ -330,8 +330,8 @@ class OrtGraphView:
         weights: dict[str, Weight] = {}
         inputs: dict[str, ValueInfo] = {}
         for name in [*(n for node in graph.nodes for n in node.reads), *self.outputs]:
-            if name in self._inner:
-                weights[name] = self._inner[name]
+            if name in self.inner:
+                weights[name] = self.inner[name]
                 continue
             if name in made or name in weights or name in inputs or name not in self._infos:
                 continue

@@ -51,7 +51,7 @@ class OrtSubgraph:
         graph = self.view.graph
         if not all(v.is_static for v in graph.inputs):
             return None
-        return lower(graph.nodes, known_values(self.view, _no_size), self.made, self.view.opsets, caps)
+        return lower(graph.nodes, known_values(self.view), self.made, self.view.opsets, caps)
 
     def loaded(self, device: DeviceCapabilities) -> IslandStep | Nodes | None:
         """The data of an EPContext node; None for other graphs. Raises `InvalidModelError`, and
@@ -131,7 +131,3 @@ def _graph_of(graph: Graph, program: Program) -> Graph:
     assert isinstance(step, IslandStep)
     inputs = tuple(ValueInfo(p.name, dtypes.DTYPES[p.dtype].onnx, p.shape) for p in step.plan.inputs)
     return dataclasses.replace(graph, nodes=(), inputs=inputs)
-
-
-def _no_size(dim: Any) -> int:
-    raise AssertionError(f"the dimension {dim!r} of a static graph is not known")
