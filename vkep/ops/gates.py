@@ -34,7 +34,7 @@ def bias_split_gelu(b: Builder, x: Tensor, bias: Tensor) -> Tensor:
     """The first half of the last axis times the gelu of the second."""
     b.expect("bias", bias, x.shape[-1:])
     if not x.rank or x.shape[-1] % 2:
-        b.invalid(f"the input has shape {list(x.shape)}; its last axis is no two halves")
+        b.invalid(f"the input has shape {list(x.shape)}, expected an even last axis")
     half = x.shape[-1] // 2
     left, right = (
         b.pointwise("add", x.slice(x.rank - 1, k * half, half), bias.slice(0, k * half, half)) for k in (0, 1)
@@ -62,7 +62,7 @@ def swiglu(
 ) -> Tensor:
     if up is None:
         if not gate.rank or gate.shape[-1] % 2:
-            b.invalid(f"the input has shape {list(gate.shape)}; its last axis is no two halves")
+            b.invalid(f"the input has shape {list(gate.shape)}, expected an even last axis")
         half = gate.shape[-1] // 2
         gate, up = (gate.slice(gate.rank - 1, k * half, half) for k in (0, 1))
     b.expect("up", up, gate.shape)

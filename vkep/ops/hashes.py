@@ -60,7 +60,7 @@ def _checked(
     b.expect("eos_token_id", others["eos_token_id"], (), (1,))
     for name, tensor in {"multipliers": multipliers, "vocab_sizes": vocab_sizes, **others}.items():
         if tensor is not None and tensor.dtype is not ids.dtype:
-            b.invalid(f"{name} is {tensor.dtype}, and the ids are {ids.dtype}")
+            b.invalid(f"{name} is {tensor.dtype}, expected {ids.dtype} as the ids")
 
 
 def _hashes(
@@ -212,7 +212,9 @@ def _captured(
     """The last ids after each of a sequence's first tokens, [batch, capacity, earlier]; ``pad_id`` where none is
     requested."""
     if capture_count is None or a.state_update_capacity < 1:
-        b.invalid(f"state_update with state_update_capacity {a.state_update_capacity}, or without capture_count")
+        b.invalid(
+            f"state_update needs capture_count and a state_update_capacity of 1 or more, got {a.state_update_capacity}"
+        )
     b.expect("capture_count", capture_count, (packed.batch,))
     shape = (packed.batch, a.state_update_capacity, a.earlier)
     row = b.reshape(positions(b, packed.batch), (packed.batch, 1, 1))

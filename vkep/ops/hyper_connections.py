@@ -20,7 +20,10 @@ from vkep.ops.registry import operator
 def _streams(b: Builder, x: Tensor, num_branches: int) -> Tensor:
     """Float32 [..., branches, features] of grouped or flat streams."""
     if num_branches < 0 or x.rank < (1 if num_branches else 2) or (num_branches and x.shape[-1] % num_branches):
-        b.invalid(f"{num_branches} branches of streams of shape {list(x.shape)}")
+        b.invalid(
+            f"{num_branches} branches of streams of shape {list(x.shape)}; "
+            "expected an axis of branches, or a last axis that they divide"
+        )
     if num_branches:
         x = b.reshape(x, (*x.shape[:-1], num_branches, x.shape[-1] // num_branches))
     return b.cast(x, FLOAT32)

@@ -20,7 +20,9 @@ def distances(b: Builder, x: Tensor, y: Tensor, *, metric: str = "sqeuclidean") 
     if metric not in ("sqeuclidean", "euclidean"):
         b.decline(f"metric is {metric!r}")
     if x.rank != 2 or y.rank != 2 or x.shape[1] != y.shape[1]:
-        b.invalid(f"distances of rows of {x.shape} and {y.shape}")
+        b.invalid(
+            f"A has shape {list(x.shape)} and B {list(y.shape)}, expected [rows, features] with the same features"
+        )
     squares = [reduce_axes(b, "sumsq", t, [1], keepdims=True) for t in (x, y)]
     product = matrix_product(b, x, y.transpose((1, 0)))
 

@@ -171,7 +171,9 @@ def feature_vectorizer(b: Builder, *inputs: Tensor, inputdimensions: Ints = ()) 
 @operator("ArrayFeatureExtractor", domain=ML, types={"T": every("ArrayFeatureExtractor", domain=ML)})
 def array_feature_extractor(b: Builder, x: Tensor, y: Tensor) -> Tensor:
     if not x.rank or not y.size:
-        b.invalid(f"features of shape {list(x.shape)}, indices of shape {list(y.shape)}")
+        b.invalid(
+            f"features of shape {list(x.shape)}, indices of shape {list(y.shape)}; expected one axis or more, and an index"
+        )
     rows = b.reshape(x, [1, x.shape[0]]) if x.rank == 1 else x
     return gathered(b, rows, b.reshape(y, [y.size]), rows.rank - 1, "an index", False)
 

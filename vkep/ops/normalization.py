@@ -393,7 +393,7 @@ def with_skip(
     for what, tensor in {"bias": bias, **factors}.items():
         b.expect(what, tensor, x.shape[-1:])
     if not epsilon >= 0:
-        b.invalid(f"epsilon is {epsilon}")
+        b.invalid(f"epsilon is {epsilon}, expected 0 or more")
     total = b.expr("add", x, skip)
     if bias is not None:
         total = b.expr("add", total, bias)

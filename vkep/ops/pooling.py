@@ -122,12 +122,14 @@ def max_unpool(
     pooled = [(x.shape[2 + k] - 1) * steps[k] - edges[k] - edges[rank + k] + kernel_shape[k] for k in range(rank)]
     least = [*x.shape[:2], *pooled]
     if min(pooled) < 1:
-        b.invalid(f"unpooling {list(x.shape)} would make {least}")
+        b.invalid(f"unpooling {list(x.shape)} would make {least}, expected 1 or more along each axis")
     wanted = b.ints(output_shape, "output_shape")
     shape = least if wanted is None else wanted
     total = math.prod(shape)
     if len(shape) != len(least) or shape[:2] != least[:2] or min(shape) < 0 or total < math.prod(least):
-        b.invalid(f"output_shape {shape} has other images or channels than the pooled {least}, or fewer elements")
+        b.invalid(
+            f"output_shape is {shape}, expected {least[:2]} images and channels, and as many elements as {least} or more"
+        )
     if total >= LARGEST:
         b.decline(f"unpooling {x.shape} would make {shape}; expected fewer than 2**31 elements")
     zeros, at, values = b.full([total], 0, x.dtype), b.reshape(indices, [x.size]), b.reshape(x, [x.size])

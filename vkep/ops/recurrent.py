@@ -358,7 +358,7 @@ def attn_lstm(
         b.invalid("the attention's weights or its memory are missing")
     if any(t.rank != n for t, n in ((query_weights, 3), (memory_weights, 3), (v, 2), (memory, 3))):
         b.invalid(f"a memory of shape {list(memory.shape)}, weights of {list(query_weights.shape)}, "
-                  f"{list(memory_weights.shape)} and {list(v.shape)}")  # fmt: skip
+                  f"{list(memory_weights.shape)} and {list(v.shape)}; expected 3, 3, 3 and 2 axes")  # fmt: skip
     own = w.slice(2, 0, min(x.shape[-1], w.shape[2]))
     others = {"W": own, "B": bias, "initial_h": initial_h, "initial_c": initial_c, "P": p}
     layer = layer_of(b, 4, x, r, sequence_lens, others, a)

@@ -135,7 +135,7 @@ def _arg(b: Builder, greatest: bool, x: Tensor, axis: int, keepdims: int, last: 
     axis = b.axis(axis, x.rank)
     shape = [1 if i == axis else d for i, d in enumerate(x.shape)]
     if not x.shape[axis] and 0 not in shape:
-        b.invalid(f"axis {axis} of shape {list(x.shape)} has no elements")
+        b.invalid(f"axis {axis} of shape {list(x.shape)} has no elements, expected one or more")
     dense, sizes = middle(b, x, [axis])
     out = b.result(ArgReduceProblem(*sizes, x.dtype.name, greatest, bool(last)), dense, shape=shape)
     return out if keepdims else b.reshape(out, [d for i, d in enumerate(x.shape) if i != axis])

@@ -139,9 +139,11 @@ def roi_align(
 ) -> Tensor:  # fmt: skip
     """Before version 16 there is no ``coordinate_transformation_mode``; coordinates are as for "output_half_pixel"."""
     if coordinate_transformation_mode not in ("half_pixel", "output_half_pixel"):
-        b.invalid(f"coordinate_transformation_mode is {coordinate_transformation_mode!r}")
+        b.invalid(
+            f"coordinate_transformation_mode is {coordinate_transformation_mode!r}, expected half_pixel or output_half_pixel"
+        )
     if sampling_ratio < 0:
-        b.invalid(f"sampling_ratio is {sampling_ratio}")
+        b.invalid(f"sampling_ratio is {sampling_ratio}, expected 0 or more")
     if mode not in ("avg", "max"):
         b.invalid(f"mode is {mode!r}, expected 'avg' or 'max'")
     half_pixel = opset >= 16 and coordinate_transformation_mode == "half_pixel"

@@ -63,7 +63,10 @@ def crop(b: Builder, x: Tensor, *, border: Sequence[int], scale: Sequence[int] |
     left, top, right, bottom = border[:4]
     height, width = scale or (x.shape[2] - top - bottom, x.shape[3] - left - right)
     if min(left, top) < 0 or height < 0 or width < 0 or top + height > x.shape[2] or left + width > x.shape[3]:
-        b.invalid(f"a part of {height} by {width} from ({top}, {left}) on of an input of shape {x.shape}")
+        b.invalid(
+            f"a part of {height} by {width} from ({top}, {left}) on of an input of shape {list(x.shape)}, "
+            "expected a part within it"
+        )
     return x.slice(2, top, height).slice(3, left, width)
 
 

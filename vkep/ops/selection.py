@@ -173,7 +173,8 @@ def bifurcation_detector_fill(
     given = [t for t in (source, current, predicted) if t is not None]
     if any(t.rank != 1 for t in given) or start.size != 1 or not 0 < min_ngram_size <= max_ngram_size:
         shapes = [list(t.shape) for t in (*given, start)]
-        b.invalid(f"tokens and a place of shape {shapes}, n-grams of {min_ngram_size} to {max_ngram_size}")
+        b.invalid(f"tokens and a place of shape {shapes}, n-grams of {min_ngram_size} to {max_ngram_size}; "
+                  "expected one axis, one place, and 1 or more")  # fmt: skip
     if predicted is not None and not predicted.size:
         b.invalid("pred_tokens is empty, expected one token or more")
     predictions = 0 if predicted is None else predicted.size

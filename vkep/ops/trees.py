@@ -158,7 +158,7 @@ def planted(
             b.invalid("the nodes of a tree form a circle")
         here = np.unique(children[:, here])
     if features.size and (features.min() < 0 or features.max() >= 1 << 27):
-        b.invalid(f"a feature is {features.min()} or {features.max()}")
+        b.invalid(f"features are {features.min()} to {features.max()}, expected 0 to 2**27 - 1")
     words = np.stack([features << FEATURE_SHIFT | (missing != 0) * MISSING | mode, *children], axis=1)
     needed = 1 + int(features.max(initial=-1))
     return Forest(roots.astype(np.uint32), words.astype(np.uint32), splits, table, depth, needed)
@@ -168,7 +168,7 @@ def grown(b: Builder, x: Tensor, made: Forest, total: str) -> Tensor:
     """The total of a forest for each row and target, [rows, targets] of the splits' type; NaN where no leaf has a
     weight."""
     if made.features > x.shape[1]:
-        b.invalid(f"a node reads feature {made.features - 1} of {x.shape[1]}")
+        b.invalid(f"the input has {x.shape[1]} features, expected at least {made.features}, which nodes read")
     kind = x.dtype.name
     trees, (leaves, targets) = len(made.roots), made.weights.shape
     leaf = b.empty(UINT32, [x.shape[0], trees])

@@ -62,7 +62,7 @@ def test_linear_attention_in_float16() -> None:
 @pytest.mark.parametrize(
     ("changes", "attributes", "told"),
     [
-        ({"g": None}, {}, "without decay"),
+        ({"g": None}, {}, "decay is missing"),
         ({"b": normal(2, 3, 3)}, {}, r"beta has shape \[2, 3, 3\]"),
         ({"s": normal(2, 2, 5, 6)}, {}, r"past_state has shape"),
         ({}, {"kv_num_heads": 3}, "do not divide"),

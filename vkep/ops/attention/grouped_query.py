@@ -131,9 +131,12 @@ def group_query_attention(
         if used < 1:
             b.invalid(f"total_sequence_length is {used}, expected 1 or more")
         if used > room + new:
-            b.invalid(f"total_sequence_length is {used}, the past holds {room} keys and there are {new} new ones")
+            b.invalid(f"total_sequence_length is {used}, expected at most {room} keys of the past and {new} new ones")
         if attention_bias is not None and attention_bias.shape[-1] < used:
-            b.invalid(f"attention_bias has shape {list(attention_bias.shape)}, total_sequence_length is {used}")
+            b.invalid(
+                f"attention_bias has shape {list(attention_bias.shape)}, "
+                f"expected a last axis of {used}, the total_sequence_length, or more"
+            )
         if used > room:  # the cache grows
             room = used
         b.expect_range("seqlens_k", seqlens_k, 0, used - 1)

@@ -53,7 +53,10 @@ def linear_attention(
     parts = {"query": query, "key": key, "value": value}
     if any(t.rank != 3 or t.shape[:2] != query.shape[:2] for t in parts.values()) or min(q_num_heads, kv_num_heads) < 1:
         told = {name: list(t.shape) for name, t in parts.items()}
-        b.invalid(f"inputs of shape {told} with {q_num_heads} heads of queries and {kv_num_heads} of values")
+        b.invalid(
+            f"inputs of shape {told} with {q_num_heads} heads of queries and {kv_num_heads} of values; "
+            "expected [batch, length, features]"
+        )
     size = query.shape[2] // q_num_heads
     if not size or query.shape[2] % q_num_heads or value.shape[2] % kv_num_heads or key.shape[2] % size:
         b.invalid(f"features {query.shape[2]}, {key.shape[2]} and {value.shape[2]} do not divide into heads")
@@ -65,7 +68,7 @@ def linear_attention(
             kinds.append(NONE)
             continue
         if tensor is None:
-            b.invalid(f"update_rule {update_rule!r} without {name}")
+            b.invalid(f"{name} is missing, which update_rule {update_rule!r} needs")
         b.expect(name, tensor, (*query.shape[:2], kv_num_heads), (*query.shape[:2], many))
         kinds.append(PER_HEAD if tensor.shape[2] == kv_num_heads else MANY)
         gates.append(tensor)
@@ -158,11 +161,11 @@ def gated_delta_net(
     gates = []
     if wants_decay:
         if decay is None:
-            b.invalid(f"update_rule {a.update_rule!r} without decay")
+            b.invalid(f"decay is missing, which update_rule {a.update_rule!r} needs")
         gates.append(_decay(b, a, decay, a_log, dt_bias, lead, heads, size))
     if wants_beta:
         if beta is None:
-            b.invalid(f"update_rule {a.update_rule!r} without beta")
+            b.invalid(f"beta is missing, which update_rule {a.update_rule!r} needs")
         b.expect("beta", beta, (*lead, heads))
         rate = b.cast(b.reshape(beta, (tokens, heads)), FLOAT32)
         gates.append(b.pointwise("sigmoid", rate) if a.beta_activation == "sigmoid" else rate)
@@ -213,7 +216,10 @@ def _token_heads(
         )
         return lead, q, k, v
     if query.rank not in (3, 4) or any(t.rank != query.rank or t.shape[:-2] != query.shape[:-2] for t in (key, value)):
-        b.invalid(f"queries of shape {list(query.shape)}, keys of {list(key.shape)}, values of {list(value.shape)}")
+        b.invalid(
+            f"queries of shape {list(query.shape)}, keys of {list(key.shape)}, values of {list(value.shape)}; "
+            "expected 3 or 4 axes that differ in the last two alone"
+        )
     lead = query.shape[:-2]
     q, k, v = (b.cast(b.reshape(t, (math.prod(lead), *t.shape[-2:])), FLOAT32) for t in (query, key, value))
     b.expect("key", k, q.shape)
@@ -242,7 +248,8 @@ def _decay(
     if a.gate_activation == "none":
         return raw
     if a.gate_activation not in ("softplus", "qwen", "sigmoid", "kda") or a_log is None:
-        b.invalid(f"gate_activation is {a.gate_activation!r}, {'without' if a_log is None else 'with'} a_log")
+        b.invalid(f"gate_activation is {a.gate_activation!r}, {'without' if a_log is None else 'with'} a_log; "
+                  "expected none, or softplus, qwen, sigmoid or kda with a_log")  # fmt: skip
     b.expect("a_log", a_log, (heads,))
     b.expect("dt_bias", dt_bias, (heads,), (heads, size), (heads * size,))
     wide = (heads, 1) if len(shape) == 3 else (heads,)

@@ -92,12 +92,16 @@ def paged_attention(
         b.decline("latent or quantized caches, or an offset of the rotary embedding")
     if value_cache is None or key_cache.rank != 4 or query.rank != 2 or block_table.rank != 2 or not query.shape[0]:
         b.invalid(
-            f"queries of shape {list(query.shape)}, a cache of {list(key_cache.shape)}, pages {list(block_table.shape)}"
+            f"queries of shape {list(query.shape)}, a cache of {list(key_cache.shape)}, pages {list(block_table.shape)}; "
+            "expected one token or more, 4 axes of both caches, and 2 of the pages"
         )
     tokens, (_, page, kv_heads, size) = query.shape[0], key_cache.shape
     b.expect("value_cache", value_cache, key_cache.shape)
     if kv_heads != a.kv_num_heads or kv_heads < 1 or a.num_heads % kv_heads:
-        b.invalid(f"{a.num_heads} heads of queries, {a.kv_num_heads} of keys, a cache of {kv_heads}")
+        b.invalid(
+            f"{a.num_heads} heads of queries, {a.kv_num_heads} of keys, a cache of {kv_heads}; "
+            "expected a multiple of those of keys, which are the cache's"
+        )
     packed = Packed.of(b, starts, tokens)
     batch, most = block_table.shape
     b.expect("block_table", block_table, (packed.batch, most))

@@ -33,7 +33,9 @@ def relative_position_bias(
     """T5's: rows of ``table`` [buckets, heads] by the distance of key and query, as [1, heads, queries, keys]."""
     queries, keys = (int(b.number(t, what)) for t, what in ((query_length, "query_length"), (key_length, "key_length")))
     if table.rank != 2 or queries < 1 or keys < 1 or table.shape[0] < 2 * (1 + bool(is_bidirectional)):
-        b.invalid(f"{queries} queries and {keys} keys with a table of {list(table.shape)}")
+        b.invalid(
+            f"{queries} queries and {keys} keys with a table of {list(table.shape)}; expected 1 or more, and [buckets, heads]"
+        )
     buckets = _buckets(
         np.arange(keys) - np.arange(queries)[:, None], table.shape[0], max_distance, bool(is_bidirectional)
     )

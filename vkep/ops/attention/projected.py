@@ -298,7 +298,10 @@ def decoder_attention(
 def _padded(b: Builder, rows: Tensor, offsets: Tensor) -> Tensor:
     """[batch, length, width]: row i of ``rows`` [tokens, width] at ``offsets`` [batch, length] (flat), zeros at the others."""
     if rows.rank != 2 or offsets.rank != 2 or rows.shape[0] > offsets.size:
-        b.invalid(f"{list(rows.shape)} tokens at offsets of shape {list(offsets.shape)}")
+        b.invalid(
+            f"rows have shape {list(rows.shape)} and offsets {list(offsets.shape)}, "
+            "expected [tokens, width] and [batch, length] with room for the tokens"
+        )
     tokens, width = rows.shape
     at = b.reshape(offsets, (offsets.size,)).slice(0, 0, tokens)
     wide = b.cast(b.reshape(at, (tokens, 1)), INT64)
@@ -420,7 +423,7 @@ def remove_padding(b: Builder, x: Tensor, counts: Tensor) -> list[Tensor]:
     b.expect("sequence_token_count", counts, (batch,))
     known = b.value(counts, "sequence_token_count")
     if known.size and not 0 <= known.min() <= known.max() <= length:
-        b.invalid(f"counts {known.tolist()} of sequences of {length} tokens")
+        b.invalid(f"sequence_token_count is {known.tolist()}, expected 0 to {length}, the length of the sequences")
     real = np.arange(length) < known[:, None]
     offsets = np.concatenate([np.flatnonzero(real), np.flatnonzero(~real)]).astype(np.int32).reshape(batch, length)
     ends = np.concatenate([[0], np.cumsum(known)]).astype(np.int32)

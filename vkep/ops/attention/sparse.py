@@ -144,7 +144,7 @@ def longformer_attention(
     """A token sees those at a distance of at most ``window``, and all flagged ones; a flagged token sees all, by
     separate weights."""
     if x.rank != 3:
-        b.invalid(f"an input of shape {list(x.shape)}")
+        b.invalid(f"the input has shape {list(x.shape)}, expected 3 axes")
     hidden = x.shape[2]
     apart = (
         weight.rank == 3
@@ -177,7 +177,10 @@ def longformer(
     """Attention to what is near, and for the flagged tokens, by projections of their own, to all: [batch, tokens, hidden]."""
     x = near_by[0]
     if window < 1 or num_heads < 1 or x.shape[2] % num_heads:
-        b.invalid(f"an input of shape {list(x.shape)}, {num_heads} heads, a window of {window}")
+        b.invalid(
+            f"an input of shape {list(x.shape)}, {num_heads} heads, a window of {window}; "
+            "expected heads that divide the last axis, and 1 or more"
+        )
     batch, length, _ = x.shape
     b.expect("mask", mask, (batch, length))
     b.expect("global", flags, (batch, length))

@@ -152,7 +152,7 @@ def matmul_nbits_(
     blocks = -(-K // _block(b, block_size))
     bytes_a_block = block_size * bits // 8
     if not a.rank or a.shape[-1] != K:
-        b.invalid(f"the input has shape {list(a.shape)}, K is {K}")
+        b.invalid(f"the input has shape {list(a.shape)}, expected a last axis of K = {K}")
     b.expect("B", weights, (N, blocks, bytes_a_block))
     b.expect("scales", scales, (N, blocks), (N * blocks,))
     b.expect("bias", bias, (N,))
@@ -260,7 +260,7 @@ def gather_block_quantized(
     b.expect("scales", scales, (*lead, count, *tail))
     b.expect("zero_points", zero_points, (*lead, -(-count // each), *tail))
     if zero_points is not None and zero_points.dtype is not data.dtype:
-        b.invalid(f"zero points are {zero_points.dtype}, the data {data.dtype}")
+        b.invalid(f"zero points are {zero_points.dtype}, expected {data.dtype} as the data")
     table, packed = _packed_table(b, data, gather_axis)
     rows = gather_(b, table, indices, axis=gather_axis)
     if packed:
@@ -346,7 +346,8 @@ def matmul_bnb4(
 ) -> Tensor:
     """A product with a matrix [N, K] of 4-bit floats; of the two in a byte, the first has the higher bits."""
     if quant_type not in (0, 1) or block_size < 16 or block_size & (block_size - 1) or K < 1 or N < 1:
-        b.invalid(f"quant_type {quant_type}, blocks of {block_size}, a matrix of {N} by {K}")
+        b.invalid(f"quant_type {quant_type}, blocks of {block_size}, a matrix of {N} by {K}; "
+                  "expected 0 or 1, a power of two of at least 16, and 1 or more")  # fmt: skip
     if not a.rank or a.shape[-1] != (K if transB else N):
         b.invalid(f"the input has shape {list(a.shape)}; its last axis is {K if transB else N}")
     blocks = -(-N * K // block_size)

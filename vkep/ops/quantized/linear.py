@@ -48,7 +48,7 @@ class Blocks:
     def __init__(self, b: Builder, x: Tensor, scale: Tensor, axis: int, block_size: int) -> None:
         self.b = b
         if block_size < 0:
-            b.invalid(f"block_size is {block_size}")
+            b.invalid(f"block_size is {block_size}, expected 0 or more")
         if scale.rank > 1 and not block_size:
             b.invalid(f"scales have shape {list(scale.shape)}, expected one axis")
         if matches(scale.size, 1):

@@ -129,7 +129,7 @@ def qordered_gelu(
 ) -> Tensor:
     """Of each element, so that the order does not matter."""
     if None not in (order_X, order_Y) and order_X != order_Y:
-        b.invalid(f"order_X is {order_X} and order_Y {order_Y}")
+        b.invalid(f"order_X is {order_X} and order_Y {order_Y}, expected the same")
     _scalars(b, scale_X=scale, scale_Y=y_scale)
     return _quantized(b, gelu(b, _real(b, x, scale, FLOAT32)), y_scale)
 
@@ -181,7 +181,7 @@ def qordered_matmul(
 ) -> Tensor:
     _only(b, order_A=(order_A, _ROW), order_B=(order_B, _COL), order_Y=(order_Y, _ROW))
     if a.rank not in (2, 3) or y.rank not in (2, 3) or y.shape[:-2] not in ((), (1,), a.shape[:-2]):
-        b.invalid(f"matrices of shape {list(a.shape)} and {list(y.shape)}")
+        b.invalid(f"matrices of shape {list(a.shape)} and {list(y.shape)}, expected 2 or 3 axes and the same batch")
     columns = y.shape[-1]
     _scalars(b, scale_A=a_scale, scale_Y=y_scale)
     b.expect("scale_B", b_scale, (), (1,), (columns,))
@@ -250,7 +250,8 @@ def qordered_attention(
     if past is not None or attention_bias is not None:
         b.decline("past or attention_bias")
     if x.rank != 3 or q_weight.rank != 2 or num_heads < 1 or q_weight.shape[1] % num_heads:
-        b.invalid(f"an input of shape {list(x.shape)}, weights of {list(q_weight.shape)}, {num_heads} heads")
+        b.invalid(f"an input of shape {list(x.shape)}, weights of {list(q_weight.shape)}, {num_heads} heads; expected 3 axes, "
+                  "2 axes, and heads that divide the columns of the weights")  # fmt: skip
     batch, length, inner = x.shape
     hidden = q_weight.shape[1]
     b.expect("mask_index", mask, (batch, length))
@@ -332,7 +333,7 @@ def qordered_longformer_attention(
         scale_global_weight=global_weight_scale, scale_global_gemm=global_scale,
     )  # fmt: skip
     if x.rank != 3:
-        b.invalid(f"an input of shape {list(x.shape)}")
+        b.invalid(f"the input has shape {list(x.shape)}, expected 3 axes")
     hidden = x.shape[2]
     made: list[Projections] = []
     for name, matrix, factor, added, scale in (

@@ -194,7 +194,7 @@ def qgemm(
     }.items():
         b.expect(what, one, (), (1,))
     if a.rank != 2 or y.rank != 2:
-        b.invalid(f"matrices of shape {list(a.shape)} and {list(y.shape)}")
+        b.invalid(f"matrices of shape {list(a.shape)} and {list(y.shape)}, expected 2 axes each")
     columns = y.shape[0] if transB else y.shape[1]
     for what, one in {"b_scale": b_scale, "b_zero_point": b_zero_point}.items():
         b.expect(what, one, (), (1,), (columns,))
@@ -277,7 +277,7 @@ def gemm_float8(
     if activation not in ("NONE", "RELU", "GELU"):
         b.invalid(f"activation is {activation!r}, expected NONE, RELU or GELU")
     if x.rank != 2 or y.rank != 2:
-        b.invalid(f"matrices of shape {list(x.shape)} and {list(y.shape)}")
+        b.invalid(f"matrices of shape {list(x.shape)} and {list(y.shape)}, expected 2 axes each")
     made = numeric(b, dtype, FLOAT32)
     left, right = (
         t.transpose((1, 0)) if swap else t for t, swap in ((b.cast(x, FLOAT32), transA), (b.cast(y, FLOAT32), transB))

@@ -127,7 +127,8 @@ def qlinear_concat(b: Builder, y_scale: Tensor, y_zero_point: Tensor, *parts: Te
     made = []
     for x, scale, zero in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
         if scale.dtype is not FLOAT32 or {x.dtype, zero.dtype} != {y_zero_point.dtype}:
-            b.invalid(f"a part of {x.dtype} with a scale of {scale.dtype} and a zero point of {zero.dtype}")
+            b.invalid(f"a part of {x.dtype} with a scale of {scale.dtype} and a zero point of {zero.dtype}; "
+                      f"expected {y_zero_point.dtype}, float32 and {y_zero_point.dtype}")  # fmt: skip
         value = quantized(b, real(b, x, scale, zero), y_scale, y_zero_point, y_zero_point.dtype)
         made.append(b.store(value, y_zero_point.dtype, shape=x.shape))
     return concat(b, *made, axis=axis)
