@@ -22,7 +22,7 @@ from vkep.ir.tensor import Storage, Tensor
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.problem import NoReference
 from vkep.passes import emit, pipeline
-from vkep.passes.emit import _accesses, _Layout
+from vkep.passes.emit import _accesses, _PlanLayout
 from vkep.passes.pipeline import Pass
 from vkep.passes.rewrite import Goal
 
@@ -142,7 +142,7 @@ class _Watch:
             self._failed(step.name, what, touched)
 
     def emitted(
-        self, layout: _Layout, calls: Sequence[tuple[KernelCall, str]], shared: Mapping[int, int], is_sized: bool
+        self, layout: _PlanLayout, calls: Sequence[tuple[KernelCall, str]], shared: Mapping[int, int], is_sized: bool
     ) -> None:
         """Check the order and the memory of an island's dispatches."""
         if is_sized or not checked_size(calls):
@@ -218,13 +218,13 @@ def watched(
 
         return replace(step, run=run)
 
-    class Layout(_Layout):
+    class Layout(_PlanLayout):
         def __init__(self, calls: Any, ports: Any, faults: Any, trace: Any, piece: Any, shared: Any) -> None:
             super().__init__(calls, ports, faults, trace, piece, shared)
             watch.emitted(self, calls, shared, trace is not None)
 
     passes = (Pass(LOWERING, watch.begin), *map(observed, pipeline.PASSES))
-    with mock.patch.object(pipeline, "PASSES", passes), mock.patch.object(emit, "_Layout", Layout):
+    with mock.patch.object(pipeline, "PASSES", passes), mock.patch.object(emit, "_PlanLayout", Layout):
         yield watch.report
 
 

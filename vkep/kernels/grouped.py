@@ -300,7 +300,7 @@ class GroupedCodesProblem(Problem):
         return whole.reference(a, weights, owners)
 
 
-def no_codes(problem: GroupedCodesProblem) -> str:
+def no_packed_product(problem: GroupedCodesProblem) -> str:
     """Why packed weights are not unpacked within the product; "" where they are."""
     if problem.dtype not in STORAGE:
         return f"element type is {problem.dtype!r}, expected one of {sorted(STORAGE)}"
@@ -327,7 +327,7 @@ def _codes_call(
 
 
 def _no_codes_subgroup(problem: GroupedCodesProblem, caps: DeviceCapabilities) -> str:
-    return no_codes(problem) or no_subgroup_tile(problem.m, problem.n, problem.blocks, caps, False)
+    return no_packed_product(problem) or no_subgroup_tile(problem.m, problem.n, problem.blocks, caps, False)
 
 
 def _codes_subgroup(problem: GroupedCodesProblem, e: Emission) -> KernelCall:
@@ -367,7 +367,7 @@ def _codes(problem: GroupedCodesProblem, e: Emission) -> KernelCall:
 implement(
     GroupedCodesProblem,
     Candidate("subgroups as vectors", _codes_subgroup, when=_no_codes_subgroup),
-    Candidate("shared tiles", _codes, when=lambda problem, caps: no_codes(problem) or no_shared_tile(caps)),
+    Candidate("shared tiles", _codes, when=lambda problem, caps: no_packed_product(problem) or no_shared_tile(caps)),
 )
 implement(
     GroupedProductProblem,

@@ -19,7 +19,13 @@ from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
-from vkep.kernels.grouped import GroupedCodesProblem, GroupedProductProblem, GroupRowsProblem, block_of, no_codes
+from vkep.kernels.grouped import (
+    GroupedCodesProblem,
+    GroupedProductProblem,
+    GroupRowsProblem,
+    block_of,
+    no_packed_product,
+)
 from vkep.kernels.launch import is_cpu
 from vkep.ops.allowed import SINGLE
 from vkep.ops.contraction import matrix_product
@@ -140,14 +146,14 @@ def _applied(b: Builder, x: Tensor, matrices: Matrices, owners: Tensor | None = 
 
 
 def _applied_packed(b: Builder, x: Tensor, matrices: Matrices, owners: Tensor) -> Tensor | None:
-    """The product on packed weights; None where they are unpacked before."""
+    """The product of packed weights; None where no kernel multiplies them packed, so that the caller unpacks them first."""
     if not matrices.bits or matrices.scales is None or matrices.weights.offset % 4:
         return None
     (blocks, rows, k), (experts, n) = x.shape, matrices.weights.shape[:2]
     zeros, block = matrices.zero_points, k // (matrices.scales.size // (experts * n))
     kind = "" if zeros is None else "rows" if zeros.rank == 2 else "blocks"
     problem = GroupedCodesProblem(blocks, rows, n, k, experts, matrices.bits, block, x.dtype.name, kind)
-    if no_codes(problem):
+    if no_packed_product(problem):
         return None
     operands = (x, matrices.weights, owners, b.cast(matrices.scales, x.dtype), zeros)
     return b.result(problem, *(b.contiguous(t) for t in operands if t is not None))

@@ -56,21 +56,25 @@ def update_into_attention(attention: Op, graph: Graph) -> Changes | None:
     ):
         return None
     update = graph.producer(attention.inputs[0].storage, attention)
-    first = update.problem if isinstance(update, KernelOp) else None
-    if not isinstance(update, KernelOp) or not isinstance(first, CacheUpdateProblem) or not_updating(problem, first):
+    update_problem = update.problem if isinstance(update, KernelOp) else None
+    if (
+        not isinstance(update, KernelOp)
+        or not isinstance(update_problem, CacheUpdateProblem)
+        or not_updating(problem, update_problem)
+    ):
         return None
     operands = dict(zip((need.name for need in problem.needs()), attention.inputs, strict=True))
-    origin = dict(zip((need.name for need in first.needs()), update.inputs, strict=True))["first"]
+    first_row = dict(zip((need.name for need in update_problem.needs()), update.inputs, strict=True))["first"]
     rotated, *caches = update.outputs
-    if operands["q"].offset != rotated.offset or operands["origin"].storage is not origin.storage:
+    if operands["q"].offset != rotated.offset or operands["origin"].storage is not first_row.storage:
         return None
-    if operands["origin"].offset != origin.offset:
+    if operands["origin"].offset != first_row.offset:
         return None
     for t, cache in zip((operands["k"], operands["v"]), caches, strict=True):
         if t.storage is not cache.storage or (t.offset, t.strides) != (cache.offset, cache.strides):
             return None
         if graph.users(cache.storage) != [attention]:  # a user between both would see the past alone
             return None
-    both = UpdatingAttentionProblem(replace(problem, q_strides=first.q_strides), first)
+    fused = UpdatingAttentionProblem(replace(problem, q_strides=update_problem.q_strides), update_problem)
     inputs = [*update.inputs, *(t for name, t in operands.items() if name in ("bias", "sink"))]
-    return graph.fuse(both, inputs, [*attention.outputs, *caches], [update, attention])
+    return graph.fuse(fused, inputs, [*attention.outputs, *caches], [update, attention])

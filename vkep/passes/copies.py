@@ -25,7 +25,9 @@ def elide_copy(copy: Op, graph: Graph) -> Changes | None:
     if storage in graph.results or storage.is_constant or storage.port is not None:
         return None
     producers, users = graph.producers(storage), [op for op in graph.users(storage) if op is not copy]
-    if len(producers) != 1 or len(producers[0].outputs) != 1:
+    if (
+        len(producers) != 1 or len(producers[0].outputs) != 1
+    ):  # all move and keep their offsets, so the place must be dense
         if not (copy.out.is_contiguous and _can_load(users, storage, copy.out)):
             return None
         return {copy: [], **{op: [moved(op, storage, copy.out)] for op in (*producers, *users)}}

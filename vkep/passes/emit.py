@@ -166,7 +166,7 @@ def emit(
         zeros = Pointwise(Tensor.contiguous(DTYPES["uint32"], (counted,), counting), ex.Const("uint", value=0))
         calls[:0] = [(call, "counters") for call in _pointwise_calls(zeros, targets[0])]
     faults = tuple(entry for target in targets for entry in target.faults.items())
-    return _Layout(calls, ports, faults, trace, piece_of(caps.max_buffer_size), shared or {}).planned()
+    return _PlanLayout(calls, ports, faults, trace, piece_of(caps.max_buffer_size), shared or {}).planned()
 
 
 def _packed_key(base: Weight, weight: Tensor, tag: str) -> tuple[str, str]:
@@ -349,7 +349,7 @@ def _prove(call: KernelCall, operand: Operand, tensor: Tensor, reach: int, end: 
         )
 
 
-class _Layout:
+class _PlanLayout:
     """Converts kernel calls over tensors into dispatches over addresses."""
 
     def __init__(

@@ -49,6 +49,7 @@ class Island:
         return self.tensors[name]
 
     def _import(self, name: str, value: ValueSpec) -> Tensor:
+        """Make a value an input port. With a ``room``, its storage and strides are those of the larger tensor that it begins."""
         itemsize, room = value.dtype.itemsize, value.room or value.shape
         port = Port(name, value.dtype.name, value.shape, math.prod(value.shape) * itemsize, is_input=True)
         storage = Storage(math.prod(room) * itemsize, port=len(self.ports), label=name)

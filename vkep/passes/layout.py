@@ -30,13 +30,13 @@ def lay_out(ops: Sequence[Op], caps: DeviceCapabilities) -> list[Op]:
     """The operations with every convolution's layout decided. Changed operations are replaced, not modified."""
     if not any(isinstance(op, KernelOp) and isinstance(op.problem, ConvProblem) for op in ops):
         return list(ops)
-    layout = _Layout(ops, caps)
+    layout = _ImageLayout(ops, caps)
     for op in ops:
         layout.place(op)
     return layout.ops
 
 
-class _Layout:
+class _ImageLayout:
     def __init__(self, ops: Iterable[Op], caps: DeviceCapabilities) -> None:
         self.caps = caps
         self.ops: list[Op] = []
@@ -65,7 +65,7 @@ class _Layout:
 
     def _pointwise(self, op: Pointwise) -> None:
         given, out = op.inputs, op.out
-        views = list(map(self._read, given)) if self._moved else given
+        views = list(map(self._readable, given)) if self._moved else given
         if isinstance(op.expr, ex.Leaf):
             if (source := views[0]).dtype is out.dtype and self._is_made_at_once(out):
                 if source is not given[0] and source.is_contiguous:  # it was made dense, which it is now
@@ -157,8 +157,8 @@ class _Layout:
         found = self._moved.get(view.storage)
         return view if found is None else relaid(view, *found)
 
-    def _read(self, view: Tensor) -> Tensor:
-        """An operand for operations that read with any strides."""
+    def _readable(self, view: Tensor) -> Tensor:
+        """An operand for operations that read with any strides; a storage that has no such view is copied back first."""
         if view.storage not in self._moved:
             return view
         found = self._lying(view)
@@ -169,7 +169,7 @@ class _Layout:
     def _source(self, view: Tensor) -> Tensor:
         """The source of a dense image: if it is the copy of a view, that view."""
         source = self._sources.get(view.storage)
-        return source if source is not None and view.shape == source.shape else self._read(view)
+        return source if source is not None and view.shape == source.shape else self._readable(view)
 
     def _dense(self, view: Tensor) -> Tensor:
         """The view's elements, dense in the order of its own axes."""

@@ -47,16 +47,16 @@ class _Split:
         for node in ex.remaining(op.expr, self.done):
             self._fit(node.args)
             made = ex.with_args(node, tuple([self.done[id(a)][0] for a in node.args]))
-            read = frozenset([node]) if isinstance(node, ex.Leaf) else self._read(node.args)
+            read = frozenset([node]) if isinstance(node, ex.Leaf) else self._leaves_of(node.args)
             self.done[id(node)] = made, read
         self.expr = self.done[id(op.expr)][0]
 
-    def _read(self, args: Iterable[ex.Expr]) -> frozenset[ex.Leaf]:
+    def _leaves_of(self, args: Iterable[ex.Expr]) -> frozenset[ex.Leaf]:
         return frozenset().union(*[self.done[id(a)][1] for a in args])
 
     def _fit(self, args: tuple[ex.Expr, ...]) -> None:
         """Store arguments of a node, those that read most first, until they read few enough tensors."""
-        while len(self._read(args)) > MAX_OPERANDS:
+        while len(self._leaves_of(args)) > MAX_OPERANDS:
             of_parts = [a for a in args if len(self.done[id(a)][1]) > 1 and a.ctype in _STORED]
             if not of_parts:
                 return  # a vector type or a single operation: `Kernel.call` refuses it where it is too wide

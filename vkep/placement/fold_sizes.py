@@ -154,6 +154,7 @@ def _objects(weight: Weight) -> np.ndarray[Any, Any]:
 def _folded(
     node: Node, types: Sequence[int], arrays: Sequence[np.ndarray[Any, Any] | None]
 ) -> tuple[np.ndarray[Any, Any], int] | None:
+    """The result and its ONNX element type, computed with Python's numbers and sizes; None where no formula exists."""
     op, first, kind = node.op_type, arrays[0], types[0]
     if first is None:
         return None
@@ -215,7 +216,8 @@ def _moved(
     """The outputs of an operator of `_MOVES`, which is evaluated on the numbers of the elements (from 1 on) in place of them."""
     if node.attributes.get("reduction", "none") != "none" or node.attributes.get("mode", "constant") != "constant":
         return None
-    moves, elements, inputs = _MOVES.get(node.op_type, ()), [0], list[np.ndarray[Any, Any] | None]()
+    moves, inputs = _MOVES.get(node.op_type, ()), list[np.ndarray[Any, Any] | None]()
+    elements = [0]  # number 0 is the zero that Pad and Trilu fill in
     for k, array in enumerate(arrays):
         if array is None or k not in moves:
             inputs.append(_plain(array) if array is not None else None)

@@ -97,8 +97,11 @@ def place(
     policy: Policy | None = None,
     refusals: Refusals = "raise",
 ) -> Placed:
-    """Every node with what is known of its values, placed as by `lower`; nothing is planned. Raises as `lower`."""
-    partitioner = _Partitioner(nodes, known, outputs, opsets, caps, (), policy or Policy(), refusals, trace, False)
+    """Every node with what is known of its values, placed by the first attempt of `lower`: partitions that the policy
+    finds too small stay. Nothing is planned. Raises as `lower`."""
+    partitioner = _Partitioner(
+        nodes, known, outputs, opsets, caps, (), policy or Policy(), refusals, trace, every_size=False
+    )
     partitioner.place()
     return partitioner
 
@@ -160,7 +163,7 @@ class _Partitioner(Placed):
             self._offer(first)
         except NeedsValue as need:
             if need.names:
-                self.needs |= dict.fromkeys(need.names)
+                self.needed_values |= dict.fromkeys(need.names)
                 if all(map(self._is_length, need.names)):
                     self.asks_inputs = need.reason
                 self._defer(node, need.reason)
@@ -238,7 +241,7 @@ class _Partitioner(Placed):
             self.placements.append(Placement(node, "control", expansion.reason))
             self.made.update({name: ("control", stage) for name in node.outputs if name})
         else:
-            self.needs[expansion.name] = None
+            self.needed_values[expansion.name] = None
             self._defer(node, expansion.reason)
 
     def _folded(self, node: Node, inputs: Sequence[Known]) -> bool:

@@ -62,7 +62,7 @@ class Placed:
         self.control: dict[int, list[Node]] = {}
         self.deferred: list[Node] = []
         self.placed: list[Node] = []  # every node except those that are replaced by their bodies' nodes
-        self.needs: dict[str, None] = {}  #: the values whose content the deferred nodes need
+        self.needed_values: dict[str, None] = {}  #: the values whose content the deferred nodes need
         self.placements: list[Placement] = []
         self.numbers: dict[str, SizesWeight] = {}  #: inputs and outputs of steps that depend on sizes
 
@@ -145,7 +145,7 @@ class Placed:
             steps.append((stage, self._cpu_step(nodes, later)))
         for stage, loops in self.control.items():
             for node in loops:
-                inputs, known = self._needs([node], set())
+                inputs, known = self._inputs_and_constants([node], set())
                 steps.append((stage, ControlStep(node, inputs, known, self._sizes(inputs))))
         ordered = [step for _, step in sorted(steps, key=lambda s: s[0])]
         if self.deferred:
@@ -155,7 +155,7 @@ class Placed:
     def _cpu_step(self, placed: Sequence[tuple[Node, str]], later: set[str]) -> CpuStep:
         nodes = [node for node, _ in placed]
         made = [n for node in nodes for n in node.outputs if n]
-        inputs, constants = self._needs(nodes, set(made))
+        inputs, constants = self._inputs_and_constants(nodes, set(made))
         inside = {id(n) for n in nodes}
         wanted = later.union(*(self._leaves(n.reads) for n in self.placed if id(n) not in inside))
         return CpuStep(
@@ -168,10 +168,11 @@ class Placed:
         )
 
     def _deferred_step(self) -> DeferredStep:
+        """The step that plans the deferred nodes in the run, once it knows the values that they need."""
         made = [n for node in self.deferred for n in node.outputs if n]
-        inputs, constants = self._needs(self.deferred, set(made))
+        inputs, constants = self._inputs_and_constants(self.deferred, set(made))
         outputs = tuple(n for n in made if n in set(self.outputs))
-        values = tuple([name for name in inputs if name in self.needs])
+        values = tuple([name for name in inputs if name in self.needed_values])
         lists = self._lists(self.deferred, set(made))
         sizes = {**self._sizes(inputs), **{(name, -1): name for name in values if name in self.made}}
         return DeferredStep(tuple(self.deferred), inputs, outputs, values, {**constants, **lists}, sizes)
@@ -185,7 +186,7 @@ class Placed:
             if is_size(dim)
         }
 
-    def _needs(self, nodes: Sequence[Node], made: set[str]) -> tuple[tuple[str, ...], dict[str, Weight]]:
+    def _inputs_and_constants(self, nodes: Sequence[Node], made: set[str]) -> tuple[tuple[str, ...], dict[str, Weight]]:
         """The inputs of a group of nodes, and the constants that it reads."""
         reads = (n for node in nodes for n in node.reads if n not in made)
         needed = dict.fromkeys(n for n in self._leaves(reads) if n not in made)

@@ -86,7 +86,8 @@ class CpuRunner:
         values.update(zip(self.step.outputs, results, strict=True))
 
     def _feeds(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The inputs of the nodes on the host; tensors of sequences are in the lists that the nodes read."""
+        """The step's inputs in host memory, and each sequence as a list of its elements, which are fed alone only where a node
+        reads them alone."""
         step = self.step
         if not step.lists:
             return {name: on_host(values[name]) for name in step.inputs}

@@ -86,18 +86,18 @@ def _instructions(code: bytes) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def check_graph(where: str, vgf: Vgf, segment: Segment, code: bytes) -> None:
-    """Raise `InvalidVgfError` unless a graph segment binds to each tensor and constant of its module one of its shape and element
-    type, and nothing else."""
-    entry_point, made = vgf.modules[segment.module].entry_point, _Module()
+    """Raise `InvalidVgfError` unless a graph segment binds exactly the tensors and constants that its SPIR-V module declares,
+    each with the declared shape and element type."""
+    entry_point, module = vgf.modules[segment.module].entry_point, _Module()
     try:
         for op, words in _instructions(code):
-            made.add(op, words)
-        interface = made.graphs[entry_point]
+            module.add(op, words)
+        interface = module.graphs[entry_point]
         wanted: dict[tuple[str, int, int], Any] = {
-            ("binding", made.places[i][_SET], made.places[i][_BINDING]): made.types[made.variables[i]]
+            ("binding", module.places[i][_SET], module.places[i][_BINDING]): module.types[module.variables[i]]
             for i in interface
         }
-        wanted |= {("constant", 0, number): made.types[kind] for number, kind in made.constants.items()}
+        wanted |= {("constant", 0, number): module.types[kind] for number, kind in module.constants.items()}
     except (LookupError, ValueError, TypeError, struct.error) as error:
         raise InvalidVgfError(
             f"{where}: its SPIR-V declares no graph {entry_point!r} that can be read: {error!r}"
