@@ -18,6 +18,7 @@ SHARED, PURE, DEVICE, SESSION, FRONT = 1, 2, 3, 4, 5
 FLOOR_OF = {
     "gpu_shared": SHARED,
     "vkep.errors": PURE,
+    "vkep.text": PURE,
     "vkep.files": PURE,
     "vkep.undo": PURE,
     "vkep.sizes": PURE,
@@ -60,6 +61,7 @@ FLOOR_OF = {
 }
 # The rooms of the pure side, in the order in which they may import one another: each only those before it.
 ROOMS = (
+    "vkep.text",
     "vkep.errors",
     "vkep.undo",
     "vkep.files",

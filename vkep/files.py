@@ -11,7 +11,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from vkep.errors import NoFileError, shortened
+from vkep.errors import NoFileError
+from vkep.text import shortened
 
 #: bytes of this machine's memory; of its address space where the system does not tell
 MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 1 << 47

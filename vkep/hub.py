@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vkep.errors import InvalidInputError, one_line, shown
+from vkep.errors import InvalidInputError
+from vkep.text import one_line, shown
 
 PREFIX = "hf:"
 _NAME = re.compile(r"([\w.-]+/[\w.-]+)(?:@([^/@]+))?(?:/(.+))?")

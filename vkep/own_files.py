@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from vkep.errors import shortened
+from vkep.text import shortened
 
 _log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ import typer
 
 from vkep.cli import app, common
 from vkep.cli.examples import EXAMPLES, PANELS
-from vkep.errors import finite, one_line, printable
 from vkep.graph import load_model
+from vkep.text import finite, one_line, printable
 from vkep.view.document import new_document, without_folders
 from vkep.view.page import Page
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vkep.cli import common, generation
-from vkep.errors import one_line
+from vkep.text import one_line
 
 if TYPE_CHECKING:
     from vkep.cli.measure import Latency

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from gpu_shared.compile_spec import ContextMode, SyncMode
-from vkep.errors import finite, one_line, printable
+from vkep.text import finite, one_line, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -276,7 +276,8 @@ def print_piece(text: str) -> None:
 def print_nodes(report: Report | MethodReport, nanoseconds: Mapping[str, float] | None = None) -> None:
     """Print every node of a report, what matters first: nodes on the CPU with their reasons, then the slowest on the
     GPU (where ``nanoseconds`` has their times by name). Folded constants are only counted, at the end."""
-    from vkep.session.report import by_importance, counted
+    from vkep.session.report import by_importance
+    from vkep.text import counted
 
     times, folded = nanoseconds or {}, 0
     if times:

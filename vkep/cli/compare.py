@@ -12,7 +12,7 @@ import typer
 
 from vkep.cli import common
 from vkep.cli.common import FAILED, Progress, UsageError, say
-from vkep.errors import one_line
+from vkep.text import one_line
 
 if TYPE_CHECKING:
     from vkep.cli.measure import Comparison
@@ -200,7 +200,7 @@ def _other_model(
 
 def print_difference(found: Difference) -> None:
     """Print outputs, then the values that differ, and the first of them."""
-    from vkep.session.report import counted
+    from vkep.text import counted
 
     for one in found.outputs:
         common.echo(f"output {one_line(one.name)}: {_verdict(one)}")

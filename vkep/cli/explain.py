@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vkep.cli import common
-from vkep.errors import one_line
+from vkep.text import one_line
 
 if TYPE_CHECKING:
     from vkep.cli.inputs import Sources
@@ -195,7 +195,7 @@ def print_times(times: Sequence[DispatchTime], top: int) -> None:
     """Print a table of the dispatches, sorted by the time beyond the limit, largest first."""
     from rich.table import Table
 
-    from vkep.session.report import counted
+    from vkep.text import counted
 
     total = sum(t.nanoseconds for t in times)
     shown = ranked(times)[: top or None]

@@ -13,7 +13,7 @@ import typer
 
 from vkep.cli import common
 from vkep.cli.common import UsageError
-from vkep.errors import one_line
+from vkep.text import one_line
 
 if TYPE_CHECKING:
     from vkep.generation import Batch, Generator

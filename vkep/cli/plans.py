@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from vkep.errors import one_line
 from vkep.plan.records import Plan
+from vkep.text import one_line
 
 if TYPE_CHECKING:
     from vkep.device.measure.limits import DeviceLimits

@@ -12,7 +12,7 @@ import typer
 
 from vkep.cli import common
 from vkep.cli.common import FAILED, Progress, UsageError, say
-from vkep.errors import finite, one_line
+from vkep.text import finite, one_line
 
 if TYPE_CHECKING:
     from vkep.cli.measure import Comparison, Latency, Spans

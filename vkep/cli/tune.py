@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vkep.cli import common
-from vkep.errors import one_line
+from vkep.text import one_line
 
 if TYPE_CHECKING:
     from vkep.session import InferenceSession

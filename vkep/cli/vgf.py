@@ -18,8 +18,8 @@ from vkep.cli.common import (
     file_name,
     print_json,
 )
-from vkep.errors import one_line
 from vkep.files import read_file
+from vkep.text import one_line
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,7 +13,8 @@ from vkep.pte.flow import INPUT, Flow
 from vkep.pte.method import DecodedMethod
 from vkep.pte.steps import DelegateStep, KernelStep
 from vkep.session.introspection import flatten
-from vkep.session.report import IslandReport, counted
+from vkep.session.report import IslandReport
+from vkep.text import counted
 
 if TYPE_CHECKING:
     from vkep.executorch.context_resources import ContextResources

@@ -15,7 +15,7 @@ import numpy as np
 from gpu_shared.steady import check_wanted, closing, on_end, settle, steady
 from gpu_shared.uncopied import Uncopied
 from vkep.device.tensor import DeviceTensor
-from vkep.errors import InvalidInputError, VkepError, shown
+from vkep.errors import InvalidInputError, VkepError
 from vkep.generation.biases import Bias
 from vkep.generation.choices import Choice
 from vkep.generation.choosing import Chooser
@@ -25,6 +25,7 @@ from vkep.generation.pace import Pace
 from vkep.generation.rows import BufferRows, GrownRows, Rows
 from vkep.generation.sampling import Chances, Sampling
 from vkep.generation.text import TextStream
+from vkep.text import shown
 
 if TYPE_CHECKING:
     from vkep.generation.grammar import Grammar

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vkep.errors import InvalidInputError, InvalidModelError, shown
+from vkep.errors import InvalidInputError, InvalidModelError
 from vkep.files import file_inside, file_status, read_file
 from vkep.generation.sampling import Sampling
+from vkep.text import shown
 
 GENAI, CONFIG, GENERATION = "genai_config.json", "config.json", "generation_config.json"
 #: limits of what a folder may say: its files come from strangers

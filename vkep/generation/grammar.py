@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vkep.errors import InvalidInputError, VkepError, shortened
+from vkep.errors import InvalidInputError, VkepError
 from vkep.generation.templates import MissingPackageError
 from vkep.generation.text import FILE
+from vkep.text import shortened
 
 if TYPE_CHECKING:
     from vkep.generation.folder import ModelFolder

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
 
-from vkep.errors import InvalidInputError, shown
+from vkep.errors import InvalidInputError
+from vkep.text import shown
 
 #: limits of one answer's settings: each token of every answer waits while its text is compared with them
 MOST_STOPS, LONGEST_STOP, MOST_TOKENS = 16, 1024, 4096

@@ -12,7 +12,8 @@ from types import FrameType
 from typing import Any
 
 from gpu_shared.steady import steady
-from vkep.errors import InvalidInputError, VkepError, shortened
+from vkep.errors import InvalidInputError, VkepError
+from vkep.text import shortened
 
 #: limits of a template: characters of its own, of a text that it makes, and lines of its code that run
 LONGEST_TEMPLATE, LONGEST_TEXT, MOST_STEPS = 1 << 20, 1 << 24, 1_000_000

@@ -27,8 +27,8 @@ from vkep.placement.partition import lower, place
 from vkep.placement.policy import VGF, VULKAN, Policy
 from vkep.placement.sequences import ON_LISTS
 from vkep.placement.steps import Placed
-from vkep.session.report import counted
 from vkep.sizes import Size, Trace, clear_caches
+from vkep.text import counted
 
 logger = logging.getLogger("vkep.ort")
 

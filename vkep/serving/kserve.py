@@ -19,9 +19,9 @@ import ml_dtypes
 import numpy as np
 
 from gpu_shared.errors import PicklableError
-from vkep.errors import shortened, shown
 from vkep.serving.bodies import Array, BinaryFeeds, Layout
 from vkep.serving.jsontext import array_of, loads, text_of
+from vkep.text import shortened, shown
 
 #: the protocol's name of strings: arrays of Python's, sent in UTF-8
 STRINGS = "BYTES"

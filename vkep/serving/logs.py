@@ -8,7 +8,7 @@ import sys
 from datetime import datetime, timezone
 from typing import Any, TextIO
 
-from vkep.errors import one_line
+from vkep.text import one_line
 
 #: requests, with the values of each as the record's ``fields``
 access = logging.getLogger("vkep.serving.access")

@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
-from vkep.errors import InvalidInputError, shortened, shown
+from vkep.errors import InvalidInputError
 from vkep.generation.grammar import of_schema
 from vkep.generation.sampling import MOST_LOGPROBS, MOST_STOPS, MOST_TOKENS, Sampling
 from vkep.serving.jsontext import counted
 from vkep.serving.kserve import ProtocolError
+from vkep.text import shortened, shown
 
 #: limits of lists; numbers have those of `vkep.generation.Sampling`
 _MOST_MESSAGES, _MOST_PARTS, _MOST_PROMPT, _LONGEST_NAME, _MOST_TOOLS = 4096, 1024, 1 << 18, 256, 128

@@ -10,8 +10,9 @@ import onnx
 
 from vkep import dtypes
 from vkep.device.tensor import DeviceTensor
-from vkep.errors import InvalidInputError, shown
+from vkep.errors import InvalidInputError
 from vkep.graph.model import ValueInfo
+from vkep.text import shown
 
 
 def array_of(name: str, value: Any, info: ValueInfo) -> np.ndarray[Any, Any]:
@@ -55,10 +56,10 @@ def map_of(name: str, value: object, declared: onnx.TypeProto.Map) -> Map:
     if kind is not None:
         try:
             made = Map({key if texts else int(key): kind.numpy.type(v) for key, v in value.items()})
-            if kind.kind in ("int", "uint") and any(made[key] != v for key, v in value.items()):
-                raise ValueError(f"got {list(value.values())}")
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidInputError(f"input {name!r}: {error}; expected values of {kind}") from error
+        if kind.kind in ("int", "uint") and any(number != made[key] for key, number in value.items()):
+            raise InvalidInputError(f"input {name!r}: got {list(value.values())}; expected values of {kind}")
     made.key_type, made.value_type = declared.key_type, value_type
     return made
 

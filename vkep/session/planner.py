@@ -23,7 +23,6 @@ from vkep.session.executor import Executable, IslandExecutor, StepExecutor
 from vkep.session.kompute import KpRunner
 from vkep.session.options import SessionOptions, plans_folder, spirv_folder
 from vkep.session.planned_graph import DeferredExecutor, PlannedGraph
-from vkep.session.report import counted
 from vkep.session.saved import SavedPlans, plan_key
 from vkep.session.shared_values import BufferSets
 from vkep.session.sized_plans import Lowered, Opened
@@ -31,6 +30,7 @@ from vkep.session.submit_batch import SubmitBatch
 from vkep.session.vgf_executor import GraphRefused, VgfExecutor
 from vkep.shaders.library import ShaderLibrary
 from vkep.sizes import Trace
+from vkep.text import counted
 
 if TYPE_CHECKING:
     from vkep.device.datagraph.delegate import VgfDelegate

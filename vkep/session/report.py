@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_shared.notebook import Readable, table
 from vkep.arena.records import ArenaStats, format_bytes
-from vkep.errors import one_line
 from vkep.ir.program import Placement
 from vkep.plan.records import Plan
+from vkep.text import counted, one_line
 
 if TYPE_CHECKING:
     from vkep.device.delegate import VulkanDelegate
@@ -20,11 +20,6 @@ if TYPE_CHECKING:
 
 #: places of nodes, sorted by importance to the user
 PLACES = ("cpu", "deferred", "control", "vgf", "kompute", "vulkan", "inlined", "folded")
-
-
-def counted(count: int, noun: str) -> str:
-    """``1 node``, ``2 nodes``, ``2 dispatches``."""
-    return f"{count} {noun}" + ("" if count == 1 else "es" if noun.endswith("h") else "s")
 
 
 def _size(nbytes: int) -> str:

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 from gpu_shared.steady import check_wanted, closing, on_end, settle, steady
 from gpu_shared.uncopied import Uncopied
-from vkep.errors import InvalidInputError, join_onnxruntime, one_line
+from vkep.errors import InvalidInputError, join_onnxruntime
 from vkep.session.contexts import ContextAhead
 from vkep.session.options import SessionOptions, merged_options
 from vkep.session.ort_options import WITHOUT_EFFECT, provider_overrides
 from vkep.session.ort_session import OrtSession
+from vkep.text import one_line
 
 if TYPE_CHECKING:
     import numpy as np

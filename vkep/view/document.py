@@ -24,9 +24,9 @@ from pathlib import PureWindowsPath
 from typing import Any
 
 from vkep.arena.dump import ArenaSnapshot
-from vkep.errors import one_line
 from vkep.graph.model import Model
 from vkep.plan.records import Plan
+from vkep.text import one_line
 from vkep.view.dispatches import describe_plan
 from vkep.view.graph import GraphDocument
 from vkep.view.memory import slab_buffers

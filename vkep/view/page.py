@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vkep.errors import finite
 from vkep.own_files import write_atomically
+from vkep.text import finite
 from vkep.view.document import FORMAT
 
 _HERE = Path(__file__).parent
