@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from tests.session.models import model
-from vkep.models.language import write_language, write_tokenizer
-from vkep.models.starters import bert
+from vkep.models.language import write_language
+from vkep.models.starters import STARTERS
 
 ROOT = Path(__file__).resolve().parents[2]
 #: a template that tells the model of its tools, in the form of Hermes
@@ -28,23 +28,13 @@ TOOLS = (
 )
 
 
-def write_encoder(folder: Path) -> None:
-    """An encoder's folder, as Sentence Transformers has it."""
-    import onnx
-
-    folder.mkdir()
-    onnx.save(bert(), folder / "model.onnx")
-    (folder / "config.json").write_text(json.dumps({"model_type": "bert", "max_position_embeddings": 64}))
-    write_tokenizer(folder)
-
-
 def write_models(folder: Path) -> None:
     """The models that `running` serves."""
     write_language(folder / "llama")
     write_language(folder / "caller", context=1024)
     config = json.loads((folder / "caller" / "tokenizer_config.json").read_text())
     (folder / "caller" / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TOOLS}))
-    write_encoder(folder / "encoder")
+    STARTERS["sentences"].write(folder / "encoder")
     square = model("g (float[n,s] x) => (float[n,s] y) { y = Mul(x, x) }")
     pick = model("g (float[n,3] x, int64[n,1] i) => (float[n,1] y) { y = GatherElements <axis = 1> (x, i) }")
     for name, proto in (("square", square), ("pick", pick)):

@@ -263,6 +263,11 @@ BAD: dict[str, tuple[Any, bytes | None, str]] = {
     "more than the binary data": (good(parameters={"binary_data_size": 24}), b"x" * 30, "6 bytes after the last"),
     "a negative binary size": (good(parameters={"binary_data_size": -24}), b"x" * 24, "binary_data_size is -24"),
     "parameters of another kind": (good(parameters=[]), None, "parameters is no JSON object"),
+    "classes": (
+        {**good(), "outputs": [{"name": "y", "parameters": {"classification": 3}}]},
+        None,
+        "only values are offered",
+    ),
     "an output that is unknown": ({**good(), "outputs": [{"name": "q"}]}, None, "no output 'q'"),
     "outputs of another kind": ({**good(), "outputs": "y"}, None, "outputs is expected"),
 }

@@ -423,8 +423,8 @@ def write_language(folder: Path, name: str = "llama", precision: str = "fp32", *
     return language
 
 
-def write_tokenizer(folder: Path) -> None:
-    """Write the files of the tokenizer of bytes, with a chat template."""
+def write_tokenizer(folder: Path, **settings: Any) -> None:
+    """Write the files of the tokenizer of bytes, with a chat template; ``settings`` go into tokenizer_config.json."""
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer()), encoding="utf-8")
     beside = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -432,5 +432,6 @@ def write_tokenizer(folder: Path) -> None:
         "eos_token": "</s>",
         "pad_token": "<pad>",
         "chat_template": TEMPLATE,
+        **settings,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(beside), encoding="utf-8")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -98,12 +99,11 @@ def mixed() -> onnx.ModelProto:
     return graph.model()
 
 
-def _write_classifier(folder: Path) -> None:
+def _write_bert(folder: Path, made: onnx.ModelProto, **settings: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    onnx.save(bert(len(LABELS)), folder / "model.onnx")
+    onnx.save(made, folder / "model.onnx")
     config = {
         "model_type": "bert",
-        "architectures": ["BertForSequenceClassification"],
         "hidden_size": BERT.hidden,
         "num_hidden_layers": BERT.layers,
         "num_attention_heads": BERT.heads,
@@ -111,17 +111,24 @@ def _write_classifier(folder: Path) -> None:
         "max_position_embeddings": BERT.positions,
         "vocab_size": BERT.vocabulary,
         "pad_token_id": PAD,
-        "id2label": dict(enumerate(LABELS)),
-        "label2id": {label: i for i, label in enumerate(LABELS)},
+        **settings,
     }
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
-    write_tokenizer(folder)
+    write_tokenizer(folder, model_max_length=BERT.positions)
+
+
+def _write_classifier(folder: Path) -> None:
+    _write_bert(
+        folder,
+        bert(len(LABELS)),
+        architectures=["BertForSequenceClassification"],
+        id2label=dict(enumerate(LABELS)),
+        label2id={label: i for i, label in enumerate(LABELS)},
+    )
 
 
 def _write_sentences(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    onnx.save(bert(), folder / "model.onnx")
-    write_tokenizer(folder)
+    _write_bert(folder, bert(), architectures=["BertModel"])
 
 
 def _write_whisper(folder: Path) -> None:

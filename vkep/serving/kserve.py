@@ -198,7 +198,7 @@ def parse_infer(body: bytes | Sequence[bytes], header_length: str | None, model:
     asked = _items(request, "outputs") if request.get("outputs") else [{"name": name} for name in model.outputs]
     outputs = {}
     for output in asked:
-        check_output(model, output.get("name"))
+        check_output(model, output.get("name"), _parameters(output))
         outputs[output["name"]] = bool(_parameters(output).get("binary_data", every))
     identity = request.get("id") or ""
     if not isinstance(identity, str) or len(identity) > _LONGEST_ID:
@@ -429,10 +429,12 @@ def check_all_there(model: ModelSpec, feeds: Container[str]) -> None:
         raise ProtocolError(400, f"model {model.name!r}: inputs {missing} are missing")
 
 
-def check_output(model: ModelSpec, name: Any) -> None:
-    """Raise `ProtocolError` for an output that the model does not have."""
+def check_output(model: ModelSpec, name: Any, parameters: Mapping[str, Any]) -> None:
+    """Raise `ProtocolError` for an output that the model does not have, or a form of it that is not offered."""
     if not isinstance(name, str) or name not in model.outputs:
         raise ProtocolError(400, f"model {model.name!r} has no output {shown(name)}; it has {list(model.outputs)}")
+    if "classification" in parameters:
+        raise ProtocolError(400, f"output {name!r}: classes are asked for, and only values are offered")
 
 
 def _odd(array: Array, dtype: np.dtype[Any]) -> bool:

@@ -225,7 +225,7 @@ def parse_infer(request: Any, model: ModelSpec) -> InferRequest:
             400, f"got {len(request.outputs)} outputs, and model {model.name!r} has {len(model.outputs)}"
         )
     for output in request.outputs:
-        check_output(model, output.name)
+        check_output(model, output.name, output.parameters)
     return InferRequest(feeds, dict.fromkeys([o.name for o in request.outputs] or model.outputs, True), request.id)
 
 
