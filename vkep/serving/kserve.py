@@ -244,10 +244,8 @@ def _answer_json(
     described = []
     for output, kind, shape, data in outputs:
         head = json.dumps({"name": output, "datatype": kind, "shape": shape})[:-1]
-        parameters = json.dumps({"binary_data_size": data})
-        described.append(
-            f'{head}, "data": {data}}}' if isinstance(data, str) else f'{head}, "parameters": {parameters}}}'
-        )
+        tail = f'"data": {data}' if isinstance(data, str) else f'"parameters": {{"binary_data_size": {data}}}'
+        described.append(f"{head}, {tail}}}")
     head = json.dumps({"model_name": name, "model_version": version} | ({"id": identity} if identity else {}))[:-1]
     return f'{head}, "outputs": [{", ".join(described)}]}}'.encode()
 
