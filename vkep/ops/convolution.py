@@ -234,10 +234,14 @@ def fused_conv(
     activation: str = "",
     activation_params: Sequence[float] = (),
 ) -> Tensor:
-    out = conv_(b, x, w, bias, a=a)
+    return _finished(b, conv_(b, x, w, bias, a=a), z, activation, activation_params)
+
+
+def _finished(b: Builder, out: Tensor, z: Tensor | None, activation: str, parameters: Sequence[float]) -> Tensor:
+    """The activation of a convolution's result plus ``z``."""
     if z is not None:
         out = b.pointwise("add", out, z)
-    return activated(b, out, activation, *activation_params)
+    return activated(b, out, activation, *parameters)
 
 
 def channels_first(x: Tensor) -> Tensor:
@@ -270,9 +274,7 @@ def nhwc_fused_conv(
 ) -> Tensor:
     out = channels_last(conv_(b, channels_first(x), w, bias, a=a))
     b.expect("Z", z, out.shape)
-    if z is not None:
-        out = b.pointwise("add", out, z)
-    return activated(b, out, activation, *activation_params)
+    return _finished(b, out, z, activation, activation_params)
 
 
 @operator("ConvTransposeWithDynamicPads", domain=MICROSOFT, types={"x w bias": FLOATING, "pads": ("int64",)})

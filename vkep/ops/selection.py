@@ -45,7 +45,7 @@ def non_zero_fill(b: Builder, x: Tensor) -> list[Tensor]:
 
 @operator("NonZeroTake", domain=SIZED, types={})
 def non_zero_take(b: Builder, found: Tensor, count: Tensor, x: Tensor) -> Tensor:
-    many = whole(b.value(count, "the number of elements that are not zero").reshape(-1)[0])
+    many = whole(b.number(count, "the number of elements that are not zero"))
     if not many or not x.rank:
         return b.constant(np.zeros((x.rank, many), np.int64))
     flat = found.slice(0, 0, many)
@@ -155,7 +155,7 @@ def dynamic_time_warping_fill(b: Builder, x: Tensor) -> list[Tensor]:
 
 @operator("com.microsoft.DynamicTimeWarpingTake", domain=SIZED, types={})
 def dynamic_time_warping_take(b: Builder, path: Tensor, count: Tensor, x: Tensor) -> Tensor:
-    cells = whole(b.value(count, "the number of the path's cells").reshape(-1)[0])
+    cells = whole(b.number(count, "the number of the path's cells"))
     return path.slice(1, path.shape[1] - cells, cells)
 
 
@@ -284,7 +284,7 @@ def _row_ranks(b: Builder, keys: Tensor) -> Tensor:
 def unique_take(
     b: Builder, firsts: Tensor, count: Tensor, x: Tensor, *, axis: int | None = None, sorted: int = 1
 ) -> list[Tensor]:
-    many = whole(b.value(count, "the number of distinct values").reshape(-1)[0])
+    many = whole(b.number(count, "the number of distinct values"))
     flat = b.reshape(x, [x.size]) if axis is None else x
     indices = firsts.slice(0, 0, many)
     if not many:
@@ -322,7 +322,7 @@ def microsoft_unique_fill(b: Builder, x: Tensor) -> list[Tensor]:
 
 @operator("com.microsoft.UniqueTake", domain=SIZED, types={})
 def microsoft_unique_take(b: Builder, firsts: Tensor, count: Tensor, x: Tensor) -> list[Tensor]:
-    many = whole(b.value(count, "the number of distinct values").reshape(-1)[0])
+    many = whole(b.number(count, "the number of distinct values"))
     if not many:
         empty = b.constant(np.zeros(0, np.int64))
         return [x, empty, empty]

@@ -25,7 +25,8 @@ from vkep.ir.tensor import Tensor
 from vkep.kernels.launch import ceil_div
 from vkep.ops.allowed import BYTES, SINGLE, every
 from vkep.ops.contraction import matrix_product
-from vkep.ops.convolution import convolution
+from vkep.ops.convolution import channels_first, convolution
+from vkep.ops.convolution import channels_last as as_channels_last
 from vkep.ops.elementwise import gelu
 from vkep.ops.generators import numeric
 from vkep.ops.microsoft import MICROSOFT, activated
@@ -244,9 +245,9 @@ def qlinear_conv_(
     channels_last: int = 0,
 ) -> Tensor:
     if channels_last:
-        x = x.transpose((0, x.rank - 1, *range(1, x.rank - 1)))
+        x = channels_first(x)
     y = qlinear_conv(b, x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, bias, a=a)
-    return y.transpose((0, *range(2, y.rank), 1)) if channels_last else y
+    return as_channels_last(y) if channels_last else y
 
 
 _EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2", "float32", "float16", "bfloat16")
