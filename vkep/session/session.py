@@ -388,7 +388,7 @@ class InferenceSession(OrtSession, Uncopied):
         this one waits for that, a second at most. If a signal handler raises meanwhile, another thread completes the work.
         Where the garbage collector calls, it returns at once, and another thread does the work."""
         self._finalizer()
-        settle()  # not `settle`: the caller may hold a lock that another finalizer needs
+        settle()  # not for ever: the caller may hold a lock that another finalizer needs
 
     def __repr__(self) -> str:
         parts = self._parts

@@ -102,8 +102,7 @@ class SubmitBatch:
             staged = [region.stage(values, targets, locks, held) for region in self.regions]
             buffers = [stamps.buffers[0]]
             for one, stamp in zip(staged, stamps.buffers[1:], strict=True):
-                within = clock is not None and one.stamped is not None
-                own, spans = one.stamped() if within and one.stamped is not None else (one.buffers, None)
+                own, spans = one.stamped() if clock is not None and one.stamped is not None else (one.buffers, None)
                 read.append(spans)
                 buffers += [*own, stamp]
             self._delegate.lease.wait(self._finish(staged, self._prepared(buffers), locks))

@@ -116,11 +116,14 @@ class Tracer:
             if isinstance(region, IslandExecutor):
                 self._add_dispatches(region, span.dispatches)
             else:
-                number = next((k for k, other in enumerate(self._others) if other is region), -1)
-                self.run.gpu.append(GpuSpan(region.title, span.start, span.end, region=number))
+                self.run.gpu.append(GpuSpan(region.title, span.start, span.end, region=self._position(region)))
 
     def _graph(self, step: VgfExecutor, values: Values, targets: Targets) -> None:
-        self.alone(step, values, targets, next((k for k, other in enumerate(self._others) if other is step), -1))
+        self.alone(step, values, targets, self._position(step))
+
+    def _position(self, region: Region) -> int:
+        """Among the regions of other delegates; -1 for one that was planned during the run."""
+        return next((k for k, other in enumerate(self._others) if other is region), -1)
 
     def alone(self, region: Region, values: Values, targets: Targets, number: int) -> None:
         """Run a region of another delegate in a submit of its own; ``number``: its position among them."""
