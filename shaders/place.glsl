@@ -1,5 +1,5 @@
 // Places of the outputs of a resized axis on its input: output j is at (a * j + b) / q, computed exactly. |a|, |b| and q are below
-// 2**30 (vkep/kernels/resize_tables.py, which does the same on the host).
+// 2**30 (vkep/kernels/images/resize_tables.py, which does the same on the host).
 #ifndef VKEP_PLACE_GLSL
 #define VKEP_PLACE_GLSL
 

@@ -8,7 +8,12 @@ from contextlib import contextmanager
 import pytest
 
 from gpu_shared.capabilities import FEATURE_NAMES, CooperativeMatrixShape, DeviceCapabilities
-from vkep.kernels import attention, attention_split, attention_stream, matmul, matmul_codes, select
+from vkep.kernels import select
+from vkep.kernels.attention import attention
+from vkep.kernels.attention import split as attention_split
+from vkep.kernels.attention import stream as attention_stream
+from vkep.kernels.matmul import codes as matmul_codes
+from vkep.kernels.matmul import matmul
 
 #: the shape of cooperative matrices that the float16 kernels use
 HALF = CooperativeMatrixShape(16, 16, 16, "float16", "float16", "float32", "float32")

@@ -16,7 +16,7 @@ import pytest
 
 import vkep
 from vkep.cli.devices import COSTS
-from vkep.kernels.norm import SOFTMAX
+from vkep.kernels.reductions.norm import SOFTMAX
 from vkep.view.document import FORMAT
 
 pytestmark = pytest.mark.gpu

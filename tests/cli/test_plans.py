@@ -16,8 +16,8 @@ from vkep.cli.trace import GPU, HOST, chrome_trace
 from vkep.dtypes import DTYPES
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Storage, Tensor
-from vkep.kernels.matmul import MatMulProblem
-from vkep.kernels.split_k import MATMUL_REDUCE
+from vkep.kernels.matmul.matmul import MatMulProblem
+from vkep.kernels.matmul.split_k import MATMUL_REDUCE
 from vkep.passes.emit import emit
 from vkep.plan.records import (
     ConstantRef,

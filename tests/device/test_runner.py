@@ -13,7 +13,7 @@ from tests.session.models import ADD_RELU, DYNAMIC, MATMUL, model
 from vkep import InferenceSession, SharedGpuContext
 from vkep.device.bound import Bound
 from vkep.device.recorded import RecordedPlan
-from vkep.kernels import attention_split
+from vkep.kernels.attention import split as attention_split
 
 X = np.array([[1, -2, 3], [4, 5, -6]], np.float32)
 B = np.array([1, 1, 1], np.float32)

@@ -18,15 +18,15 @@ from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
 from tests.nightly import alternately
 from vkep.dtypes import DTYPES
 from vkep.errors import Decline
-from vkep.kernels.attention import (
+from vkep.kernels.attention.attention import (
     COOPERATIVE_TILES,
     TILED_TILES,
     AttentionTile,
     gains_by_attention,
 )
-from vkep.kernels.attention_problem import AttentionProblem
-from vkep.kernels.cooperative_tiles import float16_shape
+from vkep.kernels.attention.problem import AttentionProblem
 from vkep.kernels.kernel import KernelCall
+from vkep.kernels.matmul.cooperative_tiles import float16_shape
 from vkep.kernels.select import Choice, Emission, candidates, choose, emit
 
 

@@ -14,9 +14,10 @@ from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
 from tests.kernels.test_attention import Case, check, data, expected
 from tools.fuzz.attention_reference import coded, numbers
 from vkep.dtypes import DTYPES
-from vkep.kernels import attention_split, attention_stream
-from vkep.kernels.attention import gains_by_attention
-from vkep.kernels.attention_problem import AttentionProblem
+from vkep.kernels.attention import split as attention_split
+from vkep.kernels.attention import stream as attention_stream
+from vkep.kernels.attention.attention import gains_by_attention
+from vkep.kernels.attention.problem import AttentionProblem
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.select import Emission, candidates, choose
 

@@ -15,10 +15,10 @@ from tests.kernels.test_attention import check
 from tests.kernels.test_cache_update import normed, turned
 from vkep.dtypes import DTYPES
 from vkep.errors import Decline
-from vkep.kernels import attention_stream
-from vkep.kernels.attention_problem import AttentionProblem
-from vkep.kernels.attention_stream import UpdatingAttentionProblem, not_updating
-from vkep.kernels.cache_update import CacheUpdateProblem
+from vkep.kernels.attention import stream as attention_stream
+from vkep.kernels.attention.cache_update import CacheUpdateProblem
+from vkep.kernels.attention.problem import AttentionProblem
+from vkep.kernels.attention.stream import UpdatingAttentionProblem, not_updating
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.select import Emission, candidates, choose
 

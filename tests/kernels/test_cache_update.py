@@ -11,7 +11,7 @@ import pytest
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, Tensor
 from tools.fuzz.attention_reference import coded
-from vkep.kernels.cache_update import CacheUpdateProblem
+from vkep.kernels.attention.cache_update import CacheUpdateProblem
 
 RNG = np.random.default_rng(17)
 #: batch, heads, heads of keys, new tokens, size, value size, old rows, room

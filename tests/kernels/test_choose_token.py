@@ -10,7 +10,7 @@ from tests.generation.test_sampling import chosen
 from tests.kernels.harness import Harness, Tensor
 from vkep.generation.choices import settings_of
 from vkep.generation.sampling import Sampling
-from vkep.kernels.choose_token import ChooseTokenProblem
+from vkep.kernels.tokens.choose_token import ChooseTokenProblem
 
 EACH = [
     Sampling(),

@@ -12,9 +12,9 @@ from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
 from tests.nightly import nightly_but
 from vkep.errors import Decline
-from vkep.kernels import winograd
-from vkep.kernels.conv import ConvProblem, pack_weights
-from vkep.kernels.conv_problem import NCHW
+from vkep.kernels.conv import winograd
+from vkep.kernels.conv.conv import ConvProblem, pack_weights
+from vkep.kernels.conv.problem import NCHW
 from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.select import choose, emit

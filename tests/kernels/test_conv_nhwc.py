@@ -13,9 +13,9 @@ from tests.devices import GPU, HALF
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
 from tests.kernels.test_cooperative import PureTarget, relative_error
 from vkep.errors import Decline
-from vkep.kernels.conv_nhwc import CONV_DEPTHWISE_LAST, CONV_LAST, conv_last, pack_taps_then_channels
-from vkep.kernels.conv_problem import NHWC, ConvProblem
-from vkep.kernels.cooperative_tiles import (
+from vkep.kernels.conv.nhwc import CONV_DEPTHWISE_LAST, CONV_LAST, conv_last, pack_taps_then_channels
+from vkep.kernels.conv.problem import NHWC, ConvProblem
+from vkep.kernels.matmul.cooperative_tiles import (
     CONV_LAST_TILES,
     CooperativeTile,
     CooperativeTiling,

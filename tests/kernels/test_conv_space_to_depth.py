@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import vkep.kernels.conv_nhwc
+import vkep.kernels.conv.nhwc
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.devices import GPU
 from tests.kernels.harness import Harness, Tensor
@@ -19,9 +19,9 @@ from tests.kernels.test_conv_nhwc import convolved
 from tests.kernels.test_cooperative import PureTarget, relative_error
 from tests.lowering.test_channels_last import kernels_on_a_gpu
 from vkep.errors import Decline
-from vkep.kernels.conv_problem import TO_NHWC, ConvProblem
-from vkep.kernels.conv_space_to_depth import WIDEN_PIXELS, WidePixels, wide_pixels, widen_taps
-from vkep.kernels.cooperative_tiles import CooperativeTile, TileCost, float16_shape
+from vkep.kernels.conv.problem import TO_NHWC, ConvProblem
+from vkep.kernels.conv.space_to_depth import WIDEN_PIXELS, WidePixels, wide_pixels, widen_taps
+from vkep.kernels.matmul.cooperative_tiles import CooperativeTile, TileCost, float16_shape
 from vkep.kernels.select import choose, emit
 
 
@@ -99,7 +99,7 @@ def matrices(gpu: Harness, monkeypatch: pytest.MonkeyPatch) -> DeviceCapabilitie
     if gpu.caps.device_type != "cpu":
         return gpu.caps
     tiles = {CooperativeTile(32, 32, 64, 16, 16): TileCost(1.0)}
-    monkeypatch.setattr(vkep.kernels.conv_nhwc, "CONV_LAST_TILES", tiles)
+    monkeypatch.setattr(vkep.kernels.conv.nhwc, "CONV_LAST_TILES", tiles)
     return dataclasses.replace(gpu.caps, device_type="discrete")
 
 

@@ -11,8 +11,8 @@ import pytest
 from gpu_shared.capabilities import FEATURE_NAMES, DeviceCapabilities
 from tests.devices import GPU, HALF
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
-from vkep.kernels.conv_problem import NCHW, ConvProblem
-from vkep.kernels.cooperative import (
+from vkep.kernels.conv.problem import NCHW, ConvProblem
+from vkep.kernels.matmul.cooperative import (
     conv_as_product,
     conv_cooperative,
     matmul_cooperative,
@@ -20,7 +20,7 @@ from vkep.kernels.cooperative import (
     no_cooperative_conv,
     pack_taps_first,
 )
-from vkep.kernels.cooperative_tiles import (
+from vkep.kernels.matmul.cooperative_tiles import (
     CONV_LAST_TILES,
     CONV_TILES,
     MATMUL_TILES,
@@ -30,7 +30,7 @@ from vkep.kernels.cooperative_tiles import (
     no_cooperative_tile,
     tiling_of,
 )
-from vkep.kernels.matmul import MatMulProblem
+from vkep.kernels.matmul.matmul import MatMulProblem
 from vkep.kernels.select import Emission, emit
 
 

@@ -17,15 +17,15 @@ from tests.kernels.test_products import packed
 from vkep.dtypes import DTYPES
 from vkep.errors import Decline
 from vkep.ir.tensor import Tensor as TensorView
-from vkep.kernels.cache_update import CacheUpdateProblem
-from vkep.kernels.cooperative_tiles import float16_shape
+from vkep.kernels.attention.cache_update import CacheUpdateProblem
 from vkep.kernels.epilogue import Epilogue
-from vkep.kernels.fused_product import FusedProductProblem
-from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
-from vkep.kernels.matmul_problem import MatMulProblem
-from vkep.kernels.product_form import Form
+from vkep.kernels.matmul.cooperative_tiles import float16_shape
+from vkep.kernels.matmul.form import Form
+from vkep.kernels.matmul.fused import FusedProductProblem
+from vkep.kernels.matmul.nbits_problem import MatMulNBitsProblem
+from vkep.kernels.matmul.problem import MatMulProblem
+from vkep.kernels.matmul.tiles import STORAGE
 from vkep.kernels.select import choose
-from vkep.kernels.tiles import STORAGE
 from vkep.shaders.interface import Operand
 
 Array = np.ndarray[Any, Any]
@@ -162,7 +162,7 @@ def test_two_packed_products_on_cooperative_matrices(
     if shape is None:
         pytest.skip("the device has no cooperative matrices")
     known = (shape.m, shape.n, shape.k, discrete.subgroup_size)
-    monkeypatch.setattr("vkep.kernels.matmul_codes_fragments._KNOWN", known)
+    monkeypatch.setattr("vkep.kernels.matmul.codes_fragments._KNOWN", known)
     sizes = (n, k, 4, 32, "float16", "packed")
     problem = packed_problem(m, *sizes)
     assert choose(problem, discrete).candidate.name == "fragments"

@@ -18,9 +18,9 @@ from vkep.dtypes import DTYPES
 from vkep.errors import Decline, InvalidNode
 from vkep.ir import tensor as ir
 from vkep.ir.builder import Builder
-from vkep.kernels.gather import COPY, GatherElementsProblem, GatherNDProblem, GatherProblem, copy
+from vkep.kernels.indexing.gather import COPY, GatherElementsProblem, GatherNDProblem, GatherProblem, copy
+from vkep.kernels.indexing.scatter import ScatterElementsProblem, ScatterNDProblem
 from vkep.kernels.problem import Problem, check
-from vkep.kernels.scatter import ScatterElementsProblem, ScatterNDProblem
 from vkep.kernels.select import choose, emit
 
 TYPES = ["float32", "float16", "int64", "uint8", "bool"]

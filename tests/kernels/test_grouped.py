@@ -7,7 +7,7 @@ import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, Tensor
-from vkep.kernels.grouped import MOST_GROUPS, GroupedCodesProblem, GroupedProductProblem, GroupRowsProblem
+from vkep.kernels.matmul.grouped import MOST_GROUPS, GroupedCodesProblem, GroupedProductProblem, GroupRowsProblem
 from vkep.kernels.select import Candidate, candidates
 
 

@@ -14,11 +14,11 @@ from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
 from vkep.errors import Decline
 from vkep.graph.windows import Window
-from vkep.kernels.gather import COPY, copy
+from vkep.kernels.images.pool import POOL, PoolProblem
+from vkep.kernels.indexing.gather import COPY, copy
 from vkep.kernels.launch import grid, lanes, row_vectors, share_columns, unit_for
-from vkep.kernels.norm import LP_NORM, LRN, NORM, SOFTMAX, LayerNormProblem, SoftmaxProblem
-from vkep.kernels.pool import POOL, PoolProblem
-from vkep.kernels.reduce import REDUCE, REDUCE_OPS, ReduceProblem
+from vkep.kernels.reductions.norm import LP_NORM, LRN, NORM, SOFTMAX, LayerNormProblem, SoftmaxProblem
+from vkep.kernels.reductions.reduce import REDUCE, REDUCE_OPS, ReduceProblem
 from vkep.kernels.select import Choice, Emission, bind, candidates, choose, emit
 
 DEVICES = st.builds(

@@ -17,10 +17,10 @@ from vkep.dtypes import DTYPES
 from vkep.errors import Decline
 from vkep.ir.ops import BaseTarget
 from vkep.ir.tensor import Storage, Tensor, contiguous_strides
-from vkep.kernels.conv_problem import NCHW, ConvProblem
-from vkep.kernels.matmul import MatMulProblem
-from vkep.kernels.matmul_generic import GenericProductProblem
-from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
+from vkep.kernels.conv.problem import NCHW, ConvProblem
+from vkep.kernels.matmul.generic import GenericProductProblem
+from vkep.kernels.matmul.matmul import MatMulProblem
+from vkep.kernels.matmul.nbits_problem import MatMulNBitsProblem
 from vkep.kernels.problem import Need, Problem, extent
 from vkep.kernels.select import bind, choose, emit, supports
 

@@ -15,9 +15,9 @@ from tests.nightly import pairs
 from vkep.errors import Decline
 from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.kernel import KernelCall
-from vkep.kernels.matmul import MatMulProblem, pack_panels
+from vkep.kernels.matmul.matmul import MatMulProblem, pack_panels
+from vkep.kernels.matmul.tiles import SHARED_TILES, is_cpu_driver, shared_tiling, subgroup_tile
 from vkep.kernels.select import choose, emit
-from vkep.kernels.tiles import SHARED_TILES, is_cpu_driver, shared_tiling, subgroup_tile
 from vkep.shaders.interface import Operand
 
 CPU = DeviceCapabilities(

@@ -7,7 +7,7 @@ import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, Tensor
-from vkep.kernels.selection import NonMaxSuppressionProblem
+from vkep.kernels.indexing.selection import NonMaxSuppressionProblem
 
 
 def check(

@@ -10,7 +10,7 @@ from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
 from vkep.dtypes import DTYPES
 from vkep.errors import Decline, InvalidNode
 from vkep.ir import tensor as view
-from vkep.kernels.norm import GroupNormProblem, LayerNormProblem, LocalResponseNormProblem, LpNormProblem
+from vkep.kernels.reductions.norm import GroupNormProblem, LayerNormProblem, LocalResponseNormProblem, LpNormProblem
 from vkep.kernels.select import bind, choose, emit
 
 LAIN = view.Tensor.contiguous(DTYPES["float32"], (16,))

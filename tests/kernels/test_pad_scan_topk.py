@@ -11,10 +11,10 @@ from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import EACH_DEVICE, Harness, Tensor
 from tests.nightly import pairs
 from vkep.errors import Decline, InvalidNode
-from vkep.kernels.cumsum import ScanProblem
-from vkep.kernels.pad import PadProblem
+from vkep.kernels.indexing.pad import PadProblem
+from vkep.kernels.reductions.cumsum import ScanProblem
+from vkep.kernels.reductions.topk import TopKProblem
 from vkep.kernels.select import choose
-from vkep.kernels.topk import TopKProblem
 
 PADS = [
     ((5,), (2,), (3,)),

@@ -15,7 +15,7 @@ from tests.kernels.harness import EACH_DEVICE, Harness, Tensor
 from tests.nightly import pairs
 from vkep.errors import Decline, InvalidNode
 from vkep.graph.windows import Window
-from vkep.kernels.pool import PoolProblem
+from vkep.kernels.images.pool import PoolProblem
 from vkep.kernels.select import choose
 
 

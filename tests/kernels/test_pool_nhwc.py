@@ -13,7 +13,7 @@ from tests.devices import GPU
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
 from tests.kernels.test_pool import expected, out_sizes
 from vkep.graph.windows import Window
-from vkep.kernels.pool import UNIT, PoolProblem, takes_channels_last
+from vkep.kernels.images.pool import UNIT, PoolProblem, takes_channels_last
 from vkep.kernels.select import emit
 
 

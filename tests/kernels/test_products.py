@@ -13,11 +13,11 @@ from tests.kernels.harness import Harness, Tensor, as_discrete
 from tests.nightly import alternately
 from tools.plan_devices import DEVICES
 from vkep.errors import Decline
-from vkep.kernels.cooperative_tiles import float16_shape, no_cooperative_tile
-from vkep.kernels.deform import DeformColumnsProblem
-from vkep.kernels.matmul_along_k import Weights, share
-from vkep.kernels.matmul_generic import GenericProductProblem
-from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
+from vkep.kernels.conv.deform import DeformColumnsProblem
+from vkep.kernels.matmul.along_k import Weights, share
+from vkep.kernels.matmul.cooperative_tiles import float16_shape, no_cooperative_tile
+from vkep.kernels.matmul.generic import GenericProductProblem
+from vkep.kernels.matmul.nbits_problem import MatMulNBitsProblem
 from vkep.kernels.select import choose
 
 RNG = np.random.default_rng(21)

@@ -12,9 +12,9 @@ from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
 from vkep.dtypes import DTYPES
 from vkep.errors import Decline
-from vkep.kernels.argreduce import ArgReduceProblem
 from vkep.kernels.kernel import KernelCall
-from vkep.kernels.reduce import REDUCE_OPS, ReduceProblem
+from vkep.kernels.reductions.argreduce import ArgReduceProblem
+from vkep.kernels.reductions.reduce import REDUCE_OPS, ReduceProblem
 from vkep.kernels.select import choose, emit
 
 OPS = sorted(REDUCE_OPS)

@@ -14,7 +14,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, Tensor
 from tests.session.models import reference
 from vkep.errors import Decline, InvalidNode
-from vkep.kernels.resize import COORDINATES, NEAREST_MODES, ResizeMode, ResizeProblem
+from vkep.kernels.images.resize import COORDINATES, NEAREST_MODES, ResizeMode, ResizeProblem
 from vkep.kernels.select import choose
 
 

@@ -11,7 +11,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
 from vkep.dtypes import DTYPES
 from vkep.errors import Decline
-from vkep.kernels.norm import SoftmaxProblem
+from vkep.kernels.reductions.norm import SoftmaxProblem
 from vkep.kernels.select import choose, emit
 
 SHAPES = [(1, 1, 1), (3, 10, 1), (2, 1000, 1), (600, 12, 1), (1, 5000, 1), (2, 21, 5), (1, 7, 300), (1, 9000, 2)]

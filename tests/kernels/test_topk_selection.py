@@ -12,9 +12,9 @@ from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, Tensor, as_discrete
 from tests.kernels.test_topk_sort import TYPES, expected
 from vkep.dtypes import DTYPES
-from vkep.kernels import topk
+from vkep.kernels.reductions import topk
+from vkep.kernels.reductions.topk import TopKProblem
 from vkep.kernels.select import choose
-from vkep.kernels.topk import TopKProblem
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import pytest
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor, as_discrete
 from vkep.dtypes import DTYPES
-from vkep.kernels import topk
 from vkep.kernels.kernel import KernelCall
+from vkep.kernels.reductions import topk
+from vkep.kernels.reductions.topk import TopKProblem
 from vkep.kernels.select import choose, emit
-from vkep.kernels.topk import TopKProblem
 from vkep.sizes import Trace
 
 TYPES = (

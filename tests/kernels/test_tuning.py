@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 
 from gpu_shared.capabilities import CooperativeMatrixShape, DeviceCapabilities
-from vkep.kernels.cooperative_tiles import CONV_TILES, MATMUL_TILES, cooperative_tiling
-from vkep.kernels.tiles import CONV_SHARED_TILES, shared_tiling, subgroup_candidates, subgroup_tile
+from vkep.kernels.matmul.cooperative_tiles import CONV_TILES, MATMUL_TILES, cooperative_tiling
+from vkep.kernels.matmul.tiles import CONV_SHARED_TILES, shared_tiling, subgroup_candidates, subgroup_tile
 from vkep.kernels.tuning import Trial, Tuned, chosen
 
 CPU = DeviceCapabilities.for_tests()

@@ -15,7 +15,7 @@ from vkep.ir.infer import Known
 from vkep.ir.ops import KernelOp, Op
 from vkep.ir.program import IslandStep, ValueSpec, declared_value
 from vkep.ir.tensor import Tensor
-from vkep.kernels.cache_update import CacheUpdateProblem
+from vkep.kernels.attention.cache_update import CacheUpdateProblem
 from vkep.models.builder import GraphBuilder
 from vkep.models.language import MICROSOFT
 from vkep.passes import pipeline

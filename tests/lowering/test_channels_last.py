@@ -12,11 +12,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import vkep
-import vkep.kernels.conv_nhwc
+import vkep.kernels.conv.nhwc
 from tests.devices import GPU
 from vkep.graph import load_model
 from vkep.ir.program import IslandStep, declared_value
-from vkep.kernels.conv import ConvProblem
+from vkep.kernels.conv.conv import ConvProblem
 from vkep.kernels.select import choose
 from vkep.placement.partition import lower
 from vkep.plan.records import Plan
@@ -210,7 +210,7 @@ def test_without_weights_known_it_stays_as_it_is() -> None:
 @pytest.fixture
 def anywhere(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """On any device: 1x1 convolutions are products, which need no cooperative matrices, and so are depthwise ones."""
-    monkeypatch.setattr(vkep.kernels.conv_nhwc, "no_cooperative_tile", lambda *_: "")
+    monkeypatch.setattr(vkep.kernels.conv.nhwc, "no_cooperative_tile", lambda *_: "")
     return monkeypatch
 
 

@@ -19,11 +19,11 @@ from vkep.ir.host_memory import InvalidAccess
 from vkep.ir.interpreter import Interpreter
 from vkep.ir.ops import KernelOp, Pointwise
 from vkep.ir.tensor import Storage, Tensor
-from vkep.kernels.grouped import GroupedProductProblem
-from vkep.kernels.matmul_problem import MatMulProblem
+from vkep.kernels.indexing.scatter import ScatterElementsProblem
+from vkep.kernels.indexing.selection import CompactProblem
+from vkep.kernels.matmul.grouped import GroupedProductProblem
+from vkep.kernels.matmul.problem import MatMulProblem
 from vkep.kernels.problem import Need, NoReference, Problem
-from vkep.kernels.scatter import ScatterElementsProblem
-from vkep.kernels.selection import CompactProblem
 
 FLOAT, HALF, INT8 = DTYPES["float32"], DTYPES["float16"], DTYPES["int8"]
 

@@ -17,10 +17,10 @@ from vkep.ir import expr as ex
 from vkep.ir.builder import Builder
 from vkep.ir.ops import KernelOp, Op, Pointwise, reads
 from vkep.ir.tensor import Storage, Tensor, contiguous_strides
-from vkep.kernels.conv_problem import NCHW, NHWC, ConvProblem
-from vkep.kernels.matmul_problem import MatMulProblem
-from vkep.kernels.pool import PoolProblem
-from vkep.kernels.reduce import ReduceProblem
+from vkep.kernels.conv.problem import NCHW, NHWC, ConvProblem
+from vkep.kernels.images.pool import PoolProblem
+from vkep.kernels.matmul.problem import MatMulProblem
+from vkep.kernels.reductions.reduce import ReduceProblem
 from vkep.kernels.select import choose
 from vkep.ops.contraction import matrix_product
 from vkep.ops.convolution import convolution

@@ -23,15 +23,15 @@ from vkep.device.measure.kernel_timer import KernelTimer
 from vkep.device.measure.limits import measure_limits
 from vkep.dtypes import DTYPES
 from vkep.errors import Decline
-from vkep.kernels.attention_problem import AttentionProblem
-from vkep.kernels.cache_update import CacheUpdateProblem
+from vkep.kernels.attention.cache_update import CacheUpdateProblem
+from vkep.kernels.attention.problem import AttentionProblem
 from vkep.kernels.epilogue import Epilogue
-from vkep.kernels.fused_product import FusedProductProblem
 from vkep.kernels.kernel import KernelCall
-from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
-from vkep.kernels.matmul_problem import MatMulProblem
+from vkep.kernels.matmul.form import Form
+from vkep.kernels.matmul.fused import FusedProductProblem
+from vkep.kernels.matmul.nbits_problem import MatMulNBitsProblem
+from vkep.kernels.matmul.problem import MatMulProblem
 from vkep.kernels.problem import Need, Problem
-from vkep.kernels.product_form import Form
 from vkep.kernels.select import choose, emit
 from vkep.kernels.tuning import Choice, Trial
 

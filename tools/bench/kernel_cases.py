@@ -14,17 +14,17 @@ import vkep.ops  # noqa: F401  # every kind of problem has its candidates
 from vkep.device.measure.kernel_timer import KernelTimer, Operand
 from vkep.dtypes import DTYPES
 from vkep.ir.tensor import collapse
-from vkep.kernels.attention import gains_by_attention
-from vkep.kernels.attention_problem import AttentionProblem
-from vkep.kernels.choose_token import ChooseTokenProblem
-from vkep.kernels.conv_problem import ConvProblem
+from vkep.kernels.attention.attention import gains_by_attention
+from vkep.kernels.attention.problem import AttentionProblem
+from vkep.kernels.conv.problem import ConvProblem
 from vkep.kernels.kernel import KernelCall
-from vkep.kernels.matmul_problem import MatMulProblem
-from vkep.kernels.norm import LayerNormProblem, SoftmaxProblem
+from vkep.kernels.matmul.problem import MatMulProblem
 from vkep.kernels.pointwise import PointwiseOperand, pointwise
 from vkep.kernels.problem import Problem
-from vkep.kernels.reduce import ReduceProblem
+from vkep.kernels.reductions.norm import LayerNormProblem, SoftmaxProblem
+from vkep.kernels.reductions.reduce import ReduceProblem
 from vkep.kernels.select import emit
+from vkep.kernels.tokens.choose_token import ChooseTokenProblem
 
 #: ResNet-50's convolutions: (channels, size, out channels, kernel, stride)
 RESNET50_CONVS = (

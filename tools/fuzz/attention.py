@@ -21,7 +21,8 @@ import numpy as np
 from tools.fuzz import attention_calls, attention_reference, grouped_calls
 from tools.fuzz.attention_calls import MICROSOFT, Array, Case, Rng
 from tools.ort_cpu import cpu_session
-from vkep.kernels import attention_split, attention_stream
+from vkep.kernels.attention import split as attention_split
+from vkep.kernels.attention import stream as attention_stream
 from vkep.passes import norms
 
 #: the greatest difference from a reference in float32, of values near 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.cooperative_tiles import float16_shape
 from vkep.kernels.kernel import Kernel, KernelCall
+from vkep.kernels.matmul.cooperative_tiles import float16_shape
 
 ARITHMETIC_RATE = Kernel("arithmetic_rate.comp", variants=({}, {"COOPERATIVE": "1"}), reach=lambda call: {"y": 4})
 _CHAINS, _COOPERATIVE_CHAINS = 24, 4

@@ -6,7 +6,7 @@ from vkep.dtypes import INT32, INT64
 from vkep.graph.model import GENERATION
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
-from vkep.kernels.choose_token import SETTINGS, ChooseTokenProblem
+from vkep.kernels.tokens.choose_token import SETTINGS, ChooseTokenProblem
 from vkep.ops.registry import FLOATS, operator
 
 

@@ -12,8 +12,8 @@ from vkep.graph.attributes import GemmAttributes
 from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor, broadcast_shapes, collapse, same_shape
-from vkep.kernels.matmul import MatMulProblem
-from vkep.kernels.matmul_generic import GenericProductProblem
+from vkep.kernels.matmul.generic import GenericProductProblem
+from vkep.kernels.matmul.matmul import MatMulProblem
 from vkep.kernels.problem import Problem
 from vkep.ops.allowed import FLOATING
 from vkep.ops.microsoft import MICROSOFT, activated

@@ -16,9 +16,9 @@ from vkep.ir import algebra as fn
 from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
-from vkep.kernels.col2im import Col2ImProblem
-from vkep.kernels.conv import ConvProblem
-from vkep.kernels.deform import DeformColumnsProblem
+from vkep.kernels.conv.col2im import Col2ImProblem
+from vkep.kernels.conv.conv import ConvProblem
+from vkep.kernels.conv.deform import DeformColumnsProblem
 from vkep.ops.allowed import FLOATING, SINGLE
 from vkep.ops.contraction import matrix_product
 from vkep.ops.gather import gathered, padded

@@ -12,9 +12,9 @@ from vkep.dtypes import INT64
 from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
-from vkep.kernels.gather import GatherElementsProblem, GatherNDProblem, GatherProblem
-from vkep.kernels.pad import PadProblem
-from vkep.kernels.scatter import ScatterElementsProblem, ScatterNDProblem
+from vkep.kernels.indexing.gather import GatherElementsProblem, GatherNDProblem, GatherProblem
+from vkep.kernels.indexing.pad import PadProblem
+from vkep.kernels.indexing.scatter import ScatterElementsProblem, ScatterNDProblem
 from vkep.ops.allowed import FLOATING, every
 from vkep.ops.generators import positions
 from vkep.ops.microsoft import MICROSOFT

@@ -19,14 +19,14 @@ from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
-from vkep.kernels.grouped import (
+from vkep.kernels.launch import is_cpu
+from vkep.kernels.matmul.grouped import (
     GroupedCodesProblem,
     GroupedProductProblem,
     GroupRowsProblem,
     block_of,
     no_packed_product,
 )
-from vkep.kernels.launch import is_cpu
 from vkep.ops.allowed import SINGLE
 from vkep.ops.contraction import matrix_product
 from vkep.ops.elementwise import gelu

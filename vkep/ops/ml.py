@@ -16,7 +16,7 @@ from vkep.ir import algebra as fn
 from vkep.ir.algebra import equal, where
 from vkep.ir.builder import Builder, Operand
 from vkep.ir.tensor import Tensor
-from vkep.kernels.lookup import LookupProblem
+from vkep.kernels.ml.lookup import LookupProblem
 from vkep.ops.allowed import every
 from vkep.ops.contraction import matrix_product
 from vkep.ops.gather import gathered

@@ -14,7 +14,7 @@ from vkep.ir.algebra import equal, where
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
-from vkep.kernels.ngrams import NgramProblem
+from vkep.kernels.tokens.ngrams import NgramProblem
 from vkep.ops.gather import scatter_elements_
 from vkep.ops.microsoft import MICROSOFT
 from vkep.ops.registry import INDICES, operator

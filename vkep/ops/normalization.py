@@ -15,7 +15,7 @@ from vkep.ir.algebra import equal, where
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
-from vkep.kernels.norm import (
+from vkep.kernels.reductions.norm import (
     GroupNormProblem,
     LayerNormProblem,
     LocalResponseNormProblem,

@@ -10,7 +10,7 @@ from vkep.graph.attributes import PoolAttributes
 from vkep.graph.windows import Window
 from vkep.ir.builder import LARGEST, Builder
 from vkep.ir.tensor import Tensor
-from vkep.kernels.pool import PoolProblem
+from vkep.kernels.images.pool import PoolProblem
 from vkep.ops.allowed import BYTES, FLOATING, every
 from vkep.ops.convolution import channels_first, channels_last
 from vkep.ops.gather import scatter_elements_

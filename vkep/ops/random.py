@@ -18,8 +18,8 @@ from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
-from vkep.kernels.cumsum import ScanProblem
 from vkep.kernels.random import RandomProblem
+from vkep.kernels.reductions.cumsum import ScanProblem
 from vkep.ops.allowed import ARITHMETIC, FLOATING, every
 from vkep.ops.generators import numeric
 from vkep.ops.microsoft import MICROSOFT, outputs

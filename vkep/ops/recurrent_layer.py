@@ -18,7 +18,7 @@ from vkep.ir.code import generate
 from vkep.ir.evaluate import evaluate
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
-from vkep.kernels.pad import PadProblem
+from vkep.kernels.indexing.pad import PadProblem
 from vkep.kernels.recurrent import RecurrentProblem, carries
 from vkep.ops.contraction import matrix_product
 from vkep.sizes import active, hint, serves_others

@@ -13,10 +13,10 @@ from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
-from vkep.kernels.argreduce import ArgReduceProblem
-from vkep.kernels.cumsum import ScanProblem
-from vkep.kernels.reduce import ReduceProblem
-from vkep.kernels.topk import TopKProblem
+from vkep.kernels.reductions.argreduce import ArgReduceProblem
+from vkep.kernels.reductions.cumsum import ScanProblem
+from vkep.kernels.reductions.reduce import ReduceProblem
+from vkep.kernels.reductions.topk import TopKProblem
 from vkep.ops.allowed import ARITHMETIC, FLOATING, every
 from vkep.ops.generators import positions
 from vkep.ops.microsoft import MICROSOFT

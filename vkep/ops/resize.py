@@ -11,8 +11,8 @@ from vkep.graph.windows import Window, check_window
 from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
-from vkep.kernels.resize import ResizeMode, ResizeProblem
-from vkep.kernels.sampling import CropProblem, GridSampleProblem, MaxRoiPoolProblem, RoiAlignProblem
+from vkep.kernels.images.resize import ResizeMode, ResizeProblem
+from vkep.kernels.images.sampling import CropProblem, GridSampleProblem, MaxRoiPoolProblem, RoiAlignProblem
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SINGLE, every
 from vkep.ops.convolution import sum_of_windows
 from vkep.ops.generators import positions

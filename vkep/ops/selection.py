@@ -15,9 +15,9 @@ from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
-from vkep.kernels.cumsum import ScanProblem
-from vkep.kernels.selection import CompactProblem, NonMaxSuppressionProblem
-from vkep.kernels.token_paths import BifurcationProblem, WarpProblem
+from vkep.kernels.indexing.selection import CompactProblem, NonMaxSuppressionProblem
+from vkep.kernels.reductions.cumsum import ScanProblem
+from vkep.kernels.tokens.token_paths import BifurcationProblem, WarpProblem
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SIGNED, UNSIGNED
 from vkep.ops.gather import gathered, scatter_elements_
 from vkep.ops.generators import positions

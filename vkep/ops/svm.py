@@ -11,7 +11,7 @@ from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
-from vkep.kernels.coupling import CoupledProblem
+from vkep.kernels.ml.coupling import CoupledProblem
 from vkep.ops.contraction import matrix_product
 from vkep.ops.ml_scores import (
     FEATURES,

@@ -15,7 +15,7 @@ from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
-from vkep.kernels.trees import FEATURE_SHIFT, LEAF, MISSING, MODES, TreeLeafProblem, TreeSumProblem
+from vkep.kernels.ml.trees import FEATURE_SHIFT, LEAF, MISSING, MODES, TreeLeafProblem, TreeSumProblem
 from vkep.ops.allowed import FLOATING, every
 from vkep.ops.ml_scores import (
     FEATURES,
@@ -39,7 +39,7 @@ _LARGEST_TABLE = 1 << 28
 
 @dataclass(frozen=True)
 class Forest:
-    """Trees for `vkep.kernels.trees`, and the weight of each leaf for each target (NaN: none)."""
+    """Trees for `vkep.kernels.ml.trees`, and the weight of each leaf for each target (NaN: none)."""
 
     roots: Array
     nodes: Array

@@ -1,5 +1,5 @@
 """The update of a cache (the rotation of a token's queries and keys, and the caches' new rows) in the product before it
-(`vkep.kernels.fused_product`) or in the attention after it (`vkep.kernels.attention_stream`): a dispatch less in each layer of a
+(`vkep.kernels.matmul.fused`) or in the attention after it (`vkep.kernels.attention.stream`): a dispatch less in each layer of a
 decoder's step."""
 
 from __future__ import annotations
@@ -7,11 +7,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vkep.ir.ops import KernelOp, Op
-from vkep.kernels.attention_problem import AttentionProblem
-from vkep.kernels.attention_stream import UpdatingAttentionProblem, not_updating
-from vkep.kernels.cache_update import CacheUpdateProblem
-from vkep.kernels.fused_product import FusedProductProblem, not_one_row, product_and_form
-from vkep.kernels.product_form import not_turned
+from vkep.kernels.attention.cache_update import CacheUpdateProblem
+from vkep.kernels.attention.problem import AttentionProblem
+from vkep.kernels.attention.stream import UpdatingAttentionProblem, not_updating
+from vkep.kernels.matmul.form import not_turned
+from vkep.kernels.matmul.fused import FusedProductProblem, not_one_row, product_and_form
 from vkep.passes.rewrite import Changes, Graph
 
 

@@ -15,10 +15,10 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.ir import expr as ex
 from vkep.ir.ops import KernelOp, Op, Pointwise
 from vkep.ir.tensor import Storage, Tensor, alignment, collapse, same_shape
-from vkep.kernels.conv_problem import NCHW, NHWC, ConvProblem, lying_as
-from vkep.kernels.pool import PoolProblem
+from vkep.kernels.conv.problem import NCHW, NHWC, ConvProblem, lying_as
+from vkep.kernels.images.pool import PoolProblem
 from vkep.kernels.problem import Problem
-from vkep.kernels.reduce import ReduceProblem
+from vkep.kernels.reductions.reduce import ReduceProblem
 from vkep.kernels.select import choose, supports
 from vkep.sizes import matches
 

@@ -14,8 +14,8 @@ from vkep.ir import expr as ex
 from vkep.ir.ops import KernelOp, Op, Pointwise
 from vkep.ir.pointwise_ops import stored_as
 from vkep.ir.tensor import Tensor
-from vkep.kernels.matmul_problem import MatMulProblem
-from vkep.kernels.norm import SoftmaxProblem
+from vkep.kernels.matmul.problem import MatMulProblem
+from vkep.kernels.reductions.norm import SoftmaxProblem
 from vkep.passes.rewrite import Graph
 from vkep.sizes import matches
 

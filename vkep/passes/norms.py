@@ -1,5 +1,5 @@
-"""RMS norms in the products that use them (`vkep.kernels.fused_product`), and those of heads in the update of a cache
-(`vkep.kernels.cache_update`)."""
+"""RMS norms in the products that use them (`vkep.kernels.matmul.fused`), and those of heads in the update of a cache
+(`vkep.kernels.attention.cache_update`)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import replace
 from vkep.ir import expr as ex
 from vkep.ir.ops import KernelOp, Op, Pointwise
 from vkep.ir.tensor import Tensor
-from vkep.kernels.cache_update import CacheUpdateProblem
-from vkep.kernels.fused_product import FusedProductProblem, not_one_row, product_and_form
+from vkep.kernels.attention.cache_update import CacheUpdateProblem
 from vkep.kernels.launch import is_cpu
-from vkep.kernels.norm import LayerNormProblem
+from vkep.kernels.matmul.fused import FusedProductProblem, not_one_row, product_and_form
+from vkep.kernels.reductions.norm import LayerNormProblem
 from vkep.passes.rewrite import Changes, Graph
 from vkep.sizes import divides, matches
 

@@ -1,5 +1,5 @@
 """Two products of the same few rows in one dispatch, with the expression that joins them: a decoder's gate and up
-(`vkep.kernels.fused_product`)."""
+(`vkep.kernels.matmul.fused`)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import replace
 from vkep.ir import expr as ex
 from vkep.ir.ops import KernelOp, Op, Pointwise
 from vkep.ir.tensor import Tensor
-from vkep.kernels.fused_product import FusedProductProblem
-from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
-from vkep.kernels.matmul_problem import MatMulProblem
-from vkep.kernels.product_form import Form
+from vkep.kernels.matmul.form import Form
+from vkep.kernels.matmul.fused import FusedProductProblem
+from vkep.kernels.matmul.nbits_problem import MatMulNBitsProblem
+from vkep.kernels.matmul.problem import MatMulProblem
 from vkep.passes.fuse import as_epilogue
 from vkep.passes.rewrite import Changes, Graph
 

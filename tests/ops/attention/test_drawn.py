@@ -11,7 +11,8 @@ import pytest
 from tests.ops.cases import shared_context
 from tools.fuzz.attention import OPERATORS, caches_in_place, draw, verdict
 from tools.fuzz.attention_calls import MICROSOFT
-from vkep.kernels import attention_split, attention_stream
+from vkep.kernels.attention import split as attention_split
+from vkep.kernels.attention import stream as attention_stream
 from vkep.passes import norms
 
 #: enough that GroupQueryAttention's cases have each input and attribute

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.ops.cases import assert_like, by_onnxruntime, check, model_of, on_vulkan
-from vkep.kernels import attention, attention_split
+from vkep.kernels.attention import attention
+from vkep.kernels.attention import split as attention_split
 from vkep.ops.attention import sdpa
 
 RNG = np.random.default_rng(9)

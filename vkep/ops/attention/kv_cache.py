@@ -1,5 +1,5 @@
-"""The caches of keys and values that decoders return: the past rows followed by new ones (`vkep.kernels.cache_update`); as
-codes; and in a window that drops what is behind it (GroupQueryAttention's ``sliding_window_cache``).
+"""The caches of keys and values that decoders return: the past rows followed by new ones (`vkep.kernels.attention.cache_update`);
+as codes; and in a window that drops what is behind it (GroupQueryAttention's ``sliding_window_cache``).
 
 Semantics of windows: ONNX Runtime, docs/ContribOperators.md, "Windowed KV Cache".
 """
@@ -18,9 +18,9 @@ from vkep.ir.algebra import where
 from vkep.ir.builder import LARGEST, Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
-from vkep.kernels.cache_update import CacheUpdateProblem, Strides
-from vkep.kernels.gather import GatherProblem
-from vkep.kernels.kv_codes import CODES
+from vkep.kernels.attention.cache_update import CacheUpdateProblem, Strides
+from vkep.kernels.attention.kv_codes import CODES
+from vkep.kernels.indexing.gather import GatherProblem
 from vkep.ops.gather import elements_at, outside
 from vkep.ops.generators import positions
 from vkep.sizes import matches
@@ -139,7 +139,7 @@ def expect_joins(b: Builder, past: Tensor, new: Tensor, packs: int = 1) -> None:
 
 @dataclass(frozen=True)
 class Coding:
-    """The encoding of a cache whose elements have another type than the new keys and values (`vkep.kernels.kv_codes`):
+    """The encoding of a cache whose elements have another type than the new keys and values (`vkep.kernels.attention.kv_codes`):
     as rows of ``size`` and ``value_size``.
 
     Scales are float32 [1], or [kv heads * size] for each feature; None for bfloat16.

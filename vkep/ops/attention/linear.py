@@ -13,7 +13,7 @@ from vkep.ir import algebra as fn
 from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
-from vkep.kernels.linear_attention import MANY, NONE, PER_HEAD, LinearAttentionProblem
+from vkep.kernels.attention.linear import MANY, NONE, PER_HEAD, LinearAttentionProblem
 from vkep.ops.allowed import SINGLE
 from vkep.ops.attention.sdpa import default_scale
 from vkep.ops.gather import gathered

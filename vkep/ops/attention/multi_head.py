@@ -13,7 +13,7 @@ from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
-from vkep.kernels.gather import GatherProblem
+from vkep.kernels.indexing.gather import GatherProblem
 from vkep.ops.allowed import SINGLE
 from vkep.ops.attention.kv_cache import cached, joined
 from vkep.ops.attention.sdpa import (

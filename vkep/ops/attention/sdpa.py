@@ -20,8 +20,8 @@ from vkep.ir import expr as ex
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor, broadcast_shapes, contiguous_strides
-from vkep.kernels.attention import gains_by_attention
-from vkep.kernels.attention_problem import AttentionProblem
+from vkep.kernels.attention.attention import gains_by_attention
+from vkep.kernels.attention.problem import AttentionProblem
 from vkep.kernels.launch import ceil_div, is_cpu
 from vkep.ops.attention.kv_cache import Coding
 from vkep.ops.contraction import matrix_product
@@ -409,7 +409,7 @@ def default_scale(size: int) -> float:
     return 1.0 / math.sqrt(fixed(size, "the scale of attention is a constant")) if size else 1.0
 
 
-# ---- by one kernel that never writes its scores (`vkep.kernels.attention`), where that is faster
+# ---- by one kernel that never writes its scores (`vkep.kernels.attention.attention`), where that is faster
 
 
 @dataclass(frozen=True)

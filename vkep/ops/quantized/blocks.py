@@ -20,8 +20,8 @@ from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr, literal
 from vkep.ir.tensor import Tensor
 from vkep.kernels.launch import is_cpu
-from vkep.kernels.matmul_nbits import FEW_ROWS
-from vkep.kernels.matmul_nbits_problem import MatMulNBitsProblem
+from vkep.kernels.matmul.nbits import FEW_ROWS
+from vkep.kernels.matmul.nbits_problem import MatMulNBitsProblem
 from vkep.ops.allowed import SINGLE
 from vkep.ops.contraction import matrix_product
 from vkep.ops.gather import gather_, padded

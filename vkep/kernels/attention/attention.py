@@ -1,0 +1,302 @@
+"""Attention in one dispatch that never writes its scores to memory (``shaders/attention.glsl``): float16 on cooperative
+matrices, or float32 arithmetic in registers.
+
+Source: T. Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpu_shared.capabilities import CooperativeMatrixShape, DeviceCapabilities
+from vkep.kernels.attention.problem import AttentionProblem, attention_params, row_reach
+from vkep.kernels.attention.split import attention_split, gains_by_split, no_split
+from vkep.kernels.attention.stream import attention_stream, no_stream
+from vkep.kernels.kernel import GLSL_BYTES, Kernel, KernelCall
+from vkep.kernels.launch import ceil_div, element_type, is_cpu
+from vkep.kernels.matmul.cooperative_tiles import float16_shape
+from vkep.kernels.select import Candidate, Emission, implement
+from vkep.kernels.tuning import Tuned, estimated
+from vkep.sizes import record_at_hand
+
+#: minimum number of queries: with fewer most of a block is unused, and few workgroups read the keys
+MIN_QUERIES = 16
+#: workgroups that fully occupy a device, by its type, and for all other types
+_WORKGROUPS_TO_FILL, _WORKGROUPS_TO_FILL_SMALL = {"discrete": 128, "virtual": 128}, 24
+#: most blocks of keys in sequence for an attention of fewer workgroups than a quarter of these: beyond, scores in memory occupy
+#: more of the device and are faster
+_LONGEST_CHAIN = 32
+#: 32-bit registers that a lane's matrices may occupy: more would spill
+_MATRIX_REGISTERS = 200
+_LANE_COLUMNS = 8
+#: largest head size: beyond, a subgroup's matrices need too many registers, and scores in memory are faster
+_LARGEST_SIZE = 64
+
+_ONLY_SPLIT = "a sink of each head, or keys and values in codes"
+_UNIT_TYPES = {"float32": "vec4", "float16": "f16vec4"}
+
+
+def _tiled_defines(dtype: str, bias: str) -> dict[str, str]:
+    kind = element_type(dtype)
+    unit = {"UNIT_T": _UNIT_TYPES[dtype], "UNIT_ALIGN": str(4 * kind.itemsize)}
+    return {"T": kind.glsl, **unit, "BIAS_T": element_type(bias).glsl}
+
+
+def _reach(call: KernelCall) -> Mapping[str, int]:
+    """Rows up to the last query or key of the last head and batch: lines beyond are clamped to these, or not stored.
+
+    ``first``, ``end`` and ``origin`` choose among the keys only: a block begins and ends within them whatever they hold.
+    """
+    _, heads, batch = call.grid
+    itemsize = GLSL_BYTES[call.defines.get("T", "float16_t")]
+
+    def rows(name: str, heads: int, count: int, size: int) -> int:
+        return row_reach(call, name, (batch, heads, count), size)
+
+    queries, keys, size, value_size = (call[name] for name in ("queries", "keys", "SIZE", "VALUE_SIZE"))
+    kv_heads = ceil_div(heads, call["GROUP"])
+    columns = {0: 0, 1: keys, 2: 1}[call["BIAS"]]
+    last_row = (heads - 1) * call["y_head"] + (queries - 1) * call["y_row"]
+    return {
+        "q": rows("q", heads, queries, size) * itemsize,
+        "k": rows("k", kv_heads, keys, size) * itemsize,
+        "v": rows("v", kv_heads, keys, value_size) * itemsize,
+        "bias": rows("bias", heads, queries, columns) * call.size_of("BIAS_T"),
+        "origin": 4 * batch,
+        "y": ((batch - 1) * heads * queries * value_size + last_row + value_size) * itemsize,
+    }
+
+
+ATTENTION_COOPERATIVE = Kernel(
+    "attention_coop.comp", variants=({"BIAS_T": "float16_t"}, {"BIAS_T": "float"}), reach=_reach
+)
+ATTENTION_TILED = Kernel(
+    "attention_tiled.comp",
+    variants=tuple(
+        _tiled_defines(*t) for t in (("float32", "float32"), ("float16", "float16"), ("float16", "float32"))
+    ),
+    reach=_reach,
+)
+
+
+@dataclass(frozen=True)
+class AttentionTile:
+    """A workgroup computes a block of ``queries`` by ``keys`` scores at a time; ``rows`` of the queries belong to a
+    subgroup, or to a lane without cooperative matrices.
+    """
+
+    queries: int
+    keys: int
+    rows: int
+
+
+#: the fastest first, measured on a fully occupied device of 132 cores with heads of 32, 64 and 128
+#: (docs/design-log/gpu-speed.md)
+COOPERATIVE_TILES = (
+    AttentionTile(64, 32, 16),
+    AttentionTile(128, 64, 32),
+    AttentionTile(64, 64, 16),
+    AttentionTile(32, 64, 16),
+    AttentionTile(32, 32, 16),
+)
+TILED_TILES = (
+    AttentionTile(32, 16, 4),
+    AttentionTile(64, 32, 8),
+    AttentionTile(64, 16, 8),
+    AttentionTile(16, 16, 4),
+    AttentionTile(32, 32, 4),
+    AttentionTile(8, 8, 4),
+)
+
+
+def gains_by_attention(problem: AttentionProblem, caps: DeviceCapabilities) -> bool:
+    """Whether one kernel is faster than scores in memory, by measurement (docs/design-log/gpu-speed.md).
+
+    With more queries than a decoder's step has, only on cooperative matrices: without them the tiles of separate
+    products are faster.
+    """
+    if gains_by_split(problem, caps):
+        return True
+    if problem.sink or problem.coding:
+        return False
+    if is_cpu(caps) or problem.queries < MIN_QUERIES or max(problem.size, problem.value_size) > _LARGEST_SIZE:
+        return False
+    tile = _cooperative_tile(problem, caps)
+    if tile is None:
+        return False
+    busy = 4 * _groups(problem, tile) >= _to_fill(caps)
+    return busy or ceil_div(problem.keys, tile.keys) <= _LONGEST_CHAIN
+
+
+def _cooperative_when(problem: AttentionProblem, caps: DeviceCapabilities) -> str:
+    if problem.sink or problem.coding:
+        return _ONLY_SPLIT
+    if problem.dtype != "float16":
+        return f"attention of {problem.dtype}; cooperative matrices take float16"
+    if _shape(problem, caps) is None:
+        return "the device has no cooperative matrices of float16, or no shuffles for their rows"
+    return _no_tile(problem, _cooperative_tile(problem, caps))
+
+
+def _cooperative(problem: AttentionProblem, e: Emission) -> KernelCall:
+    shape, tile = _shape(problem, e.caps), _cooperative_tile(problem, e.caps, e.target.tuned)
+    assert shape is not None and tile is not None, "asked by _cooperative_when"
+    spec = {
+        "SUB_ROWS": tile.rows,
+        "MAT_M": shape.m,
+        "MAT_N": shape.n,
+        "MAT_K": shape.k,
+        "SUBGROUP_LANES": e.caps.subgroup_size,
+        "VECTORS": int(problem.in_units(8)),
+    }
+    defines = {"BIAS_T": element_type(problem.bias_dtype if problem.bias_strides else "float16").glsl}
+    lanes = tile.queries // tile.rows * e.caps.subgroup_size
+    return _call(ATTENTION_COOPERATIVE, problem, tile, e, spec, defines, lanes, e.caps.subgroup_size)
+
+
+def _tiled_when(problem: AttentionProblem, caps: DeviceCapabilities) -> str:
+    return _ONLY_SPLIT if problem.sink or problem.coding else _no_tile(problem, _tiled_tile(problem, caps))
+
+
+def _tiled(problem: AttentionProblem, e: Emission) -> KernelCall:
+    tile = _tiled_tile(problem, e.caps, e.target.tuned)
+    assert tile is not None, "asked by _tiled_when"
+    spec = {"MICRO_ROWS": tile.rows, "LANE_COLUMNS": _LANE_COLUMNS, "VECTORS": int(problem.in_units(4))}
+    defines = _tiled_defines(problem.dtype, problem.bias_dtype if problem.bias_strides else problem.dtype)
+    lanes = tile.queries // tile.rows * _LANE_COLUMNS
+    return _call(ATTENTION_TILED, problem, tile, e, spec, defines, lanes, None)
+
+
+def _call(
+    kernel: Kernel,
+    problem: AttentionProblem,
+    tile: AttentionTile,
+    e: Emission,
+    spec: dict[str, int],
+    defines: dict[str, str],
+    lanes: int,
+    subgroup_size: int | None,
+) -> KernelCall:
+    bias = problem.bias_strides
+    return kernel.call(
+        grid=_grid(problem, tile),
+        operands={name: e.get(name) for name in ("q", "k", "v", "bias", "origin", "y")},
+        params=attention_params(problem),
+        spec={
+            "SIZE": problem.size,
+            "VALUE_SIZE": problem.value_size,
+            "BLOCK_Q": tile.queries,
+            "BLOCK_K": tile.keys,
+            "GROUP": problem.heads // problem.kv_heads,
+            "BIAS": 0 if bias is None else 1 if bias[3] else 2,
+            "SOFTCAP": int(problem.softcap != 0),
+            "ORIGIN": int(problem.origin),
+            **spec,
+        },
+        defines=defines,
+        local_size=(lanes, 1, 1),
+        subgroup_size=subgroup_size,
+        flops=record_at_hand(problem).flops_by(tile.queries, tile.keys),
+    )
+
+
+implement(
+    AttentionProblem,
+    Candidate("stream", attention_stream, when=no_stream),
+    Candidate("split", attention_split, when=no_split),
+    Candidate("cooperative", _cooperative, when=_cooperative_when),
+    Candidate("tiled", _tiled, when=_tiled_when),
+)
+
+
+# ---- which tile
+
+
+def _shape(problem: AttentionProblem, caps: DeviceCapabilities) -> CooperativeMatrixShape | None:
+    """The matrices' shape for a problem; None without such matrices, or where their rows do not divide a subgroup."""
+    shape = float16_shape(caps) if problem.dtype == "float16" and caps.has("subgroup_shuffle") else None
+    return shape if shape is not None and caps.subgroup_size % shape.m == 0 else None
+
+
+def _grid(problem: AttentionProblem, tile: AttentionTile) -> tuple[int, int, int]:
+    return ceil_div(problem.queries, tile.queries), problem.heads, problem.batch
+
+
+def _groups(problem: AttentionProblem, tile: AttentionTile) -> int:
+    return math.prod(_grid(problem, tile))
+
+
+def _no_tile(problem: AttentionProblem, tile: AttentionTile | None) -> str:
+    """Why the device cannot run a problem with a tile; "" where it can."""
+    if tile is None:
+        return f"no tile of heads of {problem.size} and {problem.value_size} elements fits the device"
+    return ""
+
+
+def _to_fill(caps: DeviceCapabilities) -> int:
+    return _WORKGROUPS_TO_FILL.get(caps.device_type, _WORKGROUPS_TO_FILL_SMALL)
+
+
+def _chosen(
+    problem: AttentionProblem, caps: DeviceCapabilities, kind: str, fitting: Sequence[AttentionTile], tuned: Tuned
+) -> AttentionTile | None:
+    """The tuned tile, else the first with enough workgroups for the device, else the one with the most workgroups."""
+    sizes = (problem.batch * problem.heads, problem.queries, problem.keys, problem.size, problem.value_size)
+    choice = tuned(lambda: [(t.queries, t.keys, t.rows) for t in fitting], "attention", kind, *sizes)
+    if choice is not None:
+        return AttentionTile(*choice)
+    filling = [tile for tile in fitting if _groups(problem, tile) >= _to_fill(caps)]
+    if filling:
+        return filling[0]
+    return max(fitting, key=lambda tile: _groups(problem, tile), default=None)
+
+
+def _cooperative_tile(
+    problem: AttentionProblem, caps: DeviceCapabilities, tuned: Tuned = estimated
+) -> AttentionTile | None:
+    shape = _shape(problem, caps)
+    if shape is None:
+        return None
+    fitting = [tile for tile in COOPERATIVE_TILES if _cooperative_runs(tile, problem, caps, shape)]
+    return _chosen(problem, caps, "cooperative", fitting, tuned)
+
+
+def _tiled_tile(problem: AttentionProblem, caps: DeviceCapabilities, tuned: Tuned = estimated) -> AttentionTile | None:
+    fitting = [tile for tile in TILED_TILES if _tiled_runs(tile, problem, caps)]
+    return _chosen(problem, caps, "tiled", fitting, tuned)
+
+
+def _pitch(elements: int, unit: int) -> int:
+    """Length of a line in shared memory in units, as in the GLSL."""
+    return ceil_div(elements, unit) | 1
+
+
+def _cooperative_runs(
+    tile: AttentionTile, problem: AttentionProblem, caps: DeviceCapabilities, shape: CooperativeMatrixShape
+) -> bool:
+    depth = ceil_div(problem.size, shape.k) * shape.k
+    width = ceil_div(problem.value_size, shape.n) * shape.n
+    subgroups, lanes = tile.queries // tile.rows, caps.subgroup_size
+    shares = lanes // shape.m
+    staged = tile.keys * (_pitch(depth, 8) + _pitch(width, 8)) + subgroups * shape.m * _pitch(tile.keys, 4)
+    nbytes = 16 * max(staged, tile.queries * _pitch(depth, 8)) + 4 * tile.queries
+    # sums and scores take 4 bytes, queries and powers 2
+    registers = tile.rows * (4 * (width + tile.keys) + 2 * (depth + tile.keys)) // (4 * lanes)
+    return (
+        subgroups * lanes <= min(caps.max_workgroup_invocations, caps.max_workgroup_size[0])
+        and nbytes <= caps.max_shared_memory_bytes
+        and registers <= _MATRIX_REGISTERS
+        and not (tile.rows % shape.m or tile.keys % shape.n or tile.keys % shape.k or tile.keys % (8 * shares))
+    )
+
+
+def _tiled_runs(tile: AttentionTile, problem: AttentionProblem, caps: DeviceCapabilities) -> bool:
+    lanes = tile.queries // tile.rows * _LANE_COLUMNS
+    depth, width = _pitch(problem.size, 4), _pitch(problem.value_size, 4)
+    units = tile.keys * (depth + width) + tile.queries * (_pitch(tile.keys, 4) + depth)
+    return (
+        lanes <= min(caps.max_workgroup_invocations, caps.max_workgroup_size[0])
+        and 16 * units + 4 * (tile.queries + lanes) <= caps.max_shared_memory_bytes
+    )

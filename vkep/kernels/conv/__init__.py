@@ -1,0 +1,1 @@
+"""Kernels of convolutions: direct, by tiles, with channels last, by Winograd; windows added up, and deformable ones."""

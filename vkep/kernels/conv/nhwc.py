@@ -1,0 +1,221 @@
+"""Convolutions in float16 with channels last (NHWC), for devices with cooperative matrices.
+
+In this layout a tap's channels are adjacent, so that an implicit product reads its rows in vectors, whatever the
+image's size, and a 1x1 convolution is a plain product. Between convolutions the layout costs nothing
+(`vkep.passes.layout`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.kernels.conv.problem import ConvProblem, is_depthwise, window_params
+from vkep.kernels.epilogue import call_arguments
+from vkep.kernels.fastdiv import magic_params
+from vkep.kernels.kernel import Kernel, KernelCall
+from vkep.kernels.launch import ceil_div, strip_of
+from vkep.kernels.matmul.cooperative import HALVES, MIN_EDGE, padded_k
+from vkep.kernels.matmul.cooperative_tiles import (
+    CONV_LAST_TILES,
+    VECTOR,
+    CooperativeTiling,
+    cooperative_tiling,
+    no_cooperative_tile,
+)
+from vkep.kernels.matmul.problem import MatMulProblem
+from vkep.kernels.matmul.split_k import Sums, split_product
+from vkep.kernels.matmul.tiles import flat_grid, no_shared_tile, tile_grid
+from vkep.kernels.select import Emission, emit
+
+#: a transformation of OIHW weights before they are packed, and its tag
+First = tuple[Callable[[np.ndarray], np.ndarray], str]
+AS_THEY_ARE: First = (np.asarray, "")
+
+
+def _conv_reach(call: KernelCall) -> Mapping[str, int]:
+    m, n, k = call["m"], call["n"], call["k"]
+    weights = max(padded_k(call, k, VECTOR) * n, k * n + VECTOR)  # and the zeros after them
+    return {
+        "x": 2 * ceil_div(m, call["pixels"]) * call["height"] * call["width"] * call["pitch"],
+        "w": 2 * weights,
+        "y": 4 * call["splits"] * m * n
+        if call["PARTIAL"]
+        else 2 * ((m - 1) * call["y_row"] + (n - 1) * call["y_col"] + 1),
+    }
+
+
+def _depthwise_reach(call: KernelCall) -> Mapping[str, int]:
+    images, c = ceil_div(call["total"], call["units"] * call["strips"] * call["out_height"]), call["channels"]
+    return {
+        "x": 2 * images * call["height"] * call["width"] * c,
+        "w": 2 * call["KERNEL_H"] * call["KERNEL_W"] * c,
+        "y": 2 * images * call["out_height"] * call["out_width"] * c,
+    }
+
+
+CONV_LAST = Kernel("conv_last.comp", variants=(HALVES,), reach=_conv_reach)
+CONV_DEPTHWISE_LAST = Kernel("conv_depthwise_last.comp", reach=_depthwise_reach)
+_LANES = 128
+
+
+def _no_vectors(problem: ConvProblem, caps: DeviceCapabilities) -> str:
+    if problem.dtype != "float16":
+        return f"channels last in float16, the convolution is of {problem.dtype}"
+    if not problem.w_constant:
+        return "its weights are not constant"
+    if not problem.flat or problem.c % VECTOR or problem.oc % VECTOR or min(problem.c, problem.oc) < MIN_EDGE:
+        return f"no planes of whole groups of {VECTOR} channels"
+    if 0 in (problem.h, problem.w):
+        return "an input without elements"
+    return no_cooperative_tile(caps, False, CONV_LAST_TILES) or no_shared_tile(caps)
+
+
+def no_channels_last(problem: ConvProblem, caps: DeviceCapabilities) -> str:
+    """Why `conv_last` does not compute a convolution on a device, in vectors of eight channels; "" where it does."""
+    return f"{problem.groups} groups" if problem.groups > 1 else _no_vectors(problem, caps)
+
+
+def no_product_last(problem: ConvProblem, caps: DeviceCapabilities) -> str:
+    """Why `product_last` does not compute a convolution; "" where it does."""
+    return no_channels_last(problem, caps) if problem.pointwise else "more than a pixel for each result"
+
+
+def no_depthwise_last(problem: ConvProblem, caps: DeviceCapabilities) -> str:
+    """Why `depthwise_last` does not compute a convolution; "" where it does."""
+    if not is_depthwise(problem) or problem.oc != problem.c:
+        return "several channels a group"
+    return _no_vectors(problem, caps) or (
+        "" if problem.x_last else "its input has no channels last, and is not worth a copy"
+    )
+
+
+def product_last(problem: ConvProblem, e: Emission, first: First = AS_THEY_ARE) -> list[KernelCall]:
+    """A 1x1 convolution with channels last: pixels [p, c] times weights [c, oc]. ``first`` transforms the weights."""
+    pixels, c, oc = problem.n * problem.pixels, problem.c, problem.oc
+    strides = (pixels * c, c, 1), (c * oc, oc, 1), (pixels * oc, oc, 1)
+    product = MatMulProblem(pixels, oc, c, *strides, dtype="float16", alignment=problem.alignment)
+    return emit(product, e.target, [e["x"], _packed(problem, e, first)], [e["y"]], e.epilogue)
+
+
+def conv_last(
+    problem: ConvProblem, e: Emission, first: First = AS_THEY_ARE, tiling: CooperativeTiling | None = None
+) -> list[KernelCall]:
+    """The dispatches of a convolution of x [n, h, w, c] to y [n, oh, ow, oc], both dense; x is aligned to 16 bytes.
+
+    ``first`` transforms the weights. ``tiling`` overrides the choice of a tile.
+    """
+    pixels, k, oc = problem.n * problem.pixels, problem.taps * problem.c, problem.oc
+    packed = _packed(problem, e, first, pack_with_zeros, "-zeros")
+    tiling = tiling or cooperative_tiling(pixels, oc, k, 1, e.caps, False, e.target.tuned, CONV_LAST_TILES)
+    tile, splits = tiling.tile, tiling.splits
+    side_by_side = problem.dilation[1] == 1 and problem.pads[1] == problem.pads[3] == 0
+    columns = problem.kw if side_by_side else 1  # of a tap
+    return split_product(
+        e,
+        splits,
+        Sums(pixels, oc, 1, 1, (0, 0, oc, 1), "float16"),
+        HALVES,
+        lambda y, **fused: CONV_LAST.call(
+            grid=tile_grid(ceil_div(pixels, tile.m), ceil_div(oc, tile.n), splits, e.caps),
+            operands={"x": e["x"], "w": packed, "y": y},
+            params={
+                "m": pixels,
+                "n": oc,
+                "k": k,
+                "splits": splits,
+                "split_k": tiling.split_k,
+                "height": problem.h,
+                "width": problem.w,
+                **magic_params("pixels", problem.pixels),
+                **magic_params("out_width", problem.ow),
+                "pitch": problem.c,
+                **magic_params("channels", columns * problem.c),
+                **magic_params("kernel_w", problem.kw // columns),
+                **window_params(problem),
+                "y_row": oc,
+                "y_col": 1,
+                "alpha": 1.0,
+            },
+            spec={
+                **tile.spec(tiling.shape, e.caps.subgroup_size),
+                "STORE_VECTOR": int(splits > 1 or _in_units(problem)),
+                "PARTIAL": int(splits > 1),
+                "WHOLE_K": int(k % tile.k == 0),
+                "WHOLE_TAPS": int(columns * problem.c % tile.k == 0),
+            },
+            local_size=(tile.subgroups * e.caps.subgroup_size, 1, 1),
+            subgroup_size=e.caps.subgroup_size,
+            flops=problem.flops,
+            **fused,
+        ),
+    )
+
+
+def depthwise_last(problem: ConvProblem, e: Emission) -> KernelCall:
+    """The dispatch of a depthwise convolution with channels last."""
+    strip = strip_of(problem.ow, 4)
+    strips, units = ceil_div(problem.ow, strip), problem.c // VECTOR
+    total = problem.n * problem.oh * strips * units
+    return CONV_DEPTHWISE_LAST.call(
+        grid=flat_grid(total, _LANES, e.caps),
+        operands={"x": e["x"], "w": _packed(problem, e, AS_THEY_ARE), "y": e["y"]},
+        params={
+            "height": problem.h,
+            "width": problem.w,
+            "out_width": problem.ow,
+            "total": total,
+            "channels": problem.c,
+            **magic_params("units", units),
+            **magic_params("strips", strips),
+            **magic_params("out_height", problem.oh),
+            "stride_h": problem.stride[0],
+            "dilation_h": problem.dilation[0],
+            "pad_top": problem.pads[0],
+            "pad_left": problem.pads[1],
+        },
+        spec={
+            "KERNEL_H": problem.kh,
+            "KERNEL_W": problem.kw,
+            "STRIDE_W": problem.stride[1],
+            "DILATION_W": problem.dilation[1],
+            "STRIP": strip,
+            "STORE_VECTOR": int(_in_units(problem)),
+        },
+        local_size=(_LANES, 1, 1),
+        **call_arguments(e.epilogue, {}),
+    )
+
+
+def pack_taps_then_channels(weights: np.ndarray, problem: ConvProblem) -> np.ndarray:
+    """OIHW weights as [taps, channels, out_channels]; of a depthwise convolution, as [taps, channels]."""
+    channels, taps = problem.c // problem.groups, problem.kh * problem.kw
+    packed = np.ascontiguousarray(weights).reshape(problem.oc, channels, taps).transpose(2, 1, 0)
+    return np.ascontiguousarray(packed)
+
+
+def pack_with_zeros(weights: np.ndarray, problem: ConvProblem) -> np.ndarray:
+    """`pack_taps_then_channels`, flat, followed by a vector of zeros, which ``conv_last.comp`` reads outside the
+    image."""
+    packed = pack_taps_then_channels(weights, problem).reshape(-1)
+    return np.concatenate([packed, np.zeros(VECTOR, packed.dtype)])
+
+
+def _packed(
+    problem: ConvProblem,
+    e: Emission,
+    first: First,
+    pack: Callable[[np.ndarray, ConvProblem], np.ndarray] = pack_taps_then_channels,
+    how: str = "",
+) -> Any:
+    transform, tag = first
+    sizes = f"{problem.oc}-{problem.c // problem.groups}-{problem.taps}"
+    return e.target.prepack(e["w"], lambda weights: pack(transform(weights), problem), f"conv-last-{sizes}{how}{tag}")
+
+
+def _in_units(problem: ConvProblem) -> bool:
+    """Whether eight results are one aligned store."""
+    return problem.alignment % (2 * VECTOR) == 0

@@ -1,0 +1,1 @@
+"""Kernels that pool, resize and sample images."""

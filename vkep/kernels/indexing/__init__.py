@@ -1,0 +1,1 @@
+"""Kernels that copy elements by index or condition: gather, scatter, pad, selection."""

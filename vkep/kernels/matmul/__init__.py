@@ -1,0 +1,1 @@
+"""Kernels of matrix products: dense, of block-quantised weights, by groups, fused; their tilings, and cooperative matrices."""

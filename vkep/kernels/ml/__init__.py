@@ -1,0 +1,1 @@
+"""Kernels of ai.onnx.ml: trees, lookups, probabilities of classes."""

@@ -1,0 +1,326 @@
+"""Normalisations: softmax, layer, RMS, instance and group norm, local response and Lp normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.errors import InvalidNode
+from vkep.kernels.fastdiv import magic_params
+from vkep.kernels.kernel import Kernel, KernelCall
+from vkep.kernels.launch import (
+    ceil_div,
+    element_defines,
+    flat_lanes,
+    is_cpu,
+    row_unit,
+    row_variants,
+    row_vectors,
+    share_columns,
+    with_shuffles,
+)
+from vkep.kernels.problem import Need, Problem, alignment_of
+from vkep.kernels.reductions.columns import ColumnProblem, column_blocks
+from vkep.kernels.select import Candidate, Emission, implement, takes_floats
+from vkep.sizes import matches
+
+
+def _norm_reach(call: KernelCall) -> Mapping[str, int]:
+    rows, axis, element = call["rows"], call["axis"], call.size_of("IN_T")
+    if call["BY_CHANNEL"]:
+        factors = ((min(call["period"], rows) - 1) * call["channels"] + (axis - 1) // call["spatial"] + 1) * element
+    else:
+        factors = axis * row_unit(call)
+    both = rows * axis * row_unit(call)
+    return {"x": both, "y": both, "scale": factors, "bias": factors, "mean": 4 * rows, "inv_std": 4 * rows}
+
+
+NORM = Kernel("norm.comp", variants=row_variants(), reach=_norm_reach)
+LP_NORM = Kernel(
+    "lp_norm.comp",
+    variants=with_shuffles(*map(element_defines, ("float32", "float16"))),
+    reach=lambda call: dict.fromkeys("xy", column_blocks(call) * call["axis"] * call.size_of("IN_T")),
+)
+
+
+def _lrn_reach(call: KernelCall) -> Mapping[str, int]:
+    image, element = call["channels"] * call["inner"], call.size_of("IN_T")
+    return {"x": ceil_div(call["total"], image) * image * element, "y": call["total"] * element}
+
+
+LRN = Kernel("lrn.comp", variants=tuple(map(element_defines, ("float32", "float16"))), reach=_lrn_reach)
+
+
+@dataclass(frozen=True)
+class LayerNormProblem(Problem):
+    """Layer norm of the rows of ``x`` [rows, axis] (Ba et al., arXiv:1607.06450), with ``rms`` RMS norm (arXiv:1910.07467).
+
+    ``scale`` and ``bias`` [axis], ``mean`` and ``inv_std`` (outputs, float32 [rows]) are present where these fields are
+    true. Floats only; statistics are computed in float32. ``alignment`` (bytes) divides the addresses of x, y, scale
+    and bias: with 16, rows move four elements at a time.
+    """
+
+    rows: int
+    axis: int
+    dtype: str
+    epsilon: float = 1e-5
+    rms: bool = False
+    scale: bool = True
+    bias: bool = True
+    mean: bool = False
+    inv_std: bool = False
+    alignment: int = 1
+
+    def needs(self) -> tuple[Need, ...]:
+        factors = [name for name in ("scale", "bias") if getattr(self, name)]
+        return (
+            Need("x", self.dtype, (self.rows, self.axis), flat=True),
+            *(Need(name, self.dtype, (self.axis,), flat=True) for name in factors),
+        )
+
+    def makes(self) -> tuple[Need, ...]:
+        statistics = [name for name in ("mean", "inv_std") if getattr(self, name)]
+        return (
+            Need("y", self.dtype, (self.rows, self.axis), flat=True),
+            *(Need(name, "float32", (self.rows,), flat=True) for name in statistics),
+        )
+
+    @property
+    def flops(self) -> int:
+        return 8 * self.rows * self.axis
+
+    def placed(self, operands: Mapping[str, Any]) -> LayerNormProblem:
+        moved = [operand for name, operand in operands.items() if name not in ("mean", "inv_std")]
+        return replace(self, alignment=alignment_of(*moved))
+
+    def reference(
+        self, x: np.ndarray, scale: np.ndarray | None = None, bias: np.ndarray | None = None
+    ) -> tuple[np.ndarray, ...]:
+        mean = np.zeros((self.rows, 1)) if self.rms else x.mean(axis=1, keepdims=True)
+        inv_std = 1 / np.sqrt(np.mean((x - mean) ** 2, axis=1, keepdims=True) + self.epsilon)
+        y = (x - mean) * inv_std * (1.0 if scale is None else scale) + (0.0 if bias is None else bias)
+        statistics = {"mean": mean, "inv_std": inv_std}
+        return (y, *(value[:, 0] for name, value in statistics.items() if getattr(self, name)))
+
+
+@dataclass(frozen=True)
+class GroupNormProblem(ColumnProblem):
+    """Group norm (arXiv:1803.08494) of ``x``, whose ``axis`` are the channels of each image, with ``scale`` and ``bias`` [axis].
+
+    ``groups`` divides the channels; instance norm has a group for each channel. Otherwise as `LayerNormProblem`.
+    """
+
+    groups: int
+    epsilon: float = 1e-5
+    alignment: int = 1
+    flops_each = 8
+
+    def __post_init__(self) -> None:
+        if self.groups < 1 or self.axis % self.groups:
+            raise InvalidNode(f"{self.axis} channels do not divide into {self.groups} groups")
+
+    def needs(self) -> tuple[Need, ...]:
+        return (*super().needs(), *(Need(name, self.dtype, (self.axis,)) for name in ("scale", "bias")))
+
+    def placed(self, operands: Mapping[str, Any]) -> GroupNormProblem:
+        return replace(self, alignment=alignment_of(operands["x"], operands["y"]))
+
+    def reference(self, x: np.ndarray, scale: np.ndarray, bias: np.ndarray) -> np.ndarray:
+        grouped = x.reshape(self.outer, self.groups, -1)
+        centred = grouped - grouped.mean(axis=2, keepdims=True)
+        y = centred / np.sqrt(np.mean(centred**2, axis=2, keepdims=True) + self.epsilon)
+        return y.reshape(x.shape) * scale[:, None] + bias[:, None]
+
+
+def _layer_norm(problem: LayerNormProblem, e: Emission) -> KernelCall:
+    vectors = row_vectors(problem.axis, problem.dtype, problem.alignment)
+    return _norm(problem, e, problem.rows, problem.axis, vectors, center=not problem.rms)
+
+
+def _group_norm(problem: GroupNormProblem, e: Emission) -> KernelCall:
+    channels, spatial = problem.axis // problem.groups, problem.inner
+    vectors = row_vectors(spatial, problem.dtype, problem.alignment)
+    by_channel = (problem.groups, spatial, channels)
+    return _norm(problem, e, problem.outer * problem.groups, channels * spatial, vectors, by_channel=by_channel)
+
+
+def _norm(
+    problem: LayerNormProblem | GroupNormProblem,
+    e: Emission,
+    rows: int,
+    axis: int,
+    vectors: dict[str, str],
+    center: bool = True,
+    by_channel: tuple[int, int, int] | None = None,
+) -> KernelCall:
+    period, spatial, channels = by_channel or (1, 1, axis)
+    width = 4 if vectors else 1
+    steps = axis // width
+    share = share_columns(rows, steps, 1, e.caps)
+    optional = ("scale", "bias", "mean", "inv_std")
+    return NORM.call(
+        **share.launch,
+        operands={name: e.get(name) for name in ("x", "y", *optional)},
+        params={
+            "rows": rows,
+            "axis": steps,
+            "inv_axis": 1.0 / axis,
+            "epsilon": problem.epsilon,
+            **magic_params("period", period),
+            **magic_params("spatial", max(spatial // width, 1)),
+            "channels": channels,
+        },
+        spec={
+            "SPLIT": share.split,
+            "SUBGROUP_LANES": share.shuffle or 1,
+            **register_spec(steps, share.split, e.caps),
+            "CENTER": int(center),
+            **{f"HAS_{name.upper()}": int(name in e.operands) for name in optional},
+            "BY_CHANNEL": int(by_channel is not None),
+        },
+        defines=element_defines(problem.dtype) | vectors | share.defines,
+    )
+
+
+@dataclass(frozen=True)
+class LpNormProblem(ColumnProblem):
+    """``y`` = x / (sum over the middle of |x|^p)^(1/p), p 1 or 2; 0 where the norm is 0. Floats only."""
+
+    p: int = 2
+    flops_each = 3
+
+    def __post_init__(self) -> None:
+        if self.p not in (1, 2):
+            raise InvalidNode(f"p is {self.p}, expected 1 or 2")
+
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        norm = np.linalg.norm(x, self.p, axis=1, keepdims=True)
+        return np.where(norm == 0.0, 0.0, x / np.where(norm == 0.0, 1.0, norm))
+
+
+def _lp_norm(problem: LpNormProblem, e: Emission) -> KernelCall:
+    share = share_columns(problem.columns, problem.axis, problem.inner, e.caps)
+    return LP_NORM.call(
+        **share.launch,
+        operands=e.operands,
+        params=problem.params,
+        spec={**share.lane_spec, "P": problem.p},
+        defines=element_defines(problem.dtype) | share.defines,
+    )
+
+
+@dataclass(frozen=True)
+class LocalResponseNormProblem(ColumnProblem):
+    """ONNX LRN of ``x``, whose ``axis`` are the channels of each image: squares are summed over the channels
+    [c - floor((size-1)/2), c + ceil((size-1)/2)]. Floats only.
+    """
+
+    size: int
+    alpha: float = 1e-4
+    beta: float = 0.75
+    bias: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise InvalidNode(f"size is {self.size}, expected at least 1")
+
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        before, after = (self.size - 1) // 2, self.size // 2
+        sums = np.stack(
+            [np.sum(x[:, max(c - before, 0) : c + after + 1] ** 2, axis=1) for c in range(self.axis)], axis=1
+        )
+        return x * (self.bias + self.alpha / self.size * sums) ** -self.beta
+
+
+def _local_response_norm(problem: LocalResponseNormProblem, e: Emission) -> KernelCall:
+    total = problem.elements
+    return LRN.call(
+        **flat_lanes(e.caps, total),
+        operands=e.operands,
+        params={
+            "total": total,
+            **magic_params("inner", problem.inner),
+            **magic_params("channels", problem.axis),
+            "before": (problem.size - 1) // 2,
+            "after": problem.size // 2,
+            "alpha_over_size": problem.alpha / problem.size,
+            "beta": problem.beta,
+            "bias": problem.bias,
+        },
+        defines=element_defines(problem.dtype),
+        flops=(2 * problem.size + 4) * total,
+    )
+
+
+implement(LayerNormProblem, Candidate("norm", _layer_norm, when=takes_floats))
+implement(GroupNormProblem, Candidate("norm", _group_norm, when=takes_floats))
+implement(LpNormProblem, Candidate("lp_norm", _lp_norm, when=takes_floats))
+implement(LocalResponseNormProblem, Candidate("lrn", _local_response_norm, when=takes_floats))
+
+
+#: maximum elements that a lane keeps in registers
+MAX_PER_LANE = 16
+
+
+def _reach(call: KernelCall) -> Mapping[str, int]:
+    return dict.fromkeys("xy", column_blocks(call) * call["axis"] * row_unit(call))
+
+
+SOFTMAX = Kernel("softmax.comp", variants=row_variants(), reach=_reach)
+
+
+@dataclass(frozen=True)
+class SoftmaxProblem(ColumnProblem):
+    """``y`` = softmax (with ``log``: its logarithm) of ``alpha * x`` over the middle of [outer, axis, inner].
+
+    Floats only, computed in float32; the maximum is subtracted first. ``alignment`` (bytes) divides the addresses of x and
+    y: with 16, contiguous rows move four elements at a time.
+    """
+
+    log: bool = False
+    alpha: float = 1.0
+    alignment: int = 1
+    flops_each = 4
+
+    def placed(self, operands: Mapping[str, Any]) -> SoftmaxProblem:
+        return replace(self, alignment=alignment_of(operands["x"], operands["y"]))
+
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        scaled = self.alpha * x
+        scaled = scaled - scaled.max(axis=1, keepdims=True)
+        total = np.exp(scaled).sum(axis=1, keepdims=True)
+        return scaled - np.log(total) if self.log else np.exp(scaled) / total
+
+
+def _softmax(problem: SoftmaxProblem, e: Emission) -> KernelCall:
+    axis, inner, dtype = problem.axis, problem.inner, problem.dtype
+    vectors = row_vectors(axis, dtype, problem.alignment) if matches(inner, 1) else {}
+    steps = axis // 4 if vectors else axis
+    share = share_columns(problem.columns, steps, inner, e.caps)
+    registers = register_spec(steps, share.split, e.caps)
+    keep_powers = not problem.log and dtype == "float32" and not registers["IN_REGISTERS"]
+    return SOFTMAX.call(
+        **share.launch,
+        operands=e.operands,
+        params=problem.params | {"axis": steps, "alpha": problem.alpha},
+        spec={**share.lane_spec, **registers, "LOG": int(problem.log), "KEEP_POWERS": int(keep_powers)},
+        defines=element_defines(dtype) | vectors | share.defines,
+    )
+
+
+implement(SoftmaxProblem, Candidate("softmax", _softmax, when=takes_floats))
+
+
+def register_spec(axis: int, split: int, caps: DeviceCapabilities) -> dict[str, int]:
+    """Whether a lane keeps its elements in registers, and how many (rounded, so that there are few pipelines).
+
+    A CPU driver uses its cache instead, and spills long register arrays.
+    """
+    per_lane = ceil_div(axis, split)
+    if is_cpu(caps) or per_lane > MAX_PER_LANE:
+        return {"IN_REGISTERS": 0, "PER_LANE": 1}
+    return {"IN_REGISTERS": 1, "PER_LANE": next(n for n in (1, 2, 4, 6, 8, 12, 16) if n >= per_lane)}

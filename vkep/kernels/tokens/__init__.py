@@ -1,0 +1,1 @@
+"""Kernels that choose, compare and count tokens."""
