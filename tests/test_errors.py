@@ -12,14 +12,14 @@ import pytest
 
 import vkep.ops.registry
 import vkep.ort.library
-import vkep.session.executor
+import vkep.session.execution.executor
 import vkep.shaders.errors
 import vkep.vgf.convert  # noqa: F401  # with the others: they declare errors
 from gpu_shared import errors
 from gpu_shared.errors import PicklableError
 from vkep.arena.records import ArenaOutOfMemory
 from vkep.errors import Decline, UnsupportedProgramError
-from vkep.session.vgf_executor import GraphRefused
+from vkep.session.execution.vgf import GraphRefused
 from vkep.shaders.errors import Diagnostic, ShaderCompileError, ShaderInterfaceError
 
 #: those whose constructors take more than a text

@@ -300,7 +300,10 @@ CIRCLES = {
         "gpu_shared.handles",
         "gpu_shared.instance",
     ): "a handle keeps the device that it is destroyed with, and a device is a handle",
-    ("vkep.ort.memory", "vkep.ort.transfers"): "a memory domain owns its transfers, which ask it where pointers lie",
+    (
+        "vkep.ort.memory.domain",
+        "vkep.ort.memory.transfers",
+    ): "a memory domain owns its transfers, which ask it where pointers lie",
     ("vkep.session.binding", "vkep.session.session"): "`InferenceSession.io_binding` makes the binding of a session",
 }
 

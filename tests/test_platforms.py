@@ -30,7 +30,7 @@ sys.meta_path.insert(0, Missing())
 for name in ("fcntl", "resource", "pwd", "grp"):
     sys.modules.pop(name, None)
 sys.platform = "win32"
-import vkep, vkep.session.session, vkep.session.saved, vkep.device.runner, gpu_shared.context, gpu_shared.external
+import vkep, vkep.session.session, vkep.session.planning.saved, vkep.device.runner, gpu_shared.context, gpu_shared.external
 import vkep.ray.folders
 from pathlib import Path
 from gpu_shared.capabilities import DeviceCapabilities

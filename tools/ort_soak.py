@@ -213,7 +213,7 @@ def leftovers() -> dict[str, int]:
     """
     import gpu_shared
     from vkep.ort.boundary import live_structs
-    from vkep.ort.memory import live_domains
+    from vkep.ort.memory.domain import live_domains
 
     found = {f"Vulkan {kind}": n for kind, n in gpu_shared.live_counts().items() if n}
     found |= {f"memory of {name}": n for name, n in live_domains().items()}

@@ -123,7 +123,7 @@ def _optimum(folder: Path, stack: ExitStack) -> Opened:
     from optimum.onnxruntime import ORTModelForCausalLM
 
     import vkep.optimum
-    from vkep.ort.transfers import Transfers
+    from vkep.ort.memory.transfers import Transfers
 
     write_language(folder, "gpt2")
     vkep.optimum.register()

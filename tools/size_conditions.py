@@ -30,8 +30,8 @@ from vkep.ir.infer import Known
 from vkep.ir.program import DeferredStep, Over, Program, ValueSpec
 from vkep.placement.partition import lower
 from vkep.placement.size_report import LocatedTrace
-from vkep.session.planned_graph import known_value
-from vkep.session.sized_plans import numbers_of, with_sizes
+from vkep.session.planning.planned_graph import known_value
+from vkep.session.planning.sized_plans import numbers_of, with_sizes
 from vkep.sizes import Trace
 
 #: size of a symbolic dimension where none is given

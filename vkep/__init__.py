@@ -38,9 +38,9 @@ if _typing.TYPE_CHECKING:
     from vkep.graph.model import ModelMetadata
     from vkep.memory import ArenaOutOfMemory
     from vkep.session import InferenceSession, IOBinding, NodeArg, Report, SessionOptions
-    from vkep.session.adapters import AdapterFormat, LoraAdapter
-    from vkep.session.ort_capi import capi as capi
-    from vkep.session.ort_devices import (
+    from vkep.session.ort_interface.adapters import AdapterFormat, LoraAdapter
+    from vkep.session.ort_interface.capi import capi as capi
+    from vkep.session.ort_interface.devices import (
         OrtAllocatorType,
         OrtDevice,
         OrtDeviceMemoryType,
@@ -56,7 +56,7 @@ if _typing.TYPE_CHECKING:
         OrtMemType,
         get_ep_devices,
     )
-    from vkep.session.ort_module import (
+    from vkep.session.ort_interface.module import (
         OrtArenaCfg,
         copy_tensors,
         create_and_register_allocator,
@@ -71,65 +71,65 @@ if _typing.TYPE_CHECKING:
         set_global_thread_pool_sizes,
         set_seed,
     )
-    from vkep.session.ort_options import ExecutionMode, ExecutionOrder, GraphOptimizationLevel
-    from vkep.session.ort_value import OrtValue
+    from vkep.session.ort_interface.options import ExecutionMode, ExecutionOrder, GraphOptimizationLevel
+    from vkep.session.ort_interface.sparse import OrtSparseFormat, SparseTensor
+    from vkep.session.ort_interface.value import OrtValue
     from vkep.session.replicas import Replicas
     from vkep.session.run_options import RunOptions
-    from vkep.session.sparse import OrtSparseFormat, SparseTensor
 
 __version__ = "0.1.0"
 
 #: names whose modules load Vulkan, numpy-heavy code or the operators: imported when first used
 _LAZY = {
-    "AdapterFormat": "vkep.session.adapters",
-    "LoraAdapter": "vkep.session.adapters",
+    "AdapterFormat": "vkep.session.ort_interface.adapters",
+    "LoraAdapter": "vkep.session.ort_interface.adapters",
     "ArenaOutOfMemory": "vkep.memory",
     "DelegateLease": "gpu_shared",
     "DeviceTensor": "vkep.device.tensor",
-    "ExecutionMode": "vkep.session.ort_options",
-    "ExecutionOrder": "vkep.session.ort_options",
-    "GraphOptimizationLevel": "vkep.session.ort_options",
+    "ExecutionMode": "vkep.session.ort_interface.options",
+    "ExecutionOrder": "vkep.session.ort_interface.options",
+    "GraphOptimizationLevel": "vkep.session.ort_interface.options",
     "IOBinding": "vkep.session",
     "InferenceSession": "vkep.session",
     "ModelMetadata": "vkep.graph.model",
     "NodeArg": "vkep.session",
-    "OrtAllocatorType": "vkep.session.ort_devices",
-    "OrtArenaCfg": "vkep.session.ort_module",
-    "OrtDevice": "vkep.session.ort_devices",
-    "OrtDeviceMemoryType": "vkep.session.ort_devices",
-    "OrtDeviceVendorId": "vkep.session.ort_devices",
-    "OrtEpAssignedNode": "vkep.session.ort_devices",
-    "OrtEpAssignedSubgraph": "vkep.session.ort_devices",
-    "OrtEpDevice": "vkep.session.ort_devices",
-    "OrtExecutionProviderDevicePolicy": "vkep.session.ort_devices",
-    "OrtHardwareDevice": "vkep.session.ort_devices",
-    "OrtHardwareDeviceType": "vkep.session.ort_devices",
-    "OrtMemType": "vkep.session.ort_devices",
-    "OrtMemoryInfo": "vkep.session.ort_devices",
-    "OrtMemoryInfoDeviceType": "vkep.session.ort_devices",
-    "OrtValue": "vkep.session.ort_value",
+    "OrtAllocatorType": "vkep.session.ort_interface.devices",
+    "OrtArenaCfg": "vkep.session.ort_interface.module",
+    "OrtDevice": "vkep.session.ort_interface.devices",
+    "OrtDeviceMemoryType": "vkep.session.ort_interface.devices",
+    "OrtDeviceVendorId": "vkep.session.ort_interface.devices",
+    "OrtEpAssignedNode": "vkep.session.ort_interface.devices",
+    "OrtEpAssignedSubgraph": "vkep.session.ort_interface.devices",
+    "OrtEpDevice": "vkep.session.ort_interface.devices",
+    "OrtExecutionProviderDevicePolicy": "vkep.session.ort_interface.devices",
+    "OrtHardwareDevice": "vkep.session.ort_interface.devices",
+    "OrtHardwareDeviceType": "vkep.session.ort_interface.devices",
+    "OrtMemType": "vkep.session.ort_interface.devices",
+    "OrtMemoryInfo": "vkep.session.ort_interface.devices",
+    "OrtMemoryInfoDeviceType": "vkep.session.ort_interface.devices",
+    "OrtValue": "vkep.session.ort_interface.value",
     "Replicas": "vkep.session.replicas",
     "Report": "vkep.session",
     "RunOptions": "vkep.session.run_options",
-    "OrtSparseFormat": "vkep.session.sparse",
+    "OrtSparseFormat": "vkep.session.ort_interface.sparse",
     "SessionOptions": "vkep.session",
     "SharedGpuContext": "gpu_shared",
-    "SparseTensor": "vkep.session.sparse",
-    "capi": "vkep.session.ort_capi",
-    "copy_tensors": "vkep.session.ort_module",
-    "create_and_register_allocator": "vkep.session.ort_module",
-    "create_and_register_allocator_v2": "vkep.session.ort_module",
-    "disable_telemetry_events": "vkep.session.ort_module",
-    "enable_telemetry_events": "vkep.session.ort_module",
-    "get_ep_devices": "vkep.session.ort_devices",
-    "has_collective_ops": "vkep.session.ort_module",
+    "SparseTensor": "vkep.session.ort_interface.sparse",
+    "capi": "vkep.session.ort_interface.capi",
+    "copy_tensors": "vkep.session.ort_interface.module",
+    "create_and_register_allocator": "vkep.session.ort_interface.module",
+    "create_and_register_allocator_v2": "vkep.session.ort_interface.module",
+    "disable_telemetry_events": "vkep.session.ort_interface.module",
+    "enable_telemetry_events": "vkep.session.ort_interface.module",
+    "get_ep_devices": "vkep.session.ort_interface.devices",
+    "has_collective_ops": "vkep.session.ort_interface.module",
     "live_counts": "gpu_shared",
-    "preload_dlls": "vkep.session.ort_module",
-    "set_default_logger_callback": "vkep.session.ort_module",
-    "set_default_logger_severity": "vkep.session.ort_module",
-    "set_default_logger_verbosity": "vkep.session.ort_module",
-    "set_global_thread_pool_sizes": "vkep.session.ort_module",
-    "set_seed": "vkep.session.ort_module",
+    "preload_dlls": "vkep.session.ort_interface.module",
+    "set_default_logger_callback": "vkep.session.ort_interface.module",
+    "set_default_logger_severity": "vkep.session.ort_interface.module",
+    "set_default_logger_verbosity": "vkep.session.ort_interface.module",
+    "set_global_thread_pool_sizes": "vkep.session.ort_interface.module",
+    "set_seed": "vkep.session.ort_interface.module",
 }
 
 __all__ = [
@@ -226,7 +226,7 @@ def devices() -> "DeviceList":
 def get_available_providers() -> list[str]:
     """Return the execution providers of a session under ONNX Runtime's names: Vulkan, then the CPU for nodes that
     Vulkan declines."""
-    from vkep.session.ort_options import CPU, VULKAN
+    from vkep.session.ort_interface.options import CPU, VULKAN
 
     return [VULKAN, CPU]
 

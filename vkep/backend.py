@@ -19,7 +19,7 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 from gpu_shared.errors import DriverNotFoundError
 from gpu_shared.instance import list_devices
 from vkep.session import InferenceSession, Report, SessionOptions
-from vkep.session.ort_options import OrtSessionOptions
+from vkep.session.ort_interface.options import OrtSessionOptions
 from vkep.session.run_options import RunOptions
 
 #: ``run_node`` and the ONNX test runner pass their tolerances to ``prepare``; they are not session options

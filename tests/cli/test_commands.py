@@ -54,7 +54,7 @@ def test_devices_prints_the_cost_of_missing_features(run: Callable[..., Any], mo
 
 def test_every_feature_that_kernels_ask_for_has_its_cost() -> None:
     asked: set[str] = set()
-    for path in (ROOT / "vkep" / "kernels").glob("*.py"):
+    for path in (ROOT / "vkep" / "kernels").rglob("*.py"):
         for names in re.findall(r"\.has\(([^)*]+)\)", path.read_text(encoding="utf-8")):
             asked.update(re.findall(r'"(\w+)"', names))
     assert {"subgroup_shuffle", "integer_dot_product"} < asked

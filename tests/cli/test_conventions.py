@@ -233,7 +233,7 @@ def test_a_producer_whose_name_looks_like_another_format_is_read(producer: str) 
 
 def test_notebooks_show_texts() -> None:
     from gpu_shared.capabilities import DeviceCapabilities, DeviceInfo
-    from vkep.session.report import Report
+    from vkep.session.reports.report import Report
 
     class Printer:
         shown = ""
@@ -280,8 +280,8 @@ def test_notebooks_show_tables() -> None:
         assert {"vulkan", "1", "Islands on Vulkan", "dispatches"} <= {*cells(session.report()._repr_html_())}
         assert "Device memory of the context" in cells(session.memory()._repr_html_())
     assert cells(session._repr_html_()) == [repr(session)] and "closed" in repr(session)
-    declined = vkep.session.report.NodeReport("<b>", "Odd", "", "cpu", "no kernel", {"vgf": "no TOSA"})
-    shown = cells(vkep.session.report.Report("m", "d", "c", [declined])._repr_html_())
+    declined = vkep.session.reports.report.NodeReport("<b>", "Odd", "", "cpu", "no kernel", {"vgf": "no TOSA"})
+    shown = cells(vkep.session.reports.report.Report("m", "d", "c", [declined])._repr_html_())
     assert {"<b>", "Odd", "no kernel", "no TOSA"} <= {*shown}
     found = DeviceList([DeviceInfo(DeviceCapabilities.for_tests(name="A & B"), ("no compute queue",))])
     assert {"A & B", "unusable: no compute queue"} <= {*cells(found._repr_html_())}

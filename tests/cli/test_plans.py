@@ -30,7 +30,7 @@ from vkep.plan.records import (
     Slot,
     Space,
 )
-from vkep.session.report import NodeReport, Report
+from vkep.session.reports.report import NodeReport, Report
 from vkep.view.dispatches import describe_plan
 from vkep.view.document import add_plan, add_times, new_document
 from vkep.view.graph import GraphDocument

@@ -206,7 +206,7 @@ def test_a_forked_child_raises(vulkan: Any) -> None:
 def test_a_method_that_fails_to_load_leaves_nothing(
     vulkan: Any, no_leak: Alive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vkep.session.planned_graph import PlannedGraph
+    from vkep.session.planning.planned_graph import PlannedGraph
 
     def refuse(*_: Any) -> None:
         raise RuntimeError("no plan")

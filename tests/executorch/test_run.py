@@ -18,7 +18,7 @@ from tests.vgf.harness import need_vgf
 from vkep.device.runner import PlanRunner
 from vkep.errors import InvalidInputError
 from vkep.executorch import Program, Runtime
-from vkep.session import planner
+from vkep.session.planning import planner
 
 Load = Callable[..., Program]
 PROGRAMS = sorted(p.stem for p in GIVEN.glob("*.pte"))

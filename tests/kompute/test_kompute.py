@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from vkep import InferenceSession, UnsupportedModelError
 from vkep.kompute import KpDispatch, KpTensor, available, register_kp_operator, unregister_kp_operator
 from vkep.plan.records import ShaderVariant
-from vkep.session.kompute import KomputeError, KpDevice
+from vkep.session.execution.kompute import KomputeError, KpDevice
 from vkep.shaders import ShaderLibrary
 
 pytestmark = [

@@ -26,8 +26,8 @@ from vkep.graph import load_model
 from vkep.ir.program import DeferredStep, IslandStep, Program, ValueSpec
 from vkep.plan.encoded import plan_fields
 from vkep.plan.sized import instance
-from vkep.session.planned_graph import known_value
-from vkep.session.sized_plans import numbers_of
+from vkep.session.planning.planned_graph import known_value
+from vkep.session.planning.sized_plans import numbers_of
 from vkep.sizes import Trace
 
 

@@ -166,6 +166,6 @@ def staged(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every copy between host and device while the test runs."""
-    from vkep.ort.transfers import Transfers
+    from vkep.ort.memory.transfers import Transfers
 
     return noted(monkeypatch, Transfers, "run", lambda route, *_: route.direction)

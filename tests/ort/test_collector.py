@@ -28,8 +28,8 @@ MODEL = graph("g (float[n] x) => (float[n] y) { y = Relu(x) }")
 def test_a_session_that_it_deletes(registered: Any, kernels: str) -> None:
     import onnxruntime
 
-    from vkep.ort import memory
     from vkep.ort.boundary import live, live_structs
+    from vkep.ort.memory import domain as memory
 
     before = live_structs()
     made = onnxruntime.InferenceSession(
@@ -46,7 +46,7 @@ def test_a_session_that_it_deletes(registered: Any, kernels: str) -> None:
 
 @pytest.mark.usefixtures("no_collection")
 def test_a_value_that_it_deletes(on_gpu: Callable[[Any], Any]) -> None:
-    from vkep.ort import memory
+    from vkep.ort.memory import domain as memory
 
     kept = on_gpu(np.ones(3, np.float32))
     domain = memory.domain_of(kept.data_ptr())
@@ -62,7 +62,7 @@ def test_a_value_that_it_deletes(on_gpu: Callable[[Any], Any]) -> None:
 
 @pytest.mark.usefixtures("no_collection")
 def test_memory_that_it_releases_is_waited_for(own_context: SharedGpuContext) -> None:
-    from vkep.ort import memory
+    from vkep.ort.memory import domain as memory
 
     nbytes = 3 << 20
     domain = memory.acquire(own_context, ArenaConfig(max_mem=2 * nbytes - 1))

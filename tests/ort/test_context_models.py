@@ -45,7 +45,7 @@ def compile_(session: OpenSession, model: Any, target: Path, embed: bool) -> Non
 def test_a_compiled_model_gives_the_same_without_planning(
     session: OpenSession, model: Path, embed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vkep.ort import subgraph
+    from vkep.ort.graphs import subgraph
     from vkep.placement import partition
 
     target = model.with_name("compiled.onnx")
@@ -132,7 +132,7 @@ def test_open_shapes_are_compiled_as_nodes_to_plan_from(session: OpenSession, tm
 def test_data_with_weights_in_a_body_is_refused(session: OpenSession) -> None:
     from vkep.errors import InvalidModelError
     from vkep.graph.load import load_model
-    from vkep.ort import context_data
+    from vkep.ort.graphs import context_data
 
     text = "g (float[n] x, bool c) => (float[n] y) { y = If<then_branch = t () => (float[n] o) <float w = {3}> { o = Mul(x, w) }"
     read = load_model(graph(text + ", else_branch = e () => (float[n] o) { o = Neg(x) }>(c) }"))
@@ -146,7 +146,7 @@ def test_data_with_weights_in_a_body_is_refused(session: OpenSession) -> None:
 def test_damaged_nodes_are_refused(session: OpenSession, what: str) -> None:
     from vkep.errors import InvalidModelError
     from vkep.graph.load import load_model
-    from vkep.ort import context_data
+    from vkep.ort.graphs import context_data
 
     read = load_model(graph("g (float[n] x) => (float[n] y) <float[3] w = {1, 2, 3}> { y = Mul(x, w) }"))
     nodes = context_data.Nodes(read.graph, read.opsets, read.ir_version)
@@ -227,7 +227,7 @@ def test_kernels_of_the_registry_have_nothing_to_compile(session: OpenSession, m
 
 
 def test_data_for_another_device_is_refused(session: OpenSession, model: Path) -> None:
-    from vkep.ort import context_data
+    from vkep.ort.graphs import context_data
 
     target = model.with_name("compiled.onnx")
     compile_(session, model, target, False)
@@ -280,7 +280,7 @@ def test_plans_survive_the_round_trip(registered: Any, shared_context: Any) -> N
     from vkep.graph import load_model
     from vkep.ir.infer import Known
     from vkep.ir.program import IslandStep, ValueSpec
-    from vkep.ort import context_data
+    from vkep.ort.graphs import context_data
     from vkep.placement.partition import lower
 
     proto = onnx.parser.parse_model(
@@ -310,7 +310,7 @@ def _device() -> Any:
 def test_the_best_of_several_compiled_models(registered: Any) -> None:
     """As ONNX Runtime asks for a model package: by the factory's member."""
     from vkep.ort.boundary import NULL, ffi, live
-    from vkep.ort.context_data import compatibility
+    from vkep.ort.graphs.context_data import compatibility
 
     factory = live("OrtEpFactory")[0]
     ort, here = factory.ort, compatibility(_device())

@@ -16,7 +16,8 @@ import pytest
 from onnx import parser
 
 import vkep.ort
-from vkep.ort import python_sessions, values
+from vkep.ort import python_sessions
+from vkep.ort.memory import values
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = (

@@ -16,7 +16,7 @@ from gpu_shared.steady import settle
 from tests.calls import noted
 from tests.ort.conftest import OpenSession, device_number, device_of, gpu_device, graph
 from vkep.memory.upload import PIECE_BYTES
-from vkep.ort.transfers import Transfers
+from vkep.ort.memory.transfers import Transfers
 
 DOUBLE = graph("g (float[2,3] x) => (float[2,3] y) { y = Add(x, x) }")
 SQUARE = graph("g (float[2,3] x) => (float[2,3] y) { y = Mul(x, x) }")
@@ -184,7 +184,7 @@ def test_a_run_may_shrink_the_arena(session: OpenSession, registered: Any) -> No
 
 
 def test_the_domain_finds_and_counts_its_blocks(registered: Any, on_gpu: OnGpu) -> None:
-    from vkep.ort.memory import domain_of
+    from vkep.ort.memory.domain import domain_of
 
     value = on_gpu(X)
     domain = domain_of(value.data_ptr())
@@ -264,8 +264,8 @@ def pinned(registered: Any, array: np.ndarray[Any, Any]) -> Any:
 
 
 def pinned_bytes() -> int:
-    from vkep.ort.allocator import PinnedAllocator
     from vkep.ort.boundary import live
+    from vkep.ort.memory.allocator import PinnedAllocator
 
     return sum(b.size for a in live("OrtAllocator") if isinstance(a, PinnedAllocator) for b, _ in a._blocks.values())
 
@@ -299,8 +299,8 @@ def test_pinned_memory_is_the_hosts_and_a_run_takes_it(session: OpenSession, reg
 
 @pytest.mark.usefixtures("collected")
 def test_pinned_memory_has_an_arena_without_streams(registered: Any) -> None:
-    from vkep.ort.allocator import PinnedAllocator
     from vkep.ort.boundary import NULL, ffi, live
+    from vkep.ort.memory.allocator import PinnedAllocator
 
     values = [pinned(registered, np.ones(1000, np.float32)) for _ in range(8)]
     (used,) = [a for a in live("OrtAllocator") if isinstance(a, PinnedAllocator) and a._blocks]

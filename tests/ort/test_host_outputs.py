@@ -15,7 +15,7 @@ X = np.arange(12, dtype=np.float32).reshape(3, 4)
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes of each output that was made elsewhere and copied."""
-    from vkep.ort.fused import FusedNode
+    from vkep.ort.nodes.fused import FusedNode
 
     seen: list[int] = []
     original = FusedNode.write

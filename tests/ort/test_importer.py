@@ -143,7 +143,7 @@ def test_freed_memory_is_no_longer_known(interop: Interop, importer: Any, export
     run = bound(interop.address(value), interop.address(value), token="another")
     with pytest.raises(RuntimeError, match="lies on the context default:0, and this session runs on another:0"):
         run()
-    from vkep.ort.memory import domain_of
+    from vkep.ort.memory.domain import domain_of
 
     pointer = interop.address(value)
     domain = domain_of(pointer)
@@ -171,7 +171,7 @@ def test_the_order_itself_with_a_semaphore_of_the_same_device(
 ) -> None:
     """What a driver without shared semaphores can show: all but the import of the descriptor."""
     from gpu_shared import Timeline, vk
-    from vkep.ort import importer as module
+    from vkep.ort.memory import importer as module
 
     monkeypatch.setattr(module, "can_import_semaphore", lambda _device: True)
     monkeypatch.setattr(module, "ImportedSemaphore", lambda device, _descriptor: Timeline(device, label="application"))

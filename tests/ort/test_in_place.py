@@ -14,7 +14,7 @@ from tests.session.test_decode import KV_HEADS, LAYERS, SIZE, decoder, steps
 from tests.session.test_in_place import GENERAL, W, X, model_of, rows_alone
 from tools.ort_cpu import cpu_session
 from vkep.plan.records import Plan
-from vkep.session import planner
+from vkep.session.planning import planner
 
 
 @pytest.mark.parametrize("total", ["mask", "input"])

@@ -24,7 +24,7 @@ UNREADABLE = {
 
 
 def test_every_operator_with_a_schema_and_readable_attributes_has_entries(registered: Any) -> None:
-    from vkep.ort.operators import operator_entries
+    from vkep.ort.nodes.operators import operator_entries
 
     entries = operator_entries()
     have = {(e.domain, e.op_type, e.since) for e in entries}
@@ -37,8 +37,8 @@ def test_every_operator_with_a_schema_and_readable_attributes_has_entries(regist
 
 def test_all_entries_pass_onnx_runtimes_own_schemas(registered: Any) -> None:
     from vkep.ort.boundary import live
-    from vkep.ort.kernels import check_against_schema
-    from vkep.ort.operators import operator_entries
+    from vkep.ort.nodes.kernels import check_against_schema
+    from vkep.ort.nodes.operators import operator_entries
 
     ort = live("OrtEpFactory")[0].ort
     known = [check_against_schema(ort, entry) for entry in operator_entries()]
@@ -47,7 +47,7 @@ def test_all_entries_pass_onnx_runtimes_own_schemas(registered: Any) -> None:
 
 
 def test_types_are_those_of_the_version() -> None:
-    from vkep.ort.operators import operator_entries
+    from vkep.ort.nodes.operators import operator_entries
 
     found = {e.since: e.constraints["T"] for e in operator_entries() if e.op_type == "Relu"}
     assert "int32" not in found[6] and "bfloat16" not in found[6]

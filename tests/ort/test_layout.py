@@ -41,7 +41,7 @@ NODES = {
 def converted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The channels-last nodes that ONNX Runtime hands over."""
     from vkep.graph.load import read_graph
-    from vkep.ort import graph as module
+    from vkep.ort.graphs import convert as module
 
     seen: list[str] = []
 
@@ -90,7 +90,7 @@ def test_a_chain_with_what_has_no_layout(session: OpenSession, converted: list[s
 def test_the_plan_made_for_the_claim_is_the_one_that_runs(
     session: OpenSession, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vkep.session.planner import Planner
+    from vkep.session.planning.planner import Planner
 
     def again(*_arguments: Any) -> None:
         raise AssertionError("planned again")

@@ -79,7 +79,7 @@ def test_the_tokens_are_those_of_the_cpu(opened: Callable[..., Any], kind: str) 
 
 def crossing(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any]) -> int:
     """Bytes that a call copies between host and device."""
-    from vkep.ort.transfers import Transfers
+    from vkep.ort.memory.transfers import Transfers
 
     sizes = noted(monkeypatch, Transfers, "run", lambda _, key, hosts, n: sum(key[2 * k + 1] for k in range(n)))
     run()

@@ -154,8 +154,8 @@ def test_each_shared_allocators_arena_has_its_options_or_warns(
     registered: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`CreateSharedAllocator` with options, while other allocators of the context are in use."""
-    from vkep.ort.allocator import ArenaAllocator, PinnedAllocator, ReadOnlyAllocator
     from vkep.ort.boundary import NULL, live
+    from vkep.ort.memory.allocator import ArenaAllocator, PinnedAllocator, ReadOnlyAllocator
 
     ort, small, other = live("OrtEpFactory")[-1].ort, ArenaConfig(max_mem=4 << 20), ArenaConfig(max_mem=8 << 20)
     context = resolve_context(vkep.SessionOptions(token="shared allocators"))
@@ -220,7 +220,7 @@ def test_running_out_of_memory_is_an_error_and_said_in_the_log(
 
 
 def test_exceptions_of_a_run_reach_the_user(session: OpenSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vkep.ort import fused
+    from vkep.ort.nodes import fused
 
     made = session(ADD)
 

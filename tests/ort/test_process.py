@@ -102,7 +102,7 @@ def test_everything_goes_with_the_last_session() -> None:
         """
         import gpu_shared
         from vkep.ort.boundary import live_structs
-        from vkep.ort.memory import live_domains
+        from vkep.ort.memory.domain import live_domains
         vkep.ort.register()
         for number in range(20):
             session = open_session(token=f"t{number % 3}")
@@ -241,7 +241,8 @@ def test_what_another_signals_handler_raises_in_a_callback_arrives(kind: str) ->
     out = run(
         f"""
         import logging, signal, time
-        from vkep.ort import ep, fused
+        from vkep.ort import ep
+        from vkep.ort.nodes import fused
         logging.getLogger("vkep.ort").addHandler(logging.NullHandler())
         raised = []
         def handle(*_):

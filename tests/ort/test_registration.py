@@ -242,7 +242,7 @@ def test_the_environment_names_a_library_that_was_built_before(monkeypatch: pyte
 
 def test_kernel_constraints_are_held_against_the_schema(registered: Any) -> None:
     from vkep.ort.boundary import OrtError, behind
-    from vkep.ort.kernels import KernelEntry, check_against_schema
+    from vkep.ort.nodes.kernels import KernelEntry, check_against_schema
 
     ort = behind(_factory()).ort
     assert check_against_schema(ort, KernelEntry("Relu", 14, {"T": ("float32",)}))

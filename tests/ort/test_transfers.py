@@ -11,8 +11,8 @@ import pytest
 import gpu_shared
 from gpu_shared import DeviceLostError, SharedGpuContext
 from tests.calls import noted
-from vkep.ort.memory import MemoryDomain, acquire
-from vkep.ort.transfers import _MOST_KEPT, _MOST_ROUTES, MOST_STAGED, Transfers
+from vkep.ort.memory.domain import MemoryDomain, acquire
+from vkep.ort.memory.transfers import _MOST_KEPT, _MOST_ROUTES, MOST_STAGED, Transfers
 
 
 @pytest.fixture(params=["seen", "staged"])

@@ -97,7 +97,7 @@ def test_providers_of_the_wrong_kind(providers: Any, options: Any, message: str)
 
 
 def test_options_of_cuda_without_a_meaning_are_said(caplog: pytest.LogCaptureFixture) -> None:
-    from vkep.session.ort_options import session_overrides
+    from vkep.session.ort_interface.options import session_overrides
 
     with caplog.at_level("WARNING", logger="vkep.session"):
         made = session_overrides({"use_tf32": "1", "gpu_mem_limit": str(2**64 - 1), "has_user_compute_stream": "0"})

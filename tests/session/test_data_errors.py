@@ -13,7 +13,7 @@ import pytest
 
 from tests.session.models import model
 from vkep import DeviceTensor, InferenceSession, InvalidInputError
-from vkep.session.submit_batch import SubmitBatch
+from vkep.session.execution.submit_batch import SubmitBatch
 
 Open = Callable[..., InferenceSession]
 Feeds = Mapping[str, np.ndarray]

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 import vkep
 from tools.ort_cpu import cpu_session
 from vkep.device.runner import PlanRunner
-from vkep.session import planner
+from vkep.session.planning import planner
 
 Array = np.ndarray[Any, Any]
 HEADS, KV_HEADS, SIZE, LAYERS = 4, 2, 16, 2

@@ -16,10 +16,10 @@ from vkep.graph.model import ValueInfo
 from vkep.graph.weights import ArrayWeight
 from vkep.ir.infer import Known
 from vkep.ir.program import Over, Program
-from vkep.session import planned_graph
-from vkep.session.executor import Executable, Meanwhile, Targets, Values, Watch
-from vkep.session.following import Following
-from vkep.session.planned_graph import PlannedGraph
+from vkep.session.execution.executor import Executable, Meanwhile, Targets, Values, Watch
+from vkep.session.planning import planned_graph
+from vkep.session.planning.following import Following
+from vkep.session.planning.planned_graph import PlannedGraph
 from vkep.sizes import Trace
 
 FLOAT = 1

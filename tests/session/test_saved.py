@@ -26,7 +26,7 @@ from vkep.ir.program import HostValue, ValueSpec
 from vkep.ops import registry
 from vkep.placement import partition
 from vkep.placement.policy import Policy
-from vkep.session import saved
+from vkep.session.planning import saved
 
 Open = Callable[..., InferenceSession]
 RNG = np.random.default_rng(7)

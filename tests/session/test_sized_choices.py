@@ -14,7 +14,7 @@ from tests.session.models import model
 from tools.ort_cpu import cpu_session
 from vkep import InferenceSession
 from vkep.ops.attention import sdpa
-from vkep.session.planner import Planner
+from vkep.session.planning.planner import Planner
 
 Open = Callable[..., InferenceSession]
 Sizes = tuple[int, int]

@@ -12,7 +12,7 @@ from tests.calls import noted
 from tests.session.models import model
 from tools.ort_cpu import cpu_session
 from vkep import InferenceSession
-from vkep.session.planner import Planner
+from vkep.session.planning.planner import Planner
 
 Open = Callable[..., InferenceSession]
 Draw = np.random.Generator

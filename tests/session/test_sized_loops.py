@@ -15,7 +15,7 @@ from vkep import InferenceSession
 from vkep.errors import InvalidInputError
 from vkep.graph.model import ValueInfo
 from vkep.placement.control import MAX_UNROLLED_NODES
-from vkep.session.control import ControlExecutor
+from vkep.session.execution.control import ControlExecutor
 
 Open = Callable[..., InferenceSession]
 

@@ -13,7 +13,7 @@ from tests.calls import noted
 from tests.session.models import model
 from tools.ort_cpu import cpu_session
 from vkep import InferenceSession
-from vkep.session.planner import Planner
+from vkep.session.planning.planner import Planner
 
 Open = Callable[..., InferenceSession]
 SIZES = (37, 41, 52, 60, 33, 71, 80, 45, 90, 64)

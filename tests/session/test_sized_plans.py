@@ -15,8 +15,8 @@ from vkep.errors import InvalidInputError
 from vkep.graph.weights import ArrayWeight, SizesWeight
 from vkep.ir.infer import Known
 from vkep.ir.program import DeferredStep, NoValue, Over, Program, ValueSpec
-from vkep.session.executor import Executable
-from vkep.session.sized_plans import Opened, Signatures, SizedPlans, numbers_of, with_sizes
+from vkep.session.execution.executor import Executable
+from vkep.session.planning.sized_plans import Opened, Signatures, SizedPlans, numbers_of, with_sizes
 from vkep.sizes import Size, Trace, divides, fixed
 
 

@@ -18,7 +18,7 @@ from vkep import InferenceSession
 from vkep.graph import load_model
 from vkep.ir.program import IslandStep
 from vkep.plan.sized import instance
-from vkep.session.planner import Planner
+from vkep.session.planning.planner import Planner
 from vkep.sizes import Trace
 
 Open = Callable[..., InferenceSession]

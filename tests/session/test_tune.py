@@ -20,8 +20,8 @@ from vkep import InferenceSession
 from vkep.cache import read_sealed, write_sealed
 from vkep.device.tuning import load_choices, save_choices, tuning_path
 from vkep.kernels.tuning import Trial
-from vkep.session import tune as tuning
 from vkep.session.options import SessionOptions
+from vkep.session.planning import tune as tuning
 
 MODEL = """
 <ir_version: 8, opset_import: ["" : 17]>

@@ -24,7 +24,7 @@ def test_sessions_keep_the_order(vulkan: object) -> None:
     )
     assert done.returncode == 0, done.stdout
     pairs = dict(line.split(": ") for line in done.stdout.splitlines() if line.startswith(("vkep.", "gpu_shared.")))
-    assert "vkep.session.planned_graph._planning" in pairs["vkep.device.delegate.lock"].split(", ")
+    assert "vkep.session.planning.planned_graph._planning" in pairs["vkep.device.delegate.lock"].split(", ")
 
 
 @pytest.mark.parametrize(

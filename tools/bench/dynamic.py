@@ -45,7 +45,7 @@ import numpy as np
 import onnx
 
 import vkep
-import vkep.session.sized_plans as sized_plans
+import vkep.session.planning.sized_plans as sized_plans
 from tools.bench.sizes.measure import Row, Task, lost, table, written
 from tools.bench.sizes.measure import measure as measure_network
 from tools.bench.sizes.networks import NETWORKS

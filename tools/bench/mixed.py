@@ -155,7 +155,7 @@ import sys, time
 from examples.mixed_delegates import build_model
 from tools.bench.mixed import orders
 from vkep import InferenceSession
-from vkep.session import vgf_executor
+from vkep.session.execution import vgf as vgf_executor
 
 spent = {}
 

@@ -26,8 +26,8 @@ import numpy as np
 from vkep.device.measure.limits import device_limits
 from vkep.generation import Batch, Generator, Sampling
 from vkep.generation.pace import LEAST_CHUNK
-from vkep.session.executor import IslandExecutor
-from vkep.session.tracing import GpuSpan, Tracer
+from vkep.session.execution.executor import IslandExecutor
+from vkep.session.reports.tracing import GpuSpan, Tracer
 
 #: steps before those that count
 _WARM = 6

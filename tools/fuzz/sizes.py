@@ -1,8 +1,8 @@
 """Calls and small graphs at several sizes, one after another through one session whose tensors are between guard pages.
 
-No size of a model is known when it is opened, so that a few plans serve all its runs (`vkep.session.sized_plans`). Which sizes
-belong together is found by trial: equal ones move together where ONNX Runtime accepts that, else each alone. Where ONNX Runtime
-has no kernel, the expected results are those of a session of vkep for each run alone.
+No size of a model is known when it is opened, so that a few plans serve all its runs (`vkep.session.planning.sized_plans`). Which
+sizes belong together is found by trial: equal ones move together where ONNX Runtime accepts that, else each alone. Where ONNX
+Runtime has no kernel, the expected results are those of a session of vkep for each run alone.
 """
 
 from __future__ import annotations

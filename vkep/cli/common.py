@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from vkep.executorch.report import MethodReport
-    from vkep.session.report import Report
+    from vkep.session.reports.report import Report
 
 
 FAILED, USAGE = 1, 2
@@ -276,7 +276,7 @@ def print_piece(text: str) -> None:
 def print_nodes(report: Report | MethodReport, nanoseconds: Mapping[str, float] | None = None) -> None:
     """Print every node of a report, what matters first: nodes on the CPU with their reasons, then the slowest on the
     GPU (where ``nanoseconds`` has their times by name). Folded constants are only counted, at the end."""
-    from vkep.session.report import by_importance
+    from vkep.session.reports.report import by_importance
     from vkep.text import counted
 
     times, folded = nanoseconds or {}, 0

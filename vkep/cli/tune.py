@@ -13,7 +13,7 @@ from vkep.text import one_line
 
 if TYPE_CHECKING:
     from vkep.session import InferenceSession
-    from vkep.session.tune import Tuned
+    from vkep.session.planning.tune import Tuned
 
 
 def tune_command(
@@ -37,7 +37,7 @@ def tune_command(
         from vkep.cli.inputs import make_inputs, read_sources
         from vkep.device.tuning import save_choices, tuning_path
         from vkep.session.options import SessionOptions
-        from vkep.session.tune import tune
+        from vkep.session.planning.tune import tune
 
         sources = read_sources(inputs, shape, dim, seed)
         results: dict[str, list[Tuned]] = {}

@@ -123,7 +123,7 @@ def measured(
     """Open the model, run it, and return the document of the page."""
     from vkep.cli import measure, sessions
     from vkep.cli.inputs import make_inputs, read_sources
-    from vkep.session.tracing import HostSpan
+    from vkep.session.reports.tracing import HostSpan
 
     inputs, shape, dim, seed = given
     inputs = list(sessions.named_inputs(model, inputs) or ()) or None

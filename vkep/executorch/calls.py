@@ -14,11 +14,11 @@ from vkep.executorch.steps import State, reader
 from vkep.pte.flow import INPUT, Flow, Writer
 from vkep.pte.steps import DelegateStep
 from vkep.pte.values import TensorValue, Value
-from vkep.session.submit_batch import Staged, SubmitBatch, Targets
+from vkep.session.execution.submit_batch import Staged, SubmitBatch, Targets
 
 
 class DelegateCall:
-    """One call: run by itself, or staged as a `vkep.session.submit_batch.Region` and finished after the submit."""
+    """One call: run by itself, or staged as a `vkep.session.execution.submit_batch.Region` and finished after the submit."""
 
     def __init__(
         self, state: State, specs: Sequence[Value], number: int, step: DelegateStep, runner: Runner, flow: Flow

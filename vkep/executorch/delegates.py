@@ -21,9 +21,9 @@ from vkep.executorch.context_resources import ContextResources
 from vkep.executorch.delegate_payloads import VgfBlob, VulkanBlob
 from vkep.pte.values import TensorValue, Value
 from vkep.pte.vk_graph import VkGraph, VkTensor
-from vkep.session.executor import Executable, IslandExecutor, Watch, own_array, own_tensor
-from vkep.session.planner import Planner
-from vkep.session.submit_batch import Staged
+from vkep.session.execution.executor import Executable, IslandExecutor, Watch, own_array, own_tensor
+from vkep.session.execution.submit_batch import Staged
+from vkep.session.planning.planner import Planner
 
 Array = np.ndarray[Any, Any]
 
@@ -49,7 +49,7 @@ class Runner(Protocol):
         """Whether `stage` may be called, once it is prepared."""
 
     def stage(self, inputs: Sequence[Any], keep: Sequence[bool], locks: ExitStack, held: ExitStack) -> Pending:
-        """Prepare a run for a submit with others: see `vkep.session.submit_batch.Region`. Device tensors among
+        """Prepare a run for a submit with others: see `vkep.session.execution.submit_batch.Region`. Device tensors among
         ``inputs`` may be results of these others that are not yet written."""
 
     def prepare(self) -> None:

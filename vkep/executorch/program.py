@@ -20,7 +20,7 @@ from vkep.executorch.portable import KERNELS
 from vkep.pte import schema
 from vkep.pte.container import PtdFile, PteFile, Source
 from vkep.pte.method import DecodedMethod, Delegate, decode_method, delegates_of
-from vkep.session.report import MemoryReport
+from vkep.session.reports.report import MemoryReport
 
 
 class DecodedProgram:

@@ -12,8 +12,8 @@ from gpu_shared.notebook import Readable
 from vkep.pte.flow import INPUT, Flow
 from vkep.pte.method import DecodedMethod
 from vkep.pte.steps import DelegateStep, KernelStep
-from vkep.session.introspection import flatten
-from vkep.session.report import IslandReport
+from vkep.session.reports.introspection import flatten
+from vkep.session.reports.report import IslandReport
 from vkep.text import counted
 
 if TYPE_CHECKING:

@@ -15,10 +15,17 @@ from vkep.executorch.steps import Bound
 from vkep.pte.method import DecodedMethod
 from vkep.pte.steps import DelegateStep, KernelStep, MoveStep
 from vkep.pte.values import TensorValue
-from vkep.session.executor import IslandExecutor, Values
-from vkep.session.introspection import Flat, flatten
-from vkep.session.tracing import RunTrace, Tracer
-from vkep.session.viewing import add_context, add_islands, add_measured, add_statistics, least_times, run_document
+from vkep.session.execution.executor import IslandExecutor, Values
+from vkep.session.reports.introspection import Flat, flatten
+from vkep.session.reports.tracing import RunTrace, Tracer
+from vkep.session.reports.viewing import (
+    add_context,
+    add_islands,
+    add_measured,
+    add_statistics,
+    least_times,
+    run_document,
+)
 from vkep.view.document import add_graph, add_region, add_times, new_document
 from vkep.view.graph import GraphDocument, Kind, value_kinds
 

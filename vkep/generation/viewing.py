@@ -9,10 +9,10 @@ from typing import Any
 
 from vkep.generation.batch import Answer, Batch
 from vkep.session import InferenceSession
-from vkep.session.executor import IslandExecutor
-from vkep.session.introspection import Flat, flatten
-from vkep.session.tracing import RunTrace, Tracer
-from vkep.session.viewing import add_context, add_islands, add_measured, least_times, run_document
+from vkep.session.execution.executor import IslandExecutor
+from vkep.session.reports.introspection import Flat, flatten
+from vkep.session.reports.tracing import RunTrace, Tracer
+from vkep.session.reports.viewing import add_context, add_islands, add_measured, least_times, run_document
 from vkep.view.document import add_graph, model_facts, new_document
 from vkep.view.graph import GraphDocument, value_kinds
 

@@ -19,7 +19,7 @@ from vkep.ort.names import EP_NAME, REGISTRATION_NAME
 _lock = threading.Lock()
 
 if TYPE_CHECKING:
-    from vkep.ort.values import bind, to_device
+    from vkep.ort.memory.values import bind, to_device
 
 __all__ = [
     "EP_NAME",
@@ -85,7 +85,7 @@ def unregister(name: str = REGISTRATION_NAME) -> None:
 
 def __getattr__(name: str) -> Any:
     if name in ("bind", "to_device"):  # they import numpy
-        return getattr(importlib.import_module("vkep.ort.values"), name)
+        return getattr(importlib.import_module("vkep.ort.memory.values"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

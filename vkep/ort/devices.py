@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from gpu_shared.capabilities import DeviceCapabilities
 from gpu_shared.errors import DriverNotFoundError
 from gpu_shared.instance import list_devices, select_device
-from vkep.ort.allocator import CPU, DEFAULT_MEMORY, DEVICE_ALLOCATOR, GPU, HOST_ACCESSIBLE, READ_ONLY_ALLOCATOR
 from vkep.ort.boundary import NULL, ffi
+from vkep.ort.memory.allocator import CPU, DEFAULT_MEMORY, DEVICE_ALLOCATOR, GPU, HOST_ACCESSIBLE, READ_ONLY_ALLOCATOR
 from vkep.ort.names import EP_NAME
 
 if TYPE_CHECKING:

@@ -10,25 +10,25 @@ from typing import TYPE_CHECKING, Any
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import UnsupportedModelError
 from vkep.ir.program import IslandStep, Program
-from vkep.ort import memory
-from vkep.ort.allocator import ALLOCATORS
 from vkep.ort.boundary import NULL, CStruct, behind, ffi, lib, released, status, value
-from vkep.ort.claims import Claims, claim, takes, warn_of_partitions
-from vkep.ort.context_data import compatibility
-from vkep.ort.context_nodes import ContextSettings
-from vkep.ort.control_flow import ControlKernel, control_entries, is_ours_to_drive
 from vkep.ort.devices import EpDevices
-from vkep.ort.fused import FusedNode
-from vkep.ort.graph import OrtGraphView
-from vkep.ort.kernels import KernelEntry, KernelRegistry
+from vkep.ort.graphs.claims import Claims, claim, takes, warn_of_partitions
+from vkep.ort.graphs.context_data import compatibility
+from vkep.ort.graphs.context_nodes import ContextSettings
+from vkep.ort.graphs.convert import OrtGraphView
+from vkep.ort.graphs.overrides import Overrides, are_being_read
+from vkep.ort.graphs.subgraph import OrtSubgraph
+from vkep.ort.memory import domain as memory
+from vkep.ort.memory.allocator import ALLOCATORS
+from vkep.ort.memory.streams import SyncStream
 from vkep.ort.names import EP_NAME
-from vkep.ort.operators import OperatorKernel, has_kernel, offer_kernels, operator_entries
+from vkep.ort.nodes.control_flow import ControlKernel, control_entries, is_ours_to_drive
+from vkep.ort.nodes.fused import FusedNode
+from vkep.ort.nodes.kernels import KernelEntry, KernelRegistry
+from vkep.ort.nodes.operators import OperatorKernel, has_kernel, offer_kernels, operator_entries
 from vkep.ort.options import EpOptions
-from vkep.ort.overrides import Overrides, are_being_read
 from vkep.ort.profiler import Profiler
 from vkep.ort.runtime import Runtime
-from vkep.ort.streams import SyncStream
-from vkep.ort.subgraph import OrtSubgraph
 from vkep.placement.channels_last import CHANNELS_LAST
 
 if TYPE_CHECKING:

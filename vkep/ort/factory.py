@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 import vkep
 from gpu_shared.capabilities import DeviceCapabilities
 from gpu_shared.external import MEMORY_KINDS, can_import_memory, can_import_semaphore
-from vkep.ort import memory
-from vkep.ort.allocator import ALLOCATORS, DataTransfer, OpenContext
 from vkep.ort.api import Ort
 from vkep.ort.boundary import NULL, CStruct, OrtError, behind, entry_point, ffi, live, releases, status, value
-from vkep.ort.context_data import Fit, fit
-from vkep.ort.context_nodes import ContextSettings
-from vkep.ort.custom_operators import CustomDomains
 from vkep.ort.devices import EpDevices, metadata_uuid
 from vkep.ort.ep import Ep
-from vkep.ort.importer import Importer
-from vkep.ort.interop import Interop, make_interop
+from vkep.ort.graphs.context_data import Fit, fit
+from vkep.ort.graphs.context_nodes import ContextSettings
+from vkep.ort.graphs.custom_operators import CustomDomains
+from vkep.ort.graphs.overrides import check_known_answers
+from vkep.ort.memory import domain as memory
+from vkep.ort.memory.allocator import ALLOCATORS, DataTransfer, OpenContext
+from vkep.ort.memory.importer import Importer
+from vkep.ort.memory.interop import Interop, make_interop
+from vkep.ort.memory.streams import SyncStream
 from vkep.ort.names import EP_NAME
 from vkep.ort.options import EpOptions, arena_options, assigns_elsewhere, session_options
-from vkep.ort.overrides import check_known_answers
-from vkep.ort.streams import SyncStream
 from vkep.session.contexts import resolve_context
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from gpu_shared.compile_spec import ContextMode, Prefer, SyncMode
 from gpu_shared.instance import list_devices, select_device
 from vkep.arena.config import KEY_PREFIX, ArenaConfig, factory_prefix, session_prefix
 from vkep.ort.names import EP_NAME
-from vkep.session.foreign_options import translated
 from vkep.session.options import SessionOptions
+from vkep.session.ort_interface.foreign_options import translated
 
 SESSION_PREFIX = session_prefix(EP_NAME)
 FACTORY_PREFIX = factory_prefix(EP_NAME)

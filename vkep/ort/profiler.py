@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vkep.ort.boundary import NULL, CStruct, ffi, releases, status
-from vkep.session.executor import Executable
-from vkep.session.introspection import flatten
+from vkep.session.execution.executor import Executable
+from vkep.session.reports.introspection import flatten
 
 if TYPE_CHECKING:
     from vkep.ort.api import Ort

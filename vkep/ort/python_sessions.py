@@ -20,11 +20,11 @@ from typing import Any
 from vkep.arena.config import ArenaConfig
 from vkep.ops import registry
 from vkep.ort import library
+from vkep.ort.memory.values import device_maker, dlpack_methods, replaced_names
 from vkep.ort.names import EP_NAME
 from vkep.ort.options import SESSION_PREFIX, EpOptions, as_texts
-from vkep.ort.values import device_maker, dlpack_methods, replaced_names
-from vkep.session.cpu import NOT_REPLACED
-from vkep.session.foreign_options import translated
+from vkep.session.execution.cpu import NOT_REPLACED
+from vkep.session.ort_interface.foreign_options import translated
 
 logger = logging.getLogger("vkep.ort")
 

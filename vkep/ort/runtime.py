@@ -10,11 +10,11 @@ import vkep.ops  # noqa: F401  # declares the operators
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.device.datagraph.delegate import VgfDelegate
 from vkep.device.delegate import VulkanDelegate
-from vkep.ort import memory
-from vkep.ort.checks import RunChecks
+from vkep.ort.memory import domain as memory
+from vkep.ort.nodes.checks import RunChecks
 from vkep.ort.options import EpOptions, session_options
 from vkep.session.contexts import resolve_context
-from vkep.session.vgf_executor import session_policy
+from vkep.session.execution.vgf import session_policy
 from vkep.shaders.library import ShaderLibrary
 
 if TYPE_CHECKING:

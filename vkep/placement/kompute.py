@@ -1,6 +1,6 @@
 """Operators that users run with Kompute (kp): how they are declared, and their regions while nodes are being placed.
 
-Plain data: only `vkep.session.kompute` imports kp, when a session has such a region.
+Plain data: only `vkep.session.execution.kompute` imports kp, when a session has such a region.
 """
 
 from __future__ import annotations

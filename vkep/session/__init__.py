@@ -10,7 +10,7 @@ from vkep.session.session import InferenceSession, NodeArg
 
 if TYPE_CHECKING:
     from vkep.session.binding import IOBinding
-    from vkep.session.report import Report
+    from vkep.session.reports.report import Report
 
 __all__ = ["IOBinding", "InferenceSession", "NodeArg", "Report", "SessionOptions"]
 

@@ -11,8 +11,8 @@ import numpy as np
 from gpu_shared.uncopied import Uncopied
 from vkep.device.tensor import DeviceTensor, checked_shape
 from vkep.errors import InvalidInputError
-from vkep.session.ort_devices import on_gpu
-from vkep.session.ort_value import OrtValue, element_dtype, value_at
+from vkep.session.ort_interface.devices import on_gpu
+from vkep.session.ort_interface.value import OrtValue, element_dtype, value_at
 
 if TYPE_CHECKING:
     from vkep.session.session import InferenceSession

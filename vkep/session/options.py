@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from gpu_shared.compile_spec import SharedGpuCompileSpec, make_shared_gpu_compile_specs, parse_shared_gpu_compile_spec
 from vkep.own_files import own_folder
 from vkep.placement.policy import PREFERENCES
-from vkep.session.ort_options import OrtSessionOptions, is_onnxruntimes, of_onnxruntime
+from vkep.session.ort_interface.options import OrtSessionOptions, is_onnxruntimes, of_onnxruntime
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,7 +59,7 @@ class SessionOptions(OrtSessionOptions):
         ``arena.<name>``.
     fallback: "cpu" runs nodes that Vulkan declines on the CPU, and the report names them; "error" refuses such a model.
         cache_dir: folder for compiled shaders and plans instead of the user's cache folder. save_plans: save the plans
-        of a model file to disk, so that the next process need not plan (`vkep.session.saved`). plan_cache_size: how
+        of a model file to disk, so that the next process need not plan (`vkep.session.planning.saved`). plan_cache_size: how
         many plans are kept: this many for one signature each, and as many for many sizes (dynamic shapes). concurrency:
         runs of one session that may hold memory at the same time. run_ahead: a run whose outputs are all bound to device
         tensors does not wait for the one before where ``concurrency`` allows another; it takes temporary memory of its

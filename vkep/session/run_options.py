@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vkep.errors import RunTerminatedError
-from vkep.session.ort_options import is_onnxruntimes
+from vkep.session.ort_interface.options import is_onnxruntimes
 
 if TYPE_CHECKING:
-    from vkep.session.adapters import LoraAdapter
+    from vkep.session.ort_interface.adapters import LoraAdapter
 
 #: maps ONNX Runtime's severities (verbose, info, warning, error, fatal) to the standard library's levels
 LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)

@@ -18,8 +18,8 @@ from gpu_shared.uncopied import Uncopied
 from vkep.errors import InvalidInputError, join_onnxruntime
 from vkep.session.contexts import ContextAhead
 from vkep.session.options import SessionOptions, merged_options
-from vkep.session.ort_options import WITHOUT_EFFECT, provider_overrides
-from vkep.session.ort_session import OrtSession
+from vkep.session.ort_interface.options import WITHOUT_EFFECT, provider_overrides
+from vkep.session.ort_interface.session import OrtSession
 from vkep.text import one_line
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from vkep.graph.load import ModelSource
     from vkep.graph.model import Dim, Model, ModelMetadata, ValueInfo
     from vkep.session.binding import IOBinding
-    from vkep.session.executor import IslandExecutor
+    from vkep.session.execution.executor import IslandExecutor
     from vkep.session.external import ExternalSemaphore
     from vkep.session.options import SessionKeywords
-    from vkep.session.ort_value import OrtValue
-    from vkep.session.report import MemoryReport, Report
+    from vkep.session.ort_interface.value import OrtValue
+    from vkep.session.reports.report import MemoryReport, Report
     from vkep.session.run_options import RunOptions
     from vkep.session.session_state import Array, Feed, Output
     from vkep.view.page import Page
@@ -63,7 +63,7 @@ class InferenceSession(OrtSession, Uncopied):
     Args:
         path_or_bytes: a path, the model's bytes, or an ``onnx.ModelProto``.
         sess_options: see `SessionOptions`; keyword arguments override its fields. Or onnxruntime's options
-            (`vkep.session.ort_options.of_onnxruntime`).
+            (`vkep.session.ort_interface.options.of_onnxruntime`).
         providers: as ``onnxruntime.InferenceSession`` takes them. The options of ``VulkanExecutionProvider`` apply; a
             provider other than this one and the CPU's leads to a warning.
         provider_options: the options of each provider, in the same order.
@@ -210,7 +210,7 @@ class InferenceSession(OrtSession, Uncopied):
     ) -> list[OrtValue]:
         """`run` with and to `OrtValue`, with the shapes and types of the model's inputs and outputs. The results are on
         the host. Raises as `run`."""
-        from vkep.session.ort_value import OrtValue
+        from vkep.session.ort_interface.value import OrtValue
 
         return [OrtValue.of(result) for result in self.run(output_names, input_dict_ort_values, run_options)]
 
@@ -307,7 +307,7 @@ class InferenceSession(OrtSession, Uncopied):
 
     def report(self) -> Report:
         """Where each node runs and why, for the signature planned last."""
-        from vkep.session.reporting import report_of
+        from vkep.session.reports.reporting import report_of
 
         self._check_open()
         return report_of(self._parts)
@@ -322,7 +322,7 @@ class InferenceSession(OrtSession, Uncopied):
 
     def islands(self) -> list[IslandExecutor]:
         """The islands of the signature planned last (for profiling and explaining)."""
-        from vkep.session.introspection import flatten
+        from vkep.session.reports.introspection import flatten
 
         latest = self._parts.graph.latest
         return flatten(latest).islands if latest else []
@@ -330,7 +330,7 @@ class InferenceSession(OrtSession, Uncopied):
     @steady
     def profile(self, feeds: Mapping[str, Feed]) -> list[list[float]]:
         """Nanoseconds of each dispatch of each island in one run."""
-        from vkep.session.introspection import flatten
+        from vkep.session.reports.introspection import flatten
 
         values = self._parts.inputs_of(feeds)
         used = self._parts.graph_of(values).use(values)
@@ -343,7 +343,7 @@ class InferenceSession(OrtSession, Uncopied):
         """The GPU's nanoseconds in each region of one run of a mixed model, by delegate and nodes; for the regions that
         are submitted together; with the sync mode ``queue_wait_idle`` there are none. One thread at a time.
         """
-        from vkep.session.tracing import region_times
+        from vkep.session.reports.tracing import region_times
 
         values = self._parts.inputs_of(feeds)
         used = self._parts.graph_of(values).use(values)
@@ -358,7 +358,7 @@ class InferenceSession(OrtSession, Uncopied):
         With ``feeds`` the model is run ``runs`` times unchanged and ``runs`` times with a wait after each dispatch, all
         timed; without them nothing is run. ``against``: the page of another run, to compare with. Raises as `run`.
         """
-        from vkep.session.viewing import session_document
+        from vkep.session.reports.viewing import session_document
         from vkep.view.page import Page
 
         self._check_open()
@@ -367,7 +367,7 @@ class InferenceSession(OrtSession, Uncopied):
 
     def memory(self) -> MemoryReport:
         """The device arena (shared by all sessions on the context), and the weights on the device."""
-        from vkep.session.reporting import memory_of
+        from vkep.session.reports.reporting import memory_of
 
         self._check_open()
         return memory_of(self._parts)

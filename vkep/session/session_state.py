@@ -31,22 +31,22 @@ from vkep.graph import load_model
 from vkep.graph.initializers import with_initializers
 from vkep.graph.load import ModelSource
 from vkep.graph.model import Model, ValueInfo
-from vkep.session.executor import Targets, Watch, check_target, own_array, own_tensor
+from vkep.session.execution.executor import Targets, Watch, check_target, own_array, own_tensor
+from vkep.session.execution.sequences import spread
+from vkep.session.execution.vgf import session_policy, vgf_delegate
 from vkep.session.inputs import array_of, check_inputs, map_of, no_dict, wrong_names
 from vkep.session.options import SessionOptions, spirv_folder
-from vkep.session.ort_value import OrtValue
-from vkep.session.planned_graph import PlannedGraph, Use, allowed, overwritten
-from vkep.session.planner import Planner
-from vkep.session.profiling import SessionProfile
+from vkep.session.ort_interface.sparse import SparseTensor
+from vkep.session.ort_interface.value import OrtValue
+from vkep.session.planning.planned_graph import PlannedGraph, Use, allowed, overwritten
+from vkep.session.planning.planner import Planner
+from vkep.session.planning.saved import made_by
+from vkep.session.reports.profiling import SessionProfile
 from vkep.session.run_options import RunOptions, checked_run_options, running
-from vkep.session.saved import made_by
-from vkep.session.sequences import spread
-from vkep.session.sparse import SparseTensor
-from vkep.session.vgf_executor import session_policy, vgf_delegate
 from vkep.shaders.library import ShaderLibrary
 
 if TYPE_CHECKING:
-    from vkep.session.adapters import AdapterFormat
+    from vkep.session.ort_interface.adapters import AdapterFormat
 
 Array = np.ndarray[Any, Any]
 #: an input of a run: a tensor, as numpy takes it too; a list of them for a sequence, a dict for a map, None for an optional

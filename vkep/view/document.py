@@ -5,8 +5,8 @@ Keys (times in nanoseconds, sizes in bytes, nodes and dispatches by position in 
 - ``format`` (2), ``vkep``, ``made`` (ISO time), ``title``, ``device``, ``context``, ``notes``
 - ``nodes``: name, op, domain, module (`vkep.view.modules`), where, reason, declined, inputs, outputs, attributes
 - ``values``: name, dtype, shape, kind, and of weights ``stats`` (`vkep.view.weights`); ``model``: what the file says of itself
-- ``islands``: the numbers of `vkep.session.report.IslandReport`; ``dispatches``: those of `describe_plan`, with ``island``,
-  ``nodes``, and where they were measured ``samples`` (alone, one a run), their median ``ns``, and ``limit_ns``
+- ``islands``: the numbers of `vkep.session.reports.report.IslandReport`; ``dispatches``: those of `describe_plan`, with
+  ``island``, ``nodes``, and where they were measured ``samples`` (alone, one a run), their median ``ns``, and ``limit_ns``
 - ``regions``: what delegates other than Vulkan's run: ``kind``, ``nodes``, ``about`` (a text)
 - ``runs``: ``start``, ``end``, ``uncertainty``, ``host`` and ``gpu`` (lists of spans); ``opening``: spans before the runs
 - ``pace``: float32 operations a nanosecond of a fixed kernel beside each run: how fast the device was meanwhile

@@ -20,7 +20,7 @@ from tools.bench.sizes.networks import NETWORKS, Array
 from tools.half_precision.__main__ import relative_error
 from tools.ort_cpu import cpu_session
 from vkep.device.pipelines import PipelineStore
-from vkep.session.planner import Planner
+from vkep.session.planning.planner import Planner
 
 #: sizes that a session runs; the times and pipelines after the first of them count, whose plans are made
 SIZES, _FIRST = 10, 3

@@ -1,0 +1,1 @@
+"""ONNX Runtime's graphs: converted, claimed, compiled, and saved as EPContext nodes."""

@@ -1,0 +1,1 @@
+"""Device memory in ONNX Runtime: allocators, copies, streams, tensors, memory of other programs."""

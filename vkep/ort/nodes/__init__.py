@@ -1,0 +1,1 @@
+"""Nodes that ONNX Runtime runs: fused ones, and kernels of its registry."""

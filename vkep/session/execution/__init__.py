@@ -1,0 +1,1 @@
+"""A prepared program: its steps on the device, on the CPU and by other delegates."""

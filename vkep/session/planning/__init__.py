@@ -1,0 +1,1 @@
+"""Plans of a session's graphs: made, kept for the sizes that occur, saved, and measured."""

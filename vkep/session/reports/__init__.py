@@ -1,0 +1,1 @@
+"""What a session reports: where nodes run, times, memory, pages."""
