@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-import vkep.ops  # noqa: F401  # declares the operators
 from gpu_shared.capabilities import FEATURE_NAMES, DeviceCapabilities
 from tests.session.models import model
 from vkep import dtypes

@@ -9,7 +9,6 @@ import onnx
 import pytest
 from onnx import helper
 
-import vkep.ops  # noqa: F401  # declares the operators
 from tests.lowering.test_partition import caps  # noqa: F401  # a fixture
 from vkep.dtypes import DTYPES
 from vkep.graph.load import read_graph

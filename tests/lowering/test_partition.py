@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from onnx import TensorProto, helper
 
-import vkep.ops  # noqa: F401  # declares the operators
 from gpu_shared.capabilities import FEATURE_NAMES, DeviceCapabilities
 from tests.session.models import model
 from tools.fuzz.networks.graph import Network

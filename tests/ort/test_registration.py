@@ -252,3 +252,14 @@ def test_kernel_constraints_are_held_against_the_schema(registered: Any) -> None
         check_against_schema(ort, KernelEntry("Relu", 14, {"T": ("float32", "bool")}))
     assert not check_against_schema(ort, KernelEntry("Relu", 999, {"T": ("float32",)}))  # it knows no such version
     assert check_against_schema(ort, KernelEntry("NoSuchOperator", 1, {"U": ("bool",)}))  # nor this operator
+
+
+def test_a_registration_imports_neither_operators_nor_sessions(registered: Any) -> None:
+    code = (
+        "import sys, onnxruntime, vkep.ort; vkep.ort.register()\n"
+        "assert any(d.ep_name == vkep.ort.EP_NAME for d in onnxruntime.get_ep_devices())\n"
+        "print(*sorted(name for name in sys.modules if name.startswith(('vkep.ops', 'vkep.kernels', 'vkep.ort.ep',"
+        " 'vkep.placement.n', 'vkep.shaders'))))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

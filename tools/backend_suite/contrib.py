@@ -81,10 +81,8 @@ def read(folder: Path) -> dict[str, list[str]]:
 
 def declared() -> dict[str, str]:
     """The element types that vkep's kernels take, by operator."""
-    import vkep.ops
     from vkep.ops.registry import SIZED, declared
 
-    assert vkep.ops  # imported for its declarations
     found = {}
     for entry in declared():
         types = " ".join(next(iter(entry.types.values()), ()))

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import vkep.ops  # noqa: F401  # every kind of problem has its candidates
 from vkep.device.measure.kernel_timer import KernelTimer
 from vkep.device.measure.limits import measure_limits
 from vkep.dtypes import DTYPES
@@ -34,6 +33,9 @@ from vkep.kernels.matmul.problem import MatMulProblem
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.select import choose, emit
 from vkep.kernels.tuning import Choice, Trial
+from vkep.ops.registry import load_own
+
+load_own()  # every kind of problem has its candidates
 
 #: bytes of weights that are read in turn: beyond any cache; on a CPU driver less
 _ROTATED, _ROTATED_CPU = 256 << 20, 32 << 20

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-import vkep.ops  # noqa: F401  # every kind of problem has its candidates
 from vkep.device.measure.kernel_timer import KernelTimer, Operand
 from vkep.dtypes import DTYPES
 from vkep.ir.tensor import collapse
@@ -25,6 +24,9 @@ from vkep.kernels.reductions.norm import LayerNormProblem, SoftmaxProblem
 from vkep.kernels.reductions.reduce import ReduceProblem
 from vkep.kernels.select import emit
 from vkep.kernels.tokens.choose_token import ChooseTokenProblem
+from vkep.ops.registry import load_own
+
+load_own()  # every kind of problem has its candidates
 
 #: ResNet-50's convolutions: (channels, size, out channels, kernel, stride)
 RESNET50_CONVS = (

@@ -52,7 +52,6 @@ class Graph:
 def calls(recorded: bool = True) -> list[Call]:
     """The calls of all declared operators, in an order that is the same in each process. ``recorded``: also those of
     `tests/ops`."""
-    import vkep.ops  # noqa: F401  # declares the operators
     from vkep.ops import registry
 
     found: dict[bytes, Call] = {}

@@ -214,7 +214,7 @@ def cpu_engine(model: Path | bytes, base_dir: Path | None = None) -> tuple[Calla
     if importlib.util.find_spec("onnxruntime"):
         import onnxruntime
 
-        from vkep.session.execution.cpu import NOT_REPLACED
+        from vkep.session.ort_interface.options import NOT_REPLACED
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4

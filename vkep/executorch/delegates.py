@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-import vkep.ops  # noqa: F401  # declares the operators
 from vkep import dtypes
 from vkep.aten import Border, import_vk_graph
 from vkep.device.datagraph.runner import VgfRunner

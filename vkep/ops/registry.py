@@ -15,9 +15,11 @@ default or a type that the schema does not allow raises `OperatorDeclarationErro
 from __future__ import annotations
 
 import functools
-import importlib.metadata
-from collections.abc import Callable, Collection, Iterator, Mapping
+import importlib
+import pkgutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -80,7 +82,7 @@ class OperatorDef:
     @property
     def is_users(self) -> bool:
         """Whether it was declared outside vkep, in another domain."""
-        return self.function.__module__.partition(".")[0] != "vkep" and self.domain not in _TAKEN
+        return not _is_own(self.function) and self.domain not in _TAKEN
 
     def accepts_version(self, version: int) -> bool:
         """Whether a schema version is among the declared ones."""
@@ -88,6 +90,19 @@ class OperatorDef:
 
 
 _OPERATORS: dict[tuple[str, str], list[OperatorDef]] = {}
+
+
+def _is_own(function: Function) -> bool:
+    return function.__module__.partition(".")[0] == "vkep"
+
+
+@functools.cache
+def load_own() -> None:
+    """Import the modules of vkep's own operators, which declare them: a third of a second of Python's, which a session with a
+    saved plan does not need."""
+    package = Path(__file__).parent
+    for module in pkgutil.walk_packages([str(package)], f"{__package__}."):
+        importlib.import_module(module.name)
 
 
 def operator(
@@ -111,6 +126,8 @@ def operator(
     """
 
     def declare(function: Function) -> Function:
+        if not _is_own(function):
+            load_own()  # so that it is compared with vkep's
         checked = domain in ("", "ai.onnx.ml", "ai.onnx.preview.training") if schema is None else schema
         definition = _define(function, op_type, domain, since, until, types, checked, fixed or {})
         entries = _OPERATORS.setdefault((domain, op_type), [])
@@ -127,7 +144,7 @@ def operator(
 
 def versions(domain: str, op_type: str) -> str:
     """The declared versions of an operator in words; "" where none are."""
-    entries = sorted(_OPERATORS.get((domain, op_type), ()), key=lambda d: d.since)
+    entries = sorted(_entries(domain, op_type), key=lambda d: d.since)
     return ", ".join(
         f"{d.since} and later" if d.until is None else f"{d.since} to {d.until}" if d.until > d.since else f"{d.since}"
         for d in entries
@@ -139,6 +156,8 @@ def load_plugins() -> None:
     """Import the modules that installed packages name as entry points of the group `PLUGINS`; once in a process.
 
     Raises `OperatorDeclarationError` that names the entry point whose module raises."""
+    import importlib.metadata  # its imports take long
+
     for point in importlib.metadata.entry_points(group=PLUGINS):
         try:
             point.load()
@@ -154,17 +173,17 @@ def find(node: Node) -> OperatorDef | None:
     """The declaration for a node, or None. A model that does not import the node's domain gets the newest one. For an
     unknown operator of a domain that vkep does not define, `load_plugins` is called first; raises as it does."""
     version = node.since_version
-    entries = _OPERATORS.get((node.domain, node.op_type), ())
+    entries = _entries(node.domain, node.op_type)
     if not entries and node.domain not in _TAKEN:
         load_plugins()
-        entries = _OPERATORS.get((node.domain, node.op_type), ())
+        entries = _entries(node.domain, node.op_type)
     accepting = (d for d in entries if not version or d.accepts_version(version))
     return max(accepting, key=lambda d: d.since, default=None)
 
 
 def at_version(domain: str, op_type: str, version: int) -> OperatorDef:
     """The declaration of a version of an operator. Raises ``LookupError`` where there is none."""
-    for definition in _OPERATORS.get((domain, op_type), ()):
+    for definition in _entries(domain, op_type):
         if definition.accepts_version(version):
             return definition
     raise LookupError(f"no declaration of {domain}.{op_type} takes version {version}")
@@ -172,13 +191,24 @@ def at_version(domain: str, op_type: str, version: int) -> OperatorDef:
 
 def is_declared(domain: str, op_type: str) -> bool:
     """Whether any version of an operator is declared."""
-    return (domain, op_type) in _OPERATORS
+    return bool(_entries(domain, op_type))
+
+
+def _entries(domain: str, op_type: str) -> Sequence[OperatorDef]:
+    load_own()
+    return _OPERATORS.get((domain, op_type), ())
 
 
 def declared() -> Iterator[OperatorDef]:
     """Every declared operator, by domain and name."""
+    load_own()
     for key in sorted(_OPERATORS):
         yield from _OPERATORS[key]
+
+
+def users_operators() -> list[OperatorDef]:
+    """The operators that were declared outside vkep, by domain and name."""
+    return [definition for key in sorted(_OPERATORS) for definition in _OPERATORS[key] if definition.is_users]
 
 
 def _define(

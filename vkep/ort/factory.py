@@ -1,7 +1,12 @@
-"""OrtEpFactory and the library's two entry points."""
+"""OrtEpFactory and the library's two entry points.
+
+Registering the provider imports this module, and no more of vkep than that needs: what only sessions need is imported where they
+are made.
+"""
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,23 +17,20 @@ from gpu_shared.external import MEMORY_KINDS, can_import_memory, can_import_sema
 from vkep.ort.api import Ort
 from vkep.ort.boundary import NULL, CStruct, OrtError, behind, entry_point, ffi, live, releases, status, value
 from vkep.ort.devices import EpDevices, metadata_uuid
-from vkep.ort.ep import Ep
-from vkep.ort.graphs.context_data import Fit, fit
-from vkep.ort.graphs.context_nodes import ContextSettings
-from vkep.ort.graphs.custom_operators import CustomDomains
 from vkep.ort.graphs.overrides import check_known_answers
 from vkep.ort.memory import domain as memory
 from vkep.ort.memory.allocator import ALLOCATORS, DataTransfer, OpenContext
-from vkep.ort.memory.importer import Importer
 from vkep.ort.memory.interop import Interop, make_interop
 from vkep.ort.memory.streams import SyncStream
-from vkep.ort.names import EP_NAME
+from vkep.ort.names import EP_NAME, users_operators
 from vkep.ort.options import EpOptions, arena_options, assigns_elsewhere, session_options
 from vkep.session.contexts import resolve_context
 
 if TYPE_CHECKING:
     from gpu_shared.context import SharedGpuContext
     from vkep.arena.config import ArenaConfig
+    from vkep.ort.graphs.context_data import Fit
+    from vkep.ort.graphs.custom_operators import CustomDomains
 
 logger = logging.getLogger("vkep.ort")
 _NAME = ffi.new("char[]", EP_NAME.encode())
@@ -49,8 +51,15 @@ class Factory(CStruct, struct="OrtEpFactory"):
         super().__init__()
         self.ort = ort
         self.devices = EpDevices(ort, self.pointer)
-        self.custom = CustomDomains(ort, next(iter(self.devices.devices), DeviceCapabilities.generic(name="no device")))
         self._interop: dict[str, Interop] = {}  # by the device's UUID
+
+    @functools.cached_property
+    def custom(self) -> CustomDomains:
+        """The domains of the users' operators."""
+        from vkep.ort.graphs.custom_operators import CustomDomains
+
+        device = next(iter(self.devices.devices), DeviceCapabilities.generic(name="no device"))
+        return CustomDomains(self.ort, device)
 
     @value(NULL)
     def GetName(self) -> Any:
@@ -78,6 +87,9 @@ class Factory(CStruct, struct="OrtEpFactory"):
 
     @status
     def CreateEp(self, devices: Any, metadata: Any, count: int, options: Any, log: Any, out: Any) -> None:
+        from vkep.ort.ep import Ep
+        from vkep.ort.graphs.context_nodes import ContextSettings
+
         out[0] = NULL
         if not count:
             raise ValueError(f"{EP_NAME} was given no device")
@@ -100,6 +112,8 @@ class Factory(CStruct, struct="OrtEpFactory"):
 
     def _fit(self, text: str, hardware: Sequence[Any]) -> Fit:
         """Compare the compatibility text of data with the best of these devices."""
+        from vkep.ort.graphs.context_data import Fit, fit
+
         api, fits = self.ort.api, []
         for listed in hardware:
             uuid = metadata_uuid(self.ort, api.HardwareDevice_Metadata(listed))
@@ -110,6 +124,8 @@ class Factory(CStruct, struct="OrtEpFactory"):
 
     @status
     def SelectBestModelCandidate(self, device: Any, candidates: Any, count: int, options: Any, out: Any) -> None:
+        from vkep.ort.graphs.context_data import Fit
+
         texts = [self.ort.pairs(candidates[index]).get(COMPATIBILITY_KEY, "") for index in range(count)]
         usable = (Fit.OPTIMAL, Fit.RECOMPILE)
         found = {index: made for index, text in enumerate(texts) if (made := self._fit(text, [device])) in usable}
@@ -121,7 +137,7 @@ class Factory(CStruct, struct="OrtEpFactory"):
 
     @status
     def GetNumCustomOpDomains(self, out: Any) -> None:
-        out[0] = len(self.custom.all())
+        out[0] = len(self.custom.all()) if users_operators() else 0
 
     @status
     def GetCustomOpDomains(self, out: Any, room: int) -> None:
@@ -162,6 +178,8 @@ class Factory(CStruct, struct="OrtEpFactory"):
     @status
     def CreateExternalResourceImporterForDevice(self, ep_device: Any, out: Any) -> None:
         out[0] = NULL
+        from vkep.ort.memory.importer import Importer
+
         device = self._device_of(ep_device)
         domain = memory.acquire(*self._opener(device, EpOptions())())
         try:

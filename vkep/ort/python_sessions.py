@@ -18,13 +18,12 @@ from types import ModuleType
 from typing import Any
 
 from vkep.arena.config import ArenaConfig
-from vkep.ops import registry
 from vkep.ort import library
 from vkep.ort.memory.values import device_maker, dlpack_methods, replaced_names
-from vkep.ort.names import EP_NAME
+from vkep.ort.names import EP_NAME, users_operators
 from vkep.ort.options import SESSION_PREFIX, EpOptions, as_texts
-from vkep.session.execution.cpu import NOT_REPLACED
 from vkep.session.ort_interface.foreign_options import translated
+from vkep.session.ort_interface.options import NOT_REPLACED
 
 logger = logging.getLogger("vkep.ort")
 
@@ -165,7 +164,7 @@ def _device_renamed(options: dict[Any, Any]) -> dict[Any, Any]:
 def _knowing_operators(options: Any, onnxruntime: ModuleType) -> Any:
     """``options`` (None: new ones) with the users' operators added. They are added once: an operator that is declared
     later needs other options."""
-    if not any(definition.is_users for definition in registry.declared()):
+    if not users_operators():
         return options
     options = onnxruntime.SessionOptions() if options is None else options
     if _entry(options, _KNOWS_OPERATORS) is None:

@@ -26,7 +26,7 @@ from vkep.ops import registry
 from vkep.ort.api import Ort
 from vkep.ort.boundary import CStruct, OrtError, ffi, lib, status, value
 from vkep.ort.graphs.convert import read_attribute
-from vkep.ort.names import EP_NAME
+from vkep.ort.names import EP_NAME, users_operators
 from vkep.ort.nodes.kernels import ELEMENT_TYPES
 from vkep.placement.nodes import lower_node
 
@@ -213,8 +213,8 @@ class CustomDomains:
 
     def all(self) -> list[Any]:
         """OrtCustomOpDomain pointers, one for each domain."""
-        for definition in registry.declared():
-            if definition.is_users and definition not in self._given:
+        for definition in users_operators():
+            if definition not in self._given:
                 self._add(definition)
         return list(self._domains.values())
 

@@ -20,10 +20,9 @@ from vkep.ir.program import CpuStep, HostValue, ListValue
 from vkep.placement.elements import ELEMENTS
 from vkep.session.execution.sequences import gathered
 from vkep.session.inputs import Map
+from vkep.session.ort_interface.options import NOT_REPLACED
 
 logger = logging.getLogger("vkep.cpu")
-#: a session entry with which `vkep.ort.programs` leaves the session's providers unchanged
-NOT_REPLACED = "vkep.keep_providers"
 
 #: runs the group: inputs by name to outputs in order
 Evaluate = Callable[[Mapping[str, Any]], Sequence[Any]]

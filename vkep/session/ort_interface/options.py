@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 logger = logging.getLogger("vkep.session")
 
 VULKAN, CPU = "VulkanExecutionProvider", "CPUExecutionProvider"
+#: a session entry with which `vkep.ort.programs` leaves the session's providers unchanged
+NOT_REPLACED = "vkep.keep_providers"
 _PREFIX = "ep.vulkanexecutionprovider."
 #: keyword arguments of ``onnxruntime.InferenceSession`` about its own optimizer, configuration and repeated runs
 WITHOUT_EFFECT = ("enable_fallback", "disabled_optimizers", "read_config_from_model")

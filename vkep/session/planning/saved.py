@@ -26,6 +26,7 @@ from vkep.graph.model import Model, Node
 from vkep.graph.weights import ArrayWeight, ExternalWeight, Weight
 from vkep.ir.program import IslandStep, Over, Placement, Program, ValueSpec
 from vkep.kernels.tuning import Trial
+from vkep.ops.registry import find
 from vkep.placement.policy import Policy
 from vkep.plan import encoded
 from vkep.shaders.source import shader_digest
@@ -125,8 +126,6 @@ def made_by() -> list[str]:
 
 
 def _is_kept(program: Program, nodes: Sequence[Node]) -> bool:
-    from vkep.ops.registry import find  # loading a plan does not declare the operators, which takes time
-
     steps = program.steps
     if program.constants or program.numbers or program.lists:
         return False
