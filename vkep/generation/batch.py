@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import operator
 import threading
@@ -22,9 +23,11 @@ from vkep.generation.choosing import Chooser
 from vkep.generation.decoder import Decoder, Made
 from vkep.generation.encoder_decoder import EncoderDecoder, SourceRows
 from vkep.generation.pace import Pace
+from vkep.generation.rewrite import FIRST_FEATURE
 from vkep.generation.rows import BufferRows, GrownRows, Rows
 from vkep.generation.sampling import Chances, Sampling
 from vkep.generation.text import TextStream
+from vkep.generation.vision import Image, images_of
 from vkep.text import shown
 
 if TYPE_CHECKING:
@@ -65,6 +68,7 @@ class Answer:
     _chances: Chances = field(default_factory=Chances, repr=False)
     _stream: TextStream | None = field(default=None, repr=False)
     _bias: Bias | None = field(default=None, repr=False)
+    _images: Sequence[Image] = field(default=(), repr=False)  #: of its prompt: their features are kept as long
 
     @property
     def ended(self) -> bool:
@@ -177,6 +181,7 @@ class Batch(Uncopied):
         chances = Chances() if sampling.seed is None else Chances(sampling.seed)
         bias = Bias(sampling, grammar) if sampling.biased else None
         answer = Answer(tokens, sampling, _row=row, _chances=chances, _stream=self._stream(sampling), _bias=bias)
+        answer._images = images_of(prompt)
         self._wait_for_turn(answer)
         self._under_way.append(answer)
         return answer
@@ -209,7 +214,8 @@ class Batch(Uncopied):
         context, vocabulary = self._decoder.folder.context, self._decoder.vocabulary
         if context and len(tokens) >= context:
             raise InvalidInputError(f"the prompt has {len(tokens)} tokens; the model takes {context} with the answer")
-        wrong = [t for t in tokens if not 0 <= t < (vocabulary or 1 << 31)]
+        own = {t for image in images_of(prompt) for t in range(image.first, image.first + image.count)}
+        wrong = [t for t in tokens if not 0 <= t < (vocabulary or FIRST_FEATURE) and t not in own]
         if wrong:
             raise InvalidInputError(
                 f"token {shown(wrong[0])} of the prompt is not among the model's {vocabulary}; is the tokenizer another model's?"
@@ -303,7 +309,7 @@ class Batch(Uncopied):
                 same &= known[k : k + len(same)] == known[count + k]
             if same.any():
                 at = int(np.flatnonzero(same)[-1]) + size
-                return [int(token) for token in known[at : at + room]]
+                return [int(token) for token in itertools.takewhile(lambda t: t < FIRST_FEATURE, known[at : at + room])]
         return []
 
     def _test(self, answer: Answer, guess: list[int]) -> list[Event]:
@@ -386,7 +392,9 @@ class Batch(Uncopied):
         each = [a.sampling if a is not None else _GREEDY for a in answers]
         chances = [a._chances.at(len(a.tokens)) if a is not None and a.sampling.temperature else 0.0 for a in answers]
         seen = [
-            list(dict.fromkeys([*a.prompt, *a.tokens])) if a is not None and a.sampling.repetition_penalty != 1 else []
+            [t for t in dict.fromkeys([*a.prompt, *a.tokens]) if t < FIRST_FEATURE]
+            if a is not None and a.sampling.repetition_penalty != 1
+            else []
             for a in answers
         ]
         biases = [

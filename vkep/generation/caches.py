@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onnx import ValueInfoProto, helper
+from onnx import TensorProto, ValueInfoProto, helper
 
+from vkep import dtypes
 from vkep.device.tensor import DeviceTensor
 from vkep.dtypes import DTYPES
+from vkep.errors import UnsupportedModelError
+from vkep.graph.model import ValueInfo
 from vkep.session import InferenceSession
 
 #: a cache's capacity grows by doubling, starts with this many tokens and is a multiple of it
@@ -134,6 +137,15 @@ class Moves:
         if "_sessions" in vars(self):
             for session in self._sessions:
                 session.close()
+
+
+def element_of(value: ValueInfo, others: Collection[int] = ()) -> int:
+    """The ONNX type of a tensor of floats, or of one of ``others``. Raises `UnsupportedModelError`."""
+    allowed = (TensorProto.FLOAT, TensorProto.FLOAT16, *others)
+    if value.elem_type not in allowed:
+        names = ", ".join(dtypes.onnx_name(t) for t in allowed)
+        raise UnsupportedModelError(f"{value.name!r} is {dtypes.onnx_name(value.elem_type)}; expected one of {names}")
+    return value.elem_type
 
 
 def _copy_model(dtype: str, longer: bool) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,11 +11,12 @@ from onnx import TensorProto
 from vkep import dtypes
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidModelError, UnsupportedModelError
-from vkep.generation.caches import CacheSpec, RowCaches
+from vkep.generation.caches import CacheSpec, RowCaches, element_of
 from vkep.generation.folder import ModelFolder
-from vkep.generation.rewrite import CHOSEN, TOKENS, for_generation
+from vkep.generation.rewrite import CHOSEN, EMBEDS, FEATURES, IDS, TOKENS, for_generation, with_embeddings
+from vkep.generation.vision import Vision
 from vkep.graph.load import load_model
-from vkep.graph.model import Graph, ValueInfo
+from vkep.graph.model import Graph, Model, ValueInfo
 from vkep.session import InferenceSession, IOBinding, SessionOptions
 
 Array = np.ndarray[Any, Any]
@@ -58,6 +59,20 @@ class Decoder:
         """``keep``: of a run's last tokens so many have logits."""
         self.folder = folder
         model = load_model(folder.decoder, max_nodes=SessionOptions.max_nodes)
+        self.vision = Vision(folder.vision, options) if folder.vision is not None else None
+        try:
+            self._open(model, options, keep)
+        except BaseException:
+            self._close_vision()
+            raise
+
+    def _open(self, model: Model, options: Mapping[str, Any], keep: int) -> None:
+        if self.folder.embeddings is not None:
+            embeddings = load_model(self.folder.embeddings, max_nodes=SessionOptions.max_nodes)
+            width = next((v.shape[-1] for v in model.graph.inputs if v.name == EMBEDS and v.shape), None)
+            model = with_embeddings(model, embeddings, self.vision.element if self.vision is not None else 0)
+            if self.vision is not None:
+                self.vision.begin(width)
         self._read(model.graph)
         # a step is submitted before the host has read the tokens of the one before
         options = {"run_ahead": True, **options}
@@ -85,9 +100,10 @@ class Decoder:
         self.vocabulary = _size(outputs[self.logits].shape)
         self._kinds = {n: folder.inputs.get(n, n) for n in inputs if n not in pairs}
         unknown = [n for n, what in self._kinds.items() if what not in _FEEDS]
-        if unknown or "input_ids" not in self._kinds.values():
+        if unknown or IDS not in self._kinds.values():
+            known = sorted(_FEEDS.keys() - {FEATURES})
             raise UnsupportedModelError(
-                f"{folder.decoder} has inputs {unknown or list(self._kinds)}; generation knows {sorted(_FEEDS)} and caches"
+                f"{folder.decoder} has inputs {unknown or list(self._kinds)}; generation knows {known} and caches"
             )
         readers = {(n.op_type, r) for n in graph.nodes for r in n.reads if r in pairs}
         #: whether several sequences run at once, each in a row of the caches
@@ -143,7 +159,9 @@ class Decoder:
             binding = self._binding(rows, past, present, place)
             self._bound[rows, place] = past, binding
         for name, what in self._kinds.items():
-            value = ids if what == "input_ids" else _FEEDS[what](np.array(lengths, np.int64), ids.shape[1], window)
+            value = ids if what == IDS else _FEEDS[what](np.array(lengths, np.int64), ids.shape[1], window)
+            if what == FEATURES and self.vision is not None:
+                value = self.vision.features
             if isinstance(value, DeviceTensor):
                 binding.bind_input(name, value)
             else:
@@ -179,6 +197,10 @@ class Decoder:
             binding.bind_output(name, target)
         return binding
 
+    def _close_vision(self) -> None:
+        if self.vision is not None:
+            self.vision.close()
+
     def _kept(self, name: str, shape: tuple[int, ...], dtype: str, *, host_visible: bool = False) -> DeviceTensor:
         """The memory of a result: the same in each run with as many rows."""
         key = (name, shape[0])
@@ -186,13 +208,18 @@ class Decoder:
             self._results[key] = self.session.empty_device_tensor(shape, dtype, host_visible=host_visible)
         return self._results[key]
 
+    def ids(self, tokens: Sequence[int]) -> Array:
+        """``input_ids`` [1, count] of tokens of a prompt, which may be features of images."""
+        return np.array([tokens if self.vision is None else self.vision.places(tokens)], np.int64)
+
     @property
     def sessions(self) -> list[InferenceSession]:
         """The sessions of the model."""
-        return [self.session]
+        return [self.session] if self.vision is None else [self.vision.session, self.session]
 
     def close(self) -> None:
-        """Close the session."""
+        """Close the sessions."""
+        self._close_vision()
         self._bound.clear()
         for tensor in self._results.values():
             tensor.close()
@@ -206,7 +233,8 @@ def _mask(lengths: Array, count: int, window: int) -> Array:
 #: computes a model's inputs other than tokens and caches, from the rows' lengths, the number of new tokens and the
 #: mask's length
 _FEEDS: dict[str, Any] = {
-    "input_ids": None,
+    IDS: None,
+    FEATURES: lambda lengths, count, window: None,
     "attention_mask": _mask,
     "position_ids": lambda lengths, count, window: lengths[:, None] + np.arange(count),
     "num_logits_to_keep": lambda lengths, count, window: np.array(1, np.int64),
@@ -220,15 +248,6 @@ def _present(past: str, outputs: Mapping[str, Any]) -> str:
         if past.startswith(old) and (name := new + past[len(old) :]) in outputs:
             return name
     return ""
-
-
-def element_of(value: ValueInfo, others: Collection[int] = ()) -> int:
-    """The ONNX type of a tensor of floats, or of one of ``others``. Raises `UnsupportedModelError`."""
-    allowed = (TensorProto.FLOAT, TensorProto.FLOAT16, *others)
-    if value.elem_type not in allowed:
-        names = ", ".join(dtypes.onnx_name(t) for t in allowed)
-        raise UnsupportedModelError(f"{value.name!r} is {dtypes.onnx_name(value.elem_type)}; expected one of {names}")
-    return value.elem_type
 
 
 def _size(shape: Sequence[Any] | None) -> int:

@@ -13,8 +13,8 @@ from vkep import dtypes
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelError
 from vkep.generation.audio import log_mel
-from vkep.generation.caches import ROOM, Moves
-from vkep.generation.decoder import Made, element_of
+from vkep.generation.caches import ROOM, Moves, element_of
+from vkep.generation.decoder import Made
 from vkep.generation.folder import FIRST, LATER, MERGED, ModelFolder
 from vkep.generation.rewrite import for_generation
 from vkep.generation.rows import Rows

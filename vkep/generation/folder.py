@@ -26,6 +26,8 @@ ENCODER, FIRST, LATER, MERGED = (
     "decoder_with_past_model.onnx",
     "decoder_model_merged.onnx",
 )
+#: files of transformers.js for a decoder that reads embeddings in place of tokens: what makes these of tokens, and of images
+EMBEDDINGS, VISION = "embed_tokens.onnx", "vision_encoder.onnx"
 #: files of a decoder; first those that serve both prompts and single tokens
 DECODERS = ("model.onnx", MERGED, LATER)
 #: names of a sequence's maximum length in configurations of various models
@@ -40,8 +42,25 @@ _CONTEXT = (
 )
 #: what Whisper's answers begin with: English, transcribed, without times
 _START = ("<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>")
+#: names of the token that stands for an image in a prompt
+_IMAGE_TOKENS = ("image_token_id", "image_token_index")
+#: kinds of models whose images are cut into tiles, and those whose tokens of images have positions in three dimensions
+_TILED, _UNKNOWN_POSITIONS = ("idefics3", "smolvlm"), ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 #: the placeholders in the name patterns of genai_config.json
 _PAST = {f"past_{part}_names": f"present_{part}_names" for part in ("key", "value")}
+
+
+@dataclass(frozen=True)
+class VisionFolder:
+    """The encoder of images. In a prompt the token ``mark`` stands for an image: it becomes the text ``before``, the image's
+    features, and the text ``after``."""
+
+    root: Path  #: the model's folder, whose files say how images are read
+    path: Path
+    mark: int
+    before: str = ""
+    after: str = ""
+    tiled: bool = False  #: whether an image is cut into tiles, whose rows and columns the prompt names (Idefics 3)
 
 
 @dataclass(frozen=True)
@@ -65,6 +84,8 @@ class ModelFolder:
     never_first: tuple[int, ...] = ()  #: tokens that are never the first of an answer
     audio: str = "input_features"  #: the encoder's input of features, where it reads audio
     cross: Mapping[str, str] = field(default_factory=dict)  #: encoder's outputs that are the decoder's inputs, by name
+    embeddings: Path | None = None  #: of a decoder that reads embeddings: what makes them of tokens
+    vision: VisionFolder | None = None
 
 
 def read_folder(path: str | Path) -> ModelFolder:
@@ -191,7 +212,34 @@ def _genai(folder: Path, config: Record) -> ModelFolder:
         decoder.number("num_key_value_heads", 0),
         decoder.number("head_size", 0),
     )
+    if "embedding" in model.values:
+        embeddings = _file(folder, model.record("embedding").text("filename"), GENAI)
+        found = replace(found, embeddings=embeddings, vision=_genai_vision(found, model))
     return _genai_encoder(found, model) if "encoder" in model.values else found
+
+
+def _genai_vision(found: ModelFolder, model: Record) -> VisionFolder | None:
+    vision = model.record("vision", needed=False)
+    if not vision.values:
+        return None
+    path = _file(found.path, vision.text("filename"), GENAI)
+    config = Record.read(found.path, CONFIG, needed=False)
+    return _vision(path, found.kind, Record({**config.values, **model.values}, model.where), found.path)
+
+
+def _vision(path: Path, kind: str, config: Record, folder: Path) -> VisionFolder | None:
+    """The encoder of images of a model; None where its kind is unknown, or no file says which token stands for an image."""
+    if kind in _UNKNOWN_POSITIONS:
+        return None
+    mark = next((t for name in _IMAGE_TOKENS for t in config.tokens(name)), None)
+    if kind.startswith("gemma3"):
+        tokenizer = Record.read(folder, "tokenizer_config.json", needed=False)
+        begin = next(iter(config.tokens("boi_token_index")), None)
+        texts = [
+            tokenizer.text(*names) for names in (("boi_token", "<start_of_image>"), ("eoi_token", "<end_of_image>"))
+        ]
+        return VisionFolder(folder, path, begin, f"\n\n{texts[0]}", f"{texts[1]}\n\n") if begin is not None else None
+    return VisionFolder(folder, path, mark, tiled=kind in _TILED) if mark is not None else None
 
 
 def _genai_encoder(found: ModelFolder, model: Record) -> ModelFolder:
@@ -257,9 +305,22 @@ def _optimum(folder: Path, config: Record) -> ModelFolder:
         never_first=generation.tokens("begin_suppress_tokens"),
     )
     if not reads:
-        return found
+        return _with_embeddings(found, config)
     encoder = _file(folder, f"{path.rpartition('/')[0] or '.'}/{ENCODER}", CONFIG)
     return replace(found, encoder=encoder, start_tokens=_start_tokens(config, generation))
+
+
+def _with_embeddings(found: ModelFolder, config: Record) -> ModelFolder:
+    """Add the models beside a decoder that reads embeddings, in the form of transformers.js."""
+    beside = found.decoder.parent
+    if not (beside / EMBEDDINGS).is_file():
+        return found
+    found = replace(found, embeddings=file_inside(beside, EMBEDDINGS, InvalidModelError))
+    if not (beside / VISION).is_file():
+        return found
+    return replace(
+        found, vision=_vision(file_inside(beside, VISION, InvalidModelError), found.kind, config, found.path)
+    )
 
 
 def _start_tokens(config: Record, generation: Record) -> tuple[int, ...]:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from vkep.generation.decoder import Decoder
     from vkep.generation.encoder_decoder import EncoderDecoder
     from vkep.generation.grammar import Grammar, Grammars
+    from vkep.generation.images import ImageLike
     from vkep.generation.text import Text, TextStream
     from vkep.session.options import SessionKeywords, SessionOptions
     from vkep.view.page import Page
@@ -116,6 +117,30 @@ class Generator(Uncopied):
 
         return Grammars(self._decoder.folder, self._decoder.vocabulary)
 
+    def tokens(self, prompt: Prompt, images: Sequence[ImageLike] = ()) -> Sequence[int]:
+        """The tokens of a text, or of token ids, with the features of ``images`` where the prompt has the model's token for an
+        image, else before the prompt. They serve as a prompt as long as they live.
+
+        Raises `InvalidInputError` where the model reads no images, for what is no image, and for another number of images
+        than the prompt has tokens for.
+        """
+        found = self._encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        if not len(images):
+            return found
+        vision = getattr(self._decoder, "vision", None)
+        if vision is None:
+            raise InvalidInputError(
+                f"the model of {self._decoder.folder.path} reads no images, or none in a form that is known"
+            )
+        return vision.prompt(found, images, lambda text: self.text.encode(text, special=False))
+
+    def chat_tokens(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> Sequence[int]:
+        """As `Text.chat`, with the images of the messages' parts: see `vkep.generation.vision.without_images`."""
+        from vkep.generation.vision import without_images
+
+        texts, images = without_images(messages)
+        return self.tokens(self.text.chat(texts, **more), images)
+
     def _begin(self, grammar: str) -> Grammar:
         return self.grammars.begin(grammar)
 
@@ -133,18 +158,28 @@ class Generator(Uncopied):
 
     @overload
     def generate(
-        self, prompts: str | np.ndarray[Any, Any], *, start: Sequence[int] = (), **settings: Any
+        self,
+        prompts: str | np.ndarray[Any, Any],
+        *,
+        images: Sequence[ImageLike] = (),
+        start: Sequence[int] = (),
+        **settings: Any,
     ) -> Answer: ...
     @overload
-    def generate(self, prompts: Sequence[int], *, start: Sequence[int] = (), **settings: Any) -> Answer: ...
+    def generate(
+        self, prompts: Sequence[int], *, images: Sequence[ImageLike] = (), start: Sequence[int] = (), **settings: Any
+    ) -> Answer: ...
     @overload
     def generate(self, prompts: Sequence[Prompt], *, start: Sequence[int] = (), **settings: Any) -> list[Answer]: ...
-    def generate(self, prompts: Any, *, start: Sequence[int] = (), **settings: Any) -> Answer | list[Answer]:
+    def generate(
+        self, prompts: Any, *, images: Sequence[ImageLike] = (), start: Sequence[int] = (), **settings: Any
+    ) -> Answer | list[Answer]:
         """The answer to a prompt, or a list of answers to several.
 
         Args:
             prompts: a text, token ids (a sequence or a 1-D array of integers), or for a model of speech audio, as an array
                 that `EncoderDecoder.source` takes; or a list of these.
+            images: of a prompt of text or token ids, as in `tokens`.
             start: as in `Batch.add`.
             settings: fields of `Sampling` that replace the folder's.
 
@@ -153,6 +188,8 @@ class Generator(Uncopied):
         import numpy as np
 
         one = isinstance(prompts, (str, np.ndarray)) or not len(prompts) or isinstance(prompts[0], (int, np.integer))
+        if len(images):
+            prompts, one = self.tokens(prompts, images), True
         made = self._generate([prompts] if one else prompts, self.sampling(**settings), start)
         return made[0] if one else made
 
@@ -182,9 +219,13 @@ class Generator(Uncopied):
                 raise answer.error
         return answers
 
-    def stream(self, prompt: Prompt, *, start: Sequence[int] = (), **settings: Any) -> Iterator[str]:
+    def stream(
+        self, prompt: Prompt, *, images: Sequence[ImageLike] = (), start: Sequence[int] = (), **settings: Any
+    ) -> Iterator[str]:
         """Yield the answer's text as it is generated; nothing for a model without tokenizer. Leaving the loop, or dropping the
-        iterator, ends the answer."""
+        iterator, ends the answer. ``images`` as in `tokens`."""
+        if len(images):
+            prompt = self.tokens(prompt, images)
         return self._pieces(self._batch.read(prompt, self.sampling(**settings), start=start))
 
     def _pieces(self, reader: Reader) -> Iterator[str]:
@@ -201,12 +242,13 @@ class Generator(Uncopied):
             self._batch.leave(reader)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **settings: Any) -> Answer:
-        """The answer to a conversation, ``[{"role": "user", "content": "..."}, ...]``, by the folder's chat template."""
-        return self.generate(self.text.chat(messages), **settings)
+        """The answer to a conversation, ``[{"role": "user", "content": "..."}, ...]``, by the folder's chat template. A content may
+        be parts, ``[{"type": "text", "text": "..."}, {"type": "image", "image": "photo.jpg"}]``."""
+        return self.generate(self.chat_tokens(messages), **settings)
 
     def stream_chat(self, messages: Sequence[Mapping[str, Any]], **settings: Any) -> Iterator[str]:
         """Yield the text of `chat` as it is generated."""
-        return self.stream(self.text.chat(messages), **settings)
+        return self.stream(self.chat_tokens(messages), **settings)
 
     def search(
         self,

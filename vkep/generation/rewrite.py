@@ -10,16 +10,23 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from vkep.errors import UnsupportedModelError
 from vkep.generation.choices import Choice, chooser
 from vkep.generation.sampling import Sampling
 from vkep.graph.load import load_model
-from vkep.graph.model import Graph, Model, Node
+from vkep.graph.model import Graph, Model, Node, ValueInfo
 
 #: operators that may be between the product and the logits: elementwise, with constants of the model
 _ELEMENTWISE = {"Add", "Cast", "Div", "Identity", "Mul", "Sub", "Tanh"}
 _PRODUCTS = {"MatMul", "MatMulNBits"}
 _PREFIX = "vkep.generation."
 _LAST = f"{_PREFIX}last"
+#: names of a decoder's inputs
+IDS, EMBEDS, FEATURES = "input_ids", "inputs_embeds", f"{_PREFIX}features"
+#: the token that is the first feature of an image: no vocabulary has as many
+FIRST_FEATURE = 1 << 30
+#: operators that put features into embeddings: which inputs these may be
+_JOINED_AT = {"ScatterND": (0,), "ScatterElements": (0,), "Where": (1, 2)}
 TOKENS, CHOSEN = f"{_PREFIX}tokens", f"{_PREFIX}chosen"
 
 
@@ -56,18 +63,120 @@ def for_generation(model: Model, logits: str, choose: bool = False, keep: int = 
     )
 
 
-def spliced(more: onnx.ModelProto, names: Mapping[str, str]) -> Graph:
-    """A small model's graph prepared for insertion into another: its inputs get other ``names``, all else a prefix."""
-    graph = load_model(more).graph
+def with_embeddings(decoder: Model, embeddings: Model, images: int = 0) -> Model:
+    """Return a decoder that reads embeddings changed to read tokens: what computes `EMBEDS` of ``input_ids`` becomes a
+    part of it. ``images``: the ONNX type of features of images, for a further input `FEATURES` of them [count, width]; the token
+    `FIRST_FEATURE` + k is feature k. 0: the model reads no images.
+
+    Raises `UnsupportedModelError` for models of other forms.
+    """
+    embeds = next((v for v in decoder.graph.inputs if v.name == EMBEDS), None)
+    if embeds is None or not embeds.shape or len(embeds.shape) != 3:
+        raise UnsupportedModelError(f"{decoder.source} has no input {EMBEDS} [batch, length, width]")
+    source = _texts(embeddings)
+    [made] = source.outputs
+    apart = {name: _PREFIX + name for name in ("texts", "slots", "is_image", "embeds")} if images else {}
+    own = {IDS: apart.get("texts", IDS), made.name: apart.get("embeds", EMBEDS)}
+    parts = [spliced(source, own, f"{_PREFIX}embeddings.")]
+    inputs = [ValueInfo(IDS, TensorProto.INT64, embeds.shape[:2])]
+    if images:
+        around = {**apart, IDS: IDS, EMBEDS: EMBEDS, "features": FEATURES}
+        small = _split_images(), _joined_images(images, embeds.elem_type)
+        split, joined = (spliced(part, around, f"{_PREFIX}images.") for part in small)
+        parts = [split, *parts, joined]
+        inputs.append(ValueInfo(FEATURES, images, (FEATURES, embeds.shape[2])))
+    nodes = [node for part in parts for node in part.nodes]
+    weights = {name: weight for part in parts for name, weight in part.weights.items()}
+    graph = decoder.graph
+    numbered = tuple(replace(node, index=index) for index, node in enumerate((*nodes, *graph.nodes)))
+    identities = decoder.file_identity, embeddings.file_identity
+    return replace(
+        decoder,
+        graph=replace(
+            graph,
+            nodes=numbered,
+            inputs=(*inputs, *(v for v in graph.inputs if v.name != EMBEDS)),
+            weights={**graph.weights, **weights},
+        ),
+        file_identity=f"{identities[0]} embeddings {identities[1]} {images}" if all(identities) else "",
+    )
+
+
+def _texts(embeddings: Model) -> Graph:
+    """The part of a model of embeddings that reads ``input_ids`` alone: without the nodes by which onnxruntime-genai's puts
+    features of images into them."""
+    graph = embeddings.graph
+    makers = {output: node for node in graph.nodes for output in node.outputs}
+    others = {v.name for v in graph.inputs} - {IDS}
+    for node in graph.nodes:
+        if others & set(node.reads):
+            others |= set(node.outputs)
+    result = next((o for o in graph.outputs if o.name == EMBEDS), graph.outputs[0])
+    name, without = result.name, dict[str, str]()  # the results of these nodes by what they replace
+    while name in others and name in makers:
+        node = makers[name]
+        into = [n for place in _JOINED_AT.get(node.op_type, ()) if (n := node.inputs[place]) not in others]
+        without |= {name: n for n in into[:1]}
+        name = into[0] if into else node.inputs[0]
+    used, nodes = {without.get(result.name, result.name)}, list[Node]()
+    for node in reversed(graph.nodes):
+        if used & set(node.outputs):
+            nodes.append(replace(node, inputs=tuple(without.get(n, n) for n in node.inputs)))
+            used |= set(nodes[-1].reads)
+    if IDS not in used or used & others - set(without) or any(node.bodies for node in nodes):
+        raise UnsupportedModelError(
+            f"{embeddings.source} computes {result.name} of its inputs {[v.name for v in graph.inputs]} in a way that "
+            f"generation does not know; expected a table read by {IDS}, and features of images put into its result"
+        )
+    outputs = (replace(result, name=without.get(result.name, result.name)),)
+    weights = {n: w for n, w in graph.weights.items() if n in used}
+    return Graph(graph.name, tuple(nodes[::-1]), (), outputs, weights)
+
+
+def _split_images() -> onnx.ModelProto:
+    """Tokens that are texts, and the places of features of those that are images."""
+    return onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["" : 18]>
+        split (int64[b, n] {IDS}) => (int64[b, n] texts, int64[b, n] slots, bool[b, n] is_image)
+        <int64 first = {{{FIRST_FEATURE}}}, int64 zero = {{0}}>
+        {{
+            is_image = GreaterOrEqual({IDS}, first)
+            texts = Where(is_image, zero, {IDS})
+            place = Sub({IDS}, first)
+            slots = Where(is_image, place, zero)
+        }}
+    """)
+
+
+def _joined_images(features: int, embeds: int) -> onnx.ModelProto:
+    """Embeddings, and features of images in the places of their tokens."""
+    kinds = [TensorProto.DataType.Name(kind).lower() for kind in (features, embeds)]
+    return onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["" : 18]>
+        join ({kinds[0]}[count, width] features, {kinds[1]}[b, n, width] embeds, int64[b, n] slots, bool[b, n] is_image)
+            => ({kinds[1]}[b, n, width] {EMBEDS})
+        <int64[1] last = {{-1}}>
+        {{
+            read = Gather(features, slots)
+            same = Cast <to = {embeds}> (read)
+            wide = Unsqueeze(is_image, last)
+            {EMBEDS} = Where(wide, same, embeds)
+        }}
+    """)
+
+
+def spliced(more: onnx.ModelProto | Graph, names: Mapping[str, str], prefix: str = _PREFIX) -> Graph:
+    """A small model's graph prepared for insertion into another: some values get other ``names``, all else a prefix."""
+    graph = more if isinstance(more, Graph) else load_model(more).graph
 
     def named(values: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(names.get(v, _PREFIX + v) if v else "" for v in values)
+        return tuple(names.get(v, prefix + v) if v else "" for v in values)
 
     nodes = tuple(
-        replace(n, name=_PREFIX + n.name, inputs=named(n.inputs), outputs=named(n.outputs)) for n in graph.nodes
+        replace(n, name=prefix + n.name, inputs=named(n.inputs), outputs=named(n.outputs)) for n in graph.nodes
     )
-    outputs = tuple(replace(o, name=_PREFIX + o.name) for o in graph.outputs)
-    weights = {_PREFIX + n: w for n, w in graph.weights.items()}
+    outputs = tuple(replace(o, name=prefix + o.name) for o in graph.outputs)
+    weights = {prefix + n: w for n, w in graph.weights.items()}
     return Graph(graph.name, nodes, (), outputs, weights)
 
 

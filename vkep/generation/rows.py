@@ -138,7 +138,7 @@ class BufferRows(Rows):
     def feed(self, row: int, tokens: Sequence[int]) -> Made:
         held = self.held[row]
         self.reserve(row, len(held) + len(tokens))
-        made = self._decoder.on_rows(np.array([tokens], np.int64), [len(held)], self._caches, row)
+        made = self._decoder.on_rows(self._decoder.ids(tokens), [len(held)], self._caches, row)
         self.held[row] = [*held, *tokens]
         return made
 
@@ -179,7 +179,7 @@ class GrownRows(BufferRows):
         super().reserve(row, tokens + 1)  # a cache that fills its memory is dense: plans for other strides do not apply
 
     def feed(self, row: int, tokens: Sequence[int]) -> Made:
-        return self._feed(row, np.array([tokens], np.int64), tokens)
+        return self._feed(row, self._decoder.ids(tokens), tokens)
 
     def _feed(self, row: int, ids: np.ndarray[Any, Any] | DeviceTensor, tokens: Sequence[int]) -> Made:
         held = self.held[row]

@@ -10,6 +10,7 @@ operators.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -176,19 +177,36 @@ def packed(weight: Array) -> tuple[Array, Array]:
     return codes[..., ::2] | codes[..., 1::2] << 4, scales.reshape(-1)
 
 
-def language_model(language: Language, precision: str = "fp32") -> onnx.ModelProto:
-    """The model of an architecture."""
-    w = _Writer(language.kind, language, precision)
+def _embeddings(w: _Writer) -> str:
+    """The embeddings of the input ``input_ids``."""
+    language = w.language
     ids = w.input("input_ids", ["batch", "length"], TensorProto.INT64)
-    mask = w.input("attention_mask", ["batch", "total"], TensorProto.INT64)
     drawn = min(language.vocabulary, max(1, DRAWN // language.hidden))
     table = w.weight("embeddings.weight", (drawn, language.hidden), 1.0)
     table = np.resize(table, (language.vocabulary, language.hidden))
     x = w.add("Gather", w.constant("embeddings.weight", table), ids)
     if language.embedding_scale != 1:
         x = w.add("Mul", x, w.constant("embedding_scale", language.embedding_scale))
+    return x
+
+
+def embeddings_model(language: Language, precision: str = "fp32") -> onnx.ModelProto:
+    """The embeddings of a `language_model` that reads them."""
+    w = _Writer("embeddings", language, precision)
+    w.output(_embeddings(w), "inputs_embeds", ["batch", "length", language.hidden])
+    return w.finished()
+
+
+def language_model(language: Language, precision: str = "fp32", *, reads_embeddings: bool = False) -> onnx.ModelProto:
+    """The model of an architecture; it reads tokens, or the embeddings of `embeddings_model`."""
+    w = _Writer(language.kind, language, precision)
+    if reads_embeddings:
+        x = w.input("inputs_embeds", ["batch", "length", language.hidden])
+    else:
+        x = _embeddings(w)
+    mask = w.input("attention_mask", ["batch", "total"], TensorProto.INT64)
     attention = _torch_attention if language.kind in {ARCHITECTURES[n].kind for n in OPTIMUM} else _grouped_attention
-    shared = _positions(w, ids, mask) if attention is _torch_attention else _lengths(w, mask)
+    shared = _positions(w, x, mask) if attention is _torch_attention else _lengths(w, mask)
     normed = w.norm(x, "layers.0.norm", language.hidden)
     for layer in range(language.layers):
         y = attention(w, normed, layer, shared)
@@ -281,12 +299,12 @@ def _grouped_attention(w: _Writer, x: str, layer: int, shared: list[str]) -> str
     return w.product(y, f"{name}.out", rows, lang.hidden, lang.biased)
 
 
-def _positions(w: _Writer, ids: str, mask: str) -> list[str]:
+def _positions(w: _Writer, x: str, mask: str) -> list[str]:
     """Angles of the new tokens [batch, 1, length, size / 2] and the mask's addend to scores [batch, 1, length,
     total]."""
     lang = w.language
     place = w.add("Sub", w.add("CumSum", mask, w.constant("axis_1", np.asarray(1))), w.constant("one", [1]))
-    length = w.add("Shape", ids, start=1, end=2)
+    length = w.add("Shape", x, start=1, end=2)
     first = w.add("Neg", length)
     place = w.add("Slice", place, first, w.constant("to_the_end", [2**31 - 1]), w.constant("axis_1_list", [1]))
     place = w.add("Max", place, w.constant("zero", [0]))
@@ -382,12 +400,13 @@ def optimum_config(language: Language) -> dict[str, Any]:
     }
 
 
-def tokenizer() -> dict[str, Any]:
-    """A tokenizer of bytes, as ``tokenizer.json`` has it: the ids are the bytes, then the special tokens."""
+def tokenizer(more: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """A tokenizer of bytes, as ``tokenizer.json`` has it: the ids are the bytes, then the special tokens, of which there may be
+    ``more``."""
     shown = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or b >= 174]
     others = iter(range(256, 512))
     letters = [chr(b) if b in shown else chr(next(others)) for b in range(256)]  # GPT-2's alphabet of bytes
-    special = {"<pad>": PAD, "<s>": BEGIN, "</s>": END}
+    special = {"<pad>": PAD, "<s>": BEGIN, "</s>": END, **(more or {})}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {
         "version": "1.0",
@@ -423,9 +442,10 @@ def write_language(folder: Path, name: str = "llama", precision: str = "fp32", *
     return language
 
 
-def write_tokenizer(folder: Path, **settings: Any) -> None:
-    """Write the files of the tokenizer of bytes, with a chat template; ``settings`` go into tokenizer_config.json."""
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer()), encoding="utf-8")
+def write_tokenizer(folder: Path, more: Mapping[str, int] | None = None, **settings: Any) -> None:
+    """Write the files of the tokenizer of bytes, with ``more`` special tokens and a chat template; ``settings`` go into
+    tokenizer_config.json."""
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer(more)), encoding="utf-8")
     beside = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<s>",

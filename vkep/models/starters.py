@@ -18,6 +18,7 @@ from vkep.models.detector import detector
 from vkep.models.language import PAD, write_language, write_tokenizer
 from vkep.models.sources import write_sources
 from vkep.models.streams import recognizer, voice_activity
+from vkep.models.vision_language import write_vision_language
 
 PROGRAM = Path(__file__).with_name("program.pte")
 IMAGE, CLASSES = 32, 10
@@ -139,6 +140,10 @@ def _write_decoder(folder: Path) -> None:
     write_language(folder)
 
 
+def _write_images(folder: Path) -> None:
+    write_vision_language(folder)
+
+
 def _write_program(path: Path) -> None:
     path.write_bytes(PROGRAM.read_bytes())
 
@@ -164,6 +169,9 @@ STARTERS: Mapping[str, Starter] = {
         "a folder with a language model and a tokenizer of bytes, as onnxruntime-genai's builder writes it",
         "decoder",
         _write_decoder,
+    ),
+    "images": Starter(
+        "a folder with a language model that reads images, in the form of transformers.js", "images", _write_images
     ),
     "sentences": Starter(
         "a folder of an encoder of sentences: BERT and its tokenizer of bytes", "sentences", _write_sentences

@@ -60,6 +60,19 @@ class _Part(_Strict):
     text: str
 
 
+class _ImageUrl(_Strict):
+    url: str
+    detail: str | None = None
+
+
+class _ImagePart(_Strict):
+    type: Literal["image_url"]
+    image_url: _ImageUrl
+
+
+_AnyPart = Annotated[_Part | _ImagePart, Field(discriminator="type")]
+
+
 class _Called(_Strict):
     name: str = Field(max_length=_LONGEST_NAME)
     arguments: str
@@ -73,7 +86,7 @@ class _Call(_Strict, extra="ignore"):
 
 class _Message(_Strict, extra="allow"):
     role: str = Field(max_length=_LONGEST_NAME)
-    content: str | Annotated[list[_Part], Field(max_length=_MOST_PARTS, fail_fast=True)] | None = None
+    content: str | Annotated[list[_AnyPart], Field(max_length=_MOST_PARTS, fail_fast=True)] | None = None
     tool_calls: Annotated[list[_Call], Field(max_length=_MOST_TOOLS, fail_fast=True)] | None = None
 
 
@@ -328,7 +341,9 @@ def _message(message: _Message) -> Mapping[str, Any]:
     """A message as templates read it: one text, and the arguments of calls as objects."""
     parts = message.content
     found = message.model_dump(exclude_none=True)
-    found["content"] = parts if isinstance(parts, str) else "".join(part.text for part in parts or ())
+    texts = [part for part in parts or () if isinstance(part, _Part)]
+    if not isinstance(parts, list) or len(texts) == len(parts):  # with images the parts stay apart
+        found["content"] = parts if isinstance(parts, str) else "".join(part.text for part in texts)
     if message.tool_calls is None and parts is None:
         raise ProtocolError(400, f"a message of role {shown(message.role)} has no content", "messages")
     for call in found.get("tool_calls", ()):

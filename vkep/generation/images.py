@@ -1,0 +1,280 @@
+"""Images as vision encoders take them: resized, cut, scaled and normalized as the model's folder says."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelError
+from vkep.generation.folder import Record
+from vkep.generation.templates import MissingPackageError
+from vkep.text import shown
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
+Array = np.ndarray[Any, Any]
+#: a file's path, the content of a file, an image of Pillow, or uint8 [height, width, 3]
+ImageLike: TypeAlias = "str | Path | bytes | Array | Picture"
+
+SETTINGS, GENAI_SETTINGS = "preprocessor_config.json", "processor_config.json"
+#: pixels of an image before it is resized, and the largest edge after it
+_MOST_PIXELS, _LONGEST_EDGE = 1 << 26, 4096
+_BILINEAR, _BICUBIC, _LANCZOS = 2, 3, 1  # as in Pillow and in transformers' files
+#: classes of transformers by what they do beside the common steps
+_KINDS = {
+    "CLIP": "",
+    "Siglip": "",
+    "ViT": "",
+    "Gemma3": "",
+    "Llava": "square",
+    "Idefics3": "tiles",
+    "SmolVLM": "tiles",
+}
+_GENAI_FILTERS = {"NEAREST": 0, "LANCZOS": _LANCZOS, "LINEAR": _BILINEAR, "CUBIC": _BICUBIC}
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """What a vision encoder reads of one image: ``values`` float32 [tiles, 3, height, width]. An image that was cut has
+    ``rows`` by ``columns`` tiles, then one of the whole; others have one tile, and no rows."""
+
+    values: Array
+    rows: int = 0
+    columns: int = 0
+
+
+@dataclass(frozen=True)
+class Processor:
+    """The steps from an image to `Pixels`; sizes are (height, width)."""
+
+    size: tuple[int, int] | None = None  #: of the resized image
+    shortest: int = 0  #: edge of an image that is resized with its proportions
+    longest: int = 0  #: likewise, before it is cut into tiles
+    crop: tuple[int, int] | None = None
+    tile: int = 0  #: edge of the tiles that an image is cut into; 0: none
+    split: bool = True  #: whether it is cut, not only resized to one tile
+    square: bool = False  #: whether the image is padded to a square with the mean's color
+    filter: int = _BICUBIC
+    factor: float = 1 / 255
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+
+    @classmethod
+    def of(cls, folder: Path) -> Processor:
+        """What a folder's file says. Raises `InvalidModelError`, and `UnsupportedModelError` for steps that are unknown here."""
+        if (folder / SETTINGS).is_file():
+            return _transformers(Record.read(folder, SETTINGS))
+        if (folder / GENAI_SETTINGS).is_file():
+            return _genai(Record.read(folder, GENAI_SETTINGS))
+        raise InvalidModelError(f"{folder} has neither {SETTINGS} nor {GENAI_SETTINGS}, which say how images are read")
+
+    def pixels(self, image: ImageLike) -> Pixels:
+        """Raises `InvalidInputError` for what is no image, `MissingPackageError` without Pillow."""
+        picture = _picture(image)
+        if self.square:
+            picture = _padded(picture, self.mean)
+        if self.tile:
+            return self._tiles(picture)
+        if self.size is not None:
+            picture = self._resized(picture, *self.size)
+        elif self.shortest:
+            short, long = sorted(picture.size)
+            other = int(self.shortest * long / short)
+            if other > _LONGEST_EDGE:
+                raise InvalidInputError(
+                    f"an image of {picture.size} pixels would be resized to an edge of {other}, more than {_LONGEST_EDGE}"
+                )
+            wide = picture.width > picture.height
+            picture = self._resized(picture, *((self.shortest, other) if wide else (other, self.shortest)))
+        values = np.asarray(picture)
+        return Pixels(self._scaled(_cropped(values, self.crop) if self.crop else values)[None])
+
+    def _tiles(self, picture: Picture) -> Pixels:
+        edge, aspect = self.tile, picture.width / picture.height
+        if not self.split:
+            return Pixels(self._scaled(np.asarray(self._resized(picture, edge, edge)))[None])
+        longest = min(self.longest or max(picture.size), _LONGEST_EDGE)
+        wide = aspect >= 1
+        other = int(longest / aspect if wide else longest * aspect)
+        other = max(other + other % 2, 1)
+        height, width = (other, longest) if wide else (longest, other)
+        picture = self._resized(picture, height, width)
+        aspect = width / height
+        if wide:
+            width = -(-width // edge) * edge
+            height = -(-int(width / aspect) // edge) * edge
+        else:
+            height = -(-height // edge) * edge
+            width = -(-int(height * aspect) // edge) * edge
+        rows, columns = max(height // edge, 1), max(width // edge, 1)
+        picture = self._resized(picture, rows * edge, columns * edge)
+        if rows * columns == 1:
+            return Pixels(self._scaled(np.asarray(picture))[None])
+        whole = np.asarray(picture)
+        parts = [
+            whole[r * edge : (r + 1) * edge, c * edge : (c + 1) * edge] for r in range(rows) for c in range(columns)
+        ]
+        parts.append(np.asarray(self._resized(picture, edge, edge)))
+        return Pixels(np.stack([self._scaled(part) for part in parts]), rows, columns)
+
+    def _resized(self, picture: Picture, height: int, width: int) -> Picture:
+        return picture if picture.size == (width, height) else picture.resize((width, height), self.filter)
+
+    def _scaled(self, values: Array) -> Array:
+        """float32 [3, height, width] of uint8 [height, width, 3]."""
+        scaled: Array = values.astype(np.float32) * np.float32(self.factor)
+        scaled = (scaled - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
+        return np.ascontiguousarray(scaled.transpose(2, 0, 1))
+
+
+def _picture(image: ImageLike) -> Picture:
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise MissingPackageError(f"images need the package pillow: pip install 'vkep[generate]' ({error})") from None
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
+            raise InvalidInputError(f"the image is {image.dtype} {image.shape}; expected uint8 [height, width, 3]")
+        picture = Image.fromarray(image)
+    elif isinstance(image, Image.Image):
+        picture = image
+    else:
+        try:
+            picture = Image.open(io.BytesIO(image) if isinstance(image, bytes) else image)
+        except (UnidentifiedImageError, Image.DecompressionBombError, ValueError, TypeError, AttributeError) as error:
+            raise InvalidInputError(f"no image that Pillow reads: {error}") from None
+    if picture.width * picture.height > _MOST_PIXELS:
+        raise InvalidInputError(f"the image has {picture.size} pixels, more than {_MOST_PIXELS} in all")
+    try:
+        return picture.convert("RGB")
+    except (OSError, ValueError, SyntaxError, EOFError) as error:  # a file that is cut off, or damaged
+        raise InvalidInputError(f"the image cannot be read: {error}") from None
+
+
+def _padded(picture: Picture, mean: Sequence[float]) -> Picture:
+    from PIL import Image
+
+    edge = max(picture.size)
+    square = Image.new("RGB", (edge, edge), tuple(int(255 * m) for m in mean))
+    square.paste(picture, ((edge - picture.width) // 2, (edge - picture.height) // 2))
+    return square
+
+
+def _cropped(values: Array, crop: tuple[int, int]) -> Array:
+    """The middle of an image, with black around it where it is smaller."""
+    for axis, size in enumerate(crop):
+        spare = values.shape[axis] - size
+        if spare < 0:
+            before = -(spare // 2)
+            widths = [(0, 0)] * values.ndim
+            widths[axis] = before, -spare - before
+            values = np.pad(values, widths)
+        else:
+            values = np.take(values, range(spare // 2, spare // 2 + size), axis)
+    return values
+
+
+def _transformers(given: Record) -> Processor:
+    name = given.text("image_processor_type", "") or given.text("feature_extractor_type", "")
+    stem = name.removesuffix("Fast").removesuffix("ImageProcessor").removesuffix("FeatureExtractor")
+    if stem not in _KINDS:
+        raise UnsupportedModelError(
+            f"{given.where}: images are read by {shown(name)}; known are {', '.join(_KINDS)} of transformers' ImageProcessors"
+        )
+    values, kind = given.values, _KINDS[stem]
+    processor = Processor(
+        filter=given.number("resample", _BICUBIC, 5), square=kind == "square" and _is_on(values, "do_pad")
+    )
+    if kind == "tiles":
+        size, most = given.record("size", needed=False), given.record("max_image_size")
+        processor = replace(
+            processor,
+            filter=given.number("resample", _LANCZOS, 5),
+            longest=size.number("longest_edge", 0, _LONGEST_EDGE) if _is_on(values, "do_resize") else 0,
+            tile=_edge(most, "longest_edge"),
+            split=_is_on(values, "do_image_splitting"),
+        )
+    elif _is_on(values, "do_resize"):
+        processor = replace(processor, **_size(given))
+    if kind != "tiles" and _is_on(values, "do_center_crop", default=stem in ("CLIP", "Llava")):
+        crop = given.values.get("crop_size")
+        record = Record({"height": crop, "width": crop} if isinstance(crop, int) else crop, f"{given.where}: crop_size")
+        processor = replace(processor, crop=(_edge(record, "height"), _edge(record, "width")))
+    if _is_on(values, "do_pan_and_scan", default=False):
+        raise UnsupportedModelError(f"{given.where}: do_pan_and_scan is not supported")
+    factor = _floats(given, "rescale_factor", (1 / 255,))[0] if _is_on(values, "do_rescale") else 1.0
+    processor = replace(processor, factor=factor)
+    return _normalized(processor, given, "image_mean", "image_std") if _is_on(values, "do_normalize") else processor
+
+
+def _size(given: Record) -> dict[str, Any]:
+    size = given.values.get("size")
+    if isinstance(size, int):
+        crops = _is_on(given.values, "do_center_crop", default=False)
+        size = {"shortest_edge": size} if crops else {"height": size, "width": size}
+    record = Record(size, f"{given.where}: size")
+    if "shortest_edge" in record.values:
+        return {"shortest": _edge(record, "shortest_edge")}
+    return {"size": (_edge(record, "height"), _edge(record, "width"))}
+
+
+def _genai(given: Record) -> Processor:
+    """The steps of onnxruntime-genai's file, which are operators of onnxruntime-extensions."""
+    steps = given.record("processor").values.get("transforms")
+    processor = Processor(factor=1.0)
+    for number, step in enumerate(steps if isinstance(steps, list) else []):
+        operation = Record(step, f"{given.where}: transforms[{number}]").record("operation")
+        name, attrs = operation.text("type"), operation.record("attrs", needed=False)
+        if name == "Resize":
+            chosen = attrs.text("interpolation", "CUBIC")
+            if chosen not in _GENAI_FILTERS or attrs.number("keep_aspect", 0):
+                raise UnsupportedModelError(f"{attrs.where}: {shown(attrs.values)} is not supported")
+            size = _edge(attrs, "height"), _edge(attrs, "width")
+            processor = replace(processor, size=size, filter=_GENAI_FILTERS[chosen])
+        elif name == "CenterCrop":
+            processor = replace(processor, crop=(_edge(attrs, "height"), _edge(attrs, "width")))
+        elif name == "Rescale":
+            processor = replace(processor, factor=_floats(attrs, "rescale_factor", (1 / 255,))[0])
+        elif name == "Normalize":
+            processor = _normalized(processor, attrs, "mean", "std")
+        elif name == "Permute3D":
+            if attrs.values.get("dims") != [2, 0, 1]:
+                raise UnsupportedModelError(f"{attrs.where}: dims {shown(attrs.values.get('dims'))} are not supported")
+        elif name not in ("DecodeImage", "ConvertRGB"):
+            raise UnsupportedModelError(f"{operation.where}: operation {shown(name)} is not supported")
+    return processor
+
+
+def _normalized(processor: Processor, given: Record, mean: str, std: str) -> Processor:
+    means, deviations = _floats(given, mean, ()), _floats(given, std, ())
+    if len(means) != 3 or len(deviations) != 3 or 0 in deviations:
+        raise InvalidModelError(
+            f"{given.where}: {mean} and {std} are {means} and {deviations}; expected 3 numbers each"
+        )
+    return replace(processor, mean=means, std=deviations)
+
+
+def _is_on(values: Any, name: str, default: bool = True) -> bool:
+    value = values.get(name)
+    return default if value is None else bool(value)
+
+
+def _edge(given: Record, name: str) -> int:
+    edge = given.number(name, most=_LONGEST_EDGE)
+    if not edge:
+        raise InvalidModelError(f"{given.where}: {name} is 0")
+    return edge
+
+
+def _floats(given: Record, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
+    value = given.values.get(name)
+    numbers = default if value is None else tuple(value) if isinstance(value, list) else (value,)
+    if not all(isinstance(n, (int, float)) and not isinstance(n, bool) and np.isfinite(n) for n in numbers):
+        raise InvalidModelError(f"{given.where}: {name} is {shown(value)}, expected numbers")
+    return tuple(float(n) for n in numbers)

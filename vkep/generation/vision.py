@@ -1,0 +1,289 @@
+"""Images in prompts: an encoder's features of them, in a table on the device that the decoder reads as it reads its embeddings."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vkep import dtypes
+from vkep.device.tensor import ALIGNMENT, DeviceTensor
+from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelError
+from vkep.generation.caches import Moves, element_of
+from vkep.generation.folder import VisionFolder
+from vkep.generation.images import ImageLike, Pixels, Processor
+from vkep.generation.rewrite import FIRST_FEATURE
+from vkep.session import InferenceSession
+from vkep.text import shown
+
+Array = np.ndarray[Any, Any]
+
+#: the first token of an image in a prompt. Each image has tokens of its own, so that caches of one do not serve another
+FIRST_TOKEN = 1 << 40
+#: the table's rows at the start, and the most that it grows to
+_ROWS, _MOST_ROWS = 64, 1 << 17
+#: images whose features are kept for another prompt
+_KEPT = 32
+#: types of the parts of messages that are images
+_PARTS = ("image", "image_url")
+_PIXELS, _MASK = "pixel_values", "pixel_attention_mask"
+
+
+@dataclass(eq=False)
+class Image:
+    """An image whose features are in the table: ``count`` rows from ``row``, for the tokens from ``first``."""
+
+    first: int
+    row: int
+    count: int
+    tiles: int
+    rows: int
+    columns: int
+
+    def tokens(self, tile: int) -> range:
+        """The tokens of a tile."""
+        each = self.count // self.tiles
+        return range(self.first + tile * each, self.first + (tile + 1) * each)
+
+
+class ImagePrompt(list[int]):
+    """The tokens of a prompt with images, which lives as long as their features are needed."""
+
+    def __init__(self, tokens: Sequence[int], images: Sequence[Image]) -> None:
+        super().__init__(tokens)
+        self.images = tuple(images)
+
+
+def without_images(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[ImageLike]]:
+    """Messages as chat templates read them, and the images of their parts: of ``{"type": "image", "image": ...}`` what `ImageLike`
+    says, of OpenAI's ``{"type": "image_url", "image_url": {"url": ...}}`` a data URL (RFC 2397) in base64.
+
+    Raises `InvalidInputError` for another URL: nothing is downloaded.
+    """
+    found: list[Mapping[str, Any]] = []
+    images: list[ImageLike] = []
+    for message in messages:
+        parts = message.get("content")
+        if isinstance(parts, (list, tuple)) and any(isinstance(p, Mapping) and p.get("type") in _PARTS for p in parts):
+            kept: list[Any] = []
+            for part in parts:
+                if isinstance(part, Mapping) and part.get("type") in _PARTS:
+                    images.append(_image_of(part))
+                    part = {"type": "image"}
+                kept.append(part)
+            message = {**message, "content": kept}
+        found.append(message)
+    return found, images
+
+
+def _image_of(part: Mapping[str, Any]) -> ImageLike:
+    if part["type"] == "image":
+        if part.get("image") is None:
+            raise InvalidInputError(f"a part of type image has {shown(sorted(part))}, expected image")
+        return part["image"]
+    given = part.get("image_url")
+    url = given.get("url") if isinstance(given, Mapping) else given
+    head, comma, data = url.partition(",") if isinstance(url, str) else ("", "", "")
+    if not head.startswith("data:") or not head.endswith(";base64") or not comma:
+        raise InvalidInputError(
+            f"image_url is {shown(head if comma else url)}; expected data:image/...;base64,...: nothing is downloaded"
+        )
+    try:
+        return base64.b64decode(data, validate=True)
+    except ValueError as error:
+        raise InvalidInputError(f"image_url has no base64: {error}") from None
+
+
+def images_of(prompt: Any) -> Sequence[Image]:
+    """The images of a prompt."""
+    return prompt.images if isinstance(prompt, ImagePrompt) else ()
+
+
+class Vision:
+    """The encoder of a folder's images, and the table of their features.
+
+    Raises as `InferenceSession`, `InvalidModelError`, and `UnsupportedModelError` for an encoder with inputs that are not known.
+    """
+
+    def __init__(self, folder: VisionFolder, options: Mapping[str, Any]) -> None:
+        self.folder, self._processor = folder, Processor.of(folder.root)
+        self.session = InferenceSession(str(folder.path), **options)
+        try:
+            inputs = {i.name: i for i in self.session.get_inputs()}
+            if _PIXELS not in inputs or not set(inputs) <= {_PIXELS, _MASK}:
+                raise UnsupportedModelError(
+                    f"{folder.path} has inputs {list(inputs)}; generation knows {_PIXELS} and {_MASK}"
+                )
+            graph = self.session.model.graph
+            #: the ONNX type of features
+            self.element = element_of(graph.outputs[0])
+            self._pixels = next(v for v in graph.inputs if v.name == _PIXELS)
+            self._dtype = str(dtypes.from_onnx(self.element))
+            self._moves = Moves(self.session, self._dtype)
+        except BaseException:
+            self.session.close()
+            raise
+        self._lock = threading.RLock()
+        self._table: DeviceTensor | None = None
+        self._all: list[weakref.ref[Image]] = []
+        self._kept: OrderedDict[bytes, Image] = OrderedDict()  # by a digest of their pixels, the latest last
+        self._next = FIRST_TOKEN
+        self._width = 0
+
+    @property
+    def features(self) -> DeviceTensor:
+        """The table [rows, width]."""
+        assert self._table is not None
+        return self._table
+
+    def begin(self, width: Any) -> None:
+        """Make the table for embeddings of ``width``. Raises `InvalidModelError` where the encoder's features have another one,
+        or no file says it."""
+        shape = self.session.model.graph.outputs[0].shape or (None,)
+        widths = {size for size in (width, shape[-1]) if isinstance(size, int)}
+        if len(widths) != 1:
+            raise InvalidModelError(f"{self.folder.path} makes features {shape} for embeddings of width {width}")
+        [self._width] = widths
+        self._table = self.session.empty_device_tensor((_ROWS, self._width), self._dtype)
+        self._table.write(np.zeros((_ROWS, self._width), self._table.dtype.numpy))
+
+    def prompt(
+        self, tokens: Sequence[int], images: Sequence[ImageLike], encode: Callable[[str], list[int]]
+    ) -> ImagePrompt:
+        """The tokens of a prompt, in which each image's features take the place of its mark; of images without marks before all
+        else. Runs the encoder on images that are not kept. ``encode``: the tokens of a text.
+
+        Raises `InvalidInputError` for marks of another number of images and for what is no image, `ArenaOutOfMemory`.
+        """
+        marks = tokens.count(self.folder.mark)
+        if marks not in (0, len(images)):
+            raise InvalidInputError(f"the prompt has marks of {marks} images, and {len(images)} images are passed")
+        with self._lock:
+            read = [self._read(image) for image in images]
+        parts = iter([self._part(image, encode) for image in read])
+        found = [] if marks else [token for part in parts for token in part]
+        for token in tokens:
+            found += next(parts) if token == self.folder.mark and images else [token]
+        return ImagePrompt(found, read)
+
+    def places(self, tokens: Sequence[int]) -> list[int]:
+        """Tokens with the places of images' features in the table. Raises `InvalidInputError` for features that it no longer
+        has."""
+        if all(token < FIRST_TOKEN for token in tokens):
+            return list(tokens)
+        with self._lock:
+            places = {
+                image.first + k: FIRST_FEATURE + image.row + k for image in self._alive() for k in range(image.count)
+            }
+        lost = next((t for t in tokens if t >= FIRST_TOKEN and t not in places), None)
+        if lost is not None:
+            raise InvalidInputError("an image of the prompt is no longer kept: pass it again")
+        return [places.get(token, token) for token in tokens]
+
+    def _alive(self) -> list[Image]:
+        alive = [image for ref in self._all if (image := ref()) is not None]
+        self._all = [ref for ref in self._all if ref() is not None]
+        return alive
+
+    def _part(self, image: Image, encode: Callable[[str], list[int]]) -> list[int]:
+        """What stands for an image in a prompt."""
+        if not self.folder.tiled:
+            pieces: list[str | range] = [self.folder.before, *map(image.tokens, range(image.tiles)), self.folder.after]
+        else:  # as the processor of Idefics 3 in transformers
+            around, pieces = "<fake_token_around_image>", []
+            for row in range(image.rows):
+                for column in range(image.columns):
+                    name = f"{around}<row_{row + 1}_col_{column + 1}>"
+                    pieces += [name, image.tokens(row * image.columns + column)]
+                pieces.append("\n")
+            lead = "\n" if image.rows else ""
+            pieces += [f"{lead}{around}<global-img>", image.tokens(image.tiles - 1), around]
+        joined: list[str | range] = []  # neighbouring texts are encoded as one
+        for piece in pieces:
+            if isinstance(piece, str) and joined and isinstance(joined[-1], str):
+                joined[-1] += piece
+            else:
+                joined.append(piece)
+        return [t for piece in joined for t in (piece if isinstance(piece, range) else encode(piece) if piece else [])]
+
+    def _read(self, image: ImageLike) -> Image:
+        pixels = self._processor.pixels(image)
+        digest = hashlib.sha256(repr(pixels.values.shape).encode() + pixels.values.tobytes()).digest()
+        known = self._kept.pop(digest, None) or self._encoded(pixels)
+        self._kept[digest] = known
+        while len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        return known
+
+    def _encoded(self, pixels: Pixels) -> Image:
+        dtype = dtypes.from_onnx(element_of(self._pixels))
+        assert dtype is not None
+        values = pixels.values.astype(dtype.numpy)
+        if len(self._pixels.shape or ()) == 5:  # [images, tiles, 3, height, width]
+            values = values[None]
+        binding = self.session.io_binding()
+        binding.bind_cpu_input(_PIXELS, values)
+        if any(i.name == _MASK for i in self.session.get_inputs()):
+            binding.bind_cpu_input(_MASK, np.ones((*values.shape[:-3], *values.shape[-2:]), np.bool_))
+        binding.bind_output(self.session.get_outputs()[0].name)
+        self.session.run_with_iobinding(binding)
+        [features] = binding.results
+        assert isinstance(features, DeviceTensor)
+        with features:
+            count = features.nbytes // (self._width * features.dtype.itemsize)
+            tiles = len(pixels.values)
+            if not count or features.shape[-1] != self._width or count % tiles:
+                raise InvalidModelError(
+                    f"{self.folder.path} makes features {features.shape} of {tiles} images; expected [.., {self._width}]"
+                )
+            row = self._room(count)
+            target = self.features.rows(row, count).reshaped((1, 1, count, self._width))
+            self._moves.copy(features.reshaped((1, 1, count, self._width)), target)
+        made = Image(self._next, row, count, tiles, pixels.rows, pixels.columns)
+        self._next += count
+        self._all.append(weakref.ref(made))
+        return made
+
+    def _room(self, count: int) -> int:
+        """The first of so many rows that no image has. Raises `InvalidInputError` where the table would be too large,
+        `ArenaOutOfMemory`."""
+        step = max(1, ALIGNMENT // (self._width * self.features.dtype.itemsize))
+        while True:
+            row = 0
+            for image in sorted(self._alive(), key=lambda image: image.row):
+                if row + count <= image.row:
+                    break
+                row = -(-(image.row + image.count) // step) * step
+            if row + count <= self.features.shape[0]:
+                return row
+            if row + count <= _MOST_ROWS:
+                self._grow(max(row + count, 2 * self.features.shape[0]))
+            elif self._kept:
+                self._kept.popitem(last=False)
+            else:
+                raise InvalidInputError(f"the images of all prompts have more than {_MOST_ROWS} features")
+
+    def _grow(self, rows: int) -> None:
+        old = self.features  # it is freed once no run of the decoder has it bound
+        rows = -(-rows // _ROWS) * _ROWS
+        table = self.session.empty_device_tensor((rows, self._width), self._dtype)
+        try:
+            self._moves.copy(old.reshaped((1, 1, *old.shape)), table.rows(0, old.shape[0]).reshaped((1, 1, *old.shape)))
+        except BaseException:
+            table.close()
+            raise
+        self._table = table
+
+    def close(self) -> None:
+        """Close the session, and free the table."""
+        self._moves.close()
+        if self._table is not None:
+            self._table.close()
+        self.session.close()
