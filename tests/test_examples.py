@@ -44,6 +44,7 @@ EXAMPLES = {
     "ray_batch.py": (None, ["1000 rows, 1000 of them right"]),
     "ray_service.py": (None, ["version 2: [9.0, 16.0]", "version 1: [6.0, 8.0]"]),
     "chat.py": (None, ["characters)"]),
+    "chat_image.py": (None, ["characters)"]),
     "transcribe.py": (None, ["0 s: "]),
     "voice_activity.py": (None, ["sound 1: 62 chunks of 32 ms, speech in "]),
     "semantic_search.py": (None, [" Rice is cooked in", " Bread is baked"]),
@@ -58,12 +59,14 @@ NEEDS = {
     "ray_batch.py": "ray",
     "ray_service.py": "ray",
     "chat.py": "jinja2",
+    "chat_image.py": "PIL",
     "transcribe.py": "tokenizers",
     "semantic_search.py": "tokenizers",
 }
 #: examples that take a model of `vkep model`, which their text names, and further arguments
 STARTED: dict[str, tuple[str, list[str]]] = {
     "chat.py": ("decoder", ["Name three rivers."]),
+    "chat_image.py": ("images", []),
     "transcribe.py": ("whisper", []),
     "voice_activity.py": ("vad", []),
     "semantic_search.py": ("sentences", []),

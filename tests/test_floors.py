@@ -115,6 +115,7 @@ THIRD_PARTY = {
         "tokenizers",
         "huggingface_hub",
         "jinja2",
+        "PIL",
         "llguidance",
         "typing_extensions",
     },

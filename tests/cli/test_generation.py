@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from vkep.models.language import write_language
+from vkep.models.vision_language import write_vision_language
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
@@ -27,6 +28,21 @@ def test_a_folder_answers_and_is_measured(run: Callable[..., Any], tmp_path: Pat
     found = json.loads(run("bench", tmp_path, "-p", 20, "-g", 4, "-n", 1, "--warmup", 1, "--json").stdout)["results"]
     assert [rate["test"] for rate in found] == ["pp20", "tg4"]
     assert all(rate["tokens_per_second"] > 0 for rate in found)
+
+
+def test_a_prompt_has_images(run: Callable[..., Any], tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    write_vision_language(tmp_path / "model")
+    image.new("RGB", (40, 50), "red").save(tmp_path / "a.png")
+    asked = ("generate", tmp_path / "model", "-p", "hi <image>", "-n", 2, "--json", "--image", tmp_path / "a.png")
+    [answer] = json.loads(run(*asked).stdout)["answers"]
+    assert answer["prompt_tokens"] == len("<s>hi ".replace("<s>", "s")) + 16
+    [chat] = json.loads(run(*asked, "--chat").stdout)["answers"]
+    assert chat["prompt_tokens"] == len("<user>hi <image>\n<assistant>") + 16
+    several = run(*asked, "-p", "more")
+    assert several.exit_code == 2 and "--image belongs to one --prompt" in several.stderr
+    missing = run(*asked[:-1], tmp_path / "none.png")
+    assert missing.exit_code == 2 and "none.png" in missing.stderr
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ def write_models(folder: Path) -> None:
     config = json.loads((folder / "caller" / "tokenizer_config.json").read_text())
     (folder / "caller" / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TOOLS}))
     STARTERS["sentences"].write(folder / "encoder")
+    STARTERS["images"].write(folder / "images")
     square = model("g (float[n,s] x) => (float[n,s] y) { y = Mul(x, x) }")
     pick = model("g (float[n,3] x, int64[n,1] i) => (float[n,1] y) { y = GatherElements <axis = 1> (x, i) }")
     for name, proto in (("square", square), ("pick", pick)):
@@ -99,6 +100,6 @@ def running(vulkan: object, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         pytest.importorskip(package)
     folder = tmp_path_factory.mktemp("served")
     write_models(folder)
-    models = ("llama", "caller", "encoder", "square.onnx", "pick.onnx")
+    models = ("llama", "caller", "encoder", "images", "square.onnx", "pick.onnx")
     with serving(folder, models, "--max-sequences", "4", "--log", "json") as found:
         yield found

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.serving.conftest import Running
@@ -43,6 +46,34 @@ def test_a_chat_is_the_generators_answer(client: Any, alone: Any) -> None:
     found = client.chat.completions.create(**ASKED)
     assert found.choices[0].message.content == alone.text and found.choices[0].finish_reason == "length"
     assert found.usage.prompt_tokens == len(alone.prompt) and found.usage.completion_tokens == 6
+
+
+def test_a_chat_has_images(client: Any, running: Running) -> None:
+    image = pytest.importorskip("PIL.Image")
+    file = io.BytesIO()
+    picture = image.fromarray(np.arange(40 * 50 * 3, dtype=np.uint8).reshape(40, 50, 3))
+    picture.save(file, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    text = {"type": "text", "text": "What is this?"}
+    messages = [{"role": "user", "content": [text, {"type": "image_url", "image_url": {"url": url}}]}]
+    asked = {"model": "images", "max_tokens": 6, "temperature": 0}
+    with Generator(running.log.parent / "images") as generator:
+        generator.text  # noqa: B018
+        expected = generator.chat(
+            [{"role": "user", "content": [text, {"type": "image", "image": picture}]}], max_tokens=6
+        )
+    found = client.chat.completions.create(messages=messages, **asked)
+    assert found.choices[0].message.content == expected.text and found.usage.prompt_tokens == len(expected.prompt)
+    chunks = client.chat.completions.create(messages=messages, stream=True, **asked)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == expected.text
+    messages[0]["content"][1] = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}  # type: ignore[index]
+    with pytest.raises(openai.BadRequestError, match="nothing is downloaded"):
+        client.chat.completions.create(messages=messages, **asked)
+    with pytest.raises(openai.BadRequestError, match="reads no images"):
+        client.chat.completions.create(
+            messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}],
+            **{**asked, "model": "llama"},
+        )
 
 
 def test_a_stream_has_the_same_text(client: Any, alone: Any) -> None:

@@ -47,6 +47,9 @@ def generate_command(
     prompt: Annotated[
         list[str] | None, typer.Option("--prompt", "-p", help="The prompt; repeatable. -: standard input.")
     ] = None,
+    image: Annotated[
+        list[Path] | None, typer.Option("--image", help="An image of the prompt, in its order; repeatable.")
+    ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="The prompt is a user's message: the folder's chat template.")
     ] = False,
@@ -76,6 +79,8 @@ def generate_command(
         prompts = [sys.stdin.read() if p == "-" else p for p in prompt or ["-"]]
         if system is not None and not chat:
             raise UsageError("--system belongs to --chat")
+        if image and len(prompts) > 1:
+            raise UsageError(f"--image belongs to one --prompt, and there are {len(prompts)}")
         given = {
             "temperature": temperature,
             "top_k": top_k,
@@ -91,10 +96,15 @@ def generate_command(
             Generator(folder, progress=progress, **options) as made,
         ):
             before = [{"role": "system", "content": system}] if system is not None else []
-            asked: list[Any] = [
-                made.text.chat([*before, {"role": "user", "content": p}]) if chat else made.text.encode(p)
-                for p in prompts
-            ]
+            parts = [{"type": "image", "image": path} for path in image or ()]
+
+            def read(prompt: str) -> Sequence[int]:
+                if not chat:
+                    return made.tokens(prompt, image or ())
+                content = [*parts, {"type": "text", "text": prompt}] if parts else prompt
+                return made.chat_tokens([*before, {"role": "user", "content": content}])
+
+            asked = [read(p) for p in prompts]
             if json_output or len(asked) > 1:
                 answers = made.generate(asked, **settings)
                 if json_output:

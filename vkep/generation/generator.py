@@ -129,9 +129,7 @@ class Generator(Uncopied):
             return found
         vision = getattr(self._decoder, "vision", None)
         if vision is None:
-            raise InvalidInputError(
-                f"the model of {self._decoder.folder.path} reads no images, or none in a form that is known"
-            )
+            raise InvalidInputError(f"the model of {self._decoder.folder.path} reads no images, or in no known form")
         return vision.prompt(found, images, lambda text: self.text.encode(text, special=False))
 
     def chat_tokens(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> Sequence[int]:
@@ -242,8 +240,8 @@ class Generator(Uncopied):
             self._batch.leave(reader)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **settings: Any) -> Answer:
-        """The answer to a conversation, ``[{"role": "user", "content": "..."}, ...]``, by the folder's chat template. A content may
-        be parts, ``[{"type": "text", "text": "..."}, {"type": "image", "image": "photo.jpg"}]``."""
+        """The answer to a conversation, ``[{"role": "user", "content": "..."}, ...]``, by the folder's chat template. A content
+        may be parts, ``[{"type": "text", "text": "..."}, {"type": "image", "image": "photo.jpg"}]``."""
         return self.generate(self.chat_tokens(messages), **settings)
 
     def stream_chat(self, messages: Sequence[Mapping[str, Any]], **settings: Any) -> Iterator[str]:

@@ -96,29 +96,23 @@ class Processor:
         return Pixels(self._scaled(_cropped(values, self.crop) if self.crop else values)[None])
 
     def _tiles(self, picture: Picture) -> Pixels:
-        edge, aspect = self.tile, picture.width / picture.height
-        if not self.split:
-            return Pixels(self._scaled(np.asarray(self._resized(picture, edge, edge)))[None])
-        longest = min(self.longest or max(picture.size), _LONGEST_EDGE)
-        wide = aspect >= 1
-        other = int(longest / aspect if wide else longest * aspect)
-        other = max(other + other % 2, 1)
-        height, width = (other, longest) if wide else (longest, other)
-        picture = self._resized(picture, height, width)
-        aspect = width / height
-        if wide:
-            width = -(-width // edge) * edge
-            height = -(-int(width / aspect) // edge) * edge
-        else:
-            height = -(-height // edge) * edge
-            width = -(-int(height * aspect) // edge) * edge
-        rows, columns = max(height // edge, 1), max(width // edge, 1)
-        picture = self._resized(picture, rows * edge, columns * edge)
-        if rows * columns == 1:
-            return Pixels(self._scaled(np.asarray(picture))[None])
+        """As the processor of Idefics 3 in transformers."""
+        edge, size = self.tile, picture.size
+        if self.longest:
+            width, height = _with_longest(size, self.longest)
+            size = width + width % 2 * (width < height), height + height % 2 * (height <= width)
+            picture = self._resized(picture, size[1], size[0])
+        columns, rows = (
+            (-(-n // edge) for n in _with_longest(size, -(-max(size) // edge) * edge)) if self.split else (1, 1)
+        )
+        picture = self._resized(picture, max(rows, 1) * edge, max(columns, 1) * edge)
         whole = np.asarray(picture)
+        if whole.shape[:2] == (edge, edge):
+            return Pixels(self._scaled(whole)[None])
         parts = [
-            whole[r * edge : (r + 1) * edge, c * edge : (c + 1) * edge] for r in range(rows) for c in range(columns)
+            whole[r : r + edge, c : c + edge]
+            for r in range(0, whole.shape[0], edge)
+            for c in range(0, whole.shape[1], edge)
         ]
         parts.append(np.asarray(self._resized(picture, edge, edge)))
         return Pixels(np.stack([self._scaled(part) for part in parts]), rows, columns)
@@ -155,6 +149,13 @@ def _picture(image: ImageLike) -> Picture:
         return picture.convert("RGB")
     except (OSError, ValueError, SyntaxError, EOFError) as error:  # a file that is cut off, or damaged
         raise InvalidInputError(f"the image cannot be read: {error}") from None
+
+
+def _with_longest(size: tuple[int, int], longest: int) -> tuple[int, int]:
+    """Width and height of an image that is resized to a longest edge, with its proportions."""
+    width, height = size
+    aspect = width / height
+    return (longest, max(int(longest / aspect), 1)) if width >= height else (max(int(longest * aspect), 1), longest)
 
 
 def _padded(picture: Picture, mean: Sequence[float]) -> Picture:

@@ -6,7 +6,18 @@ import re
 from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 
-from vkep.generation.folder import CONFIG, DECODERS, ENCODER, FIRST, GENAI, GENERATION, LATER, Record
+from vkep.generation.folder import (
+    CONFIG,
+    DECODERS,
+    EMBEDDINGS,
+    ENCODER,
+    FIRST,
+    GENAI,
+    GENERATION,
+    LATER,
+    VISION,
+    Record,
+)
 from vkep.hub import HubName, Snapshot, is_hub_name, model_of
 
 _SMALL = (".json", ".jinja")
@@ -77,5 +88,5 @@ def _of_optimum(names: Collection[str], reads: bool) -> list[str]:
     if decoder is None:
         return []
     place = PurePosixPath(decoder)
-    beside = [ENCODER] * reads + [FIRST] * (reads and place.name == LATER)
+    beside = [ENCODER] + [FIRST] * (place.name == LATER) if reads else [EMBEDDINGS, VISION]
     return [decoder, *(n for name in beside if (n := str(place.with_name(name))) in names)]

@@ -116,7 +116,8 @@ def _texts(embeddings: Model) -> Graph:
     while name in others and name in makers:
         node = makers[name]
         into = [n for place in _JOINED_AT.get(node.op_type, ()) if (n := node.inputs[place]) not in others]
-        without |= {name: n for n in into[:1]}
+        if into:
+            without[name] = into[0]
         name = into[0] if into else node.inputs[0]
     used, nodes = {without.get(result.name, result.name)}, list[Node]()
     for node in reversed(graph.nodes):

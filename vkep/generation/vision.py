@@ -1,4 +1,4 @@
-"""Images in prompts: an encoder's features of them, in a table on the device that the decoder reads as it reads its embeddings."""
+"""Images in prompts: an encoder's features of them are in a table on the device, which the decoder reads like its embeddings."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class ImagePrompt(list[int]):
 
 
 def without_images(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[ImageLike]]:
-    """Messages as chat templates read them, and the images of their parts: of ``{"type": "image", "image": ...}`` what `ImageLike`
-    says, of OpenAI's ``{"type": "image_url", "image_url": {"url": ...}}`` a data URL (RFC 2397) in base64.
+    """Messages as chat templates read them, and the images of their parts: of ``{"type": "image", "image": ...}`` an `ImageLike`,
+    of OpenAI's ``{"type": "image_url", "image_url": {"url": ...}}`` a data URL (RFC 2397) in base64.
 
     Raises `InvalidInputError` for another URL: nothing is downloaded.
     """

@@ -1,4 +1,4 @@
-"""A small language model that reads images, with random weights, in the folders that transformers.js and onnxruntime-genai read."""
+"""A small language model that reads images, with random weights, in folders of transformers.js and of onnxruntime-genai."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MEAN, _STD = [0.48, 0.46, 0.41], [0.27, 0.26, 0.28]
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{% if m['content'] is string %}{{ m['content'] }}{% else %}"
     "{% for part in m['content'] %}{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}{% endfor %}"
-    "{% endif %}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{% endif %}{{ '\n' }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
 

@@ -1,0 +1,281 @@
+"""Images in prompts: their pixels, their features, and answers as ONNX Runtime gives them."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.generation.images_of_transformers import FILE, images, samples
+from tools.ort_cpu import cpu_session
+from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelError
+from vkep.generation import Generator
+from vkep.generation.images import GENAI_SETTINGS, SETTINGS, Processor
+from vkep.generation.vision import FIRST_TOKEN, without_images
+from vkep.models.vision_language import IMAGE, write_vision_language
+
+Image = pytest.importorskip("PIL.Image")
+Array = np.ndarray[Any, Any]
+EXPECTED = json.loads(FILE.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_pixels_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    (tmp_path / SETTINGS).write_text(json.dumps(EXPECTED[name]["settings"]))
+    processor = Processor.of(tmp_path)
+    for image, expected in zip(images(), EXPECTED[name]["images"], strict=True):
+        made = processor.pixels(image)
+        assert list(made.values.shape) == expected["shape"] and [made.rows, made.columns] == expected["grid"]
+        np.testing.assert_allclose(samples(made.values), expected["samples"], atol=2e-5)
+
+
+def test_images_of_all_kinds_are_the_same(tmp_path: Path) -> None:
+    (tmp_path / SETTINGS).write_text(json.dumps(EXPECTED["clip"]["settings"]))
+    processor, image, file = Processor.of(tmp_path), images()[0], io.BytesIO()
+    Image.fromarray(image).save(file, "PNG")
+    path = tmp_path / "image.png"
+    path.write_bytes(file.getvalue())
+    expected = processor.pixels(image).values
+    for given in (Image.fromarray(image), path, str(path), file.getvalue()):
+        np.testing.assert_array_equal(processor.pixels(given).values, expected)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [b"no image", np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3), np.float32), np.zeros((0, 4, 3), np.uint8), 7],
+)
+def test_what_is_no_image_is_refused(wrong: Any, tmp_path: Path) -> None:
+    (tmp_path / SETTINGS).write_text(json.dumps(EXPECTED["clip"]["settings"]))
+    with pytest.raises(InvalidInputError, match="image"):
+        Processor.of(tmp_path).pixels(wrong)
+
+
+def test_a_damaged_image_is_refused(tmp_path: Path) -> None:
+    (tmp_path / SETTINGS).write_text(json.dumps(EXPECTED["clip"]["settings"]))
+    file = io.BytesIO()
+    Image.fromarray(images()[4]).save(file, "PNG")
+    with pytest.raises(InvalidInputError, match="the image cannot be read"):
+        Processor.of(tmp_path).pixels(file.getvalue()[:-400])
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"image_processor_type": "FuyuImageProcessor"}, UnsupportedModelError),
+        ({"do_pan_and_scan": True}, UnsupportedModelError),
+        ({"image_std": [1, 0, 1]}, InvalidModelError),
+        ({"image_mean": [1, 2]}, InvalidModelError),
+        ({"rescale_factor": "a"}, InvalidModelError),
+        ({"crop_size": {"height": 0, "width": 4}}, InvalidModelError),
+        ({"size": {"shortest_edge": 1 << 20}}, InvalidModelError),
+    ],
+)
+def test_settings_that_are_wrong_are_refused(change: dict[str, Any], error: type[Exception], tmp_path: Path) -> None:
+    (tmp_path / SETTINGS).write_text(json.dumps(EXPECTED["clip"]["settings"] | change))
+    with pytest.raises(error, match=SETTINGS):
+        Processor.of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"type": "Resize", "attrs": {"height": 32, "width": 32, "keep_aspect": 1}},
+        {"type": "Permute3D", "attrs": {"dims": [0, 1, 2]}},
+        {"type": "PhiVisionDynamicHD"},
+    ],
+)
+def test_steps_of_genai_that_are_unknown_are_refused(step: dict[str, Any], tmp_path: Path) -> None:
+    settings = {"processor": {"name": "p", "transforms": [{"operation": step}]}}
+    (tmp_path / GENAI_SETTINGS).write_text(json.dumps(settings))
+    with pytest.raises(UnsupportedModelError, match="not supported"):
+        Processor.of(tmp_path)
+
+
+def test_messages_have_their_images_apart() -> None:
+    data = base64.b64encode(b"bytes").decode()
+    parts = [
+        {"type": "text", "text": "see"},
+        {"type": "image", "image": "a.png"},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}},
+    ]
+    messages, found = without_images([{"role": "system", "content": "s"}, {"role": "user", "content": parts}])
+    assert found == ["a.png", b"bytes"]
+    assert messages[1]["content"] == [parts[0], {"type": "image"}, {"type": "image"}]
+
+
+@pytest.mark.parametrize(
+    "url", ["https://example.org/a.png", "file:///etc/passwd", "data:image/png,abc", "data:;base64,*", 7]
+)
+def test_nothing_is_downloaded(url: Any) -> None:
+    with pytest.raises(InvalidInputError, match="image_url"):
+        without_images([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}])
+
+
+# ---- answers
+
+
+@pytest.fixture(scope="module", params=["transformers.js llama", "transformers.js gpt2", "genai llama"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    form, name = request.param.split()
+    path = tmp_path_factory.mktemp("images") / "model"
+    write_vision_language(path, name, form)
+    return path
+
+
+@pytest.fixture(scope="module")
+def generator(folder: Path) -> Any:
+    with Generator(folder, fallback="error") as opened:
+        yield opened
+
+
+class Reference:
+    """The folder's models on ONNX Runtime, joined by numpy."""
+
+    def __init__(self, folder: Path) -> None:
+        genai = (folder / "genai_config.json").is_file()
+        names = (
+            ("model.onnx", "embedding.onnx", "vision.onnx")
+            if genai
+            else ("onnx/decoder_model_merged.onnx", "onnx/embed_tokens.onnx", "onnx/vision_encoder.onnx")
+        )
+        self.decoder, self.embeddings, self.vision = (cpu_session(folder / name) for name in names)
+        table = next(t for t in onnx.load(folder / names[1]).graph.initializer if t.name == "embeddings.weight")
+        self.table = onnx.numpy_helper.to_array(table)
+        self.processor = Processor.of(folder)
+
+    def greedy(self, prompt: list[int], given: list[Any], count: int) -> list[int]:
+        """The most probable tokens; `IMAGE` in the prompt stands for an image."""
+        features = iter(self.vision.run(None, {"pixel_values": self.processor.pixels(i).values})[0][0] for i in given)
+        embeds = np.concatenate([next(features) if t == IMAGE else self.table[[t]] for t in prompt])[None]
+        past = {
+            i.name: np.zeros((1, i.shape[1], 0, i.shape[3]), np.float32)
+            for i in self.decoder.get_inputs()
+            if i.name.startswith("past")
+        }
+        outputs, tokens, done = [o.name for o in self.decoder.get_outputs()], [], 0
+        for _ in range(count):
+            done += embeds.shape[1]
+            feeds = {"inputs_embeds": embeds, "attention_mask": np.ones((1, done), np.int64), **past}
+            results = dict(zip(outputs, self.decoder.run(None, feeds), strict=True))
+            past = {name: results[name.replace("past_key_values", "present")] for name in past}
+            tokens.append(int(results["logits"][0, -1].argmax()))
+            embeds = self.table[[tokens[-1:]]]
+        return tokens
+
+
+@pytest.mark.gpu
+def test_answers_are_those_of_onnx_runtime(generator: Generator, folder: Path) -> None:
+    reference = Reference(folder)
+    settings: dict[str, Any] = {"max_tokens": 8, "ignore_end": True}
+    one, other = images()[0], images()[4]
+    cases = [
+        ([5, IMAGE, 7, 9], [one]),
+        ([5, IMAGE, 7, IMAGE, 9], [one, other]),
+        ([5, IMAGE, 7, IMAGE, 9], [other, one]),
+        ([IMAGE, 11], [other]),
+        ([60, 61, 62], []),
+    ]
+    for prompt, given in cases:
+        expected = reference.greedy(prompt, given, 8)
+        assert generator.generate(prompt, images=given, **settings).tokens == expected
+    prompts = [generator.tokens(prompt, given) for prompt, given in cases]
+    together = generator.generate(prompts, **settings)
+    assert [answer.tokens for answer in together] == [reference.greedy(*case, 8) for case in cases]
+    assert len(together[1].prompt) == 3 + 2 * 16
+    unmarked = generator.generate([7, 9], images=[one], **settings)
+    assert unmarked.tokens == reference.greedy([IMAGE, 7, 9], [one], 8)
+
+
+@pytest.mark.gpu
+def test_caches_serve_the_same_image_alone(generator: Generator) -> None:
+    one, other = images()[1], images()[2]
+    first = generator.tokens([5, IMAGE, 7], [one])
+    assert generator.tokens([5, IMAGE, 8], [one])[:-1] == first[:-1]
+    assert not set(generator.tokens([5, IMAGE, 7], [other])[1:-1]) & set(first)
+    again = generator.tokens([5, IMAGE, 7], [one])
+    assert again == first and min(first[1:-1]) >= FIRST_TOKEN
+
+
+@pytest.mark.gpu
+def test_features_are_kept_as_long_as_a_prompt_needs_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vkep.generation.vision._KEPT", 1)
+    pictures = [np.full((32, 32, 3), 8 * k, np.uint8) for k in range(12)]
+    settings: dict[str, Any] = {"max_tokens": 4, "ignore_end": True}
+    with Generator(folder, fallback="error") as generator:
+        expected = [generator.generate([IMAGE, 7], images=[p], **settings).tokens for p in pictures]
+        vision = generator.decoder.vision  # type: ignore[union-attr]
+        assert vision is not None and vision.features.shape[0] == 64  # images that no prompt has made room
+        prompts = [generator.tokens([IMAGE, 7], [p]) for p in pictures]  # all of them are needed: the table grows
+        assert vision.features.shape[0] >= 12 * 16
+        assert [a.tokens for a in generator.generate(prompts, **settings)] == expected
+        lost = list(prompts[0])
+        del prompts
+        with pytest.raises(InvalidInputError, match="not among the model's"):
+            generator.generate(lost)
+
+
+@pytest.mark.gpu
+def test_other_settings_take_prompts_with_images(generator: Generator, folder: Path) -> None:
+    settings: dict[str, Any] = {"max_tokens": 8, "ignore_end": True}
+    prompt = generator.tokens([5, 6, 5, IMAGE, 5, 6, 5], [images()[3]])
+    plain = generator.generate(prompt, **settings).tokens
+    drawn = generator.generate(prompt, temperature=0.7, seed=3, repetition_penalty=1.2, **settings)
+    assert (
+        drawn.tokens == generator.generate(prompt, temperature=0.7, seed=3, repetition_penalty=1.2, **settings).tokens
+    )
+    assert generator.search(prompt, beams=1, max_tokens=8, ignore_end=True)[0].tokens == plain
+    with Generator(folder, fallback="error", lookup=4) as guessing:
+        again = guessing.tokens([5, 6, 5, IMAGE, 5, 6, 5], [images()[3]])
+        assert guessing.generate(again, **settings).tokens == plain
+
+
+@pytest.mark.gpu
+def test_chats_have_images(generator: Generator) -> None:
+    part = {"type": "image", "image": images()[0]}
+    said = [{"role": "user", "content": [part, {"type": "text", "text": "see <image>?"}]}]
+    tokens = generator.chat_tokens(said)
+    assert sum(token >= FIRST_TOKEN for token in tokens) == 16  # the text of a special token in a message stays text
+    answer = generator.chat(said, max_tokens=4, ignore_end=True)
+    assert answer.prompt == tokens and len(answer.tokens) == 4
+    assert "".join(generator.stream_chat(said, max_tokens=4, ignore_end=True)) == answer.text
+
+
+@pytest.mark.gpu
+def test_another_number_of_images_is_refused(generator: Generator) -> None:
+    one = images()[0]
+    with pytest.raises(InvalidInputError, match="marks of 2 images, and 1 images"):
+        generator.generate([IMAGE, 5, IMAGE], images=[one])
+
+
+@pytest.mark.gpu
+def test_a_model_without_images_refuses_them(tmp_path: Path) -> None:
+    from vkep.models.language import write_language
+
+    write_language(tmp_path, layers=1)
+    with Generator(tmp_path) as plain, pytest.raises(InvalidInputError, match="reads no images"):
+        plain.generate([5], images=[images()[0]])
+
+
+@pytest.mark.gpu
+def test_a_prompt_names_the_tiles_of_an_image(tmp_path: Path) -> None:
+    write_vision_language(tmp_path, "llama")
+    config = json.loads((tmp_path / "config.json").read_text()) | {"model_type": "smolvlm"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    settings = EXPECTED["smolvlm"]["settings"] | {"max_image_size": {"longest_edge": 32}, "size": {"longest_edge": 64}}
+    (tmp_path / SETTINGS).write_text(json.dumps(settings))
+    with Generator(tmp_path, fallback="error") as generator:
+        tokens = list(generator.tokens([IMAGE], [images()[1]]))
+        shown = "".join(chr(t) if t < 256 else "#" for t in tokens)
+        around, tile = "<fake_token_around_image>", "#" * 16
+        assert shown == (
+            f"{around}<row_1_col_1>{tile}\n{around}<row_2_col_1>{tile}\n\n{around}<global-img>{tile}{around}"
+        )
+        features = [t for t in tokens if t >= FIRST_TOKEN]
+        assert features == sorted(features) and len(set(features)) == 48
+        assert len(generator.generate([IMAGE, 7], images=[images()[1]], max_tokens=3, ignore_end=True).tokens) == 3
