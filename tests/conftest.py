@@ -17,7 +17,7 @@ import pytest
 
 from gpu_shared import steady
 from gpu_shared.errors import DriverNotFoundError
-from tests.nightly import nightly
+from tests.nightly import nightly, products_beyond_pairs
 from tools.waiting import LONG_S
 
 if TYPE_CHECKING:
@@ -90,8 +90,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if "needs_gigabytes" in getattr(item, "fixturenames", ()) and not config.getoption("--run-slow"):
             item.add_marker(pytest.mark.skip(reason="writes gigabytes: --run-slow runs it"))
     if not nightly():
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("nightly")])
-        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+        usual = [item for item in items if not item.get_closest_marker("nightly")]
+        beyond = set(products_beyond_pairs(usual))
+        usual = [item for item in usual if item not in beyond]
+        config.hook.pytest_deselected(items=list(set(items).difference(usual)))
+        items[:] = usual
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

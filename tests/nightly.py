@@ -20,18 +20,39 @@ def nightly_but(by_default: Collection[Any], values: Iterable[Any]) -> list[Any]
     return [value if value in by_default else _at_night(value) for value in values]
 
 
-def pairs(*axes: Iterable[Any]) -> list[Any]:
-    """All combinations, for ``parametrize``. By default each value of an axis meets each of the others."""
-    sizes = [list(axis) for axis in axes]
-    combinations = list(itertools.product(*(range(len(axis)) for axis in sizes)))
-    met = {places: set(itertools.combinations(enumerate(places), 2)) for places in combinations}
-    left, by_default = set[Any]().union(*met.values()), set[tuple[int, ...]]()
+def beyond_pairs(combinations: Sequence[tuple[int, ...]]) -> list[int]:
+    """The positions of the combinations that are not needed for each value of an axis to meet each of the others' once."""
+    met = [set(itertools.combinations(enumerate(values), 2)) for values in combinations]
+    left, beyond = set[Any]().union(*met), set(range(len(met)))
     while left:
-        best = max(combinations, key=lambda places: len(met[places] & left))
-        by_default.add(best)
+        best = max(beyond, key=lambda k: (len(met[k] & left), -k))
+        beyond.remove(best)
         left -= met[best]
-    values = {places: [axis[k] for axis, k in zip(sizes, places, strict=True)] for places in combinations}
-    return [pytest.param(*values[p]) if p in by_default else _at_night(*values[p]) for p in combinations]
+    return sorted(beyond)
+
+
+def products_beyond_pairs(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """Of the tests with three or more axes of parameters, the cases that are `beyond_pairs`."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.split("[")[0], []).append(item)
+    beyond = []
+    for of_test in cases.values():
+        values = [_values_of_axes(item) for item in of_test]
+        if len(values[0]) > 2:
+            numbers = [{value: k for k, value in enumerate(dict.fromkeys(axis))} for axis in zip(*values, strict=True)]
+            places = [tuple(n[v] for n, v in zip(numbers, one, strict=True)) for one in values]
+            beyond += [of_test[k] for k in beyond_pairs(places)]
+    return beyond
+
+
+def _values_of_axes(item: pytest.Item) -> list[tuple[int, ...]]:
+    """What tells the values of each decorator, and of each fixture that has parameters, from its others: objects' identities."""
+    params = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+    marks = [mark.args[0] for mark in item.iter_markers("parametrize")]
+    axes = [[name.strip() for name in names.split(",")] if isinstance(names, str) else names for names in marks]
+    found = [tuple(id(params.pop(name)) for name in names) for names in axes]
+    return found + [(id(value),) for value in params.values()]
 
 
 def alternately(values: Iterable[Any], others: Sequence[Any]) -> list[Any]:

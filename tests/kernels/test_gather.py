@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
-from tests.kernels.harness import EACH_DEVICE, Harness, NumpyWorkspace, Tensor
-from tests.nightly import pairs
+from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
 from vkep.dtypes import DTYPES
 from vkep.errors import Decline, InvalidNode
 from vkep.ir import tensor as ir
@@ -134,11 +133,8 @@ APPLY: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("reduction", "dtype", "caps"),
-    pairs(sorted(APPLY), ["float32", "float16", "int64", "int32", "uint8"], EACH_DEVICE),
-    indirect=["caps"],
-)
+@pytest.mark.parametrize("reduction", sorted(APPLY))
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "int32", "uint8"])
 def test_scatter_elements(
     gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str, reduction: str
 ) -> None:
@@ -164,11 +160,8 @@ def test_scatter_elements(
         assert noted(target) == ""
 
 
-@pytest.mark.parametrize(
-    ("reduction", "dtype", "caps"),
-    pairs(sorted(APPLY), ["float32", "float16", "int64", "int32", "uint8"], EACH_DEVICE),
-    indirect=["caps"],
-)
+@pytest.mark.parametrize("reduction", sorted(APPLY))
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "int32", "uint8"])
 def test_scatter_nd(
     gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str, reduction: str
 ) -> None:
@@ -235,11 +228,8 @@ INDEXED: dict[str, tuple[Indexed, tuple[int, ...], tuple[int, ...], tuple[int, .
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "worst", "caps"),
-    pairs(INDEXED, [-6, 5, 2**31, 2**32, -(2**31), -(2**33), 2**63 - 1, -(2**63)], EACH_DEVICE),
-    indirect=["caps"],
-)
+@pytest.mark.parametrize("name", INDEXED)
+@pytest.mark.parametrize("worst", [-6, 5, 2**31, 2**32, -(2**31), -(2**33), 2**63 - 1, -(2**63)])
 def test_every_index_out_of_range_is_noted(gpu: Harness, caps: DeviceCapabilities, name: str, worst: int) -> None:
     problem, shape, indices_shape, updates_shape = INDEXED[name]
     for good in (False, True):

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
-from tests.kernels.harness import EACH_DEVICE, Harness, Tensor
-from tests.nightly import pairs
+from tests.kernels.harness import Harness, Tensor
 from vkep.errors import Decline, InvalidNode
 from vkep.kernels.indexing.pad import PadProblem
 from vkep.kernels.reductions.cumsum import ScanProblem
@@ -27,9 +26,8 @@ PADS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("case", "mode", "caps"), pairs(PADS, ["constant", "edge", "reflect", "wrap"], EACH_DEVICE), indirect=["caps"]
-)
+@pytest.mark.parametrize("case", PADS)
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "wrap"])
 def test_pad(
     gpu: Harness,
     caps: DeviceCapabilities,
@@ -83,15 +81,8 @@ def test_pads_that_do_not_fit(caps: DeviceCapabilities) -> None:
     assert choose(PadProblem((2,) * 9, (1, *(0,) * 8), (0,) * 9, "float32"), caps)
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype", "caps"),
-    pairs(
-        [(1, 1, 1), (3, 50, 1), (2, 7, 9), (1, 3000, 1), (300, 4, 2)],
-        ["float32", "int64", "int32", "float16"],
-        EACH_DEVICE,
-    ),
-    indirect=["caps"],
-)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 50, 1), (2, 7, 9), (1, 3000, 1), (300, 4, 2)])
+@pytest.mark.parametrize("dtype", ["float32", "int64", "int32", "float16"])
 def test_cumsum(
     gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str, shape: tuple[int, int, int]
 ) -> None:

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
-from tests.kernels.harness import EACH_DEVICE, Harness, Tensor
-from tests.nightly import pairs
+from tests.kernels.harness import Harness, Tensor
 from vkep.errors import Decline, InvalidNode
 from vkep.graph.windows import Window
 from vkep.kernels.images.pool import PoolProblem
@@ -106,7 +105,8 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("case", "op", "caps"), pairs(CASES, ["max", "average", "lp"], EACH_DEVICE), indirect=["caps"])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("op", ["max", "average", "lp"])
 def test_float32(
     gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, op: str, case: tuple[Any, ...]
 ) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.nightly import pairs
 from tests.ops.cases import shared_context
 from tests.session.models import model
 from tools.fuzz.compositions import DESTINATIONS, PRODUCERS, difference, draw
@@ -38,7 +37,9 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "axis", "dtype"), pairs(CONVOLUTIONS, range(4), ["float32", "float16"]))
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+@pytest.mark.parametrize("axis", range(4))
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_convolution_into_a_concat(
     open_session: Open, rng: np.random.Generator, kind: str, axis: int, dtype: str
 ) -> None:
