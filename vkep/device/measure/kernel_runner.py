@@ -45,8 +45,9 @@ class ReadyCall:
 class KernelRunner:
     """Runs calls on one device. Pipelines are kept until `close`; the caller owns the operands' memory."""
 
-    def __init__(self, label: str, select: int | str | None = None) -> None:
-        self.instance = Instance(label)
+    def __init__(self, label: str, select: int | str | None = None, validation: bool | None = None) -> None:
+        """``validation``: as for `gpu_shared.SharedGpuContext.create`."""
+        self.instance = Instance(label, validation=validation)
         self.device = Device(self.instance, select)
         self.caps: DeviceCapabilities = self.device.capabilities
         self.library = ShaderLibrary()
