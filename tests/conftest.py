@@ -17,7 +17,7 @@ import pytest
 
 from gpu_shared import steady
 from gpu_shared.errors import DriverNotFoundError
-from tests.nightly import nightly, products_beyond_pairs
+from tests.nightly import interpreting, nightly, products_beyond_pairs
 from tools.waiting import LONG_S
 
 if TYPE_CHECKING:
@@ -30,11 +30,14 @@ hypothesis.settings.load_profile("suite")
 
 #: a test that asks for one of these uses the GPU, and is marked so
 GPU_FIXTURES = {"vulkan", "shared_context", "own_context", "open_session", "no_leak"}
+#: whose tests run without one by the interpreter (`tests.ops.cases.on_vulkan`)
+OPERATORS = Path(__file__).parent / "ops"
 Alive = Callable[[], dict[str, int]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--run-slow", action="store_true", help="also run the tests that write gigabytes to disk")
+    parser.addoption("--interpreter", action="store_true", help="run operators by the interpreter, without a device")
     parser.addoption("--nightly", action="store_true", help="also run what is marked nightly, and longer campaigns")
     parser.addoption(
         "--discrete", action="store_true", help="take the driver's device for a discrete GPU, in this process"
@@ -48,6 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
     discrete = config.getoption("--discrete")
     if config.getoption("--nightly"):
         os.environ["VKEP_TEST_NIGHTLY"] = "1"  # for tests/nightly.py, and the processes that tests start
+    if config.getoption("--interpreter"):
+        os.environ["VKEP_TEST_INTERPRETER"] = "1"
     os.environ.setdefault("GALLIVM_PERF", "nopt")
     os.environ.setdefault("LP_NUM_THREADS", "2")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of the workers, and of the processes that tests start
@@ -85,7 +90,10 @@ class _FailuresAtOnce:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if GPU_FIXTURES & set(getattr(item, "fixturenames", ())) or item.get_closest_marker("wide"):
+        needs = GPU_FIXTURES & set(getattr(item, "fixturenames", ()))
+        if interpreting() and needs <= {"vulkan"} and Path(item.path).is_relative_to(OPERATORS):
+            continue
+        if needs or item.get_closest_marker("wide"):
             item.add_marker("gpu")
         if "needs_gigabytes" in getattr(item, "fixturenames", ()) and not config.getoption("--run-slow"):
             item.add_marker(pytest.mark.skip(reason="writes gigabytes: --run-slow runs it"))
@@ -111,8 +119,11 @@ def needs_gigabytes() -> None:
 
 
 @pytest.fixture(scope="session")
-def vulkan() -> DeviceInfo:
-    """The device that the tests run on. Without one tests fail, unless VKEP_ALLOW_NO_GPU=1 lets them be skipped."""
+def vulkan() -> DeviceInfo | None:
+    """The device that the tests run on; None for the interpreter. Without one tests fail, unless VKEP_ALLOW_NO_GPU=1 lets them be
+    skipped."""
+    if interpreting():
+        return None
     import gpu_shared
 
     try:

@@ -15,6 +15,11 @@ def nightly() -> bool:
     return os.environ.get("VKEP_TEST_NIGHTLY") == "1"
 
 
+def interpreting() -> bool:
+    """Whether operators run by the interpreter of operations (``--interpreter``), and no test has a device."""
+    return os.environ.get("VKEP_TEST_INTERPRETER") == "1"
+
+
 def nightly_but(by_default: Collection[Any], values: Iterable[Any]) -> list[Any]:
     """``values`` for ``parametrize``; all but those ``by_default`` run at night only."""
     return [value if value in by_default else _at_night(value) for value in values]

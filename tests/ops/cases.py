@@ -8,13 +8,17 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from onnx import helper, numpy_helper
 
 from gpu_shared import SharedGpuContext
 from tests import pipelines
-from tests.nightly import nightly
+from tests.nightly import interpreting, nightly
 from tools.ort_cpu import cpu_session
+from tools.passes.interpreted import interpreted
+from tools.plan_devices import DEVICES
 from vkep import InferenceSession
+from vkep.kernels.problem import NoReference
 from vkep.session.session_state import Feed
 
 Array = np.ndarray[Any, Any]
@@ -74,8 +78,14 @@ def shared_context() -> SharedGpuContext:
 
 def on_vulkan(model: onnx.ModelProto, values: Mapping[str, Feed]) -> list[Array]:
     """The outputs, with every node on Vulkan or folded; `UnsupportedModelError` says what was declined. ``values`` may have
-    more than the model's inputs, such as None for an absent one."""
+    more than the model's inputs, such as None for an absent one. With ``--interpreter``, by the interpreter of operations: what
+    only kernels do, rounding to float32 and finding faults in data, is for tests that are marked ``gpu``."""
     given = {i.name: values[i.name] for i in model.graph.input}
+    if interpreting():
+        try:
+            return interpreted(model, given, DEVICES["cpu"])
+        except NoReference as error:
+            pytest.skip(f"not interpreted: {error}")
     with InferenceSession(model, context=shared_context(), fallback="error") as session:
         return session.run(None, given)
 

@@ -315,6 +315,7 @@ DRAWN: dict[str, tuple[str, Callable[[Random], Call], int]] = {
 ALWAYS = ("DynamicQuantizeLinear", "EyeLike", "Trilu", "Slice")
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize("name", DRAWN)
 def test_drawn_calls(name: str, constant: bool) -> None:
@@ -325,6 +326,7 @@ def test_drawn_calls(name: str, constant: bool) -> None:
     assert all(results) == (name in ALWAYS)
 
 
+@pytest.mark.gpu
 def test_windows_without_elements() -> None:
     """Of each pool and type: the only window lies in the padding."""
     attributes = {"kernel_shape": [2], "dilations": [4], "pads": [1, 1]}

@@ -103,6 +103,7 @@ def test_affine_grid() -> None:
     np.testing.assert_allclose(got, np.einsum("hwk,njk->nhwj", places, inputs["t"]), rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.gpu
 def test_integers_of_float_functions() -> None:
     x = np.array([[1, 2, 3], [4, 5, 60]], np.int32)
     check("ReduceLogSumExp", {"x": x}, opset=13, axes=[1], against="onnxruntime")

@@ -72,6 +72,7 @@ def test_error_function_and_gelu_at_all_sizes(op_type: str, dtype: Any) -> None:
     np.testing.assert_allclose(got[near].astype(np.float64), exact[near], rtol=rtol, atol=atol / 50)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["avg", "max"])
 @pytest.mark.parametrize("version", [10, 16])
 def test_regions_far_larger_than_their_image(mode: str, version: int) -> None:
@@ -471,6 +472,7 @@ def test_unique_of_many_distinct_values(dtype: Any, sorted_: int) -> None:
     check("Unique", {"x": x}, outputs=("y", "first", "at", "counts"), atol=0, rtol=0, sorted=sorted_)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("length", [65536, 70000])
 def test_an_average_over_more_than_two_to_the_32_positions(length: int) -> None:
     attributes = {"kernel_shape": [length] * 2, "strides": [length] * 2, "pads": [length - 1] * 4}

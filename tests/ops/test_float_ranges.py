@@ -109,6 +109,7 @@ def test_quotients_by_subnormal_numbers() -> None:
     np.testing.assert_allclose(_run("Div", {"x": x, "y": y}), exact, 3e-7)
 
 
+@pytest.mark.gpu
 def test_quotients_that_round_to_a_tie() -> None:
     """The quotient that IEEE 754 rounds to, before it is rounded to a whole number: a division by a reciprocal is one unit
     beside it.

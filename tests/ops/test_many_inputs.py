@@ -45,6 +45,7 @@ def _run(op_type: str, inputs: dict[str, Array], **rest: Any) -> Array:
     return on_vulkan(model_of(op_type, inputs, **rest), inputs)[0]
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("op_type", _FOLDS)
 @pytest.mark.parametrize("count", [31, 32, 33, 60, 800])
 def test_many_inputs(op_type: str, count: int) -> None:

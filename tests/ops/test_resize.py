@@ -20,6 +20,7 @@ def test_grid_sample(mode: str, padding_mode: str) -> None:
     check("GridSample", inputs, atol=1e-4, mode=mode, padding_mode=padding_mode, **MS)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])
 @pytest.mark.parametrize("size", [(3, 4), (1, 1), (1, 5), (6, 1)])
 def test_crop_and_resize(mode: str, size: tuple[int, int]) -> None:
@@ -30,6 +31,7 @@ def test_crop_and_resize(mode: str, size: tuple[int, int]) -> None:
     check("CropAndResize", inputs, constants=["size"], mode=mode, extrapolation_value=2.5, atol=1e-4, **MS)
 
 
+@pytest.mark.gpu
 def test_crop_of_no_image() -> None:
     inputs = {
         "x": normal(2, 3, 6, 7), "rois": np.zeros((1, 4), np.float32), "of": np.array([2], np.int32),

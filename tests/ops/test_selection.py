@@ -47,6 +47,7 @@ def test_bifurcation(current: Array, start: int, predicted: Array | None, sizes:
     check("BifurcationDetector", inputs, outputs=("y", "place"), **attributes, **MS)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("start", [-1, 3, 11])
 def test_a_start_that_leaves_other_predictions(start: int) -> None:
     inputs = {"source": SOURCE, "current": _tokens(1), "start": _tokens(start), "predicted": _tokens(1, 2)}

@@ -48,6 +48,7 @@ def test_of_two_inputs(op_type: str, kind: str) -> None:
     assert differences(BINARY[op_type], [x, y], got) == []
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", FLOATS)
 @pytest.mark.parametrize("op_type", ["Pow", "Div"])
 def test_of_a_constant(op_type: str, kind: str) -> None:

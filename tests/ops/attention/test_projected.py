@@ -31,6 +31,7 @@ def normal(*shape: int) -> Array:
     return RNG.normal(0, 0.5, shape).astype(np.float32)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("causal", [0, 1])
 def test_masks(kind: str, causal: int) -> None:
@@ -170,6 +171,7 @@ def test_padding_taken_away_and_put_back(constant: bool) -> None:
     against(lambda **_: x, "RestorePadding", {"r": rows, "o": offsets})
 
 
+@pytest.mark.gpu
 def test_a_token_beyond_its_sequences_is_refused() -> None:
     inputs = {"r": normal(3, 2), "o": np.array([[0, 1], [9, 3]], np.int32)}
     with pytest.raises(InvalidInputError, match="outside of its axis"):

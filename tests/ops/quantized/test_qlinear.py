@@ -53,6 +53,7 @@ def test_quantized_arithmetic(op_type: str) -> None:
     assert np.abs(difference).max() <= 1 and (difference != 0).mean() < 0.1
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
 def test_qlinear_concat(dtype: Any) -> None:
     inputs = {"ys": scale(0.3), "yz": np.array(5, dtype)}
@@ -95,6 +96,7 @@ def _quantized(dtype: Any, *shape: int, out: float) -> dict[str, Array]:
     return {"x": codes(dtype, *shape), "xs": scale(0.05), "xz": zeros[0], "ys": scale(out), "yz": zeros[1]}
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
 @pytest.mark.parametrize("channels_last", [0, 1])
 def test_qlinear_average_pools(channels_last: int, dtype: Any) -> None:
@@ -113,6 +115,7 @@ def test_qlinear_average_pools(channels_last: int, dtype: Any) -> None:
         check("QLinearAveragePool", ties, kernel_shape=[1, 2], count_include_pad=include, **rest)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
 @pytest.mark.parametrize(
     ("op_type", "attributes", "out"), [("QLinearSigmoid", {}, 1 / 256), ("QLinearLeakyRelu", {"alpha": 0.3}, 0.04)]
