@@ -107,15 +107,17 @@ def _expand_if(node: Node, known: Mapping[str, Known]) -> Expansion:
 # ---- Loop
 
 
-def carried_condition(body: Graph) -> bool | str | None:
+def carried_condition(body: Graph, outer: Mapping[str, object]) -> bool | str | None:
     """A Loop body's condition: True or False where it is constant, "same" where it equals the incoming condition, else
-    None."""
+    None. ``outer`` has the constants that the body may read."""
     name = body.outputs[0].name
-    sources = {o: n.inputs[0] for n in body.nodes if n.op_type == "Identity" and not n.domain for o in n.outputs}
+    copies = ("Cast", "Identity")  # the value is a bool, whatever is cast to it
+    sources = {o: n.inputs[0] for n in body.nodes if n.op_type in copies and not n.domain for o in n.outputs}
     while name in sources:
         name = sources[name]
-    if name in body.weights:
-        return bool(body.weights[name].array().reshape(-1)[0])
+    constant = body.weights.get(name, outer.get(name))
+    if isinstance(constant, Weight) and name != body.inputs[1].name:
+        return bool(constant.array().reshape(-1)[0])
     return "same" if name == body.inputs[1].name else None
 
 
@@ -133,7 +135,7 @@ def _expand_loop(
     limit_name, start_name, *initial = (*node.inputs, *("",) * max(0, 2 - len(node.inputs)))
     start = known[start_name] if start_name else None
     limit = known[limit_name] if limit_name else None
-    goes_on = carried_condition(body)
+    goes_on = carried_condition(body, known)
     if not limit_name and goes_on in (True, "same") and (start is None or goes_on is True):
         raise Decline("a loop without an end")
     if goes_on is None or (start is not None and not isinstance(start, Weight)):

@@ -3,10 +3,11 @@ in such parts."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from vkep.graph.model import Graph, Node
-from vkep.graph.weights import ArrayWeight
+from vkep.graph.weights import ArrayWeight, Weight
 from vkep.placement.control import MAX_UNROLLED_NODES, carried_condition, is_control, loop_value
 from vkep.placement.inlined import make_node, scope
 
@@ -24,11 +25,12 @@ class LoopPart:
     node: Node
 
 
-def parts_of(node: Node) -> tuple[LoopPart, ...]:
-    """The parts that a loop is executed in, the largest first. None for a Loop whose condition is computed."""
+def parts_of(node: Node, constants: Mapping[str, Weight]) -> tuple[LoopPart, ...]:
+    """The parts that a loop is executed in, the largest first. None for a Loop whose condition is computed. ``constants``: those
+    that it reads."""
     body = node.bodies["body"]
     if node.op_type == "Loop":
-        if carried_condition(body) not in (True, "same"):
+        if carried_condition(body, constants) not in (True, "same"):
             return ()
         node, body = _scan_of(node, body)
     most = 1 if any(map(is_control, body.nodes)) else MAX_UNROLLED_NODES // max(len(body.nodes), 1)

@@ -34,6 +34,7 @@ from vkep.placement.kompute import KOMPUTE
 from vkep.placement.kompute import find as find_kp
 from vkep.placement.nodes import check_known, check_sizes, lower_node
 from vkep.placement.policy import VGF, VULKAN, Partition, Policy
+from vkep.placement.repeats import without_repeats
 from vkep.placement.sequences import dissolve, dissolves, named_elements
 from vkep.placement.steps import Placed
 from vkep.placement.texts import gives_texts, numbered
@@ -70,6 +71,9 @@ def lower(
     Raises `InvalidNode` with the node's title for a node that breaks its operator's specification; ``refusals`` has other
     ways.
     """
+    replaced = without_repeats(nodes, known, outputs, opsets.get("", 1))
+    if replaced is not None:
+        nodes, known = replaced.nodes, {**known, **replaced.weights}
     made = functools.partial(_Partitioner, nodes, known, outputs, opsets, caps, over)
     for every_size in (False, True):
         current: Policy | None = policy or Policy()
@@ -80,6 +84,7 @@ def lower(
                 return partitioner.postponed(partitioner.asks_inputs)
         try:
             partitioner.name_elements()
+            partitioner.placements += [Placement(node, "inlined") for node in (replaced.gone if replaced else ())]
             return partitioner.program()
         except OutOfDeviceMemoryError:  # fusion left a result in memory that exceeds one buffer: its node declines it
             if every_size:

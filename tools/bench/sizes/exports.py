@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from tools.bench.sizes import images
+from tools.bench.sizes import images, speech
 from tools.half_precision.networks import prepare
 
 Tensor = Any
@@ -240,6 +240,16 @@ def _vits() -> Traced:
     return Traced(Flat(inner, call), {"x": torch.randint(1, 39, (1, 12))}, {"x": {1: "sequence"}})
 
 
+def _kokoro() -> Traced:
+    inputs = {"x": torch.randint(1, 39, (1, 12)), "style": torch.randn(1, 256), "speed": torch.ones(1)}
+    return Traced(Flat(speech.kokoro()), inputs, {"x": {1: "sequence"}})
+
+
+def _piper() -> Traced:
+    inputs = {"x": torch.randint(1, 39, (1, 12)), "count": torch.tensor([12]), "scales": torch.tensor([0.6, 1.0, 0.8])}
+    return Traced(speech.piper(), inputs, {"x": {1: "sequence"}})
+
+
 def _whisper() -> Traced:
     """The decoder, whose cross attention reads an encoder's results."""
     import transformers
@@ -374,17 +384,19 @@ TRACED: Mapping[str, Callable[[], Traced]] = {
     "whisper_cache": _whisper,
     "moonshine": _moonshine,
     "encodec": _PART(
-        _audio, "EncodecConfig", "EncodecModel", lambda m, x: m.decoder(m.encoder(x)), num_filters=4, hidden_size=16
+        _audio, "EncodecConfig", "EncodecModel", lambda m, x: m(x).audio_values, num_filters=4, hidden_size=16
     ),
     "dac": _PART(
         _audio,
         "DacConfig",
         "DacModel",
-        lambda m, x: m.decoder(m.encoder(x)),
+        lambda m, x: m(x).audio_values,
         encoder_hidden_size=8,
         decoder_hidden_size=32,
         downsampling_ratios=[2, 4],
         upsampling_ratios=[4, 2],
     ),
     "vits": _vits,
+    "kokoro": _kokoro,
+    "piper": _piper,
 }

@@ -111,7 +111,7 @@ def measure(task: Task) -> Row:
             network.write(part)
             part.rename(path)
         step = "open"
-        peer = cpu_session(path) if network.compared else None
+        peer = cpu_session(path)
         with _counted() as counts, contextlib.ExitStack() as ends:
             session, on_cpu = _by_ort(path) if task.by_ort else _plain(path, ends)
             inputs, rng = session.get_inputs(), np.random.default_rng(7)
@@ -134,8 +134,7 @@ def measure(task: Task) -> Row:
                     times.append((first, again))
                 if k + 1 == _FIRST:
                     before = counts.pipelines
-                if peer is not None:
-                    row.error = max(row.error, relative_error(results, peer.run(None, feeds)))
+                row.error = max(row.error, relative_error(results, peer.run(None, feeds)))
             row.plans, row.pipelines, row.on_cpu = counts.most, counts.pipelines - before, on_cpu()
         row.new = statistics.median([a.wall / b.wall for a, b in times])
         row.more = statistics.median([a.wall - b.wall for a, b in times])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from onnx import helper
 
 from tools.bench.sizes.texts import text_model
 from tools.models.catalog import Options, build_model
@@ -34,6 +35,15 @@ def _boxes(shape: tuple[int, ...], dims: Dims, rng: np.random.Generator) -> Arra
 
 def _durations(shape: tuple[int, ...], dims: Dims, rng: np.random.Generator) -> Array:
     return (rng.random(shape) * 4).astype(np.float32)
+
+
+def _length(shape: tuple[int, ...], dims: Dims, rng: np.random.Generator) -> Array:
+    return np.full(shape, dims["sequence"])
+
+
+def _scales(shape: tuple[int, ...], dims: Dims, rng: np.random.Generator) -> Array:
+    """Of noise, lengths and the durations' noise: without noise the results are those of others."""
+    return np.array([0, rng.uniform(0.8, 1.2), 0], np.float32)
 
 
 def _sparse(shape: tuple[int, ...], dims: Dims, rng: np.random.Generator) -> Array:
@@ -66,7 +76,6 @@ class Network:
     write: Callable[[Path], None]
     ranges: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     fills: Mapping[str, Fill] = field(default_factory=dict)
-    compared: bool = True  #: whether its results are the same each time
 
     def draw(self, names: list[str], rng: np.random.Generator) -> dict[str, int]:
         """Sizes of the dimensions ``names``. The number of keys is that of the past and of the new tokens."""
@@ -96,11 +105,20 @@ class Network:
         return made
 
 
-def _traced(name: str, kind: str, **more: Any) -> Network:
+def _traced(name: str, kind: str, quiet: bool = False, **more: Any) -> Network:
+    """``quiet``: random numbers are next to 0."""
+
     def write(path: Path) -> None:
         from tools.bench.sizes.exports import export
 
         export(name, path)
+        if quiet:
+            proto = onnx.load(path)
+            for node in proto.graph.node:
+                if node.op_type.startswith("Random"):
+                    width = "scale" if "Normal" in node.op_type else "high"
+                    node.attribute.append(helper.make_attribute(width, 1e-30))
+            onnx.save(proto, path)
 
     return Network(name, kind, write, **more)
 
@@ -143,7 +161,8 @@ _ALL = (
     *[_traced(name, "text") for name in ("bert", "bert@dynamo", "roberta", "distilbert", "albert", "electra", "mpnet")],
     *[_traced(name, "text") for name in ("t5_encoder", "bart_encoder", "gpt_neox@dynamo")],
     *[_traced(name, "audio") for name in ("wav2vec2", "hubert", "encodec", "dac", "moonshine@dynamo")],
-    _traced("vits", "audio", ranges={"sequence": (4, 40, 1)}, compared=False),
+    *[_traced(name, "speech", ranges={"sequence": (4, 40, 1)}, quiet=True) for name in ("vits", "kokoro")],
+    _traced("piper", "speech", ranges={"sequence": (4, 40, 1)}, fills={"count": _length, "scales": _scales}),
     *[_traced(name, "recurrent", ranges={"sequence": (4, 60, 1)}) for name in ("lstm", "lstm_large", "gru_large")],
     *[_traced(name, "decoder") for name in ("gpt2_cache", "llama_cache", "llama_cache@dynamo", "qwen3_cache")],
     *[_traced(name, "decoder") for name in ("gemma3_cache", "gemma3_cache@dynamo", "phi_cache", "whisper_cache")],

@@ -31,7 +31,7 @@ class ControlExecutor:
         self.node: Node = step.node
         self.body: Graph = step.node.bodies["body"]
         self._constants = {name: weight.array() for name, weight in step.constants.items()}
-        parts = parts_of(self.node)
+        parts = parts_of(self.node, step.constants)
         self._counts = bool(parts)
         self._parts = [_Part.of(step, part, make_body) for part in parts] or [_Part.of_body(step, make_body)]
         self._newest = self._parts[-1]
