@@ -101,7 +101,7 @@ def _step(name: str, precision: str, rows: int, length: int) -> Case:
         spec = inputs[name_of_past]
         assert isinstance(spec, ValueSpec)
         capacity = (*spec.shape[:2], _CAPACITY, *spec.shape[3:])
-        inputs[name_of_past] = replace(spec, room=capacity if capacity != spec.shape else ())
+        inputs[name_of_past] = replace(spec, capacity=capacity if capacity != spec.shape else ())
     return replace(case, inputs=inputs, places={}, over=pairs)
 
 

@@ -162,7 +162,7 @@ def main() -> int:
             counts[found] += 1
             print(f"{name}: {found}; {len(trace.conditions)} conditions")
             if arguments.model:
-                print(*[f"    {c}  {list(c.place.code)}" for c in trace.told(list(case.places))], sep="\n")
+                print(*[f"    {c}  {list(c.place.code)}" for c in trace.named_conditions(list(case.places))], sep="\n")
         print(*[f"{n:5} {found}" for found, n in counts.items()], sep="\n")
         return 0
     sizes = {name: int(n) for name, _, n in (text.partition("=") for text in arguments.size)}
@@ -172,7 +172,7 @@ def main() -> int:
         data = Path(arguments.model).read_bytes()
     case = declared(load_model(data), sizes)
     found, trace = outcome(case, caps)
-    print(*trace.told(list(case.places)), sep="\n")
+    print(*trace.named_conditions(list(case.places)), sep="\n")
     print(found)
     return 0
 

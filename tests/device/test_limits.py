@@ -24,7 +24,7 @@ def test_limits_are_measured_once_and_kept(
     caps = select_device(list_devices()).capabilities
     found = device_limits(caps)
     assert found.device == caps.name
-    assert min(found.copy_bytes, found.float32_flops) > 0
+    assert min(found.copy_rate, found.float32_flops) > 0
     assert found.float16_flops >= found.float32_flops
     monkeypatch.setattr("vkep.device.measure.limits.measure_limits", lambda timer: DeviceLimits("again", 1, 2, 3))
     assert device_limits(caps) == found
@@ -45,7 +45,7 @@ def test_limits_say_when_they_were_measured(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("vkep.device.measure.limits.measure_limits", lambda timer: next(made))
     caps = DeviceCapabilities.for_tests()
     assert device_limits(caps, max_age_s=600).age_s == pytest.approx(3600, abs=60)
-    assert device_limits(caps).copy_bytes == 1
+    assert device_limits(caps).copy_rate == 1
     best = DeviceLimits("d", 4, 9, 9, new)  # other programs only lower what is measured
     assert device_limits(caps, max_age_s=600) == best
     assert device_limits(caps, max_age_s=600) == best
@@ -53,7 +53,7 @@ def test_limits_say_when_they_were_measured(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_dispatch_is_bound_by_what_takes_longer() -> None:
-    limits = DeviceLimits("d", copy_bytes=2.0, float32_flops=10.0, float16_flops=100.0)
+    limits = DeviceLimits("d", copy_rate=2.0, float32_flops=10.0, float16_flops=100.0)
     pipelines = tuple(PipelineKey(ShaderVariant("k.comp", (("T", t),))) for t in ("float", "float16_t"))
     grid = (1, 1, 1)
     dispatches = (

@@ -35,7 +35,7 @@ FEEDS = {"x": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)}
 
 @pytest.fixture
 def graphs(graph_context: Any) -> None:
-    """Data graphs can be had; contexts made by these tests have the emulation layers on."""
+    """Data graphs are available; contexts made by these tests have the emulation layers on."""
     need_vgf()
 
 

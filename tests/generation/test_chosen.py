@@ -61,7 +61,7 @@ def test_logarithms_change_no_answer_of_a_batch(generator: Generator) -> None:
     batch = generator.batch(3)
     plain = Sampling(max_tokens=6, ignore_end=True)
     answers = [batch.add(PROMPT, s) for s in (plain, Sampling(max_tokens=3, logprobs=MOST_LOGPROBS), plain)]
-    while batch.under_way:
+    while batch.in_progress:
         batch.step()
     batch.close()
     assert answers[0].tokens == answers[2].tokens == alone.tokens and not answers[0].logprobs
@@ -107,7 +107,7 @@ def test_answers_follow_a_schema(generator: Generator, temperature: float) -> No
         for s in (1, 2)
     ]
     answers = [batch.add(PROMPT, settings) for settings in (plain, *bound)]
-    while batch.under_way:
+    while batch.in_progress:
         batch.step()
     batch.close()
     for answer in answers[1:]:
@@ -143,7 +143,7 @@ def test_a_grammar_that_reaches_a_limit_ends_its_own_answer(generator: Generator
     batch = generator.batch(2)
     plain = batch.add(PROMPT, Sampling(max_tokens=6, ignore_end=True))
     bound = batch.add(PROMPT, Sampling(grammar=of_schema(SCHEMA), max_tokens=60))
-    while batch.under_way:
+    while batch.in_progress:
         batch.step()
     batch.close()
     assert bound.reason == "error" and "no token that may follow" in str(bound.error)

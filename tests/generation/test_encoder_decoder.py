@@ -92,7 +92,7 @@ def merged(folder: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["t5", "whisper"])
 def test_the_same_tokens(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder_decoder, "ROOM", 4)  # caches move to larger memory
+    monkeypatch.setattr(encoder_decoder, "CAPACITY_STEP", 4)  # caches move to larger memory
     write_sources(tmp_path, kind)
     rng = np.random.default_rng(3)
     sources: list[Any]

@@ -150,7 +150,7 @@ def test_an_answer_without_a_reader_is_cancelled(generator: Generator) -> None:
     assert answer.tokens and not answer.ended
     del reader
     assert generator.generate(prompt(4, 2), max_tokens=1, ignore_end=True).tokens
-    assert answer.reason == "cancelled" and not generator._batch.under_way
+    assert answer.reason == "cancelled" and not generator._batch.in_progress
 
 
 def test_without_memory_an_answer_ends_where_it_is(
@@ -160,10 +160,10 @@ def test_without_memory_an_answer_ends_where_it_is(
     answer = batch.add(prompt(60, 2), Sampling(ignore_end=True))
     grow = RowCaches.grow
 
-    def full(self: RowCaches, rows: int, room: int) -> None:
-        if room > 64 or rows > 1:
+    def full(self: RowCaches, rows: int, capacity: int) -> None:
+        if capacity > 64 or rows > 1:
             raise ArenaOutOfMemory("it", asked=1, in_use=1, allocated=1, limit=1, largest_free=0, reason="full")
-        grow(self, rows, room)
+        grow(self, rows, capacity)
 
     monkeypatch.setattr(RowCaches, "grow", full)
     with pytest.raises(ArenaOutOfMemory):
@@ -189,7 +189,7 @@ def test_without_memory_for_two_runs_the_log_says_so_once(
     answers = []
     for count in (4, 5):
         answers.append(batch.add(prompt(count, count), GREEDY))
-        while batch.under_way:
+        while batch.in_progress:
             batch.step()
     [said] = [record for record in caplog.records if record.name == "vkep.generation"]
     assert "no memory for two runs" in said.getMessage() and "arena 'it'" in said.getMessage()
@@ -249,12 +249,12 @@ def test_a_step_that_was_submitted_ahead_is_left_where_answers_change(
             batch.cancel(batch.add(prompt(3), settings))
         if step % 3 != 1 and not beside.ended:
             other.step()
-    while batch.under_way or other.under_way:
+    while batch.in_progress or other.in_progress:
         batch.step()
         other.step()
     for answer in (*answers, beside):
         wanted = alone.add(answer.prompt, settings)
-        while how and alone.under_way:
+        while how and alone.in_progress:
             alone.step()
         assert answer.tokens == (wanted.tokens if how else theirs.greedy(answer.prompt, 12))
         alone.cancel(wanted)

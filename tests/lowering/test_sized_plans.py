@@ -135,12 +135,12 @@ def test_a_short_length_is_a_size_too() -> None:
 def test_a_cache_that_grows_in_its_memory(device: str) -> None:
     loaded = load_model(build_model("gpt2step", Options(dynamic=True)).SerializeToString())
     case = declared(loaded, MODELS["gpt2step"])
-    room = {
-        n: replace(s, room=(*s.shape[:2], 128, 64))
+    capacity = {
+        n: replace(s, capacity=(*s.shape[:2], 128, 64))
         for n, s in case.inputs.items()
         if isinstance(s, ValueSpec) and n[0] == "p" and s.shape[2:3] == (37,)
     }
-    inputs = {**case.inputs, **room}
+    inputs = {**case.inputs, **capacity}
     numbers = numbers_of(inputs).values
     places = {name: [k for k, n in enumerate(numbers) if n == size] for name, size in (("past", 37), ("room", 128))}
     assert list(map(len, places.values())) == [2, 2]

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vkep.plan.memory import ALIGNMENT, Lifetime, align, live_peak, place
+from vkep.plan.memory import ALIGNMENT, Lifetime, align, live_peak, pack
 
 LIFETIMES = st.lists(
     st.builds(
@@ -22,7 +22,7 @@ LIFETIMES = st.lists(
 
 @given(LIFETIMES)
 def test_no_two_live_buffers_overlap(lifetimes: list[Lifetime]) -> None:
-    offsets, total = place(lifetimes)
+    offsets, total = pack(lifetimes)
     used: dict[int, list[tuple[int, int]]] = {}
     for life, offset in zip(lifetimes, offsets, strict=True):
         assert offset % ALIGNMENT == 0 and offset >= 0 and offset + life.nbytes <= total
@@ -36,9 +36,9 @@ def test_no_two_live_buffers_overlap(lifetimes: list[Lifetime]) -> None:
 
 @given(LIFETIMES, st.sampled_from([1 << 13, 1 << 20, 3 << 19]))
 def test_no_buffer_lies_across_two_pieces(lifetimes: list[Lifetime], piece: int) -> None:
-    offsets, total = place(lifetimes, piece)
-    if place(lifetimes)[1] <= piece:
-        assert (offsets, total) == place(lifetimes)
+    offsets, total = pack(lifetimes, piece)
+    if pack(lifetimes)[1] <= piece:
+        assert (offsets, total) == pack(lifetimes)
     alive = [(offset, life) for life, offset in zip(lifetimes, offsets, strict=True) if life.nbytes]
     for offset, life in alive:
         assert offset + life.nbytes <= total
@@ -51,16 +51,16 @@ def test_no_buffer_lies_across_two_pieces(lifetimes: list[Lifetime], piece: int)
 @given(LIFETIMES)
 def test_the_bound_is_what_lives_at_the_busiest_step(lifetimes: list[Lifetime]) -> None:
     peak = max((sum(align(x.nbytes) for x in lifetimes if x.first <= step <= x.last) for step in range(50)), default=0)
-    assert live_peak(lifetimes) == peak <= place(lifetimes)[1]
+    assert live_peak(lifetimes) == peak <= pack(lifetimes)[1]
 
 
 @given(LIFETIMES)
 def test_placing_is_a_function_of_the_lifetimes(lifetimes: list[Lifetime]) -> None:
-    assert place(lifetimes) == place(list(lifetimes))
+    assert pack(lifetimes) == pack(list(lifetimes))
 
 
 def test_a_chain_takes_two_buffers() -> None:
-    assert place([Lifetime(1000, i, i + 1) for i in range(20)])[1] == 2 * align(1000)
+    assert pack([Lifetime(1000, i, i + 1) for i in range(20)])[1] == 2 * align(1000)
 
 
 def test_greedy_by_size_alone_would_waste_here() -> None:
@@ -74,4 +74,4 @@ def test_greedy_by_size_alone_would_waste_here() -> None:
             Lifetime(size // 2, at + 2, at + 3),
         ]
         lifetimes += [Lifetime(2 * size // 3, at + 3, at + 4)]
-    assert place(lifetimes)[1] <= 1.1 * live_peak(lifetimes)
+    assert pack(lifetimes)[1] <= 1.1 * live_peak(lifetimes)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vkep.plan.layout import laid_out
-from vkep.plan.memory import live_peak, place
+from vkep.plan.memory import live_peak, pack
 from vkep.plan.records import Dispatch, PipelineKey, Plan, Port, Relocation, ShaderVariant, Slot, Space
 from vkep.plan.sized import Buffer, PlanSizes, faults, instance, moved_ports, moving_ports, ports
 from vkep.sizes import Formulas, Trace
@@ -79,7 +79,7 @@ def plan() -> tuple[Plan, PlanSizes]:
 
 def test_the_instance_for_the_sizes_at_hand_differs_in_nothing_but_places() -> None:
     made, sizes = plan()
-    offsets, slab = place(sizes.lifetimes(sizes.values([8])))
+    offsets, slab = pack(sizes.lifetimes(sizes.values([8])))
     again = instance(made, sizes, [8])
     assert again.activation_bytes == slab and again.live_peak_bytes == live_peak(sizes.lifetimes(sizes.values([8])))
     assert (again.ports, again.slots, again.faults) == (made.ports, made.slots, made.faults)
@@ -94,7 +94,7 @@ def test_an_instance_has_the_numbers_of_its_sizes(n: int) -> None:
     first, second = other.dispatches
     assert struct.unpack("<QQIf", first.arguments) == (0, 0, n, n / 2) and first.grid == ((n + 3) // 4, 1, 1)
     assert second.arguments == made.dispatches[1].arguments and second.grid == (1, 1, 1)
-    offsets, slab = place(sizes.lifetimes(sizes.values([n])))
+    offsets, slab = pack(sizes.lifetimes(sizes.values([n])))
     assert [r.addend for r in first.relocations] == [0, offsets[0]]
     assert [r.addend for r in second.relocations] == [offsets[0] + 16, offsets[1] + 4 * n]
     assert other.activation_bytes == slab and other.slots == (Slot(0, 0), Slot(1, 4 * n))
@@ -120,12 +120,12 @@ def test_layouts_keep_what_lives_together_apart_and_waste_little(
         found = values([n])
         if not layout.fits(found):
             before, layout = layout, laid_out(sizes, found, layout)
-            assert all(new >= old for new, old in zip(layout.room, before.room, strict=True))
+            assert all(new >= old for new, old in zip(layout.capacity, before.capacity, strict=True))
         assert layout.fits(found)
         largest = [max(a, b) for a, b in zip(largest, found, strict=True)]
         for i, (a, at) in enumerate(zip(sizes.buffers, layout.offsets, strict=True)):
-            assert at % 256 == 0 and at + layout.room[i] <= layout.nbytes
+            assert at % 256 == 0 and at + layout.capacity[i] <= layout.nbytes
             for j in range(i):
                 b, other = sizes.buffers[j], layout.offsets[j]
-                if a.first <= b.last and b.first <= a.last and layout.room[i] and layout.room[j]:
-                    assert at + layout.room[i] <= other or other + layout.room[j] <= at
+                if a.first <= b.last and b.first <= a.last and layout.capacity[i] and layout.capacity[j]:
+                    assert at + layout.capacity[i] <= other or other + layout.capacity[j] <= at

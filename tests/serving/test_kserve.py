@@ -107,7 +107,7 @@ def test_a_body_in_pieces(cuts: list[int]) -> None:
 
 
 def test_a_json_text_is_read_once_and_few_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, loads, texts = replace(MODEL, known={}), json.loads, list[bytes]()
+    model, loads, texts = replace(MODEL, read_before={}), json.loads, list[bytes]()
 
     def read(text: bytes, **options: Any) -> Any:
         texts.append(text)
@@ -122,13 +122,13 @@ def test_a_json_text_is_read_once_and_few_are_remembered(monkeypatch: pytest.Mon
     with pytest.raises(ProtocolError, match="2 bytes are left"):  # the same text before fewer bytes
         parse_infer(body[:-1], size, model)
     assert parse_infer(*binary("7"), model).id == "7"  # each request has another one
-    assert len(model.known) == 1
+    assert len(model.read_before) == 1
     for space in range(100):
         parse_infer(b" " * space + body, str(space + int(size)), model)
     parse_infer(b" " * 5000 + body, str(5000 + int(size)), model)
-    assert len(model.known) == 64
+    assert len(model.read_before) == 64
     parse_infer(body_of(good())[0], None, model)  # numbers in JSON
-    assert len(model.known) == 64
+    assert len(model.read_before) == 64
 
 
 def test_values_that_are_no_numbers_in_place_are_copied() -> None:
@@ -138,7 +138,7 @@ def test_values_that_are_no_numbers_in_place_are_copied() -> None:
         for name, kind, shape, nbytes in (("b", "BOOL", [2], 2), ("x", "FP32", [1], 4))
     ]
     parsed = parse_infer(*body_of({"inputs": inputs}, b"\0\7", np.float32(3).tobytes()), model)
-    assert parsed.feeds["b"].tolist() == [False, True] and parsed.feeds["x"].tolist() == [3] and not model.known
+    assert parsed.feeds["b"].tolist() == [False, True] and parsed.feeds["x"].tolist() == [3] and not model.read_before
 
 
 @pytest.mark.parametrize("name", [name for name in DATATYPES if name != "BYTES"])

@@ -265,7 +265,7 @@ def test_an_answer_whose_text_cannot_be_read_ends_alone(folder: Path, alone: lis
         batch = generator.batch(4)
         answers = [batch.add(prompt, SETTINGS) for prompt in PROMPTS[:3]]
         answers[1]._stream._text = FailsAt(generator.text, alone[1][2])  # type: ignore[union-attr]
-        while batch.under_way:
+        while batch.in_progress:
             batch.step()
         assert [a.tokens for a in (answers[0], answers[2])] == [alone[0], alone[2]]
         assert answers[1].reason == "error" and "the tokenizer fails" in str(answers[1].error)

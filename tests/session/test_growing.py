@@ -219,7 +219,7 @@ def test_leading_elements() -> None:
     with vkep.InferenceSession(model, fallback="error") as session:
         whole = session.device_tensor(x)
         part = whole.leading((3, 2))
-        assert (part.shape, part.room, part.nbytes, whole.room) == ((3, 2), (5, 6), 24, ())
+        assert (part.shape, part.capacity, part.nbytes, whole.capacity) == ((3, 2), (5, 6), 24, ())
         assert part.leading((4, 6)).shape == (4, 6)
         np.testing.assert_array_equal(part.numpy(), x[:3, :2])
         np.testing.assert_array_equal(session.run(None, {"x": part})[0], -x[:3, :2])

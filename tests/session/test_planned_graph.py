@@ -124,7 +124,7 @@ def test_static_shapes_have_one_signature_after_which_the_graph_can_be_sealed() 
     key = planned.plan_static([ValueInfo("x", FLOAT, (2, 3))])
     one = planned.latest
     assert key is not None and run(planned, 2, 3) is one
-    planned.seal()
+    planned.refuse_new_plans()
     assert run(planned, 2, 3) is one
     with pytest.raises(InvalidInputError, match="g: got shapes other than those that the model declares"):
         run(planned, 3, 3)

@@ -199,18 +199,18 @@ def test_numbers_that_divide_sizes_decide_between_two_plans() -> None:
 
 
 def test_memory_that_has_room_for_more_is_a_size_from_the_start() -> None:
-    def past(n: int, room: int) -> ValueSpec:
-        return ValueSpec(DTYPES["float32"], (3, n), (3, room))
+    def past(n: int, capacity: int) -> ValueSpec:
+        return ValueSpec(DTYPES["float32"], (3, n), (3, capacity))
 
     def lower(known: Mapping[str, Any]) -> None:
-        n, room = known["x"].shape[1], known["x"].room[1]
-        if n == room:  # it lies densely, which is another plan
+        n, capacity = known["x"].shape[1], known["x"].capacity[1]
+        if n == capacity:  # it lies densely, which is another plan
             fixed(n, "why")
 
     graph = plans(Maker(lower))
 
-    def run(n: int, room: int) -> Any:
-        return graph.executable({"x": past(n, room)})
+    def run(n: int, capacity: int) -> Any:
+        return graph.executable({"x": past(n, capacity)})
 
     assert run(2, 64).sizes is None
     assert run(3, 64).sizes == [3, 64] and run(7, 4096).sizes == [7, 4096] and graph.count == 1

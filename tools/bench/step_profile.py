@@ -86,7 +86,7 @@ def profile(folder: Path, sequences: int, cached: int, steps: int) -> StepProfil
         )
         for _ in range(sequences):
             batch.add([int(t) for t in random.integers(0, decoder.vocabulary, cached)], settings)
-        while any(not answer.tokens for answer in batch.under_way):
+        while any(not answer.tokens for answer in batch.in_progress):
             batch.step()
         wall, host = _timed(batch, steps)
         batch.runs_ahead = False  # a step's dispatches run within it

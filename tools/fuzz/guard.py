@@ -215,8 +215,8 @@ def guarded() -> Iterator[Guards]:
 
         size, block, staging, spans = 1, None, None, ()
 
-        def __init__(self, delegate: Any, ports: Sequence[Port], room: Sequence[int | None], staging: Any) -> None:
-            self.room = [p.nbytes for p in ports]
+        def __init__(self, delegate: Any, ports: Sequence[Port], capacity: Sequence[int | None], staging: Any) -> None:
+            self.capacity = [p.nbytes for p in ports]
             if staging is not None or "llvmpipe" not in delegate.capabilities.name:
                 raise RuntimeError(f"{delegate.capabilities.name} does not run shaders on host addresses")
             self._memories = [guards.new(p.nbytes, f"{'input' if p.is_input else 'output'} {p.name!r}") for p in ports]

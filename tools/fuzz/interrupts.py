@@ -309,17 +309,17 @@ def steps(campaign: Campaign) -> None:
         def complete(answer: Answer) -> tuple[list[int], str, str]:
             return answer.tokens, answer.text, answer.reason
 
-        while batch.under_way:
+        while batch.in_progress:
             batch.step()
         right = {tuple(answer.prompt): complete(answer) for answer in followed}
 
         def attempt() -> None:
-            followed[:] = {*followed, *batch.under_way}
+            followed[:] = {*followed, *batch.in_progress}
             for answer in [answer for answer in followed if answer.ended]:
                 if complete(answer) != right[tuple(answer.prompt)]:
                     raise AssertionError(f"interrupted steps made {answer}")
                 followed.remove(answer)
-            if not batch.under_way:
+            if not batch.in_progress:
                 for one in given:
                     batch.add(*one)
             batch.step()
@@ -346,8 +346,8 @@ def generates(campaign: Campaign) -> None:
         def check() -> None:
             campaign.forget()
             attempt()
-            if generator._batch.under_way:
-                raise AssertionError(f"answers that nobody reads are in progress: {generator._batch.under_way}")
+            if generator._batch.in_progress:
+                raise AssertionError(f"answers that nobody reads are in progress: {generator._batch.in_progress}")
 
         campaign.drive(attempt, check)
 

@@ -54,8 +54,8 @@ def tune_command(
                 raise common.UsageError(f"no such file: {model}")
             common.say(progress, f"tuning {model.name}")
             # the progress of tuning, not that of each session
-            told = None if progress is None else lambda done, total, what: progress("candidates", done, total, what)
-            results[str(model)] = tune(model, feeds, SessionOptions(device=device), runs, told)
+            report = None if progress is None else lambda done, total, what: progress("candidates", done, total, what)
+            results[str(model)] = tune(model, feeds, SessionOptions(device=device), runs, report)
             if not dry_run:
                 save_choices(caps, {one.problem: one.choice for one in results[str(model)]})
     kept = None if dry_run else str(tuning_path(caps))

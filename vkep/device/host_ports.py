@@ -36,12 +36,12 @@ class HostPorts:
         self,
         delegate: VulkanDelegate,
         ports: Sequence[Port],
-        room: Sequence[int | None],
+        capacity: Sequence[int | None],
         staging: StagingArena | None,
     ) -> None:
-        """``room``: the largest bytes of each port, None where the host does not bind it."""
-        self.room, self._offsets, size = tuple(room), list[int](), 0
-        for nbytes in room:
+        """``capacity``: the largest bytes of each port, None where the host does not bind it."""
+        self.capacity, self._offsets, size = tuple(capacity), list[int](), 0
+        for nbytes in capacity:
             self._offsets.append(size)
             size += 0 if nbytes is None else align(max(nbytes, 1))
         self.size = max(size, 1)
@@ -72,11 +72,11 @@ class HostPorts:
         shape: tuple[int, ...] | None = None
         dtype, element, length = "", np.dtype(np.uint8), 0
         for k, port in changed.items():
-            room = self.room[k]
-            if room is None:
+            capacity = self.capacity[k]
+            if capacity is None:
                 continue
             nbytes, offset = port.nbytes, self._offsets[k]
-            if nbytes > room:
+            if nbytes > capacity:
                 return None
             if port.shape is not shape or port.dtype != dtype:  # the caches of all layers are alike
                 shape, dtype = port.shape, port.dtype
@@ -84,7 +84,7 @@ class HostPorts:
                 # lengths are rounded up, so that few different copies are recorded
                 length = 1 << max(nbytes - 1, 4095).bit_length()
             view = np.ndarray(shape, element, self._raw, offset)
-            found.append((k, view, (offset, min(room, length)) if nbytes else None))
+            found.append((k, view, (offset, min(capacity, length)) if nbytes else None))
         return found
 
     def fit(self, fitting: Fitting) -> None:

@@ -109,7 +109,7 @@ class RunCommands:
     def bind(self, side: int, which: Sequence[int]) -> HostPorts:
         """The host's memory of a side, for a run that binds its ports of the positions ``which`` to the host."""
         ports = self._host[side]
-        if ports is None or any(ports.room[k] is None for k in which):
+        if ports is None or any(ports.capacity[k] is None for k in which):
             ports = self._make_host(side, which)
         ports.use(which)
         return ports
@@ -119,13 +119,15 @@ class RunCommands:
         with self._making:
             self._check_wanted()
             before = self._host[side]
-            bound = set(which) | {k for k, room in enumerate(before.room if before else ()) if room is not None}
+            bound = set(which) | {
+                k for k, capacity in enumerate(before.capacity if before else ()) if capacity is not None
+            }
             self._drop_host(side)
             plan = self._places.plan.ports
             ports = [self._moved.get(k, plan[k]) for k in self._which[side]]
             grown = any(p.nbytes > plan[k].nbytes for k, p in zip(self._which[side], ports, strict=True))
-            room = [p.nbytes * 5 // 4 if grown else p.nbytes for p in ports]
-            wanted = [nbytes if k in bound else None for k, nbytes in enumerate(room)]
+            capacity = [p.nbytes * 5 // 4 if grown else p.nbytes for p in ports]
+            wanted = [nbytes if k in bound else None for k, nbytes in enumerate(capacity)]
             made = self._host[side] = HostPorts(self._delegate, ports, wanted, self._staging[side])
             return made
 

@@ -61,7 +61,7 @@ class DeviceTensor(Uncopied):
 
     _instead = "numpy() copies its content, session.device_tensor(array) makes another tensor of it"
 
-    room: tuple[int, ...] = ()  #: of a view that `leading` made: the whole tensor's shape
+    capacity: tuple[int, ...] = ()  #: of a view that `leading` made: the whole tensor's shape
     _whole: DeviceTensor | None = None  # the whole tensor
     in_host_memory: bool = False  #: whether runs that write the tensor must make that visible to the host
 
@@ -111,11 +111,11 @@ class DeviceTensor(Uncopied):
 
         Raises ``ValueError`` for a shape of another rank, or larger than the tensor.
         """
-        sizes, room = checked_shape(shape), self.room or self.shape
-        if len(sizes) != len(room) or any(size > most for size, most in zip(sizes, room, strict=True)):
-            raise ValueError(f"device tensor of {self.dtype} {room}: it has no leading elements {sizes}")
+        sizes, capacity = checked_shape(shape), self.capacity or self.shape
+        if len(sizes) != len(capacity) or any(size > most for size, most in zip(sizes, capacity, strict=True)):
+            raise ValueError(f"device tensor of {self.dtype} {capacity}: it has no leading elements {sizes}")
         view = object.__new__(type(self))
-        view.__dict__.update(self.__dict__, shape=sizes, room=room, _finalizer=_nothing)
+        view.__dict__.update(self.__dict__, shape=sizes, capacity=capacity, _finalizer=_nothing)
         view.nbytes = math.prod(sizes) * self.dtype.itemsize
         view._whole = self._whole or self
         return view
@@ -199,7 +199,7 @@ class DeviceTensor(Uncopied):
                     array = array.copy()  # it is copied in pieces, and each may overwrite the next one's source
             with self._delegate.lock:
                 check_wanted()  # after an interrupt a later call may have written
-                if self.room:
+                if self.capacity:
                     whole = self._downloaded(block)
                     whole[self._among_all] = array
                     array = whole
@@ -221,7 +221,7 @@ class DeviceTensor(Uncopied):
         if self.nbytes:
             with self._delegate.lock:
                 out = self._downloaded(block)
-            out = np.ascontiguousarray(out[self._among_all]) if self.room else out
+            out = np.ascontiguousarray(out[self._among_all]) if self.capacity else out
         else:
             out = np.empty(self.shape, self.dtype.numpy)
         self.check()
@@ -234,12 +234,12 @@ class DeviceTensor(Uncopied):
 
     def _downloaded(self, block: DeviceBlock | ExternalBlock) -> np.ndarray[Any, Any]:
         """The content; of leading elements that of the tensor that they are of."""
-        out = np.empty(self.room or self.shape, self.dtype.numpy)
+        out = np.empty(self.capacity or self.shape, self.dtype.numpy)
         self._delegate.uploader.download(block, out.reshape(-1).view(np.uint8))
         return out
 
     def _check_dense(self) -> None:
-        if self.room:
+        if self.capacity:
             raise ValueError(f"{self!r}: its elements do not lie densely; take the tensor that it was made of")
 
     # ---- for other libraries
@@ -260,10 +260,10 @@ class DeviceTensor(Uncopied):
             lease.wait(self.uses.last_write(lease.context.timeline.submitted))
             self._open_block().buffer.invalidate()
         self.check()
-        address, sizes = np.frombuffer(mapped, np.uint8).ctypes.data, self.room or self.shape
+        address, sizes = np.frombuffer(mapped, np.uint8).ctypes.data, self.capacity or self.shape
         nbytes = int(np.prod(sizes, dtype=np.int64)) * self.dtype.itemsize
         shown = np.asarray(Shown((self, mapped), address, nbytes)).view(self.dtype.numpy).reshape(sizes)
-        return shown[self._among_all] if self.room else shown
+        return shown[self._among_all] if self.capacity else shown
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         """A copy on the host; with ``copy=False`` a `host_view`, or ``ValueError`` where there is none."""
@@ -326,7 +326,7 @@ class DeviceTensor(Uncopied):
         self.close()
 
     def __repr__(self) -> str:
-        state = (f" of {self.room}" if self.room else "") + (" closed" if self.closed else "")
+        state = (f" of {self.capacity}" if self.capacity else "") + (" closed" if self.closed else "")
         return f"<DeviceTensor {self.dtype} {self.shape}{state} at {self.address:#x}>"
 
 

@@ -271,7 +271,7 @@ class GraphRunner:
     def _given(self, index: int, value: Any) -> DeviceTensor:
         dtype, spec = self._ports[index]
         if isinstance(value, DeviceTensor):
-            if value.dtype is dtype and value.nbytes == self._tensors[index].nbytes and not value.room:
+            if value.dtype is dtype and value.nbytes == self._tensors[index].nbytes and not value.capacity:
                 return value
             value = value.numpy()
         array = np.asarray(value)

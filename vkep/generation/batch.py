@@ -115,7 +115,7 @@ class Batch(Uncopied):
     other answer.
 
     A call that is interrupted (Ctrl-C) is completed, or has no effect. The answers hold what an interrupted `step` added, and
-    `under_way` has the answer of an interrupted `add`.
+    `in_progress` has the answer of an interrupted `add`.
     """
 
     _instead = "make another one by generator.batch()"
@@ -134,7 +134,7 @@ class Batch(Uncopied):
         self._chooser = Chooser(decoder)
         self._pace, self._turns = Pace(), 0
         self._lookup = 0 if isinstance(decoder, EncoderDecoder) else lookup
-        self._under_way: list[Answer] = []
+        self._in_progress: list[Answer] = []
         self._unread: deque[Answer] = deque()  # whose readers are deleted
         self._lock = threading.RLock()  # a call holds it; one may still run after its caller was interrupted
         #: whether a step is submitted before the host has read the tokens of the one before
@@ -145,9 +145,9 @@ class Batch(Uncopied):
         self._known_from: Made | None = None  # the run that chose them, if it was the decoder's
 
     @property
-    def under_way(self) -> list[Answer]:
+    def in_progress(self) -> list[Answer]:
         """The answers that have not ended, in the order of `add`."""
-        return [answer for answer in self._under_way if answer not in self._unread]
+        return [answer for answer in self._in_progress if answer not in self._unread]
 
     @steady
     def add(
@@ -177,13 +177,13 @@ class Batch(Uncopied):
     def _add(self, prompt: str | Sequence[int] | Array, sampling: Sampling, start: Sequence[int]) -> Answer:
         tokens, source = self.tokens_of(prompt, start)
         grammar = self._begin(sampling.grammar) if sampling.grammar else None
-        row = self._rows.take(tokens, {a._row for a in self._under_way}, source)
+        row = self._rows.take(tokens, {a._row for a in self._in_progress}, source)
         chances = Chances() if sampling.seed is None else Chances(sampling.seed)
         bias = Bias(sampling, grammar) if sampling.biased else None
         answer = Answer(tokens, sampling, _row=row, _chances=chances, _stream=self._stream(sampling), _bias=bias)
         answer._images = images_of(prompt)
         self._wait_for_turn(answer)
-        self._under_way.append(answer)
+        self._in_progress.append(answer)
         return answer
 
     def _wait_for_turn(self, answer: Answer) -> None:
@@ -226,7 +226,7 @@ class Batch(Uncopied):
     def cancel(self, answer: Answer) -> None:
         """Cancel an answer; does nothing where it has ended."""
         with self._lock:
-            if answer in self._under_way:
+            if answer in self._in_progress:
                 self._end(answer, "cancelled")
 
     def leave(self, reader: Reader) -> None:
@@ -246,10 +246,10 @@ class Batch(Uncopied):
         with self._lock:
             check_wanted()
             self._cancel_unread()
-            for answer in self._under_way:  # a step that failed is repeated
+            for answer in self._in_progress:  # a step that failed is repeated
                 self._rows.rewind(answer._row, len(answer.prompt) + len(answer.tokens) - 1)
-            waiting = min(filter(self._is_behind, self._under_way), key=lambda a: a._turn, default=None)
-            ready = [a for a in self._under_way if not self._is_behind(a)]
+            waiting = min(filter(self._is_behind, self._in_progress), key=lambda a: a._turn, default=None)
+            ready = [a for a in self._in_progress if not self._is_behind(a)]
             part = self._rest(waiting)[: self._pace.most(len(ready))] if waiting is not None else []
             events = self._feed(waiting, part) if waiting is not None else []
             events += self._decode(ready)
@@ -283,7 +283,7 @@ class Batch(Uncopied):
             return events
         by_row = {a._row: a for a in ready}
         choice = self._choice(ready)
-        if self._lookup and len(self._under_way) == 1 and choice.greedy and (guess := self._guess(ready[0])):
+        if self._lookup and len(self._in_progress) == 1 and choice.greedy and (guess := self._guess(ready[0])):
             return [*events, *self._test(ready[0], guess)]
         for rows, made in self._steps(ready, choice):
             answers = [by_row.get(row) for row in rows]
@@ -351,7 +351,7 @@ class Batch(Uncopied):
     def _go_ahead(self, ready: Sequence[Answer], rows: range, made: Made) -> Made | None:
         """Submit the step after ``made``, whose tokens the host has not read, if all answers continue unless an end
         token was chosen."""
-        if not self.runs_ahead or len(rows) != len(ready) or len(ready) != len(self._under_way):
+        if not self.runs_ahead or len(rows) != len(ready) or len(ready) != len(self._in_progress):
             return None
         context = self._decoder.folder.context
         for answer in ready:
@@ -475,13 +475,13 @@ class Batch(Uncopied):
 
     def _end(self, answer: Answer, reason: str) -> None:
         answer.reason = reason
-        self._under_way.remove(answer)
+        self._in_progress.remove(answer)
 
     @closing
     def close(self) -> None:
         """Cancel the answers in progress, and free the memory."""
         with self._lock:
-            for answer in list(self._under_way):
+            for answer in list(self._in_progress):
                 self.cancel(answer)
             self._chooser.close()
             self._rows.close()

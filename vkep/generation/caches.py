@@ -17,7 +17,7 @@ from vkep.graph.model import ValueInfo
 from vkep.session import InferenceSession
 
 #: a cache's capacity grows by doubling, starts with this many tokens and is a multiple of it
-ROOM = 64
+CAPACITY_STEP = 64
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class RowCaches:
     def __init__(self, session: InferenceSession, specs: Sequence[CacheSpec]) -> None:
         self._session, self._specs = session, specs
         self._moves = Moves(session, specs[0].dtype)
-        self.rows = self.room = 0
+        self.rows = self.capacity = 0
         self._buffers: list[DeviceTensor] = []
         self._views: dict[tuple[int, int], tuple[dict[str, DeviceTensor], dict[str, DeviceTensor]]] = {}
 
@@ -53,16 +53,16 @@ class RowCaches:
         """Bytes of device memory."""
         return sum(tensor.nbytes for tensor in self._buffers)
 
-    def grow(self, rows: int, room: int) -> None:
+    def grow(self, rows: int, capacity: int) -> None:
         """Grow the capacity to this many sequences and tokens each; the content is kept. Raises `ArenaOutOfMemory`, and
         then nothing changes."""
-        rows, room = max(rows, self.rows), max(room, self.room)
-        if (rows, room) == (self.rows, self.room):
+        rows, capacity = max(rows, self.rows), max(capacity, self.capacity)
+        if (rows, capacity) == (self.rows, self.capacity):
             return
         made: list[DeviceTensor] = []
         try:
             for place, spec in enumerate(self._specs):
-                made.append(self._session.empty_device_tensor((rows, spec.heads, room, spec.size), spec.dtype))
+                made.append(self._session.empty_device_tensor((rows, spec.heads, capacity, spec.size), spec.dtype))
                 if self.rows:
                     self._moves.copy(self._buffers[place], made[-1].rows(0, self.rows))
         except BaseException:
@@ -70,7 +70,7 @@ class RowCaches:
                 tensor.close()
             raise
         old = self._buffers
-        self._buffers, self._views, self.rows, self.room = made, {}, rows, room
+        self._buffers, self._views, self.rows, self.capacity = made, {}, rows, capacity
         for tensor in old:
             tensor.close()
 
@@ -100,7 +100,7 @@ class RowCaches:
         """Free the memory."""
         for tensor in self._buffers:
             tensor.close()
-        self._buffers, self._views, self.rows, self.room = [], {}, 0, 0
+        self._buffers, self._views, self.rows, self.capacity = [], {}, 0, 0
         self._moves.close()
 
 

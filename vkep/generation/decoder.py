@@ -136,7 +136,7 @@ class Decoder:
         count = ids.shape[1]
         most = max(lengths) + count
         # a prompt's mask ends with the prompt: GroupQueryAttention recognizes a prompt by this
-        window = most if count > 1 else min(-(-most // _WINDOW) * _WINDOW, caches.room)
+        window = most if count > 1 else min(-(-most // _WINDOW) * _WINDOW, caches.capacity)
         return self._run(ids, lengths, window, *caches.bound(first, len(lengths)))
 
     def on_leading(self, ids: Array | DeviceTensor, length: int, caches: RowCaches, row: int) -> Made:

@@ -13,7 +13,7 @@ from vkep import dtypes
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelError
 from vkep.generation.audio import log_mel
-from vkep.generation.caches import ROOM, Moves, element_of
+from vkep.generation.caches import CAPACITY_STEP, Moves, element_of
 from vkep.generation.decoder import Made
 from vkep.generation.folder import FIRST, LATER, MERGED, ModelFolder
 from vkep.generation.rewrite import for_generation
@@ -149,10 +149,10 @@ class _State:
 def _with_room(session: InferenceSession, cache: DeviceTensor, count: int) -> DeviceTensor:
     """The cache [1, heads, length, size] in memory that has room for more than ``count`` further tokens."""
     batch, heads, length, size = cache.shape
-    if cache.room and cache.room[2] > length + count:
+    if cache.capacity and cache.capacity[2] > length + count:
         return cache
-    room = ROOM * -(-2 * (length + count) // ROOM)
-    moved = session.empty_device_tensor((batch, heads, room, size), cache.dtype.name).leading(cache.shape)
+    capacity = CAPACITY_STEP * -(-2 * (length + count) // CAPACITY_STEP)
+    moved = session.empty_device_tensor((batch, heads, capacity, size), cache.dtype.name).leading(cache.shape)
     moved.write(cache.numpy())
     cache.close()
     return moved
@@ -231,7 +231,7 @@ class SourceRows(Rows):
                 binding.bind_input(name, caches[name])
         for name in outputs:
             place = caches.get(model.becomes.get(name, ""))
-            binding.bind_output(name, place if place is not None and place.room else None)
+            binding.bind_output(name, place if place is not None and place.capacity else None)
         session.run_with_iobinding(binding)
         made: dict[str, Any] = {model.becomes.get(n, n): t for n, t in zip(outputs, binding.results, strict=True)}
         logits: DeviceTensor = made.pop(_LOGITS)
@@ -249,7 +249,7 @@ class SourceRows(Rows):
             if not self._is_of_source(name):  # what the source made is shared
                 caches[name] = self._model.session.empty_device_tensor(tensor.whole.shape, tensor.dtype.name)
                 self._moves(tensor.dtype.name).copy(tensor.whole, caches[name])
-                if tensor.room:
+                if tensor.capacity:
                     caches[name] = caches[name].leading(tensor.shape)
         for name, tensor in (old.caches or {}).items():
             if not self._is_of_source(name):

@@ -198,12 +198,12 @@ class Generator(Uncopied):
         readers: dict[int, Reader] = {}
         try:
             while waiting or any(not r.answer.ended for r in readers.values()):
-                while waiting and len(self._batch.under_way) < self._limit:
+                while waiting and len(self._batch.in_progress) < self._limit:
                     place, prompt = waiting[0]
                     try:
                         readers[place] = self._batch.read(prompt, sampling, start=start)
                     except ArenaOutOfMemory:
-                        if not self._batch.under_way:
+                        if not self._batch.in_progress:
                             raise
                         break  # until the caches of another answer are free
                     waiting.pop(0)

@@ -10,7 +10,7 @@ import numpy as np
 
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError
-from vkep.generation.caches import ROOM
+from vkep.generation.caches import CAPACITY_STEP
 from vkep.generation.decoder import Decoder, Made
 from vkep.generation.pace import CHUNK
 
@@ -127,13 +127,13 @@ class BufferRows(Rows):
 
     def reserve(self, row: int, tokens: int) -> None:
         caches, most = self._caches, self._decoder.folder.context
-        rows, room = caches.rows, caches.room
+        rows, capacity = caches.rows, caches.capacity
         if row >= rows:
             rows = min(max(row + 1, 2 * rows), self.limit)
-        if tokens > room:
-            room = max(-(-tokens // ROOM) * ROOM, 2 * room)
-            room = max(min(room, -(-most // ROOM) * ROOM), tokens) if most else room
-        caches.grow(rows, room)
+        if tokens > capacity:
+            capacity = max(-(-tokens // CAPACITY_STEP) * CAPACITY_STEP, 2 * capacity)
+            capacity = max(min(capacity, -(-most // CAPACITY_STEP) * CAPACITY_STEP), tokens) if most else capacity
+        caches.grow(rows, capacity)
 
     def feed(self, row: int, tokens: Sequence[int]) -> Made:
         held = self.held[row]
@@ -149,7 +149,7 @@ class BufferRows(Rows):
         self.reserve(rows[-1], max(len(self.held[row]) for row in tokens) + 1)
         for row in rows:
             if row not in tokens:
-                del self.held[row][self._caches.room - 1 :]  # the run also writes one position after the tokens
+                del self.held[row][self._caches.capacity - 1 :]  # the run also writes one position after the tokens
         on_device, on_host = known or (None, [])
         wanted = [tokens.get(row, on_host[k] if k < len(on_host) else 0) for k, row in enumerate(rows)]
         same = on_device is not None and on_host == wanted
@@ -160,7 +160,7 @@ class BufferRows(Rows):
 
     def ahead(self, rows: range, tokens: DeviceTensor) -> Made | None:
         lengths = [len(self.held[row]) for row in rows]
-        if max(lengths) >= self._caches.room:
+        if max(lengths) >= self._caches.capacity:
             return None
         return self._decoder.on_rows(tokens, lengths, self._caches, rows[0])
 
@@ -199,6 +199,6 @@ class GrownRows(BufferRows):
 
     def ahead(self, rows: range, tokens: DeviceTensor) -> Made | None:
         length = len(self.held[rows[0]])
-        if len(rows) > 1 or length + 1 >= self._caches.room:
+        if len(rows) > 1 or length + 1 >= self._caches.capacity:
             return None
         return self._decoder.on_leading(tokens, length, self._caches, rows[0])

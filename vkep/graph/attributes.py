@@ -178,7 +178,7 @@ class Signature:
     needed: tuple[bool, ...]  #: for each input, whether it is required
     variadic: bool
     attributes: Mapping[str, Any]  #: name to default, or `REQUIRED`
-    told: frozenset[str]  #: parameters that are not attributes, but facts of the node
+    facts: frozenset[str]  #: parameters that are not attributes, but facts of the node
     record: (
         tuple[str, type[Any], frozenset[str]] | None
     )  #: the parameter that takes a record, and the record's attributes
@@ -206,7 +206,7 @@ class Signature:
             needed=tuple(p.default is p.empty and "None" not in str(p.annotation) for p in positional),
             variadic=any(p.kind is p.VAR_POSITIONAL for p in parameters),
             attributes=attributes,
-            told=frozenset(p.name for p in parameters if p.name in facts),
+            facts=frozenset(p.name for p in parameters if p.name in facts),
             record=record,
         )
 
@@ -224,12 +224,12 @@ class Signature:
         """Keyword arguments for the function: a node's attributes, the record with its attributes, and the facts that
         the function takes."""
         given = {**self._rounded_defaults, **attributes}
-        if self.record is None and not self.told:
+        if self.record is None and not self.facts:
             return given
         if self.record is not None:
             name, kind, fields = self.record
             given[name] = kind(**{field: given.pop(field) for field in fields & given.keys()})
-        given.update({name: facts[name] for name in self.told})
+        given.update({name: facts[name] for name in self.facts})
         return given
 
 

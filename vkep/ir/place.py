@@ -19,12 +19,12 @@ class Place:
     past: tuple[int, ...]  #: how many elements along each axis are the input's
 
     def leading(self, shape: Sequence[int]) -> Tensor:
-        """The leading elements of the memory. Raises `InvalidNode` where it has not the room."""
-        for place, (size, room) in enumerate(zip(shape, self.memory.shape, strict=True)):
-            if size > room:
+        """The leading elements of the memory. Raises `InvalidNode` where its capacity is less."""
+        for place, (size, capacity) in enumerate(zip(shape, self.memory.shape, strict=True)):
+            if size > capacity:
                 raise InvalidNode(
                     f"dimension {place} of the result {list(shape)} is {size}; it is bound to the memory of input "
-                    f"{self.memory.storage.label!r}, which has room for {room}"
+                    f"{self.memory.storage.label!r}, which has room for {capacity}"
                 )
         return self.memory.view(shape, self.memory.strides)
 

@@ -32,7 +32,9 @@ class ValueSpec:
 
     dtype: DType
     shape: tuple[int, ...]
-    room: tuple[int, ...] = ()  #: of an input: it is the leading elements of a tensor of this shape; (): a dense tensor
+    capacity: tuple[
+        int, ...
+    ] = ()  #: of an input: it is the leading elements of a tensor of this shape; (): a dense tensor
 
 
 @dataclass(frozen=True)

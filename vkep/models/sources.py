@@ -89,8 +89,8 @@ def _encoder(kind: str, caches: bool = False) -> onnx.ModelProto:
     else:
         features = w.input("audio_features" if caches else "input_features", ["batch", MELS, FRAMES])
         kernel = w.constant("kernel", w.weight("kernel", (SOURCES.hidden, MELS, 3), 0.1))
-        heard = w.add("Conv", features, kernel, pads=[1, 1], strides=[50], kernel_shape=[3])
-        x = w.add("Transpose", heard, perm=[0, 2, 1])
+        frames = w.add("Conv", features, kernel, pads=[1, 1], strides=[50], kernel_shape=[3])
+        x = w.add("Transpose", frames, perm=[0, 2, 1])
     x = w.layer_norm(w.add("Tanh", w.product(x, "mixed", SOURCES.hidden, SOURCES.hidden)), "norm", SOURCES.hidden, 1e-6)
     w.output(x, "hidden_states" if caches else "last_hidden_state", ["batch", "states", SOURCES.hidden])
     for layer in range(SOURCES.layers if caches else 0):

@@ -55,8 +55,8 @@ def qembed_layer_normalization(
         b.invalid("only a part of the segments' inputs is there")
     tables = [t for t in (words, positions, segments) if t is not None]
     if input_ids.rank != 2 or any(t.rank != 2 or t.shape[1:] != gamma.shape for t in tables) or not epsilon >= 0:
-        told = f"ids of shape {list(input_ids.shape)}, tables of {[list(t.shape) for t in tables]}"
-        b.invalid(f"{told}, gamma of {list(gamma.shape)}, epsilon {epsilon}")
+        shapes = f"ids of shape {list(input_ids.shape)}, tables of {[list(t.shape) for t in tables]}"
+        b.invalid(f"{shapes}, gamma of {list(gamma.shape)}, epsilon {epsilon}")
     batch, length = input_ids.shape
     for what, tensor, shape in (
         ("beta", beta, gamma.shape),

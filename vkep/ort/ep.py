@@ -151,7 +151,7 @@ class Ep(CStruct, struct="OrtEp"):
         for nodes in islands:
             pointers = ffi.new("OrtNode const *[]", [view.pointer_of(n) for n in nodes])
             self.ort.check(self.ort.ep_api.EpGraphSupportInfo_AddNodesToFuse(info, pointers, len(nodes), fusion))
-        for node in claims.drivers:
+        for node in claims.control_nodes:
             self.ort.check(self.ort.ep_api.EpGraphSupportInfo_AddSingleNode(info, view.pointer_of(node)))
         self._claims.append(claims)
         self._newest[view.parent], self._in_body = claims, view.in_body

@@ -26,7 +26,7 @@ from vkep.kernels.select import bind
 from vkep.kernels.tuning import Choice
 from vkep.passes.fuse import epilogue_strides
 from vkep.passes.sized import SizedNumbers
-from vkep.plan.memory import Lifetime, live_peak, piece_of, place, too_large
+from vkep.plan.memory import Lifetime, live_peak, pack, piece_of, too_large
 from vkep.plan.records import (
     FAULT,
     FRESH,
@@ -403,7 +403,7 @@ class _PlanLayout:
 
     def _place(self) -> tuple[dict[Storage, int], int, int]:
         storages, lifetimes = _alive(self.calls, self.groups)
-        offsets, total = place(lifetimes, self.piece)
+        offsets, total = pack(lifetimes, self.piece)
         self.lifetimes = list(zip(storages, lifetimes, strict=True))
         for storage, life in self.lifetimes:
             if life.nbytes > self.piece:

@@ -33,7 +33,9 @@ class Island:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     ports: list[Port] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
-    rooms: dict[str, tuple[int, ...]] = field(default_factory=dict)  #: of inputs that have one (`ValueSpec.room`)
+    capacities: dict[str, tuple[int, ...]] = field(
+        default_factory=dict
+    )  #: of inputs that have one (`ValueSpec.capacity`)
 
     def tensor(self, name: str, known: Mapping[str, Known]) -> Tensor:
         """The tensor of a name: computed here, a constant, or an input of the plan. Raises `Decline`."""
@@ -49,14 +51,14 @@ class Island:
         return self.tensors[name]
 
     def _import(self, name: str, value: ValueSpec) -> Tensor:
-        """Make a value an input port. With a ``room``, its storage and strides are those of the larger tensor that it begins."""
-        itemsize, room = value.dtype.itemsize, value.room or value.shape
+        """Make a value an input port. With a ``capacity``, its storage and strides are those of the larger tensor."""
+        itemsize, capacity = value.dtype.itemsize, value.capacity or value.shape
         port = Port(name, value.dtype.name, value.shape, math.prod(value.shape) * itemsize, is_input=True)
-        storage = Storage(math.prod(room) * itemsize, port=len(self.ports), label=name)
+        storage = Storage(math.prod(capacity) * itemsize, port=len(self.ports), label=name)
         self.ports.append(port)
-        if value.room:
-            self.rooms[name] = value.room
-        return Tensor(value.dtype, value.shape, storage, contiguous_strides(room))
+        if value.capacity:
+            self.capacities[name] = value.capacity
+        return Tensor(value.dtype, value.shape, storage, contiguous_strides(capacity))
 
     def step(
         self,
@@ -67,8 +69,8 @@ class Island:
         over: Mapping[str, str] | None = None,
     ) -> IslandStep | None:
         """The plan that makes the values ``wanted``; None where it makes none of them. ``tuned`` and ``trace`` as for `emit`;
-        ``over``: values that a run writes to the memory of an input, each with that input. Raises `InvalidNode` where it has not
-        the room.
+        ``over``: values that a run writes to the memory of an input, each with that input. Raises `InvalidNode` where its
+        capacity is less.
         """
         made = [n for node in self.nodes for n in node.outputs if n in wanted]
         ports, results, written, shared = list(self.ports), [], [], {}
@@ -100,9 +102,9 @@ class Island:
         """The place of a value in the memory of an input; None where type or shape do not fit. Raises `InvalidNode`."""
         if source not in {port.name for port in self.ports}:
             return None
-        past, room = self.tensors[source], self.rooms.get(source, ())
+        past, capacity = self.tensors[source], self.capacities.get(source, ())
         if past.dtype is not made.dtype or len(past.shape) != len(made.shape):
             return None
-        if room:
-            return Place(past.view(room, past.strides), past.shape).leading(made.shape)
+        if capacity:
+            return Place(past.view(capacity, past.strides), past.shape).leading(made.shape)
         return past if past.shape == made.shape else None

@@ -1,4 +1,4 @@
-"""Decides where a Concat writes its result, if a run writes that result to the memory of an input (`ValueSpec.room`)."""
+"""Decides where a Concat writes its result, if a run writes that result to the memory of an input (`ValueSpec.capacity`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Growing:
         self._past = {
             output: source
             for output, source in over
-            if isinstance(value := known.get(source), ValueSpec) and value.room
+            if isinstance(value := known.get(source), ValueSpec) and value.capacity
         }
         self._parts: dict[str, _Part] = {}
         self._made = {name: n for n in nodes for name in n.outputs} if self._past else {}
@@ -63,7 +63,7 @@ class Growing:
             return None
         past, spec = tensor(source), self._known[source]
         assert isinstance(spec, ValueSpec)
-        place = Place(past.view(spec.room, past.strides), past.shape)
+        place = Place(past.view(spec.capacity, past.strides), past.shape)
         return place if part is None else self._within(place, part)
 
     def _within(self, place: Place, part: _Part) -> Place | None:
@@ -83,14 +83,14 @@ class Growing:
         if start >= place.past[axis]:
             return None
         memory = place.memory
-        room, past, strides = list(memory.shape), list(place.past), list(memory.strides)
+        capacity, past, strides = list(memory.shape), list(place.past), list(memory.strides)
         first = start * strides[axis]
-        room[axis], past[axis] = room[axis] - start, past[axis] - start
+        capacity[axis], past[axis] = capacity[axis] - start, past[axis] - start
         stacked = self._unstacked(part.joined.inputs[part.position])[1]
         if stacked is not None:
-            for sizes in (room, past, strides):
+            for sizes in (capacity, past, strides):
                 del sizes[stacked % rank]
-        return Place(memory.view(room, strides, memory.offset + first), tuple(past))
+        return Place(memory.view(capacity, strides, memory.offset + first), tuple(past))
 
     def over(self, wanted: set[str], read: set[str]) -> dict[str, str]:
         """Maps outputs to the inputs whose memory an island may write them to: the island alone reads that input (it is

@@ -366,7 +366,7 @@ class _Partitioner(Placed):
         if self.trace is not None:
             self.trace.lowering = True
         try:
-            with builder.attempt(island.ports, island.tensors, island.rooms):
+            with builder.attempt(island.ports, island.tensors, island.capacities):
                 arguments += [island.tensor(n, self.known) if n else None for n in node.inputs]
                 check_sizes(self.caps, zip(node.inputs, arguments, strict=True), self.every_size)
                 builder.place = self.growing.place(node, functools.partial(island.tensor, known=self.known))

@@ -101,7 +101,7 @@ class LocatedTrace(Trace):
         if len(self.conditions) > before:
             self.where.append(_place(traceback.walk_stack(None)))
 
-    def told(self, names: Sequence[str]) -> list[Condition]:
+    def named_conditions(self, names: Sequence[str]) -> list[Condition]:
         """The conditions, with names for the sizes."""
         holds, reasons = self.holds(), self.conditions.values()
         changes: tuple[Callable[[int], int], ...] = (lambda n: n * _FAR, lambda n: n // _FAR, lambda n: n + 1)
@@ -176,8 +176,11 @@ def size_states(model: Model, caps: DeviceCapabilities, sizes: Mapping[str, int]
             continue
         finally:
             clear_caches()
-        states = {name: SizeState(name, sizes[name], sizes[name], sizes[name], [told]) for name, told in plain.items()}
-        conditions = trace.told(opened)
+        states = {
+            name: SizeState(name, sizes[name], sizes[name], sizes[name], [condition])
+            for name, condition in plain.items()
+        }
+        conditions = trace.named_conditions(opened)
         states.update((name, _state(name, sizes[name], k, trace, conditions)) for k, name in enumerate(opened))
         return [states[name] for name in names]
 
@@ -201,11 +204,11 @@ def size_name(name: str, axis: int, dim: Dim) -> str:
     return dim if isinstance(dim, str) and dim else f"{name}[{axis}]"
 
 
-def _state(name: str, value: int, number: int, trace: Trace, told: Sequence[Condition]) -> SizeState:
-    """The state of the size ``number`` of the trace, whose conditions are ``told``."""
+def _state(name: str, value: int, number: int, trace: Trace, conditions: Sequence[Condition]) -> SizeState:
+    """The state of the size ``number`` of the trace, whose conditions are ``conditions``."""
     low, high = trace.range_of(number)
     state = SizeState(name, value, max(low, 1) if value else low, None if high == MOST else high)
-    for (relation, terms, const), condition in zip(trace.conditions, told, strict=True):
+    for (relation, terms, const), condition in zip(trace.conditions, conditions, strict=True):
         if number not in trace.symbols_of(Size(trace, terms, const, 0)):
             continue
         sign = trace.alone(number, terms)

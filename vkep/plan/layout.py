@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vkep.plan.memory import Lifetime, live_peak, place
+from vkep.plan.memory import Lifetime, live_peak, pack
 from vkep.plan.sized import PlanSizes
 
 #: factors of spare capacity for buffers that grow, tried in this order
@@ -18,7 +18,7 @@ _MOST_SLACK = 1.1
 class Layout:
     """Offsets of the buffers in one slab, and the capacity of each."""
 
-    room: tuple[int, ...]
+    capacity: tuple[int, ...]
     offsets: tuple[int, ...]
     nbytes: int
     #: for each of `PlanSizes.values` that is the size of buffers: the smallest capacity of these
@@ -33,23 +33,24 @@ def laid_out(sizes: PlanSizes, values: Sequence[int], before: Layout | None = No
     """A layout for these values of `PlanSizes.values`, and for the capacity of ``before``.
 
     Buffers that outgrew their capacity get more than they need, since sizes that grow once tend to grow again; the
-    maximum of live bytes stays within 1.1 of the need. ``piece``: as for `place`.
+    maximum of live bytes stays within 1.1 of the need. ``piece``: as for `pack`.
     """
     lifetimes = sizes.lifetimes(values)
     if before is not None:
         lifetimes = [
-            Lifetime(max(b.nbytes, room), b.first, b.last) for b, room in zip(lifetimes, before.room, strict=True)
+            Lifetime(max(b.nbytes, capacity), b.first, b.last)
+            for b, capacity in zip(lifetimes, before.capacity, strict=True)
         ]
         needed = live_peak(lifetimes)
         for factor in _ROOM:
             wider = [
-                Lifetime(int(b.nbytes * factor) if b.nbytes > room else b.nbytes, b.first, b.last)
-                for b, room in zip(lifetimes, before.room, strict=True)
+                Lifetime(int(b.nbytes * factor) if b.nbytes > capacity else b.nbytes, b.first, b.last)
+                for b, capacity in zip(lifetimes, before.capacity, strict=True)
             ]
             if live_peak(wider) <= _MOST_SLACK * needed:
                 lifetimes = wider
                 break
-    offsets, total = place(lifetimes, piece)
+    offsets, total = pack(lifetimes, piece)
     limits: dict[int, int] = {}
     for buffer, life in zip(sizes.buffers, lifetimes, strict=True):
         limits[buffer.nbytes] = min(life.nbytes, limits.get(buffer.nbytes, life.nbytes))

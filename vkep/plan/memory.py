@@ -10,7 +10,7 @@ from gpu_shared.errors import OutOfDeviceMemoryError
 #: Offsets are multiples of this: it is a multiple of the alignment of vector loads and of every device's storage-offset
 #: alignment.
 ALIGNMENT = 256
-#: Number of further rounds of `place`, fewer for plans of many buffers (the time of a round is quadratic).
+#: Number of further rounds of `pack`, fewer for plans of many buffers (the time of a round is quadratic).
 _ROUNDS, _WORK = 40, 4_000_000
 #: bytes that an arena may add to a block that occupies a whole buffer
 _MARGIN = 1 << 16
@@ -55,7 +55,7 @@ def check_bytes(most: int, weights: int, temporary: int, ports: int) -> None:
         raise OutOfDeviceMemoryError("planning", hint=hint, asked=total, budget=most)
 
 
-def place(lifetimes: Sequence[Lifetime], piece: int | None = None) -> tuple[list[int], int]:
+def pack(lifetimes: Sequence[Lifetime], piece: int | None = None) -> tuple[list[int], int]:
     """Offsets that never overlap while alive, and the slab's size. Where the slab is larger than ``piece`` bytes (a
     multiple of `ALIGNMENT`), no buffer crosses a multiple of it, unless it is larger itself.
 
@@ -83,7 +83,7 @@ def place(lifetimes: Sequence[Lifetime], piece: int | None = None) -> tuple[list
 def _best_fit(
     sizes: Sequence[int], beside: Sequence[Sequence[int]], order: Sequence[int], bound: int, rounds: int
 ) -> tuple[list[int], int]:
-    """The smallest slab of the rounds of `place` that begin with an order."""
+    """The smallest slab of the rounds of `pack` that begin with an order."""
     order = list(order)
     offsets, total = tried, slab = _fit(sizes, beside, order)
     seen = {tuple(order)}
@@ -126,7 +126,7 @@ def _fit(
         if size == 0:
             continue
         best, best_gap, end = -1, -1, 0
-        for start, stop in sorted([place for j in beside[i] if (place := places[j]) is not None]):
+        for start, stop in sorted([pack for j in beside[i] if (pack := places[j]) is not None]):
             if piece is not None and end // piece != (end + size - 1) // piece:
                 end = align(end, piece)
             gap = start - end
@@ -139,7 +139,7 @@ def _fit(
         offset = end if best < 0 else best
         places[i] = (offset, offset + size)
         total = max(total, offset + size)
-    return [0 if place is None else place[0] for place in places], total
+    return [0 if pack is None else pack[0] for pack in places], total
 
 
 def live_peak(lifetimes: Sequence[Lifetime]) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from vkep.plan.memory import Lifetime, live_peak, place
+from vkep.plan.memory import Lifetime, live_peak, pack
 from vkep.plan.records import Dispatch, Plan, Port, Relocation, Slot
 from vkep.sizes import Formulas
 
@@ -58,7 +58,7 @@ def instance(plan: Plan, sizes: PlanSizes, run: Sequence[int]) -> Plan:
     (for reports) are those of the current sizes."""
     values = sizes.values(run)
     lifetimes = sizes.lifetimes(values)
-    offsets, slab = place(lifetimes)
+    offsets, slab = pack(lifetimes)
     arguments = [bytearray(d.arguments) for d in plan.dispatches]
     grids = [list(d.grid) for d in plan.dispatches]
     relocations = [list(d.relocations) for d in plan.dispatches]

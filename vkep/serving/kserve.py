@@ -52,7 +52,7 @@ HEADER_LENGTH = "inference-header-content-length"
 MOST_DIGITS = 19
 _MOST_ELEMENTS = 1 << 40  # more than a body has; numpy's sizes hold those of 2**19 requests
 #: how many JSON texts of requests a model remembers, each of up to so many bytes: a client sends the same one again and again
-_KNOWN, _KNOWN_BYTES = 64, 4096
+_MOST_READ_BEFORE, _LONGEST_READ_BEFORE = 64, 4096
 #: limits of a request's JSON: reading it keeps all other requests of a replica waiting. Binary data has none of them
 MOST_VALUES, _MOST_LISTS, _LONGEST_ID = 1 << 20, 1 << 16, 1024
 #: parts of a gzip body (RFC 1952, 2.2), bytes of it that are decompressed at once, and bytes that become of them at once
@@ -90,7 +90,7 @@ class ModelSpec:
     inputs: Mapping[str, TensorSpec]
     outputs: Mapping[str, TensorSpec]
     #: what requests were that have binary tensors alone, by their JSON and their bytes; the oldest one comes first
-    known: dict[tuple[bytes, int], tuple[Layout, Mapping[str, bool], str]] = field(
+    read_before: dict[tuple[bytes, int], tuple[Layout, Mapping[str, bool], str]] = field(
         default_factory=dict, compare=False, repr=False
     )
 
@@ -168,8 +168,8 @@ def parse_infer(body: bytes | Sequence[bytes], header_length: str | None, model:
                 400, f"Inference-Header-Content-Length is {header_length[:99]!r}, the body has {total} bytes"
             )
     text = pieces[0][:size] if pieces and len(pieces[0]) >= size else b"".join(pieces)[:size]
-    if size <= _KNOWN_BYTES and (known := model.known.get((text, total))) is not None:
-        layout, outputs, identity = known
+    if size <= _LONGEST_READ_BEFORE and (before := model.read_before.get((text, total))) is not None:
+        layout, outputs, identity = before
         return InferRequest(BinaryFeeds(layout, pieces), outputs, identity)
     request = _loads(text)
     inputs = _items(_object(request, "the request"), "inputs")
@@ -212,10 +212,10 @@ def parse_infer(body: bytes | Sequence[bytes], header_length: str | None, model:
         feeds |= {name: from_bytes(spec, shape, whole[a:b]) for name, (spec, shape, a, b) in parts.items()}
         return InferRequest(feeds, outputs, identity)
     layout = Layout(total, size, tuple((n, DATATYPES[spec.datatype], s, a) for n, (spec, s, a, _) in parts.items()))
-    if size <= _KNOWN_BYTES and not identity:  # which is another one in each request
-        if len(model.known) >= _KNOWN:
-            del model.known[next(iter(model.known))]
-        model.known[text, total] = layout, outputs, identity
+    if size <= _LONGEST_READ_BEFORE and not identity:  # which is another one in each request
+        if len(model.read_before) >= _MOST_READ_BEFORE:
+            del model.read_before[next(iter(model.read_before))]
+        model.read_before[text, total] = layout, outputs, identity
     return InferRequest(BinaryFeeds(layout, pieces), outputs, identity)
 
 
@@ -251,7 +251,7 @@ def _answer_json(
 
 
 #: for answers in binary form without an id, which differ from one another in their data alone
-_same_answer_json = functools.lru_cache(_KNOWN)(_answer_json)
+_same_answer_json = functools.lru_cache(_MOST_READ_BEFORE)(_answer_json)
 
 
 def inflated(body: bytes, encoding: str, most: int, text: int = 0) -> bytes:

@@ -25,24 +25,24 @@ async def in_order(
     async def following() -> Request:
         return await anext(requests, _END)
 
-    under_way: deque[asyncio.Future[Answer]] = deque()
+    in_progress: deque[asyncio.Future[Answer]] = deque()
     reading: asyncio.Future[Request] | None = asyncio.ensure_future(following())
     try:
-        while reading is not None or under_way:
-            waits: set[asyncio.Future[Any]] = {under_way[0]} if under_way else set()
-            if reading is not None and len(under_way) < most:
+        while reading is not None or in_progress:
+            waits: set[asyncio.Future[Any]] = {in_progress[0]} if in_progress else set()
+            if reading is not None and len(in_progress) < most:
                 waits.add(reading)
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            if under_way and under_way[0].done():
-                yield under_way.popleft().result()
+            if in_progress and in_progress[0].done():
+                yield in_progress.popleft().result()
             elif reading is not None and reading.done():
                 request = reading.result()
                 ended = request is _END
                 reading = None if ended else asyncio.ensure_future(following())
                 if not ended:
-                    under_way.append(asyncio.ensure_future(answer(request)))
+                    in_progress.append(asyncio.ensure_future(answer(request)))
     finally:
-        for one in under_way:
+        for one in in_progress:
             one.cancel()
         if reading is not None:
             reading.cancel()

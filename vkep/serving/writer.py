@@ -136,7 +136,7 @@ class Writer:
         try:
             _warm_up(batch, self._most)
         except Exception as error:  # a model that reads other prompts
-            for answer in batch.under_way:
+            for answer in batch.in_progress:
                 batch.cancel(answer)
             logger.info("the first answers are made without a warm-up: %s", str(error))
         self._warm.set()
@@ -163,7 +163,7 @@ class Writer:
                 continue
             by_answer = {job.answer: job for job in self._jobs}
             _tell([(job, e.answer.error or e) for e in events if (job := by_answer.get(e.answer)) is not None])
-            self._observe(len(batch.under_way), len(events), time.perf_counter() - started)
+            self._observe(len(batch.in_progress), len(events), time.perf_counter() - started)
         for job in [*self._jobs, *self._waiting]:
             job.tell(ProtocolError(503, "the service is closing"))
         batch.close()
@@ -250,5 +250,5 @@ def _warm_up(batch: Batch, most: int) -> None:
     for each in (*((kind,) for kind in kinds), kinds[:most]):
         for sampling in each:
             batch.add([0], replace(sampling, max_tokens=2, ignore_end=True))
-        while batch.under_way:
+        while batch.in_progress:
             batch.step()

@@ -181,7 +181,7 @@ class IOBinding(Uncopied):
             return result
         bound = self._as_values[name]
         # leading elements of a tensor are as many as the run made
-        leading = isinstance(result, DeviceTensor) and bool(result.room)
+        leading = isinstance(result, DeviceTensor) and bool(result.capacity)
         where = bound if isinstance(bound, str) else bound.device_name()
         return OrtValue.of(result, where) if isinstance(bound, str) or leading else bound
 

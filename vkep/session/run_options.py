@@ -110,14 +110,14 @@ def running(options: RunOptions | None) -> Iterator[None]:
     the beginning or the end."""
     before, _running.options = _running.options, options
     try:
-        stop_if_told()
+        stop_if_terminated()
         yield
-        stop_if_told()
+        stop_if_terminated()
     finally:
         _running.options = before
 
 
-def stop_if_told() -> None:
+def stop_if_terminated() -> None:
     """Raise `RunTerminatedError` where ``terminate`` is set for this thread's run."""
     options = _running.options
     if options is not None and options.terminate:

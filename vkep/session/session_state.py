@@ -279,14 +279,14 @@ class SessionState:
             if isinstance(target, DeviceTensor):
                 self.check_tensor(target, f"output {name!r}")
                 other = taken.setdefault(target.address, name)
-                if other != name and (target.nbytes or target.room):
+                if other != name and (target.nbytes or target.capacity):
                     raise InvalidInputError(f"output {name!r}: its device tensor is also bound to output {other!r}")
                 targets[name] = target
             elif isinstance(target, str) and target == "gpu":
                 targets[name] = None
         readers: dict[str, str] = {}
         for name, tensor in inputs.items() if taken else ():
-            if not isinstance(tensor, DeviceTensor) or not (tensor.nbytes or tensor.room):
+            if not isinstance(tensor, DeviceTensor) or not (tensor.nbytes or tensor.capacity):
                 continue
             output = taken.get(tensor.address)
             if output is not None and (readers.setdefault(output, name) != name or not _same(tensor, targets[output])):
@@ -328,7 +328,7 @@ class SessionState:
 
 def _same(tensor: DeviceTensor, target: DeviceTensor | None) -> bool:
     """Whether an output may use an input's memory: the offsets of all elements must be equal."""
-    return tensor is target or (target is not None and bool(tensor.room) and tensor.room == target.room)
+    return tensor is target or (target is not None and bool(tensor.capacity) and tensor.capacity == target.capacity)
 
 
 def read_model(source: ModelSource, options: SessionOptions) -> Model:

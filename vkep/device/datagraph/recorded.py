@@ -14,7 +14,7 @@ from vkep.device.datagraph.pipelines import VgfPipelines, binding_type, passed_t
 from vkep.device.tensor import DeviceTensor, open_checks, refuse_failed
 from vkep.device.uses import Operands
 from vkep.memory.device_arena import DeviceBlock
-from vkep.plan.memory import Lifetime, align, place
+from vkep.plan.memory import Lifetime, align, pack
 from vkep.vgf.layout import dense, memory_bytes, strides_of
 from vkep.vgf.records import STORAGE_BUFFER, UNIFORM_BUFFER, Vgf
 
@@ -73,7 +73,7 @@ class RecordedVgf:
         constants = {c.resource: c for c in vgf.constants}
         inner = [i for i in uses if i not in constants]
         sizes = {i: max(memory_bytes(vgf.resources[k]) for k, owner in aliases.items() if owner == i) for i in inner}
-        offsets, size = place([Lifetime(align(sizes[i]), min(uses[i]), max(uses[i])) for i in inner])
+        offsets, size = pack([Lifetime(align(sizes[i]), min(uses[i]), max(uses[i])) for i in inner])
         if size:
             slab = self._hold(delegate.memory.arena.alloc(size, delegate.lease))
             places.update({i: (slab.buffer, slab.offset + o) for i, o in zip(inner, offsets, strict=True)})

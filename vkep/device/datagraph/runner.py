@@ -122,7 +122,7 @@ class VgfRunner:
         contiguous."""
         tensors = (*inputs, *outputs)
         for tensor in tensors:
-            if isinstance(tensor, DeviceTensor) and tensor.room:
+            if isinstance(tensor, DeviceTensor) and tensor.capacity:
                 raise ValueError(f"{tensor!r}: its elements do not lie densely, as a data graph needs them")
         key = (tuple([t.address for t in tensors]), tuple([t.nbytes for t in tensors]))
         with self._lock:

@@ -38,7 +38,7 @@ class DeviceLimits:
     device has them, else the same as float32). ``measured``: when, as ISO 8601 with the time zone."""
 
     device: str
-    copy_bytes: float
+    copy_rate: float
     float32_flops: float
     float16_flops: float
     measured: str = ""
@@ -52,13 +52,13 @@ class DeviceLimits:
 
     def or_higher(self, other: DeviceLimits) -> DeviceLimits:
         """These limits, with each rate of the other's that is higher."""
-        rates = ("copy_bytes", "float32_flops", "float16_flops")
+        rates = ("copy_rate", "float32_flops", "float16_flops")
         return replace(self, **{name: max(getattr(self, name), getattr(other, name)) for name in rates})
 
     def nanoseconds(self, flops: int, nbytes: int, half: bool = False) -> float:
         """The least possible time in nanoseconds for an amount of work: that of its arithmetic or its traffic,
         whichever is longer."""
-        return max(flops / (self.float16_flops if half else self.float32_flops), nbytes / self.copy_bytes)
+        return max(flops / (self.float16_flops if half else self.float32_flops), nbytes / self.copy_rate)
 
     def of_dispatch(self, plan: Plan, dispatch: Dispatch) -> float:
         """The least possible nanoseconds of one dispatch, by the operations and bytes that its plan counts."""
@@ -70,7 +70,7 @@ class DeviceLimits:
 
     def __str__(self) -> str:
         return (
-            f"{self.device}: copy {self.copy_bytes:.4g} GB/s, float32 {self.float32_flops:.4g} GFLOP/s, "
+            f"{self.device}: copy {self.copy_rate:.4g} GB/s, float32 {self.float32_flops:.4g} GFLOP/s, "
             f"float16 {self.float16_flops:.4g} GFLOP/s" + (f", measured {self.measured}" if self.measured else "")
         )
 

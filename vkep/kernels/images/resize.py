@@ -125,15 +125,15 @@ class ResizeProblem(Problem):
     roi: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        rank, told = len(self.shape), f"{list(self.shape)} to {list(self.out_shape)} by scales {list(self.scales)}"
+        rank, shapes = len(self.shape), f"{list(self.shape)} to {list(self.out_shape)} by scales {list(self.scales)}"
         if not rank == len(self.out_shape) == len(self.scales):
-            raise InvalidNode(f"{told}; they differ in rank")
+            raise InvalidNode(f"{shapes}; they differ in rank")
         if min(self.out_shape, default=0) < 0:
-            raise InvalidNode(f"{told}; sizes are not negative")
+            raise InvalidNode(f"{shapes}; sizes are not negative")
         if self.crops and (self.roi is None or len(self.roi) != 2 * rank or not all(map(math.isfinite, self.roi))):
             raise InvalidNode(f"tf_crop_and_resize needs a roi of {2 * rank} numbers; got {self.roi}")
         if 0 in self.shape and 0 not in self.out_shape:
-            raise InvalidNode(f"{told}; the input is empty")
+            raise InvalidNode(f"{shapes}; the input is empty")
 
     @property
     def crops(self) -> bool:

@@ -196,8 +196,8 @@ class _Regions(Problem):
 
     def __post_init__(self) -> None:
         if len(self.shape) != 4 or min(self.out_size) < 1:
-            told = f"regions of {list(self.shape)} as {list(self.out_size)}"
-            raise InvalidNode(f"{told}; expected images [N, C, H, W] and positive sizes")
+            shapes = f"regions of {list(self.shape)} as {list(self.out_size)}"
+            raise InvalidNode(f"{shapes}; expected images [N, C, H, W] and positive sizes")
         if self.makes()[0].extent and 0 in self.shape:
             raise InvalidNode(f"regions of images without elements, of shape {list(self.shape)}")
 
@@ -228,8 +228,8 @@ class RoiAlignProblem(_Regions):
 
     @property
     def fault(self) -> str:
-        told = super().fault
-        return f"{told}, or its bins have more than 65536 samples along an axis" if self.sampling_ratio <= 0 else told
+        fault = super().fault
+        return f"{fault}, or its bins have more than 65536 samples along an axis" if self.sampling_ratio <= 0 else fault
 
     def needs(self) -> tuple[Need, ...]:
         return (

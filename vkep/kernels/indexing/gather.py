@@ -201,13 +201,13 @@ class GatherElementsProblem(Problem):
 
 def check_along(shape: tuple[int, ...], indices_shape: tuple[int, ...], axis: int) -> None:
     """Raise `InvalidNode` unless indices replace coordinates of a tensor along an axis."""
-    told = f"data {list(shape)} with indices {list(indices_shape)} along axis {axis}"
+    shapes = f"data {list(shape)} with indices {list(indices_shape)} along axis {axis}"
     if len(indices_shape) != len(shape) or not 0 <= axis < len(shape):
-        raise InvalidNode(f"{told}; expected equal ranks of at least 1")
+        raise InvalidNode(f"{shapes}; expected equal ranks of at least 1")
     if any(n > m for d, (n, m) in enumerate(zip(indices_shape, shape, strict=True)) if d != axis):
-        raise InvalidNode(f"{told}; the indices reach beyond the data on another axis")
+        raise InvalidNode(f"{shapes}; the indices reach beyond the data on another axis")
     if math.prod(indices_shape) and not shape[axis]:
-        raise InvalidNode(f"{told}: indices into an empty axis")
+        raise InvalidNode(f"{shapes}: indices into an empty axis")
 
 
 def _gather_elements(problem: GatherElementsProblem, e: Emission) -> KernelCall:
@@ -249,15 +249,15 @@ class GatherNDProblem(Problem):
     fault: str = ""
 
     def __post_init__(self) -> None:
-        batch, told = self.batch_dims, f"data {list(self.shape)}, indices {list(self.indices_shape)}"
+        batch, shapes = self.batch_dims, f"data {list(self.shape)}, indices {list(self.indices_shape)}"
         if not 0 <= batch < min(len(self.shape), len(self.indices_shape)):
-            raise InvalidNode(f"{told}: batch_dims is {batch}, expected less than both ranks")
+            raise InvalidNode(f"{shapes}: batch_dims is {batch}, expected less than both ranks")
         if self.shape[:batch] != self.indices_shape[:batch]:
-            raise InvalidNode(f"{told}: expected equal batch axes, the first {batch}")
+            raise InvalidNode(f"{shapes}: expected equal batch axes, the first {batch}")
         if not 0 <= self.keys <= len(self.shape) - batch:
-            raise InvalidNode(f"{told}: {self.keys} coordinates for {len(self.shape) - batch} axes")
+            raise InvalidNode(f"{shapes}: {self.keys} coordinates for {len(self.shape) - batch} axes")
         if math.prod(self.out_shape) and 0 in self.indexed:
-            raise InvalidNode(f"{told}: indices into an empty axis")
+            raise InvalidNode(f"{shapes}: indices into an empty axis")
 
     @property
     def keys(self) -> int:

@@ -54,16 +54,16 @@ class PadProblem(Problem):
     value: int | float | bool = 0
 
     def __post_init__(self) -> None:
-        told = f"pads {list(self.begins)}, {list(self.ends)} of shape {list(self.shape)}"
+        shapes = f"pads {list(self.begins)}, {list(self.ends)} of shape {list(self.shape)}"
         if self.mode not in MODES:
             raise InvalidNode(f"mode is {self.mode!r}, expected one of {list(MODES)}")
         if not len(self.shape) == len(self.begins) == len(self.ends):
-            raise InvalidNode(f"{told}; expected two for each axis")
+            raise InvalidNode(f"{shapes}; expected two for each axis")
         if any(size < 0 for size in self.out_shape):
-            raise InvalidNode(f"{told} crop more than it holds")
+            raise InvalidNode(f"{shapes} crop more than it holds")
         over = any(size < 0 for size in self.kept) or (0 in self.kept and 0 not in self.out_shape)
         if self.mode != "constant" and over:
-            raise InvalidNode(f"{told}: mode {self.mode!r} has no elements to repeat")
+            raise InvalidNode(f"{shapes}: mode {self.mode!r} has no elements to repeat")
 
     @property
     def kept(self) -> tuple[int, ...]:

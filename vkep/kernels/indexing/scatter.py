@@ -141,11 +141,11 @@ class ScatterNDProblem(_ScatterProblem):
     """Coordinates are in the last axis of ``indices``, each for a slice of ``updates`` (ONNX ScatterND)."""
 
     def __post_init__(self) -> None:
-        told = f"data {list(self.shape)}, indices {list(self.indices_shape)}"
+        shapes = f"data {list(self.shape)}, indices {list(self.indices_shape)}"
         if not self.indices_shape or not 1 <= self.keys <= len(self.shape):
-            raise InvalidNode(f"{told}: expected 1 to {len(self.shape)} coordinates in the indices' last axis")
+            raise InvalidNode(f"{shapes}: expected 1 to {len(self.shape)} coordinates in the indices' last axis")
         if math.prod(self.updates_shape) and 0 in self.shape[: self.keys]:
-            raise InvalidNode(f"{told}: indices into an empty axis")
+            raise InvalidNode(f"{shapes}: indices into an empty axis")
         super().__post_init__()
 
     @property

@@ -52,9 +52,9 @@ def linear_attention(
         b.invalid(f"update_rule is {update_rule!r}, expected one of {', '.join(_RULES)}")
     parts = {"query": query, "key": key, "value": value}
     if any(t.rank != 3 or t.shape[:2] != query.shape[:2] for t in parts.values()) or min(q_num_heads, kv_num_heads) < 1:
-        told = {name: list(t.shape) for name, t in parts.items()}
+        shapes = {name: list(t.shape) for name, t in parts.items()}
         b.invalid(
-            f"inputs of shape {told} with {q_num_heads} heads of queries and {kv_num_heads} of values; "
+            f"inputs of shape {shapes} with {q_num_heads} heads of queries and {kv_num_heads} of values; "
             "expected [batch, length, features]"
         )
     size = query.shape[2] // q_num_heads

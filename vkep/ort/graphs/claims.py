@@ -47,7 +47,7 @@ class Claims:
     be made."""
 
     islands: tuple[tuple[Node, ...], ...]
-    drivers: tuple[Node, ...]
+    control_nodes: tuple[Node, ...]
     declined: Mapping[str, str]  #: maps a node's title to the reason
     program: Program | None
     count: int = 0  #: nodes of the graph
@@ -115,8 +115,10 @@ def claim(
         # declined, not raised: ONNX Runtime itself reports models that no engine may run
         program = lower(graph.nodes, known, view.outputs, view.opsets, caps, policy, refusals="decline")
     verdicts = _verdicts(view, program.placements if program else _placements_by_sizes(view, caps, policy, lower))
-    drivers = tuple(n for n in graph.nodes if n.domain == OPAQUE and n.bodies and has_kernel(n))
-    others = [n for n in graph.nodes if n.outputs not in verdicts.taken and not is_context(n) and n not in drivers]
+    control_nodes = tuple(n for n in graph.nodes if n.domain == OPAQUE and n.bodies and has_kernel(n))
+    others = [
+        n for n in graph.nodes if n.outputs not in verdicts.taken and not is_context(n) and n not in control_nodes
+    ]
     declined = {n.title: verdicts.reasons[n.outputs] for n in others}
     if declined and fallback == "error":
         lines = "\n  ".join(f"{title}: {reason}" for title, reason in declined.items())
@@ -126,7 +128,7 @@ def claim(
         logger.info("not on Vulkan: %s: %s", title, reason)
     islands = _islands(view, verdicts, min_partition_size)
     return Claims(
-        (*islands, *((n,) for n in graph.nodes if is_context(n))), drivers, declined, program, len(graph.nodes)
+        (*islands, *((n,) for n in graph.nodes if is_context(n))), control_nodes, declined, program, len(graph.nodes)
     )
 
 

@@ -190,7 +190,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         if not later:
             done = executable.program
             executable.program = Program((), {}, done.placements, done.outputs)  # releases the weights
-            self.planned.seal()
+            self.planned.refuse_new_plans()
         return later
 
     # ---- ONNX Runtime's members

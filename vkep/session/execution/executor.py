@@ -22,7 +22,7 @@ from vkep.session.execution.sequences import gathered
 from vkep.session.execution.shared_values import BufferSets
 from vkep.session.execution.submit_batch import Region, Staged, SubmitBatch
 from vkep.session.execution.vgf import VgfExecutor
-from vkep.session.run_options import stop_if_told
+from vkep.session.run_options import stop_if_terminated
 
 if TYPE_CHECKING:
     from vkep.device.delegate import VulkanDelegate
@@ -115,7 +115,7 @@ class Executable:
 
     def _run(self, values: Values, targets: Targets, watch: Watch | None, meanwhile: Meanwhile | None = None) -> None:
         for step in self._runs:
-            stop_if_told()
+            stop_if_terminated()
             check_wanted()
             if watch is not None:
                 watch(step, values, targets)
@@ -242,7 +242,7 @@ class IslandExecutor:
         target = targets[port.name]
         if target is None:
             return self.runner.tensor_for(port)
-        if isinstance(target, DeviceTensor) and target.room and port.name not in self._over:
+        if isinstance(target, DeviceTensor) and target.capacity and port.name not in self._over:
             raise InvalidInputError(
                 f"output {port.name!r} is written densely; the bound device tensor is the leading elements of a larger one"
             )
@@ -266,14 +266,19 @@ T = TypeVar("T", DeviceTensor, "DeviceTensor | np.ndarray[Any, Any]")
 
 def fitted(name: str, dtype: object, shape: tuple[int, ...], target: T) -> T:
     """A bound target of an output's shape: of leading elements as many as the output has. Raises `InvalidInputError` where it
-    does not fit, or has no room for them.
+    does not fit, or its capacity is less.
     """
-    if isinstance(target, DeviceTensor) and target.room and target.shape != shape and len(shape) == len(target.room):
-        for axis, (size, room) in enumerate(zip(shape, target.room, strict=True)):
-            if size > room:
+    if (
+        isinstance(target, DeviceTensor)
+        and target.capacity
+        and target.shape != shape
+        and len(shape) == len(target.capacity)
+    ):
+        for axis, (size, capacity) in enumerate(zip(shape, target.capacity, strict=True)):
+            if size > capacity:
                 raise InvalidInputError(
                     f"output {name!r} is {dtype} {shape}: dimension {axis} is {size}, and the bound device tensor has room "
-                    f"for {room}"
+                    f"for {capacity}"
                 )
         target = target.leading(shape)
     check_target(name, dtype, shape, target)
@@ -299,7 +304,11 @@ def own_tensor(
         return value
     if target is None:
         return DeviceTensor.from_numpy(delegate, on_host(value))
-    if isinstance(value, DeviceTensor) and value.room and (value.address, value.room) == (target.address, target.room):
+    if (
+        isinstance(value, DeviceTensor)
+        and value.capacity
+        and (value.address, value.capacity) == (target.address, target.capacity)
+    ):
         return value  # written in place
     target = fitted(name, value.dtype, value.shape, target)
     target.write(on_host(value))

@@ -115,7 +115,7 @@ class VgfExecutor:
         return [*inputs, *self._weights.tensors], outputs
 
     def _input(self, port: TosaPort, value: Any, targets: Mapping[str, Any]) -> DeviceTensor:
-        if isinstance(value, DeviceTensor) and not value.room:
+        if isinstance(value, DeviceTensor) and not value.capacity:
             return value
         tensor = targets.get(port.name) or self._new(port)
         tensor.write(np.asarray(on_host(value)))

@@ -36,8 +36,8 @@ class Following:
 
 def known_of(mark: Any) -> ValueSpec:
     """The known properties of an input from its part of a predicted signature."""
-    dtype, shape, *room = mark
-    return ValueSpec(dtypes.from_numpy(dtype), shape, *room)
+    dtype, shape, *capacity = mark
+    return ValueSpec(dtypes.from_numpy(dtype), shape, *capacity)
 
 
 def _moved(last: Signature, now: Signature) -> dict[int, Any]:

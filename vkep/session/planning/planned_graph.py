@@ -72,7 +72,7 @@ class PlannedGraph:
         self._lock = Lock()
         self._planning = RLock()  # a progress callback may close the session that is being planned
         self._following = Following()
-        self._sealed = False
+        self._fixed = False
         self._closed = False
         self.latest: Executable | None = None  #: the executable planned last
         self.over: Over = ()  #: the outputs that the latest run wrote to an input's memory, whose targets `run` asked for
@@ -102,7 +102,7 @@ class PlannedGraph:
                 targets, guess = targets(executable), over
                 over = overwritten(values, targets)
                 if over != guess:
-                    self.over = () if self._sealed else over
+                    self.over = () if self._fixed else over
                     self.run(values, targets, signature, watch)
                     return
             direct = executable.island is not None and watch is None
@@ -147,13 +147,13 @@ class PlannedGraph:
             if not self._planning.acquire(blocking=False):
                 return None
             try:
-                used = self._match(key, following, names, known, over, foretold=True)
+                used = self._match(key, following, names, known, over, predicted=True)
                 if used is None:
                     return None
                 used.hold.release()
                 return used.executable.island
             except Exception:  # a run of that signature will report it
-                logger.debug("%s: no executable for the foretold signature %s", self._name, following, exc_info=True)
+                logger.debug("%s: no executable for the predicted signature %s", self._name, following, exc_info=True)
                 return None
             finally:
                 self._planning.release()
@@ -186,7 +186,7 @@ class PlannedGraph:
         return self._take(self._key(signature, over))
 
     def _key(self, signature: Hashable, over: Over) -> Hashable:
-        return (signature, over) if over and not self._sealed else signature
+        return (signature, over) if over and not self._fixed else signature
 
     # ---- planning
 
@@ -198,9 +198,9 @@ class PlannedGraph:
 
     def plan(self, inputs: Mapping[str, Known], over: Over = ()) -> Executable:
         """A new executable for inputs with these known properties; ``over`` as for `use`. Raises `InvalidInputError`
-        for a sealed graph.
+        after `refuse_new_plans`.
         """
-        if self._sealed or self._plans is None:
+        if self._fixed or self._plans is None:
             raise InvalidInputError(f"{self._name}: got shapes other than those that the model declares")
         return self._plans.executable(inputs, over)
 
@@ -223,14 +223,9 @@ class PlannedGraph:
         with self._enter(key, lambda: made() or self.plan(inputs)).hold:
             return key
 
-    @property
-    def sealed(self) -> bool:
-        """Whether it refuses to plan further signatures."""
-        return self._sealed
-
-    def seal(self) -> None:
+    def refuse_new_plans(self) -> None:
         """Refuse further signatures from now on; everything that planning needs is released."""
-        self._sealed = True
+        self._fixed = True
         if self._plans is not None:
             self._plans.forget()
 
@@ -258,8 +253,8 @@ class PlannedGraph:
             hold = entry.uses.hold()
             try:
                 if not entry.evicted:  # else it may be closed
-                    if entry.foretold:  # it was entered last
-                        entry.foretold, self._newest, self.latest = False, entry, entry.executable
+                    if entry.predicted:  # it was entered last
+                        entry.predicted, self._newest, self.latest = False, entry, entry.executable
                     elif entry is not self._newest:  # to hash a key of many inputs takes long
                         with contextlib.suppress(KeyError):
                             self._entries.move_to_end(key)
@@ -301,7 +296,7 @@ class PlannedGraph:
         names: Sequence[str],
         known: Callable[[str], Known],
         over: Over,
-        foretold: bool = False,
+        predicted: bool = False,
     ) -> Use | None:
         """Enter the executable for a new signature, where a plan with sizes is valid for it: nothing is created on the
         device. The graph's declared inputs are satisfied then, as for the signatures that the plan was made from."""
@@ -314,8 +309,8 @@ class PlannedGraph:
             with self._lock:
                 entry = self._entries.setdefault(key, _Entry(found))  # another thread may have entered one
                 used = Use(entry.executable, entry.uses.hold())
-                if foretold:
-                    entry.foretold = True
+                if predicted:
+                    entry.predicted = True
                 else:
                     self._newest, self.latest = entry, entry.executable
                 if len(self._entries) > _SIGNATURES:
@@ -359,7 +354,7 @@ class PlannedGraph:
             self._entries, self._evicted, self._newest, self.latest = OrderedDict(), [], None, None
             for entry in entries:
                 entry.uses.wait()
-        self.seal()
+        self.refuse_new_plans()
         for entry in entries:
             entry.executable.close()
         if self._plans is not None:
@@ -369,11 +364,11 @@ class PlannedGraph:
 class _Entry:
     """An executable with its number of users: an evicted one is closed by its last user."""
 
-    __slots__ = ("evicted", "executable", "foretold", "uses")
+    __slots__ = ("evicted", "executable", "predicted", "uses")
 
     def __init__(self, executable: Executable) -> None:
         self.executable, self.uses = executable, UseCount()
-        self.foretold = False  #: no run has used it
+        self.predicted = False  #: no run has used it
         self.evicted = False  #: it is in no table, and may be closed once no run uses it
 
 
@@ -436,16 +431,16 @@ def _before(last: DeferredExecutor, step: StepExecutor, values: Values, targets:
 def overwritten(values: Mapping[str, Any], targets: Targets) -> Over:
     """The outputs that are to be written to an input's memory, each with that input."""
     outputs = {
-        (target.address, target.room): name
+        (target.address, target.capacity): name
         for name, target in targets.items()
-        if isinstance(target, DeviceTensor) and (target.nbytes or target.room)
+        if isinstance(target, DeviceTensor) and (target.nbytes or target.capacity)
     }
     if not outputs:
         return ()
     read = [
-        (name, (t.address, t.room))
+        (name, (t.address, t.capacity))
         for name, t in values.items()
-        if isinstance(t, DeviceTensor) and (t.nbytes or t.room)
+        if isinstance(t, DeviceTensor) and (t.nbytes or t.capacity)
     ]
     return in_place(read, outputs)
 
@@ -460,7 +455,7 @@ def allowed(targets: Targets, over: Over, executable: Executable) -> Targets:
     """The targets without those that the program does not write: an input's memory, where it is not written in place, and the
     leading elements of larger tensors.
     """
-    refused = {name for name, target in targets.items() if isinstance(target, DeviceTensor) and target.room}
+    refused = {name for name, target in targets.items() if isinstance(target, DeviceTensor) and target.capacity}
     refused.update([output for output, _ in over])
     if refused:
         refused -= executable.program.in_place
@@ -468,11 +463,11 @@ def allowed(targets: Targets, over: Over, executable: Executable) -> Targets:
 
 
 def known_value(value: Any, name: str, asked: bool = False) -> Known:
-    """The known properties of a run's value: dtype, shape and room, or its content if that is ``asked``."""
+    """The known properties of a run's value: dtype, shape and capacity, or its content if that is ``asked``."""
     if isinstance(value, (ValueSpec, HostValue)):
         return value
     if isinstance(value, DeviceTensor):
-        return ValueSpec(value.dtype, value.shape, value.room)
+        return ValueSpec(value.dtype, value.shape, value.capacity)
     if isinstance(value, list):
         return known_list(value, name)
     if value is None:
@@ -490,7 +485,7 @@ def known_value(value: Any, name: str, asked: bool = False) -> Known:
 
 def _kind(value: Any, asked: bool = False) -> object:
     if isinstance(value, (DeviceTensor, ValueSpec)):
-        return (value.dtype.numpy, value.shape, value.room) if value.room else (value.dtype.numpy, value.shape)
+        return (value.dtype.numpy, value.shape, value.capacity) if value.capacity else (value.dtype.numpy, value.shape)
     if isinstance(value, np.ndarray):
         return (value.dtype, value.shape, value.tobytes()) if asked else (value.dtype, value.shape)
     if isinstance(value, HostValue):

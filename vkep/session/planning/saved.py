@@ -96,7 +96,7 @@ def plan_key(
         spec = known[info.name]
         if not isinstance(spec, ValueSpec):
             return None
-        dims: list[Any] = [*spec.shape, *spec.room]
+        dims: list[Any] = [*spec.shape, *spec.capacity]
         numbers = [str(d.terms) if is_size(d) else d for d in dims]
         signature.append((info.name, spec.dtype.name, len(spec.shape), numbers))
     text = json.dumps(

@@ -370,9 +370,9 @@ def numbers_of(inputs: Mapping[str, Known], over: Over = ()) -> _Numbers:
 
 def _part_of(known: Known) -> _Part:
     if isinstance(known, ValueSpec):
-        shape, room = known.shape, known.room
-        growing = [len(shape) + k for k, (size, most) in enumerate(zip(shape, room, strict=False)) if size != most]
-        return _Part((known.dtype.name, len(shape), len(room)), shape + room, tuple(growing))
+        shape, capacity = known.shape, known.capacity
+        growing = [len(shape) + k for k, (size, most) in enumerate(zip(shape, capacity, strict=False)) if size != most]
+        return _Part((known.dtype.name, len(shape), len(capacity)), shape + capacity, tuple(growing))
     if isinstance(known, ArrayWeight):
         array = known.array()
         if _is_small(array):
@@ -395,9 +395,9 @@ def with_sizes(inputs: Mapping[str, Known], sizes: Mapping[int, int | Size]) -> 
     for name, known in inputs.items():
         made[name] = known
         if isinstance(known, ValueSpec):
-            dims = [sizes.get(place + axis, dim) for axis, dim in enumerate(known.shape + known.room)]
+            dims = [sizes.get(place + axis, dim) for axis, dim in enumerate(known.shape + known.capacity)]
             rank = len(known.shape)
-            made[name] = replace(known, shape=tuple(dims[:rank]), room=tuple(dims[rank:]))  # type: ignore[arg-type]
+            made[name] = replace(known, shape=tuple(dims[:rank]), capacity=tuple(dims[rank:]))  # type: ignore[arg-type]
             place += len(dims)
         elif isinstance(known, ArrayWeight) and _is_small(known.array()):
             array = known.array()

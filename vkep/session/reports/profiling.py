@@ -27,7 +27,7 @@ class SessionProfile:
         self._path = f"{prefix}_{stamp}.json"
         self._events: list[dict[str, Any]] = []
         self._lock = threading.Lock()
-        self._told = False
+        self._warned = False
 
     def add(self, category: str, name: str, start_ns: int, duration_ns: float, **arguments: object) -> None:
         """An event that began at ``start_ns`` of `time.perf_counter_ns`."""
@@ -64,8 +64,8 @@ class SessionProfile:
     def end(self) -> str:
         """Write the file at the first call; returns its name. Raises ``OSError``."""
         with self._lock:
-            if not self._told:
+            if not self._warned:
                 with open(self._path, "w", encoding="utf-8") as file:
                     json.dump(sorted(self._events, key=lambda e: float(e["ts"])), file)
-                self._told = True
+                self._warned = True
         return self._path

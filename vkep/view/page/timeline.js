@@ -197,7 +197,7 @@
   /** What is drawn below the bars: a height for each dispatch, from 0 to `top`. */
   const STRIPS = [
     { name: "of the limit", top: 1, of: (k) => Math.min(1, V.ofLimit(dispatches[k])), write: V.percent, colour: (k) => V.limitColour(V.ofLimit(dispatches[k])), there: V.timed },
-    { name: "GB/s", top: Math.max(limits?.copy_bytes ?? 0, most((d) => d.bytes / d.ns)), of: (k) => dispatches[k].bytes / dispatches[k].ns, write: (v) => v.toPrecision(3), mark: limits?.copy_bytes, colour: () => V.colour("vulkan"), there: V.timed },
+    { name: "GB/s", top: Math.max(limits?.copy_rate ?? 0, most((d) => d.bytes / d.ns)), of: (k) => dispatches[k].bytes / dispatches[k].ns, write: (v) => v.toPrecision(3), mark: limits?.copy_rate, colour: () => V.colour("vulkan"), there: V.timed },
     { name: "GFLOP/s", top: Math.max(limits?.float32_flops ?? 0, most((d) => d.flops / d.ns)), of: (k) => dispatches[k].flops / dispatches[k].ns, write: (v) => v.toPrecision(3), mark: limits?.float32_flops, colour: () => V.colour("vgf"), there: V.timed },
     { name: "slab in use", top: Math.max(...V.doc.memory.slabs.map((s) => s.bytes), 1), of: needed, write: V.bytes, colour: () => V.colour("kompute"), there: true },
   ].filter((strip) => strip.there && dispatches.some((d, k) => strip.of(k) > 0));
