@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["IOBinding", "InferenceSession", "NodeArg", "Report", "SessionOptions"]
 
 #: they import numpy and onnx, which a session does while the driver opens
-_LAZY = {"IOBinding": "binding", "Report": "report"}
+_LAZY = {"IOBinding": "binding", "Report": "reports.report"}
 
 
 def __getattr__(name: str) -> Any:
