@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vkep.serving.jsontext import array_of, counted, loads, text_of
+from vkep.serving.jsontext import JsonCount, array_of, loads, text_of
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,12 @@ def test_values_outside_strings_are_counted(value: Any) -> None:
         return commas, isinstance(one, (list, dict)) + sum(lists for _, lists in found)
 
     commas, lists = size(value)
-    assert counted(json.dumps(value).encode()) == (commas + 1, lists)
+    text = json.dumps(value).encode()
+    for step in (1, 2, 3, len(text)):
+        count = JsonCount()
+        for at in range(0, len(text), step):
+            count.add(text[at : at + step])
+        assert (count.values, count.lists) == (commas + 1, lists)
 
 
 @pytest.mark.parametrize("values", [[0.5, 1, -2e30], [[1, 2], [3, 4]], [[[True]]], [], [[]], ["a", "b"]])

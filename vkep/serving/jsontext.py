@@ -41,18 +41,35 @@ def text_of(array: Array) -> str:
     return f"[{', '.join(_text_of(array[at : at + _VALUES]) for at in range(0, len(array), _VALUES))}]"
 
 
+def unicode_of(value: str | bytes) -> str:
+    """A string of an array, which may be in UTF-8."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
 def _text_of(array: Array) -> str:
     values = array.tolist()
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         values = [value if finite else None for value, finite in zip(values, np.isfinite(array), strict=True)]
     elif array.dtype.kind in "OSU":
-        values = [value.decode() if isinstance(value, bytes) else value for value in values]
+        values = [unicode_of(value) for value in values]
     return json.dumps(values, allow_nan=False)[1:-1]
 
 
-def counted(text: bytes) -> tuple[int, int]:
-    """How many values, and how many lists and objects, a JSON text has outside its strings."""
-    bare = np.frombuffer(text.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
-    outside = ~np.logical_xor.accumulate(bare == ord('"'))
-    count = {char: int(np.count_nonzero((bare == ord(char)) & outside)) for char in ",[{"}
-    return 1 + count[","], count["["] + count["{"]
+class JsonCount:
+    """How many values, and how many lists and objects, a JSON text has outside its strings, counted piece by piece."""
+
+    def __init__(self) -> None:
+        self.values, self.lists = 1, 0
+        self._in_string = self._escaped = False  # the last piece ended in a string; with a backslash that escapes
+
+    def add(self, piece: bytes) -> None:
+        """Count the next piece."""
+        for at in range(0, len(piece), _SHORT):
+            part = piece[at + self._escaped : at + _SHORT].replace(b"\\\\", b"").replace(b'\\"', b"")
+            self._escaped = part.endswith(b"\\")
+            codes = np.frombuffer(part, np.uint8)
+            quoted = np.logical_xor.accumulate(codes == ord('"')) != self._in_string
+            commas, lists, objects = (int(np.count_nonzero((codes == ord(char)) & ~quoted)) for char in ",[{")
+            self.values += commas
+            self.lists += lists + objects
+            self._in_string = bool(quoted[-1]) if len(quoted) else self._in_string

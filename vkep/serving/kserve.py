@@ -20,7 +20,7 @@ import numpy as np
 
 from gpu_shared.errors import PicklableError
 from vkep.serving.bodies import Array, BinaryFeeds, Layout
-from vkep.serving.jsontext import array_of, loads, text_of
+from vkep.serving.jsontext import JsonCount, array_of, loads, text_of, unicode_of
 from vkep.text import shortened, shown
 
 #: the protocol's name of strings: arrays of Python's, sent in UTF-8
@@ -256,13 +256,13 @@ _same_answer_json = functools.lru_cache(_MOST_READ_BEFORE)(_answer_json)
 
 def inflated(body: bytes, encoding: str, most: int, text: int = 0) -> bytes:
     """Decompress a body, of which the first ``text`` bytes are JSON. Raises `ProtocolError`: 413 above ``most`` bytes, 400 and
-    415 for data that cannot be read, and as `JsonCount`: a small body may become very many values."""
+    415 for data that cannot be read, and as `_count`: a small body may become very many values."""
     coding = encoding.strip().lower()  # RFC 9110, 8.4.1: codings are case-insensitive
     if coding in ("", "identity"):
         return body
     if coding not in ("gzip", "x-gzip", "deflate"):
         raise ProtocolError(415, f"Content-Encoding is {shown(encoding)}, expected gzip or deflate")
-    count = JsonCount(text)
+    count = JsonCount()
     is_gzip, pieces, rest, at = coding != "deflate", list[bytes](), memoryview(body), 0
     for _ in range(_MOST_MEMBERS):
         stream = zlib.decompressobj(zlib.MAX_WBITS | (16 if is_gzip else 0))
@@ -276,7 +276,8 @@ def inflated(body: bytes, encoding: str, most: int, text: int = 0) -> bytes:
                 is_full = len(pieces[-1]) == min(most + 1, _PIECE)
             except zlib.error as error:
                 raise ProtocolError(400, f"the body is no {coding}: {error}") from None
-            count.add(pieces[-1])
+            _count(count, pieces[-1][:text])
+            text -= min(text, len(pieces[-1]))
             at += len(window) - len(stream.unconsumed_tail) - len(stream.unused_data)
             most -= len(pieces[-1])
             if most < 0:
@@ -288,36 +289,21 @@ def inflated(body: bytes, encoding: str, most: int, text: int = 0) -> bytes:
     raise ProtocolError(400, f"the {coding} body has more than {_MOST_MEMBERS} members")
 
 
-class JsonCount:
-    """What makes a JSON text of ``size`` bytes costly, counted piece by piece as it comes."""
-
-    def __init__(self, size: int) -> None:
-        self._left, self._values, self._lists = size, 1, 0
-
-    def add(self, piece: bytes) -> None:
-        """Count a piece, which may go on after the text. Raises `ProtocolError`: 413 for too many values, 400 for many lists."""
-        for at in range(0, min(len(piece), self._left), _WINDOW):
-            part = np.frombuffer(piece, np.uint8)[
-                at : min(at + _WINDOW, self._left)
-            ]  # bytes.count is ten times as slow
-            values, lists, objects = (int(np.count_nonzero(part == ord(char))) for char in ",[{")
-            self._values += values
-            self._lists += lists + objects
-            if self._values > MOST_VALUES:
-                raise ProtocolError(
-                    413, f"the JSON has more than the {MOST_VALUES} values that are allowed: send binary data"
-                )
-            if self._lists > _MOST_LISTS:
-                raise ProtocolError(
-                    400,
-                    f"the JSON has more than the {_MOST_LISTS} lists and objects that are allowed: send flat or binary data",
-                )
-        self._left -= min(len(piece), self._left)
+def _count(count: JsonCount, piece: bytes) -> None:
+    """Count a piece of a request's JSON. Raises `ProtocolError`: 413 for too many values, 400 for many lists."""
+    count.add(piece)
+    if count.values > MOST_VALUES:
+        raise ProtocolError(413, f"the JSON has more than the {MOST_VALUES} values that are allowed: send binary data")
+    if count.lists > _MOST_LISTS:
+        raise ProtocolError(
+            400,
+            f"the JSON has more than the {_MOST_LISTS} lists and objects that are allowed: send flat or binary data",
+        )
 
 
 def _loads(text: bytes) -> Any:
-    """The value of a JSON text. Raises `ProtocolError` as `JsonCount`, and 400 for no JSON."""
-    JsonCount(len(text)).add(text)
+    """The value of a JSON text. Raises `ProtocolError` as `_count`, and 400 for no JSON."""
+    _count(JsonCount(), text)
     try:
         return loads(text, _refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -384,12 +370,8 @@ def to_bytes(array: Array) -> bytes | memoryview:
     """A tensor's elements in the protocol's binary form, the inverse of `from_bytes`."""
     if datatype(array.dtype) != STRINGS:
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-    texts = [_text(value).encode() for value in array.reshape(-1).tolist()]
+    texts = [unicode_of(value).encode() for value in array.reshape(-1).tolist()]
     return b"".join(piece for text in texts for piece in (struct.pack("<I", len(text)), text))
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _split(spec: TensorSpec, data: bytes | memoryview) -> list[bytes]:

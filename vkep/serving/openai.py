@@ -13,7 +13,7 @@ from pydantic_core import from_json
 from vkep.errors import InvalidInputError
 from vkep.generation.grammar import of_schema
 from vkep.generation.sampling import MOST_LOGPROBS, MOST_STOPS, MOST_TOKENS, Sampling
-from vkep.serving.jsontext import counted
+from vkep.serving.jsontext import JsonCount
 from vkep.serving.kserve import ProtocolError
 from vkep.text import shortened, shown
 
@@ -217,11 +217,13 @@ _Body = TypeVar("_Body", bound=BaseModel)
 
 def read(kind: type[_Body], body: bytes) -> _Body:
     """A request's body as one of the classes of this module. Raises `ProtocolError` (400)."""
-    values, lists = counted(body) if len(body) > _LONG else (0, 0)
-    if values > _MOST_VALUES or lists > _MOST_LISTS:
+    count = JsonCount()
+    count.add(body if len(body) > _LONG else b"")
+    if count.values > _MOST_VALUES or count.lists > _MOST_LISTS:
         raise ProtocolError(
             400,
-            f"the request has {values} values and {lists} lists and objects, and {_MOST_VALUES} and {_MOST_LISTS} are allowed",
+            f"the request has {count.values} values and {count.lists} lists and objects, "
+            f"and {_MOST_VALUES} and {_MOST_LISTS} are allowed",
         )
     try:
         given = from_json(body, allow_inf_nan=False)

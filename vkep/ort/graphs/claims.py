@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep import dtypes
@@ -29,6 +30,8 @@ from vkep.placement.sequences import ON_LISTS
 from vkep.placement.steps import Placed
 from vkep.sizes import Size, Trace, clear_caches
 from vkep.text import counted
+
+T = TypeVar("T", Program, Placed)
 
 logger = logging.getLogger("vkep.ort")
 
@@ -109,12 +112,8 @@ def claim(
     bodies, so that it may execute it. Raises `UnsupportedModelError` where ``fallback`` is "error" and a node is
     declined."""
     graph = view.graph
-    program = None
-    if _is_static(view):
-        known = known_values(view)
-        # declined, not raised: ONNX Runtime itself reports models that no engine may run
-        program = lower(graph.nodes, known, view.outputs, view.opsets, caps, policy, refusals="decline")
-    verdicts = _verdicts(view, program.placements if program else _placements_by_sizes(view, caps, policy, lower))
+    program, placements = _placed(view, caps, policy, lower)
+    verdicts = _verdicts(view, placements)
     control_nodes = tuple(n for n in graph.nodes if n.domain == OPAQUE and n.bodies and has_kernel(n))
     others = [
         n for n in graph.nodes if n.outputs not in verdicts.taken and not is_context(n) and n not in control_nodes
@@ -137,21 +136,23 @@ def takes(view: OrtGraphView, caps: DeviceCapabilities, policy: Policy) -> bool:
     nodes = view.graph.nodes
     if any(is_context(n) for n in nodes):
         return False
-    placed: Sequence[Placement]
-    if _is_static(view):
-        known = known_values(view)
-        placed = place(nodes, known, view.outputs, view.opsets, caps, policy=policy, refusals="decline").placements
-    else:
-        placed = _placements_by_sizes(view, caps, policy, place)
-    verdicts = _verdicts(view, placed)
+    verdicts = _verdicts(view, _placed(view, caps, policy, place)[1])
     for node in nodes:
         if node.outputs not in verdicts.taken:
             logger.debug("%s keeps a body from Vulkan: %s", node.title, verdicts.reasons[node.outputs])
     return all(n.outputs in verdicts.taken for n in nodes)
 
 
-def _is_static(view: OrtGraphView) -> bool:
-    return all(v.is_static or not v.elem_type for v in view.graph.inputs)
+def _placed(
+    view: OrtGraphView, caps: DeviceCapabilities, policy: Policy | None, way: Callable[..., T]
+) -> tuple[T | None, Sequence[Placement]]:
+    """What ``way`` (`lower` or `place`) makes of a graph, None where dimensions are open; and the placements."""
+    if not all(v.is_static or not v.elem_type for v in view.graph.inputs):
+        return None, _placements_by_sizes(view, caps, policy, way)
+    # declined, not raised: ONNX Runtime itself reports models that no engine may run
+    known = known_values(view)
+    made = way(view.graph.nodes, known, view.outputs, view.opsets, caps, policy=policy, refusals="decline")
+    return made, made.placements
 
 
 def _verdicts(view: OrtGraphView, placements: Iterable[Placement]) -> _Verdicts:

@@ -33,7 +33,8 @@ _INT, _INTS, _FLOAT, _FLOATS, _STRING, _STRINGS, _GRAPH, _TENSOR = 1, 2, 3, 4, 5
 _Links = tuple[tuple[str, ...], tuple[str, ...]]
 #: domain of nodes whose bodies ONNX Runtime runs (If, Loop, Scan), or whose attributes cannot be read
 OPAQUE = "vkep.ort.opaque"
-_CONTROL = ("If", "Loop", "Scan")
+#: nodes with bodies, and the inputs that ONNX Runtime's implementations read on the host
+CONTROL_HOST_INPUTS = {"If": (0,), "Loop": (0, 1), "Scan": ()}
 
 
 class OrtWeight(Weight):
@@ -294,7 +295,7 @@ class OrtGraphView:
         """The bodies of an If, Loop or Scan by attribute name; None where vkep cannot run one of them, or not the node."""
         ort, api, kind = self.ort, self.ort.api, "OrtValueInfo const *"
         op_type = ort.text(api.Node_GetOperatorType, pointer)
-        if op_type not in _CONTROL or ort.text(api.Node_GetDomain, pointer):
+        if op_type not in CONTROL_HOST_INPUTS or ort.text(api.Node_GetDomain, pointer):
             return None
         around = ort.items(api.Node_GetNumInputs, api.Node_GetInputs, kind, pointer)
         around += ort.items(api.Node_GetNumOutputs, api.Node_GetOutputs, kind, pointer)

@@ -15,7 +15,7 @@ import numpy as np
 from vkep.dtypes import DTYPES
 from vkep.ops.registry import onnx_history
 from vkep.ort.boundary import CStruct, ffi, releases, status
-from vkep.ort.graphs.convert import OrtGraphView, subgraphs
+from vkep.ort.graphs.convert import CONTROL_HOST_INPUTS, OrtGraphView, subgraphs
 from vkep.ort.memory.allocator import array_of, copy_tensors
 from vkep.ort.memory.tensors import describe
 from vkep.ort.names import EP_NAME
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from vkep.graph.model import Node
     from vkep.ort.api import Ort
 
-#: the inputs that the implementations read on the host
-_HOST_INPUTS = {"If": (0,), "Loop": (0, 1), "Scan": ()}
 _OLDEST_SCAN = 9
 
 
@@ -34,7 +32,7 @@ _OLDEST_SCAN = 9
 def control_entries() -> tuple[KernelEntry, ...]:
     """An entry for each version of If, Loop and Scan, for tensors whose elements are whole bytes."""
     found = []
-    for op_type, host in _HOST_INPUTS.items():
+    for op_type, host in CONTROL_HOST_INPUTS.items():
         for schema in onnx_history(op_type, ""):
             if op_type == "Scan" and schema.since_version < _OLDEST_SCAN:
                 continue
@@ -47,7 +45,7 @@ def control_entries() -> tuple[KernelEntry, ...]:
 def is_ours_to_drive(view: OrtGraphView, node: Node) -> bool:
     """Whether a node is an If, Loop or Scan with a node of its bodies on this provider."""
     ort, api, pointer = view.ort, view.ort.api, view.pointer_of(node)
-    if node.op_type not in _HOST_INPUTS or ort.text(api.Node_GetDomain, pointer):
+    if node.op_type not in CONTROL_HOST_INPUTS or ort.text(api.Node_GetDomain, pointer):
         return False
     nodes = [
         inner
