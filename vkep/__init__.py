@@ -22,6 +22,7 @@ from gpu_shared import (
     make_shared_gpu_compile_specs,
     parse_shared_gpu_compile_spec,
 )
+from gpu_shared.lazy import lazy as _lazy
 from vkep.errors import (
     Decline,
     InvalidInputError,
@@ -78,59 +79,6 @@ if _typing.TYPE_CHECKING:
     from vkep.session.run_options import RunOptions
 
 __version__ = "0.1.0"
-
-#: names whose modules load Vulkan, numpy-heavy code or the operators: imported when first used
-_LAZY = {
-    "AdapterFormat": "vkep.session.ort_interface.adapters",
-    "LoraAdapter": "vkep.session.ort_interface.adapters",
-    "ArenaOutOfMemory": "vkep.memory",
-    "DelegateLease": "gpu_shared",
-    "DeviceTensor": "vkep.device.tensor",
-    "ExecutionMode": "vkep.session.ort_interface.options",
-    "ExecutionOrder": "vkep.session.ort_interface.options",
-    "GraphOptimizationLevel": "vkep.session.ort_interface.options",
-    "IOBinding": "vkep.session",
-    "InferenceSession": "vkep.session",
-    "ModelMetadata": "vkep.graph.model",
-    "NodeArg": "vkep.session",
-    "OrtAllocatorType": "vkep.session.ort_interface.devices",
-    "OrtArenaCfg": "vkep.session.ort_interface.module",
-    "OrtDevice": "vkep.session.ort_interface.devices",
-    "OrtDeviceMemoryType": "vkep.session.ort_interface.devices",
-    "OrtDeviceVendorId": "vkep.session.ort_interface.devices",
-    "OrtEpAssignedNode": "vkep.session.ort_interface.devices",
-    "OrtEpAssignedSubgraph": "vkep.session.ort_interface.devices",
-    "OrtEpDevice": "vkep.session.ort_interface.devices",
-    "OrtExecutionProviderDevicePolicy": "vkep.session.ort_interface.devices",
-    "OrtHardwareDevice": "vkep.session.ort_interface.devices",
-    "OrtHardwareDeviceType": "vkep.session.ort_interface.devices",
-    "OrtMemType": "vkep.session.ort_interface.devices",
-    "OrtMemoryInfo": "vkep.session.ort_interface.devices",
-    "OrtMemoryInfoDeviceType": "vkep.session.ort_interface.devices",
-    "OrtValue": "vkep.session.ort_interface.value",
-    "Replicas": "vkep.session.replicas",
-    "Report": "vkep.session",
-    "RunOptions": "vkep.session.run_options",
-    "OrtSparseFormat": "vkep.session.ort_interface.sparse",
-    "SessionOptions": "vkep.session",
-    "SharedGpuContext": "gpu_shared",
-    "SparseTensor": "vkep.session.ort_interface.sparse",
-    "capi": "vkep.session.ort_interface.capi",
-    "copy_tensors": "vkep.session.ort_interface.module",
-    "create_and_register_allocator": "vkep.session.ort_interface.module",
-    "create_and_register_allocator_v2": "vkep.session.ort_interface.module",
-    "disable_telemetry_events": "vkep.session.ort_interface.module",
-    "enable_telemetry_events": "vkep.session.ort_interface.module",
-    "get_ep_devices": "vkep.session.ort_interface.devices",
-    "has_collective_ops": "vkep.session.ort_interface.module",
-    "live_counts": "gpu_shared",
-    "preload_dlls": "vkep.session.ort_interface.module",
-    "set_default_logger_callback": "vkep.session.ort_interface.module",
-    "set_default_logger_severity": "vkep.session.ort_interface.module",
-    "set_default_logger_verbosity": "vkep.session.ort_interface.module",
-    "set_global_thread_pool_sizes": "vkep.session.ort_interface.module",
-    "set_seed": "vkep.session.ort_interface.module",
-}
 
 __all__ = [
     "AdapterFormat",
@@ -258,15 +206,34 @@ def print_debug_info() -> None:
         print(device)
 
 
-def __getattr__(name: str) -> _typing.Any:
-    import importlib
-
-    module = _LAZY.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(module), name)
-    globals()[name] = value
-    return value
+#: names whose modules load Vulkan, numpy-heavy code or the operators: imported when first used
+__getattr__ = _lazy(
+    __name__,
+    {
+        "gpu_shared": "DelegateLease SharedGpuContext live_counts",
+        "vkep.device.tensor": "DeviceTensor",
+        "vkep.graph.model": "ModelMetadata",
+        "vkep.memory": "ArenaOutOfMemory",
+        "vkep.session": "IOBinding InferenceSession NodeArg Report SessionOptions",
+        "vkep.session.ort_interface.adapters": "AdapterFormat LoraAdapter",
+        "vkep.session.ort_interface.capi": "capi",
+        "vkep.session.ort_interface.devices": (
+            "OrtAllocatorType OrtDevice OrtDeviceMemoryType OrtDeviceVendorId OrtEpAssignedNode OrtEpAssignedSubgraph "
+            "OrtEpDevice OrtExecutionProviderDevicePolicy OrtHardwareDevice OrtHardwareDeviceType OrtMemType OrtMemoryInfo "
+            "OrtMemoryInfoDeviceType get_ep_devices"
+        ),
+        "vkep.session.ort_interface.module": (
+            "OrtArenaCfg copy_tensors create_and_register_allocator create_and_register_allocator_v2 "
+            "disable_telemetry_events enable_telemetry_events has_collective_ops preload_dlls set_default_logger_callback "
+            "set_default_logger_severity set_default_logger_verbosity set_global_thread_pool_sizes set_seed"
+        ),
+        "vkep.session.ort_interface.options": "ExecutionMode ExecutionOrder GraphOptimizationLevel",
+        "vkep.session.ort_interface.sparse": "OrtSparseFormat SparseTensor",
+        "vkep.session.ort_interface.value": "OrtValue",
+        "vkep.session.replicas": "Replicas",
+        "vkep.session.run_options": "RunOptions",
+    },
+)
 
 
 def __dir__() -> list[str]:

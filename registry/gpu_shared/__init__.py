@@ -5,8 +5,7 @@ Importing this package loads neither cffi nor Vulkan; names that need them are l
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpu_shared.capabilities import CooperativeMatrixShape, DeviceCapabilities, DeviceInfo, MemoryHeap, QueueFamily
 from gpu_shared.compile_spec import (
@@ -32,6 +31,7 @@ from gpu_shared.errors import (
     OutOfDeviceMemoryError,
     OutOfHostMemoryError,
 )
+from gpu_shared.lazy import lazy
 
 if TYPE_CHECKING:
     from gpu_shared.commands import CommandBuffer, CommandPool, QueryPool
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from gpu_shared.data_graph import DataGraphPipeline, DataGraphSession, GraphConstant, GraphResource
     from gpu_shared.descriptors import BufferRange, DescriptorSetLayout, DescriptorSets
     from gpu_shared.device import Device
+    from gpu_shared.external import ImportedBuffer, ImportedSemaphore, MemorySource
     from gpu_shared.handles import Handle
     from gpu_shared.instance import Instance, ValidationMessage, list_devices, select_device, validation_log
     from gpu_shared.lease import DelegateLease
@@ -48,43 +49,6 @@ if TYPE_CHECKING:
     from gpu_shared.resources import SharedResource
     from gpu_shared.tensors import ArmTensor
     from gpu_shared.timeline import PreparedSubmit, Timeline
-
-_LAZY = {
-    "Buffer": "memory",
-    "BufferRange": "descriptors",
-    "CommandBuffer": "commands",
-    "CommandPool": "commands",
-    "ComputePipeline": "pipeline",
-    "DataGraphPipeline": "data_graph",
-    "DataGraphSession": "data_graph",
-    "DelegateLease": "lease",
-    "DescriptorSetLayout": "descriptors",
-    "DescriptorSets": "descriptors",
-    "Device": "device",
-    "GraphConstant": "data_graph",
-    "GraphResource": "data_graph",
-    "Handle": "handles",
-    "HeapBudget": "memory",
-    "ImportedBuffer": "external",
-    "ImportedSemaphore": "external",
-    "Instance": "instance",
-    "MemorySource": "external",
-    "PipelineCache": "pipeline",
-    "PipelineLayout": "pipeline",
-    "PreparedSubmit": "timeline",
-    "QueryPool": "commands",
-    "ShaderModule": "pipeline",
-    "SharedGpuContext": "context",
-    "SharedResource": "resources",
-    "ArmTensor": "tensors",
-    "Timeline": "timeline",
-    "ValidationMessage": "instance",
-    "list_devices": "instance",
-    "live_counts": "lifetime",
-    "memory_budget": "memory",
-    "select_device": "instance",
-    "validation_log": "instance",
-}
 
 __all__ = [
     "Buffer",
@@ -148,13 +112,26 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    module = _LAZY.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy(
+    __name__,
+    {
+        "gpu_shared.commands": "CommandBuffer CommandPool QueryPool",
+        "gpu_shared.context": "SharedGpuContext",
+        "gpu_shared.data_graph": "DataGraphPipeline DataGraphSession GraphConstant GraphResource",
+        "gpu_shared.descriptors": "BufferRange DescriptorSetLayout DescriptorSets",
+        "gpu_shared.device": "Device",
+        "gpu_shared.external": "ImportedBuffer ImportedSemaphore MemorySource",
+        "gpu_shared.handles": "Handle",
+        "gpu_shared.instance": "Instance ValidationMessage list_devices select_device validation_log",
+        "gpu_shared.lease": "DelegateLease",
+        "gpu_shared.lifetime": "live_counts",
+        "gpu_shared.memory": "Buffer HeapBudget memory_budget",
+        "gpu_shared.pipeline": "ComputePipeline PipelineCache PipelineLayout ShaderModule",
+        "gpu_shared.resources": "SharedResource",
+        "gpu_shared.tensors": "ArmTensor",
+        "gpu_shared.timeline": "PreparedSubmit Timeline",
+    },
+)
 
 
 def __dir__() -> list[str]:

@@ -6,8 +6,9 @@ is imported when one of its names is first used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gpu_shared.lazy import lazy
 
 if TYPE_CHECKING:
     from vkep.errors import InvalidPteError, UnsupportedProgramError
@@ -17,19 +18,6 @@ if TYPE_CHECKING:
     from vkep.executorch.program import Program
     from vkep.executorch.runtime import BackendRegistry, OperatorRegistry, Runtime
 
-#: public names and the module that each is imported from on first use
-_LAZY = {
-    "BackendRegistry": "vkep.executorch.runtime",
-    "InvalidPteError": "vkep.errors",
-    "Method": "vkep.executorch.method",
-    "MethodMeta": "vkep.executorch.metadata",
-    "OperatorRegistry": "vkep.executorch.runtime",
-    "Program": "vkep.executorch.program",
-    "ProgramOptions": "vkep.executorch.options",
-    "Runtime": "vkep.executorch.runtime",
-    "TensorInfo": "vkep.executorch.metadata",
-    "UnsupportedProgramError": "vkep.errors",
-}
 __all__ = [
     "BackendRegistry",
     "InvalidPteError",
@@ -44,13 +32,18 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    module = _LAZY.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(module), name)
-    globals()[name] = value
-    return value
+#: public names and the module that each is imported from on first use
+__getattr__ = lazy(
+    __name__,
+    {
+        "vkep.errors": "InvalidPteError UnsupportedProgramError",
+        "vkep.executorch.metadata": "MethodMeta TensorInfo",
+        "vkep.executorch.method": "Method",
+        "vkep.executorch.options": "ProgramOptions",
+        "vkep.executorch.program": "Program",
+        "vkep.executorch.runtime": "BackendRegistry OperatorRegistry Runtime",
+    },
+)
 
 
 def __dir__() -> list[str]:

@@ -5,8 +5,9 @@ Importing this package imports no Ray; the names do. See docs/scaling.md.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gpu_shared.lazy import lazy
 
 if TYPE_CHECKING:
     from vkep.ray.devices import assigned_device
@@ -17,21 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Predictor", "ServiceOptions", "Shipped", "assigned_device", "deployment", "generation", "ship"]
 
-_LAZY = {
-    "Predictor": "predictor",
-    "ServiceOptions": "service",
-    "Shipped": "models",
-    "assigned_device": "devices",
-    "deployment": "service",
-    "generation": "service",
-    "ship": "models",
-}
-
-
-def __getattr__(name: str) -> Any:
-    module = _LAZY.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy(
+    __name__,
+    {
+        "vkep.ray.devices": "assigned_device",
+        "vkep.ray.models": "Shipped ship",
+        "vkep.ray.predictor": "Predictor",
+        "vkep.ray.service": "ServiceOptions deployment generation",
+    },
+)
