@@ -177,24 +177,6 @@ class DeviceCapabilities(Readable):
         """The record as JSON."""
         return json.dumps(self.to_dict(), indent=indent)
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> DeviceCapabilities:
-        """The inverse of `to_dict`."""
-        data = dict(data)
-        for name in ("api_version", "max_workgroup_size", "max_workgroup_count"):
-            if name in data:
-                data[name] = tuple(data[name])
-        for name in ("features", "extensions"):
-            if name in data:
-                data[name] = frozenset(data[name])
-        data["memory_heaps"] = tuple(MemoryHeap(**h) for h in data.get("memory_heaps", ()))
-        shapes = data.get("cooperative_matrix_shapes", ())
-        data["cooperative_matrix_shapes"] = tuple(CooperativeMatrixShape(**s) for s in shapes)
-        data["queue_families"] = tuple(
-            QueueFamily(**{**q, "flags": frozenset(q["flags"])}) for q in data.get("queue_families", ())
-        )
-        return cls(**data)
-
     def __str__(self) -> str:
         version = ".".join(map(str, self.api_version))
         sizes = f"{self.min_subgroup_size}..{self.max_subgroup_size}"

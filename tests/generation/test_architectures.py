@@ -9,6 +9,7 @@ import pytest
 
 from tests.devices import as_a_gpu
 from tests.generation.reference import Reference
+from vkep.dtypes import DTYPES
 from vkep.generation import Generator
 from vkep.generation.decoder import Decoder
 from vkep.ir.program import IslandStep
@@ -75,5 +76,5 @@ def test_quantized_caches(bits: int, tmp_path: Path) -> None:
         answers = generator.generate(prompts, max_tokens=12, ignore_end=True)
         assert isinstance(generator.decoder, Decoder)
         [spec, *_] = generator.decoder.specs
-    assert spec.bytes_of_token == language.kv_heads * language.size * bits // 8
+    assert (spec.heads, spec.size) == (language.kv_heads, language.size * bits // 8 // DTYPES[spec.dtype].itemsize)
     assert [a.tokens for a in answers] == [theirs.greedy(p, 12) for p in prompts]

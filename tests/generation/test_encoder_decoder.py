@@ -11,13 +11,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from tests.generation.genai_sources import write_genai_sources
 from tools.ort_cpu import cpu_session
 from vkep.errors import InvalidInputError
 from vkep.generation import Generator, encoder_decoder
 from vkep.generation.audio import log_mel, mel_bands
 from vkep.generation.folder import read_folder
 from vkep.models.language import BEGIN
-from vkep.models.sources import write_genai_sources, write_sources
+from vkep.models.sources import write_sources
 
 Array = np.ndarray[Any, Any]
 

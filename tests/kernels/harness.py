@@ -17,10 +17,10 @@ import numpy as np
 from gpu_shared.capabilities import DeviceCapabilities
 from gpu_shared.memory import Buffer
 from tests.nightly import nightly
+from tools.passes.interpreter import Interpreter
 from vkep.device.measure.kernel_runner import KernelRunner, ReadyCall
 from vkep.dtypes import DTYPES
 from vkep.ir import tensor as ir
-from vkep.ir.interpreter import Interpreter
 from vkep.ir.ops import KernelOp
 from vkep.ir.tensor import contiguous_strides
 from vkep.kernels import launch

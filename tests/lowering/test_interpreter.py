@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import vkep.kernels
+from tools.passes.host_memory import InvalidAccess
+from tools.passes.interpreter import Interpreter
 from vkep.dtypes import DTYPES
 from vkep.graph.weights import ArrayWeight
 from vkep.ir import expr as ex
 from vkep.ir.custom import CustomProblem
-from vkep.ir.host_memory import InvalidAccess
-from vkep.ir.interpreter import Interpreter
 from vkep.ir.ops import KernelOp, Pointwise
 from vkep.ir.tensor import Storage, Tensor
 from vkep.kernels.indexing.scatter import ScatterElementsProblem

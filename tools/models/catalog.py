@@ -11,9 +11,8 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from tools.models import convnets, gpt, micro
+from tools.models import bert, convnets, gpt, micro
 from tools.models.reference import evaluate
-from vkep.models import bert
 from vkep.models.builder import Array, Dim, GraphBuilder, levels
 
 SEQUENCE = 128

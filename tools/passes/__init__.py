@@ -1,1 +1,1 @@
-"""Checks that passes keep the results of operations, with the interpreter of operations (`vkep.ir.interpreter`)."""
+"""Checks that passes keep the results of operations, with the interpreter of operations (`tools.passes.interpreter`)."""

@@ -1,4 +1,4 @@
-"""Checks that passes keep the results of operations: a second opinion by the interpreter (`vkep.ir.interpreter`).
+"""Checks that passes keep the results of operations: a second opinion by the interpreter (`tools.passes.interpreter`).
 
 python -m tools.passes --check resnet18             # models of the catalog and steps of decoders whose names contain a text
 python -m tools.passes --check model.onnx           # a file

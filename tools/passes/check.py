@@ -13,10 +13,10 @@ from unittest import mock
 import numpy as np
 
 from tools.passes.bound import bound
+from tools.passes.host_memory import HostMemory, InvalidAccess
+from tools.passes.interpreter import Interpreter
 from tools.passes.order import checked_size, misordered
 from vkep.ir import expr as ex
-from vkep.ir.host_memory import HostMemory, InvalidAccess
-from vkep.ir.interpreter import Interpreter
 from vkep.ir.ops import Op, Pointwise, reads
 from vkep.ir.tensor import Storage, Tensor
 from vkep.kernels.kernel import KernelCall

@@ -31,11 +31,6 @@ class CacheSpec:
     size: int
     dtype: str
 
-    @property
-    def bytes_of_token(self) -> int:
-        """Bytes of one token's keys, or values, in one layer."""
-        return self.heads * self.size * DTYPES[self.dtype].itemsize
-
 
 class RowCaches:
     """Caches in buffers with capacity for more tokens: a row for each sequence, whose lengths may differ. Runs append

@@ -107,7 +107,7 @@ class Problem(ABC):
 
     @abstractmethod
     def reference(self, *args: Any, **operands: Any) -> np.ndarray | tuple[np.ndarray, ...]:
-        """The problem computed by numpy, for `vkep.ir.interpreter`: what the kernels are checked against, not what runs.
+        """The problem computed by numpy, for `tools.passes.interpreter`: what the kernels are checked against, not what runs.
 
         Operands are passed by the names of `needs`, in these shapes, and with those of `updates`: floats as float64, integers
         and bools as they are (those of 2 and 4 bits as 8-bit ones), 8-bit floats as their codes. Results have the order of

@@ -1,4 +1,4 @@
-"""A BERT encoder with embeddings and mask (arXiv:1810.04805), and its encoder alone.
+"""A BERT encoder with embeddings and mask (arXiv:1810.04805).
 
 The operators are those of torch's exporter: gelu as Div, Erf, Add, Mul; attention as Reshape, Transpose, MatMul,
 Softmax; the mask through Cast, GatherND or Expand, And, Where. With symbolic dimensions the graphs compute their shapes
@@ -34,28 +34,13 @@ class BertShape:
 BERT = BertShape()
 
 
-def build_bert(graph: GraphBuilder, batch: Dim, sequence: Dim, shape: BertShape = BERT) -> None:
-    """Inputs `ids` and `mask` int64 [batch, sequence] (mask 1 for a token), output `y` [batch, sequence, hidden]."""
-    ids = graph.input("ids", [batch, sequence], TensorProto.INT64)
-    mask = graph.input("mask", [batch, sequence], TensorProto.INT64)
-    graph.output(bert_features(graph, ids, mask, batch, sequence, shape), "y", [batch, sequence, shape.hidden])
-
-
 def bert_features(graph: GraphBuilder, ids: str, mask: str, batch: Dim, sequence: Dim, shape: BertShape) -> str:
     """The last layer's result, float [batch, sequence, hidden], of the int64 values `ids` and `mask`."""
     x = _bert_embeddings(graph, ids, batch, sequence, shape)
     bias = _bert_mask(graph, mask, batch, sequence)
     for layer in range(shape.layers):
-        x = _bert_layer(graph, x, f"encoder.layer.{layer}", bias, shape)
+        x = bert_layer(graph, x, f"encoder.layer.{layer}", bias, shape)
     return x
-
-
-def build_bert_encoder(graph: GraphBuilder, batch: Dim, sequence: Dim, shape: BertShape = BERT) -> None:
-    """Input `x` [batch, sequence, hidden], output `y` of the same shape: the layers without embeddings and mask."""
-    x = graph.input("x", [batch, sequence, shape.hidden])
-    for layer in range(shape.layers):
-        x = _bert_layer(graph, x, f"encoder.layer.{layer}", None, shape)
-    graph.output(x, "y", [batch, sequence, shape.hidden])
 
 
 def _is_static(*dims: Dim) -> bool:
@@ -128,7 +113,8 @@ def attention(graph: GraphBuilder, q: str, k: str, v: str, hidden: int, heads: i
     return graph.add("Reshape", merged, graph.constant("merged_shape", [0, -1, hidden]), allowzero=0)
 
 
-def _bert_layer(graph: GraphBuilder, x: str, name: str, bias: str | None, sizes: BertShape) -> str:
+def bert_layer(graph: GraphBuilder, x: str, name: str, bias: str | None, sizes: BertShape) -> str:
+    """One layer of `x`, float [batch, sequence, hidden]; ``bias`` is added to the scores."""
     hidden, heads = sizes.hidden, sizes.heads
     split_shape = graph.constant("heads_shape", [0, -1, heads, hidden // heads])
 

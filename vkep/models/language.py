@@ -93,7 +93,7 @@ ARCHITECTURES = {
 OPTIMUM = {"deepseek", "gpt2"}
 
 
-class _Writer(GraphBuilder):
+class Writer(GraphBuilder):
     """Adds what language models have to the graph."""
 
     def __init__(self, name: str, language: Language, precision: str) -> None:
@@ -101,6 +101,7 @@ class _Writer(GraphBuilder):
         self.language, self.packed = language, precision.startswith("int4")
 
     def contrib(self, op: str, *inputs: str, outputs: int = 1, **attributes: Any) -> list[str]:
+        """The results of an operator of com.microsoft."""
         return self.add_many(op, *inputs, outputs=outputs, domain=MICROSOFT, **attributes)
 
     def product(self, x: str, name: str, n_in: int, n_out: int, bias: bool = False) -> str:
@@ -123,6 +124,7 @@ class _Writer(GraphBuilder):
         return name
 
     def scale(self, name: str, size: int) -> str:
+        """The factors of a norm, near 1."""
         return self.constant(f"{name}.weight", 1 + self.weight(f"{name}.weight", (size,), 0.1))
 
     def norm(self, x: str, name: str, size: int) -> str:
@@ -162,6 +164,7 @@ class _Writer(GraphBuilder):
         return y
 
     def finished(self) -> onnx.ModelProto:
+        """The model."""
         graph = helper.make_graph(self.nodes, self.name, self.inputs, self.outputs, list(self.initializers.values()))
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="vkep.models")
@@ -177,7 +180,7 @@ def packed(weight: Array) -> tuple[Array, Array]:
     return codes[..., ::2] | codes[..., 1::2] << 4, scales.reshape(-1)
 
 
-def _embeddings(w: _Writer) -> str:
+def _embeddings(w: Writer) -> str:
     """The embeddings of the input ``input_ids``."""
     language = w.language
     ids = w.input("input_ids", ["batch", "length"], TensorProto.INT64)
@@ -192,14 +195,14 @@ def _embeddings(w: _Writer) -> str:
 
 def embeddings_model(language: Language, precision: str = "fp32") -> onnx.ModelProto:
     """The embeddings of a `language_model` that reads them."""
-    w = _Writer("embeddings", language, precision)
+    w = Writer("embeddings", language, precision)
     w.output(_embeddings(w), "inputs_embeds", ["batch", "length", language.hidden])
     return w.finished()
 
 
 def language_model(language: Language, precision: str = "fp32", *, reads_embeddings: bool = False) -> onnx.ModelProto:
     """The model of an architecture; it reads tokens, or the embeddings of `embeddings_model`."""
-    w = _Writer(language.kind, language, precision)
+    w = Writer(language.kind, language, precision)
     if reads_embeddings:
         x = w.input("inputs_embeds", ["batch", "length", language.hidden])
     else:
@@ -225,7 +228,7 @@ def language_model(language: Language, precision: str = "fp32", *, reads_embeddi
     return w.finished()
 
 
-def _products(w: _Writer, x: str, name: str) -> str:
+def _products(w: Writer, x: str, name: str) -> str:
     lang = w.language
     if lang.experts:
         return w.experts(x, name)
@@ -238,7 +241,7 @@ def _products(w: _Writer, x: str, name: str) -> str:
     return w.product(w.add("Mul", gate, up), f"{name}.down", lang.wide, lang.hidden)
 
 
-def _lengths(w: _Writer, mask: str) -> list[str]:
+def _lengths(w: Writer, mask: str) -> list[str]:
     """GroupQueryAttention's inputs from the mask, and its tables of angles."""
     lang, one = w.language, w.constant("one", [1])
     last = w.add("Sub", w.add("ReduceSum", mask, one, keepdims=0), one)
@@ -253,25 +256,25 @@ def _lengths(w: _Writer, mask: str) -> list[str]:
 _QUANTIZED = {8: (TensorProto.INT8, 127), 4: (TensorProto.UINT8, 7)}
 
 
-def _width_and_type(w: _Writer, size: int) -> tuple[int, int | None]:
+def _width_and_type(w: Writer, size: int) -> tuple[int, int | None]:
     """The last size of a cache for ``size`` features of a head, and its type; None: the model's floats."""
     bits = w.language.cache_bits
     return (size * bits // 8, int(_QUANTIZED[bits][0])) if bits else (size, None)
 
 
-def _cache(w: _Writer, layer: int, size: int, kv_heads: int) -> list[str]:
+def _cache(w: Writer, layer: int, size: int, kv_heads: int) -> list[str]:
     width, kind = _width_and_type(w, size)
     shape: list[int | str] = ["batch", kv_heads, "past", width]
     return [w.input(f"past_key_values.{layer}.{part}", shape, kind) for part in ("key", "value")]
 
 
-def _keep(w: _Writer, layer: int, values: list[str], size: int, kv_heads: int) -> None:
+def _keep(w: Writer, layer: int, values: list[str], size: int, kv_heads: int) -> None:
     width, kind = _width_and_type(w, size)
     for part, value in zip(("key", "value"), values, strict=True):
         w.output(value, f"present.{layer}.{part}", ["batch", kv_heads, "total", width], kind)
 
 
-def _grouped_attention(w: _Writer, x: str, layer: int, shared: list[str]) -> str:
+def _grouped_attention(w: Writer, x: str, layer: int, shared: list[str]) -> str:
     lang, name = w.language, f"layers.{layer}"
     rows, kv_rows = lang.heads * lang.size, lang.kv_heads * lang.size
     qkv = [w.product(x, f"{name}.qkv", lang.hidden, rows + 2 * kv_rows, lang.biased), "", ""]
@@ -299,7 +302,7 @@ def _grouped_attention(w: _Writer, x: str, layer: int, shared: list[str]) -> str
     return w.product(y, f"{name}.out", rows, lang.hidden, lang.biased)
 
 
-def _positions(w: _Writer, x: str, mask: str) -> list[str]:
+def _positions(w: Writer, x: str, mask: str) -> list[str]:
     """Angles of the new tokens [batch, 1, length, size / 2] and the mask's addend to scores [batch, 1, length,
     total]."""
     lang = w.language
@@ -327,7 +330,7 @@ def _positions(w: _Writer, x: str, mask: str) -> list[str]:
     return [*tables, added]
 
 
-def _torch_attention(w: _Writer, x: str, layer: int, shared: list[str]) -> str:
+def _torch_attention(w: Writer, x: str, layer: int, shared: list[str]) -> str:
     lang, name = w.language, f"layers.{layer}"
     cos, sin, added = shared
     rows = lang.heads * lang.size

@@ -1,6 +1,4 @@
-"""A small encoder with a decoder and random weights, in the three files that optimum writes of T5 and Whisper, or the two that
-onnxruntime-genai's builder writes of Whisper.
-"""
+"""A small encoder with a decoder and random weights, in the three files that optimum writes of T5 and Whisper."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from vkep.models.language import BEGIN, END, TEMPLATE, Language, _Writer, tokenizer
+from vkep.models.language import BEGIN, END, TEMPLATE, Language, Writer, tokenizer
 
 SOURCES = Language("t5", hidden=32, heads=2, kv_heads=2, size=16, wide=64, context=64)
 MELS, FRAMES = 80, 3000
@@ -25,7 +23,7 @@ def write_sources(folder: Path, kind: str = "t5") -> Language:
     if kind not in ("t5", "whisper"):
         raise ValueError(f"kind is {kind!r}, expected t5 or whisper")
     folder.mkdir(parents=True, exist_ok=True)
-    onnx.save(_encoder(kind), folder / "encoder_model.onnx")
+    onnx.save(encoder(kind), folder / "encoder_model.onnx")
     for name, first in (("decoder_model", True), ("decoder_with_past_model", False)):
         onnx.save(_decoder(kind, first), folder / f"{name}.onnx")
     config = {
@@ -42,43 +40,9 @@ def write_sources(folder: Path, kind: str = "t5") -> Language:
     return SOURCES
 
 
-def write_genai_sources(folder: Path) -> Language:
-    """Write Whisper as onnxruntime-genai's builder does: the encoder computes the keys and values of the source, and one decoder
-    reads them.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    onnx.save(_encoder("whisper", caches=True), folder / "encoder.onnx")
-    onnx.save(_genai_decoder(), folder / "decoder.onnx")
-    parts = ("key", "value")
-    sizes = {"num_hidden_layers": SOURCES.layers, "num_key_value_heads": SOURCES.heads, "head_size": SOURCES.size}
-    decoder = {
-        "filename": "decoder.onnx",
-        "inputs": {"input_ids": "input_ids"}
-        | {f"past_{p}_names": f"past_{p}_self_%d" for p in parts}
-        | {f"cross_past_{p}_names": f"past_{p}_cross_%d" for p in parts},
-        "outputs": {"logits": "logits"} | {f"present_{p}_names": f"present_{p}_self_%d" for p in parts},
-    }
-    encoder = {
-        "filename": "encoder.onnx",
-        "inputs": {"audio_features": "audio_features"},
-        "outputs": {"encoder_hidden_states": "hidden_states"}
-        | {f"cross_present_{p}_names": f"present_{p}_cross_%d" for p in parts},
-    }
-    model = {
-        "type": "whisper",
-        "context_length": SOURCES.context,
-        "eos_token_id": END,
-        "decoder_start_token_id": BEGIN,
-        "decoder": decoder | sizes,
-        "encoder": encoder | sizes,
-    }
-    (folder / "genai_config.json").write_text(json.dumps({"model": model, "search": {"do_sample": False}}))
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer()))
-    return SOURCES
-
-
-def _encoder(kind: str, caches: bool = False) -> onnx.ModelProto:
-    w = _Writer(f"{kind}_encoder", SOURCES, "fp32")
+def encoder(kind: str, caches: bool = False) -> onnx.ModelProto:
+    """The encoder; with ``caches`` it also computes the keys and values of the source for each layer of the decoder."""
+    w = Writer(f"{kind}_encoder", SOURCES, "fp32")
     if kind == "t5":
         ids = w.input("input_ids", ["batch", "source"], TensorProto.INT64)
         mask = w.input("attention_mask", ["batch", "source"], TensorProto.INT64)
@@ -102,39 +66,9 @@ def _encoder(kind: str, caches: bool = False) -> onnx.ModelProto:
     return w.finished()
 
 
-def _genai_decoder() -> onnx.ModelProto:
-    lang = SOURCES
-    w = _Writer("whisper_genai_decoder", lang, "fp32")
-    ids = w.input("input_ids", ["batch", "length"], TensorProto.INT64)
-    x = w.add("Gather", w.constant("table", w.weight("table", (lang.vocabulary, lang.hidden), 1.0)), ids)
-    for layer in range(lang.layers):
-        for kind in ("self", "cross"):
-            name = f"{layer}.{kind}"
-            normed = w.layer_norm(x, f"{name}.norm", lang.hidden, 1e-6)
-            length = "past" if kind == "self" else "states"
-            shape: list[int | str] = ["batch", lang.heads, length, lang.size]
-            pasts = [w.input(f"past_{part}_{kind}_{layer}", shape) for part in ("key", "value")]
-            q = w.product(normed, f"{name}.q", lang.hidden, lang.hidden)
-            if kind == "self":
-                both = [w.product(normed, f"{name}.{p}", lang.hidden, lang.hidden) for p in "kv"]
-                operands, settings = [q, *both, "", "", "", *pasts], {"outputs": 3, "unidirectional": 1}
-            else:
-                operands, settings = [q, *pasts], {"outputs": 1}
-            y, *presents = w.contrib("MultiHeadAttention", *operands, num_heads=lang.heads, **settings)
-            for part, value in zip(("key", "value"), presents, strict=False):
-                w.output(value, f"present_{part}_self_{layer}", ["batch", lang.heads, "keys", lang.size])
-            x = w.add("Add", x, w.product(y, f"{name}.out", lang.hidden, lang.hidden))
-        normed = w.layer_norm(x, f"{layer}.norm", lang.hidden, 1e-6)
-        inside = w.add("Relu", w.product(normed, f"{layer}.up", lang.hidden, lang.wide))
-        x = w.add("Add", x, w.product(inside, f"{layer}.down", lang.wide, lang.hidden))
-    logits = w.product(w.layer_norm(x, "norm", lang.hidden, 1e-6), "head", lang.hidden, lang.vocabulary)
-    w.output(logits, "logits", ["batch", "length", lang.vocabulary])
-    return w.finished()
-
-
 def _decoder(kind: str, first: bool) -> onnx.ModelProto:
     lang = SOURCES
-    w = _Writer(f"{kind}_decoder", lang, "fp32")  # one name: both files have the same weights
+    w = Writer(f"{kind}_decoder", lang, "fp32")  # one name: both files have the same weights
     ids = w.input("input_ids", ["batch", "length"], TensorProto.INT64)
     states = w.input("encoder_hidden_states", ["batch", "states", lang.hidden]) if first else ""
     hidden = ""

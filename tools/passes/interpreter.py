@@ -11,10 +11,10 @@ from collections.abc import Hashable, Iterable, Mapping
 
 import numpy as np
 
+from tools.passes.host_memory import HostMemory, InvalidAccess, positions
 from vkep.errors import InvalidNode
 from vkep.ir.evaluate import evaluate
 from vkep.ir.expr import Checked, Expr, Leaf
-from vkep.ir.host_memory import HostMemory, InvalidAccess, positions
 from vkep.ir.ops import KernelOp, Op, Pointwise, is_elementwise, reads
 from vkep.ir.tensor import Storage, Tensor
 from vkep.kernels.problem import Need, check
@@ -41,7 +41,7 @@ class Interpreter:
         self._memory(view.storage).write(view, values)
 
     def read(self, view: Tensor) -> np.ndarray:
-        """The elements of a view, as `vkep.ir.host_memory.HostMemory.read`."""
+        """The elements of a view, as `tools.passes.host_memory.HostMemory.read`."""
         return self._memory(view.storage).read(view)
 
     def run(self, ops: Iterable[Op]) -> None:
