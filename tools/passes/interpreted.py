@@ -12,13 +12,13 @@ import onnx
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tools.passes.check import islands
+from tools.passes.host_memory import HostMemory
+from tools.passes.interpreter import Interpreter
 from vkep.device import fresh
 from vkep.errors import InvalidInputError, InvalidModelError
 from vkep.graph import load_model
 from vkep.graph.model import Model, Node
-from vkep.ir.host_memory import HostMemory
 from vkep.ir.infer import Known
-from vkep.ir.interpreter import Interpreter
 from vkep.ir.ops import Op, reads
 from vkep.ir.program import DeferredStep, IslandStep, Over, Step
 from vkep.ir.tensor import Storage, Tensor
