@@ -154,10 +154,10 @@ class TestSelection:
 
     def test_reasons_against_channels_last(self) -> None:
         problem = dataclasses.replace(last(DENSE[0]), layout="", w_constant=False)
-        reasons = dict(choose(problem, GPU).turned_down)
+        reasons = dict(choose(problem, GPU).rejected)
         assert reasons["channels last"] == "its weights are not constant"
         lone = dataclasses.replace(last(DEPTHWISE[0]), layout="", x_last=False)
-        assert "not worth a copy" in dict(choose(lone, GPU).turned_down)["depthwise, channels last"]
+        assert "not worth a copy" in dict(choose(lone, GPU).rejected)["depthwise, channels last"]
 
     def test_a_device_without_matrices_takes_none(self) -> None:
         assert not takes(DENSE[0], dataclasses.replace(GPU, cooperative_matrix_shapes=()))

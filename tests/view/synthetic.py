@@ -68,7 +68,7 @@ def large_document(count: int) -> dict[str, Any]:
 
 def _dispatch(k: int, name: str, op: str) -> dict[str, Any]:
     made: dict[str, Any] = {"index": k, "label": name, "kernel": f"{op.lower()}.comp", "candidate": "", "island": 0}
-    made |= {"turned_down": [], "defines": {}, "spec": {}, "operands": {}, "params": {}, "nodes": [k]}
+    made |= {"rejected": [], "defines": {}, "spec": {}, "operands": {}, "params": {}, "nodes": [k]}
     made |= {"grid": [1 + k % 7, 1, 1], "workgroup": [64, 1, 1], "subgroup_size": None, "barrier": True}
     made |= {"bytes": 4096, "flops": 1 << 20, "argument_bytes": 16, "arguments_in": "push constants"}
     return made | {"ns": 8e3 + k % 1000, "samples": [8e3 + k % 1000] * 3, "limit_ns": 4e3}

@@ -101,7 +101,7 @@ def format_dispatch(d: Mapping[str, Any]) -> list[str]:
     lines.append("      " + ", ".join(f"{name} = {one_line(where)}" for name, where in d["operands"].items()))
     if d["candidate"]:
         lines.append(f"      chosen: {d['candidate']}")
-        lines += [f"        not {one['candidate']}: {one['reason']}" for one in d["turned_down"]]
+        lines += [f"        not {one['candidate']}: {one['reason']}" for one in d["rejected"]]
     if d["params"]:
         scalars = " ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in d["params"].items())
         lines.append(f"      {d['argument_bytes']} bytes in {d['arguments_in']}: {scalars}")

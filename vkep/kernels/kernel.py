@@ -165,7 +165,7 @@ class KernelCall:
         #: them
         ""
     )
-    turned_down: tuple[tuple[str, str], ...] = ()
+    rejected: tuple[tuple[str, str], ...] = ()
 
     def __getitem__(self, name: str) -> int:
         """An integer argument or a spec constant."""

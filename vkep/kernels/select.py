@@ -116,7 +116,7 @@ class Choice(Generic[P]):
     """The candidate that runs a problem, and the ones before it in the table with the reasons against them."""
 
     candidate: Candidate[P]
-    turned_down: tuple[tuple[str, str], ...] = ()
+    rejected: tuple[tuple[str, str], ...] = ()
 
     def emit(self, problem: P, e: Emission) -> list[KernelCall]:
         """The candidate's dispatches, with grids that the device allows, and how they were chosen. Where a candidate
@@ -129,7 +129,7 @@ class Choice(Generic[P]):
         calls = [call.folded(e.caps.max_workgroup_count) for call in made]
         for call in calls:
             call.candidate = f"{name}: {call.candidate}" if call.candidate else name
-            call.turned_down = self.turned_down + call.turned_down
+            call.rejected = self.rejected + call.rejected
         return calls
 
 
@@ -157,14 +157,14 @@ def tables() -> Mapping[type[Problem], tuple[Candidate[Any], ...]]:
 def choose(problem: P, caps: DeviceCapabilities, tuned: Tuned = estimated) -> Choice[P]:
     """The first candidate that supports a problem on a device. Raises `Decline` with every candidate's reason where
     none does, and for operands with more elements than kernels count."""
-    turned_down: list[tuple[str, str]] = []
+    rejected: list[tuple[str, str]] = []
     asked = _asked if problem.recurs else _asked.__wrapped__
     for candidate, refused in asked(problem, caps):
         reason = refused or _not_worth(candidate, problem, caps, tuned)
         if not reason:
-            return Choice(candidate, tuple(turned_down))
-        turned_down.append((candidate.name, reason))
-    reasons = dict.fromkeys(reason for _, reason in turned_down)
+            return Choice(candidate, tuple(rejected))
+        rejected.append((candidate.name, reason))
+    reasons = dict.fromkeys(reason for _, reason in rejected)
     raise Decline("; ".join(reasons) or f"no kernel computes a {type(problem).__name__}")
 
 

@@ -457,7 +457,7 @@ class _PlanLayout:
             flops=hint(call.flops),
             bytes=bytes_moved,
             candidate=call.candidate,
-            turned_down=call.turned_down if sized is None else sized.reasons(call.turned_down),
+            rejected=call.rejected if sized is None else sized.reasons(call.rejected),
         )
 
     def _address(self, k: int, number: int, at: int, tensor: Tensor) -> tuple[Relocation, Range]:

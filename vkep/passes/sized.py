@@ -72,9 +72,9 @@ class SizedNumbers:
         """Definitions of a shader, which must not depend on sizes."""
         return tuple([(name, fixed_text(text, self._trace, "it is in the text of a shader")) for name, text in defines])
 
-    def reasons(self, turned_down: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    def reasons(self, rejected: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
         """The reasons against candidates, as readable text."""
-        return tuple([(name, plain_text(reason)) for name, reason in turned_down])
+        return tuple([(name, plain_text(reason)) for name, reason in rejected])
 
     def fault(self, k: int, fault: tuple[int, str]) -> tuple[int, str]:
         """Add a code and its text, fault ``k`` of the plan."""

@@ -21,7 +21,7 @@ from vkep.ops.registry import SIZED
 from vkep.placement.channels_last import channels_first, is_channels_last
 
 
-def parts(node: Node, known: Mapping[str, Any], opsets: Mapping[str, int]) -> list[Node]:
+def replacement_nodes(node: Node, known: Mapping[str, Any], opsets: Mapping[str, int]) -> list[Node]:
     """The node itself, or the nodes that replace it: the two halves of an operator whose output size depends on data,
     or the three nodes of a channels-last one. ``known`` has at least the shapes of its inputs."""
     if is_channels_last(node) and hasattr(known[node.inputs[0]], "shape"):

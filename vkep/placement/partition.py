@@ -26,7 +26,7 @@ from vkep.ir.program import (
 from vkep.ir.tensor import Tensor
 from vkep.passes.island import Island
 from vkep.placement.control import MAX_TOTAL_UNROLLED, Expansion, HostDriven, expand, is_control
-from vkep.placement.data_dependent import parts
+from vkep.placement.data_dependent import replacement_nodes
 from vkep.placement.fold import FoldError, can_fold, total_limit
 from vkep.placement.fold_sizes import fold_with_sizes
 from vkep.placement.inlined import Inlined
@@ -162,7 +162,7 @@ class _Partitioner(Placed):
         self.graphs.note(node)
         if self._folded(node, inputs):
             return
-        first, *rest = parts(node, self.known, self.opsets)
+        first, *rest = replacement_nodes(node, self.known, self.opsets)
         conditions = len(self.trace.conditions) if self.trace is not None else 0
         try:
             self._offer(first)

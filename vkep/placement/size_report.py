@@ -31,7 +31,7 @@ _FAR = 16
 
 
 @dataclass(frozen=True)
-class Place:
+class Origin:
     """Where a condition comes from: the title of the operator (of several, where they are fused), and the lines of code, the
     innermost first."""
 
@@ -45,7 +45,7 @@ class Condition:
     ``near``: some sizes `_FAR` times as large or as small do not meet it; others are limits of memory and of counters."""
 
     text: str
-    place: Place
+    place: Origin
     why: str = ""
     near: bool = True
 
@@ -93,7 +93,7 @@ class LocatedTrace(Trace):
 
     def __init__(self, general: bool = False) -> None:
         super().__init__(general)
-        self.where: list[Place] = []  #: in the order of the conditions
+        self.where: list[Origin] = []  #: in the order of the conditions
 
     def _condition(self, *condition: Any) -> None:
         before = len(self.conditions)
@@ -124,7 +124,7 @@ def _named(text: str, names: Sequence[str]) -> str:
     return re.sub(r"\bs(\d+)\b", lambda found: names[int(found[1])], text)
 
 
-def _place(frames: Any) -> Place:
+def _place(frames: Any) -> Origin:
     node, code = "", list[str]()
     for frame, line in frames:
         file = frame.f_code.co_filename
@@ -133,7 +133,7 @@ def _place(frames: Any) -> Place:
         if file.startswith(str(_VKEP)) and len(code) < _FRAMES:
             code.append(f"{Path(file).relative_to(_VKEP).as_posix()}:{line}")
         node = node or _subject(frame)
-    return Place(node, tuple(code))
+    return Origin(node, tuple(code))
 
 
 def _subject(frame: FrameType) -> str:

@@ -74,7 +74,9 @@ class Placed:
         placements, outputs = tuple(self.placements), tuple(self.outputs)
         if self.trace is not None:
             placements = tuple([replace(p, reason=plain_text(p.reason)) for p in placements])
-        return Program(tuple(steps), constants, placements, outputs, conditions, self._numbers(), self.list_outputs)
+        return Program(
+            tuple(steps), constants, placements, outputs, conditions, self._constants_of_sizes(), self.list_outputs
+        )
 
     def postponed(self, reason: str) -> Program:
         """All nodes in one deferred step, planned at once during the run: a part planned now would end at the node that
@@ -86,7 +88,9 @@ class Placed:
         # nodes that were lowered before are not used
         conditions = Formulas(self.trace.symbols, (), (), ()) if self.trace is not None else None
         lists = {n: self.lists[n] for n in self.outputs if n in self.lists and n not in step.outputs}
-        return Program((step,), constants, placements, tuple(self.outputs), conditions, self._numbers(), lists)
+        return Program(
+            (step,), constants, placements, tuple(self.outputs), conditions, self._constants_of_sizes(), lists
+        )
 
     def _stage(self, node: Node, kind: str) -> int:
         latest = 0
@@ -112,7 +116,7 @@ class Placed:
         self.numbers.update({n: v for n, v in found.items() if isinstance(v, SizesWeight)})
         return {n: v for n, v in found.items() if not isinstance(v, SizesWeight)}
 
-    def _numbers(self) -> dict[str, SizedConstant]:
+    def _constants_of_sizes(self) -> dict[str, SizedConstant]:
         trace, made = self.trace, {}
         for name, weight in self.numbers.items():
             dtype = from_onnx(weight.elem_type)

@@ -217,7 +217,7 @@ def _dispatch(
     flops: int,
     nbytes: int,
     candidate: str,
-    turned_down: Any,
+    rejected: Any,
 ) -> Dispatch:
     x, y, z = grid
     return Dispatch(
@@ -232,5 +232,5 @@ def _dispatch(
         flops,
         nbytes,
         candidate,
-        tuple((name, reason) for name, reason in turned_down),
+        tuple((name, reason) for name, reason in rejected),
     )

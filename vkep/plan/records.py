@@ -94,7 +94,7 @@ class Dispatch:
     #: how the kernel was chosen, for `vkep explain`: the candidate, and the ones before it with the reasons against
     #: them
     candidate: str = field(default="", repr=False, compare=False)
-    turned_down: tuple[tuple[str, str], ...] = field(default=(), repr=False, compare=False)
+    rejected: tuple[tuple[str, str], ...] = field(default=(), repr=False, compare=False)
 
 
 class Port(NamedTuple):

@@ -30,7 +30,7 @@ def describe_plan(plan: Plan) -> list[dict[str, Any]]:
                 "label": dispatch.label,
                 "kernel": source,
                 "candidate": dispatch.candidate,
-                "turned_down": [{"candidate": name, "reason": reason} for name, reason in dispatch.turned_down],
+                "rejected": [{"candidate": name, "reason": reason} for name, reason in dispatch.rejected],
                 "defines": defines,
                 "grid": list(dispatch.grid),
                 "workgroup": [spec.pop(f"LOCAL_{axis}", 1) for axis in "XYZ"],

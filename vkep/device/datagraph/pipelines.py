@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpu_shared.pipeline import PipelineCache
 
 
-class VgfStep:
+class SegmentPipeline:
     """A segment's pipeline."""
 
     def __init__(
@@ -92,10 +92,10 @@ class VgfPipelines:
     """Every segment's pipeline of one file on one device; ``cache`` is the driver's."""
 
     def __init__(self, device: Device, vgf: Vgf, code: Mapping[str, bytes], cache: PipelineCache | None = None) -> None:
-        self.steps: list[VgfStep] = []
+        self.steps: list[SegmentPipeline] = []
         try:
             for segment in vgf.segments:
-                self.steps.append(VgfStep(device, vgf, segment, code, cache))
+                self.steps.append(SegmentPipeline(device, vgf, segment, code, cache))
         except BaseException:
             self.close()
             raise

@@ -23,7 +23,7 @@ from vkep.ort.graphs.context_nodes import is_context
 from vkep.ort.graphs.convert import OPAQUE, OrtGraphView
 from vkep.ort.names import EP_NAME
 from vkep.placement.channels_last import is_channels_last, made_by, plain
-from vkep.placement.data_dependent import parts
+from vkep.placement.data_dependent import replacement_nodes
 from vkep.placement.partition import lower, place
 from vkep.placement.policy import VGF, VULKAN, Policy
 from vkep.placement.sequences import ON_LISTS
@@ -278,7 +278,7 @@ def _why_not_later(view: OrtGraphView, node: Node) -> str:
     """Why a node whose input shapes are known only in a run will not run on Vulkan; empty where it may."""
     if is_channels_last(node):
         node = plain(node, view.opsets)
-    definition = registry.find(parts(node, {}, view.opsets)[0])
+    definition = registry.find(replacement_nodes(node, {}, view.opsets)[0])
     if (definition is None and not _folds_later(node)) or node.captures:
         return f"no Vulkan kernel for {node.op_type} (version {node.since_version})"
     for position, name in enumerate(node.inputs):

@@ -74,7 +74,7 @@
       V.el("h3", {}, "Kernel"),
       V.facts([["candidate", one.candidate], ["grid", one.grid.join(" × ")], ["workgroup", one.workgroup.join(" × ")], ["subgroup", one.subgroup_size],
         ["barrier", one.barrier ? "waits for the dispatches before it" : "none: may overlap the dispatch before it"], ["arguments", `${one.argument_bytes} bytes in ${one.arguments_in}`]]),
-      one.turned_down.length ? [V.el("h3", {}, "Turned down before it"), V.facts(one.turned_down.map((t) => [t.candidate, t.reason]))] : null,
+      one.rejected.length ? [V.el("h3", {}, "Turned down before it"), V.facts(one.rejected.map((t) => [t.candidate, t.reason]))] : null,
       V.el("h3", {}, "Operands"), V.facts(text(one.operands)),
       Object.keys(one.spec).length ? [V.el("h3", {}, "Specialization"), V.facts(text(one.spec))] : null,
       Object.keys(one.params).length ? [V.el("h3", {}, "Parameters"), V.facts(text(one.params))] : null,
