@@ -1,11 +1,11 @@
-// 2-D convolution of one group, channels last (NHWC), float16 with float32 sums, as a matrix product on cooperative matrices:
+// 2-D convolution, channels last (NHWC), float16 with float32 sums, as a matrix product on cooperative matrices:
 // rows are the pixels of all images, columns are output channels, and k runs over taps, then channels, as the packed weights
-// do: [taps, channels, out_channels], then eight zeros. The input is read in place, eight channels at a time. Lanes outside the
+// do: [taps, channels of a group, out_channels], then eight zeros. The input is read in place, eight channels at a time. Lanes outside the
 // image read the zeros behind the weights instead: replacing a loaded value would make the lane wait for its load right there.
 //
 // A tap here is a contiguous run of the input: the channels of one pixel or, where no columns are padded or skipped, of a row
-// of pixels. WHOLE_TAPS: its channels are a multiple of TILE_K, so that a stage lies within one tap. Workgroup z is the split;
-// PARTIAL stores sums to partials[split, pixel, channel].
+// of pixels. WHOLE_TAPS: its channels are a multiple of TILE_K, so that a stage lies within one tap. Workgroup z is
+// (group * splits + split); PARTIAL stores sums to partials[split, pixel, channel].
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -13,7 +13,7 @@
 #include "cooperative.glsl"
 #define ARGS_BODY { uvec2 x; uvec2 w; WRITTEN y; EXTRA_OPERANDS \
     uint m; uint n; uint k; uint splits; uint split_k; uint height; uint width; \
-    uint pitch; uint pixels; uint pixels_mul; uint pixels_shift; uint out_width; uint out_width_mul; uint out_width_shift; \
+    uint pitch; uint group_channels; uint group_columns; uint pixels; uint pixels_mul; uint pixels_shift; uint out_width; uint out_width_mul; uint out_width_shift; \
     uint channels; uint channels_mul; uint channels_shift; uint kernel_w; uint kernel_w_mul; uint kernel_w_shift; \
     uint stride_h; uint stride_w; uint dilation_h; uint dilation_w; uint pad_top; uint pad_left; \
     uint y_row; uint y_col; float alpha; EXTRA_PARAMS }
@@ -29,7 +29,7 @@ layout(buffer_reference, std430, buffer_reference_align = 16) buffer Units { uve
 
 uvec2 x_address, zeros_address;
 Units w_units;
-uint row0, column0, k_end;
+uint row0, column0, column_end, k_end;
 int row_top[A_LOADS], row_left[A_LOADS];  // where the receptive fields of this lane's rows start in their images
 uint row_at[A_LOADS];                     // offsets in x; they wrap for fields that start before the image
 int tap_top, tap_left;                    // where the tap of `find_tap` lies in a receptive field
@@ -57,16 +57,20 @@ uvec4 load_a(uint, uint k, uint i) {
 
 uvec4 load_b(uint column, uint k) {
     bool inside = WHOLE_K == 1 || k < k_end;
-    return w_units.v[(inside ? k * args.n + min(column0 + column, args.n - 8) : args.k * args.n) / 8];
+    return w_units.v[(inside ? k * args.n + min(column0 + column, column_end - 8) : args.k * args.n) / 8];
 }
+#define COLUMNS args.group_columns
+#define COLUMN_END column_end
 #include "cooperative_band.glsl"
 #include "cooperative_store.glsl"
 #include "cooperative_tile.glsl"
 
-// pitch: elements between neighbouring pixels of x.
+// pitch: elements between neighbouring pixels of x; group_channels and group_columns: its channels and those of y in a group.
 void main() {
     if (!find_tile()) return;
-    uint split = group_id().z, carry;
+    uint split = group_id().z % args.splits, group = group_id().z / args.splits, carry;
+    column0 += group * args.group_columns;
+    column_end = (group + 1) * args.group_columns;
     x_address = operand(args.x, 0);
     w_units = Units(operand(args.w, 1));
     zeros_address = uvec2(w_units);
@@ -78,7 +82,7 @@ void main() {
         uint y_out = fast_divmod(pixel, args.out_width, args.out_width_mul, args.out_width_shift, x_out);
         row_top[i] = int(y_out * args.stride_h) - int(args.pad_top);
         row_left[i] = int(x_out * args.stride_w) - int(args.pad_left);
-        row_at[i] = uint((int(image * args.height) + row_top[i]) * int(args.width) + row_left[i]) * args.pitch;
+        row_at[i] = uint((int(image * args.height) + row_top[i]) * int(args.width) + row_left[i]) * args.pitch + group * args.group_channels;
     }
     y0 = o0 = 0;
     partial0 = split * args.m * args.n;

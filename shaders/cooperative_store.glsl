@@ -2,9 +2,12 @@
 // split.
 //
 // Include after epilogue.glsl and the declarations of Elements, Units, row0 and column0. The kernel's arguments have m, n, y_row,
-// y_col and alpha; it sets y0, o0 and partial0 (elements) before the first store.
+// y_col and alpha; it sets y0, o0 and partial0 (elements) before the first store. Columns from COLUMN_END on are not stored.
 #ifndef VKEP_COOPERATIVE_STORE_GLSL
 #define VKEP_COOPERATIVE_STORE_GLSL
+#ifndef COLUMN_END
+#define COLUMN_END args.n
+#endif
 
 TENSOR(float, Partial)
 layout(buffer_reference, std430, buffer_reference_align = 16) buffer PartialUnits { vec4 v[]; };
@@ -18,17 +21,17 @@ void store_eight(uint row, uint column, vec4 low, vec4 high) {
     uint o = o0 + row * args.n + column;
     if (PARTIAL == 1) {
         if (STORE_VECTOR == 1) {
-            if (column >= args.n) return;
+            if (column >= COLUMN_END) return;
             PartialUnits partial = PartialUnits(operand(args.y, 2));
             partial.v[(partial0 + o) / 4] = low;
             partial.v[(partial0 + o) / 4 + 1] = high;
         } else {
             Partial partial = Partial(operand(args.y, 2));
             [[unroll]] for (uint i = 0; i < 8; i++)
-                if (column + i < args.n) partial.v[partial0 + o + i] = i < 4 ? low[i & 3] : high[i & 3];
+                if (column + i < COLUMN_END) partial.v[partial0 + o + i] = i < 4 ? low[i & 3] : high[i & 3];
         }
     } else if (STORE_VECTOR == 1) {
-        if (column >= args.n) return;
+        if (column >= COLUMN_END) return;
         [[unroll]] for (uint i = 0; i < 4; i++) {
             low[i] = epilogue(args.alpha * low[i], o + i, row, column + i);
             high[i] = epilogue(args.alpha * high[i], o + 4 + i, row, column + 4 + i);
@@ -37,7 +40,7 @@ void store_eight(uint row, uint column, vec4 low, vec4 high) {
     } else {
         Elements y = Elements(operand(args.y, 2));
         [[unroll]] for (uint i = 0; i < 8; i++)
-            if (column + i < args.n)
+            if (column + i < COLUMN_END)
                 y.v[y0 + row * args.y_row + (column + i) * args.y_col] = T(epilogue(args.alpha * (i < 4 ? low[i & 3] : high[i & 3]), o + i, row, column + i));
     }
 }

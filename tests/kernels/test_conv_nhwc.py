@@ -13,7 +13,7 @@ from tests.devices import GPU, HALF
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
 from tests.kernels.test_cooperative import PureTarget, relative_error
 from vkep.errors import Decline
-from vkep.kernels.conv.nhwc import CONV_DEPTHWISE_LAST, CONV_LAST, conv_last, pack_taps_then_channels
+from vkep.kernels.conv.nhwc import CONV_DEPTHWISE_LAST, CONV_LAST, conv_last, groups_at_once, pack_taps_then_channels
 from vkep.kernels.conv.problem import NHWC, ConvProblem
 from vkep.kernels.matmul.cooperative_tiles import (
     CONV_LAST_TILES,
@@ -38,6 +38,17 @@ DENSE = [
     # without padded columns: a row of taps is one
     ConvProblem(2, 24, 9, 10, 40, 3, 3, stride=(2, 1), pads=(1, 0, 2, 0), dtype="float16", alignment=16),
     ConvProblem(1, 32, 9, 12, 16, 3, 2, stride=(1, 2), dtype="float16", alignment=16),
+    # one spatial axis
+    ConvProblem(2, 48, 1, 37, 32, 1, 3, stride=(1, 2), pads=(0, 1, 0, 1), dtype="float16", alignment=16),
+    ConvProblem(2, 16, 1, 41, 24, 1, 5, stride=(1, 2), dtype="float16", alignment=16),
+]
+GROUPED = [
+    ConvProblem(2, 96, 1, 20, 96, 1, 16, pads=(0, 8, 0, 8), groups=2, dtype="float16", alignment=16),
+    ConvProblem(1, 144, 5, 6, 240, 3, 3, pads=(1, 1, 1, 1), groups=3, dtype="float16", alignment=16),
+    ConvProblem(1, 32, 9, 9, 32, 3, 3, stride=(2, 2), groups=4, dtype="float16", alignment=16),
+    ConvProblem(1, 64, 7, 7, 64, 3, 3, pads=(1, 1, 1, 1), groups=16, dtype="float16", alignment=2),
+    ConvProblem(1, 24, 7, 7, 48, 3, 3, groups=12, dtype="float16", alignment=16),
+    ConvProblem(1, 48, 6, 7, 48, 1, 1, groups=2, dtype="float16", alignment=16),
 ]
 
 
@@ -52,7 +63,9 @@ def convolved(x: np.ndarray, w: np.ndarray, p: ConvProblem) -> np.ndarray:
             columns = slice(j * p.dilation[1], j * p.dilation[1] + (p.ow - 1) * p.stride[1] + 1, p.stride[1])
             tap = w[:, :, i, j].astype(np.float64)
             part = padded[:, rows, columns]
-            out += part * tap[:, 0] if p.groups > 1 else part @ tap.T
+            grouped = part.reshape(p.n, p.oh, p.ow, p.groups, -1)
+            weights = tap.reshape(p.groups, p.oc // p.groups, -1)
+            out += np.einsum("nhwgc,goc->nhwgo", grouped, weights).reshape(out.shape)
     return out
 
 
@@ -96,7 +109,7 @@ def test_depthwise(problem: ConvProblem, gpu: Harness, rng: np.random.Generator)
     assert relative_error(found, expected) < 1e-3
 
 
-@pytest.mark.parametrize("problem", DENSE, ids=str)
+@pytest.mark.parametrize("problem", DENSE + GROUPED, ids=str)
 def test_dense(problem: ConvProblem, gpu: Harness, rng: np.random.Generator) -> None:
     if not takes(problem, gpu.caps):
         pytest.skip(f"{gpu.caps.name} lists no cooperative matrix of float16 with float32 sums, or is a CPU")
@@ -106,7 +119,7 @@ def test_dense(problem: ConvProblem, gpu: Harness, rng: np.random.Generator) -> 
 
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("splits", [1, 2])
-@pytest.mark.parametrize("problem", [p for p in DENSE if p.kh == 3], ids=str)
+@pytest.mark.parametrize("problem", [p for p in DENSE if p.kw > 1] + GROUPED, ids=str)
 def test_dense_in_small_tiles(
     problem: ConvProblem, splits: int, parts: int, gpu: Harness, rng: np.random.Generator
 ) -> None:
@@ -115,7 +128,7 @@ def test_dense_in_small_tiles(
     if shape is None:
         pytest.skip(f"{gpu.caps.name} lists no cooperative matrix of float16 with float32 sums")
     tile = CooperativeTile(32, 32, 64, 16, 16, parts=parts)
-    tiling = tiling_of(tile, shape, problem.c * problem.kh * problem.kw, splits)
+    tiling = tiling_of(tile, shape, problem.c // problem.groups * groups_at_once(problem) * problem.taps, splits)
     found, expected = run(problem, gpu, dataclasses.replace(gpu.caps, device_type="discrete"), rng, tiling)
     assert relative_error(found, expected) < 1e-3
 
@@ -143,7 +156,7 @@ class TestSelection:
 
     @pytest.mark.parametrize(
         "changes",
-        [{"dtype": "float32"}, {"oc": 60}, {"groups": 2}, {"d": 2}],
+        [{"dtype": "float32"}, {"oc": 60}, {"c": 60, "oc": 60, "groups": 3}, {"d": 2}],
         ids=str,
     )
     def test_other_convolutions_are_not_taken(self, changes: dict[str, Any]) -> None:

@@ -129,6 +129,34 @@ def test_other_pools_want_their_channels_second(pool: str, options: dict[str, An
     assert kernels["pool.comp"] == 1 and kernels["pool_last.comp"] == 0
 
 
+def test_a_stack_of_convolutions_over_time_keeps_one_layout() -> None:
+    """As the features of speech: a convolution of the samples, further ones with GELU between, then rows of a product."""
+    shapes = {"w0": (16, 1, 10), "w1": (16, 16, 3), "w2": (24, 16, 3), "w3": (24, 6, 8)}
+    weights = [numpy_helper.from_array(RNG.standard_normal(s).astype(np.float16), name) for name, s in shapes.items()]
+    weights.append(numpy_helper.from_array(RNG.standard_normal((24, 16)).astype(np.float16), "p"))
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["a"], strides=[5]),
+        helper.make_node("Gelu", ["a"], ["b"]),
+        helper.make_node("Conv", ["b", "w1"], ["c"], strides=[2]),
+        helper.make_node("Gelu", ["c"], ["d"]),
+        helper.make_node("Conv", ["d", "w2"], ["e"], strides=[2]),
+        helper.make_node("Conv", ["e", "w3"], ["f"], pads=[4, 4], group=4),
+        helper.make_node("Transpose", ["f"], ["g"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["g", "p"], ["y"]),
+    ]
+    half = TensorProto.FLOAT16
+    graph = helper.make_graph(
+        nodes,
+        "speech",
+        [helper.make_tensor_value_info("x", half, [2, 1, 640])],
+        [helper.make_tensor_value_info("y", half, None)],
+        weights,
+    )
+    kernels = kernels_on_a_gpu(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    assert kernels["conv_last.comp"] == 4 and kernels["matmul_coop.comp"] == 1, kernels
+    assert kernels["widen_pixels.comp"] == 1 and sum(kernels.values()) == 6, kernels
+
+
 Step = tuple[str, list[str], str, dict[str, Any]]
 PADDED = {"pads": [1, 1, 1, 1]}
 

@@ -39,9 +39,9 @@ def image(*shape: int, dtype: str = "float16") -> Tensor:
 
 
 def conv(b: Builder, x: Tensor, channels: int = 16, group: int = 1, size: int = 1) -> Tensor:
-    made = np.random.default_rng(channels).standard_normal((channels, x.shape[1] // group, size, size))
+    made = np.random.default_rng(channels).standard_normal((channels, x.shape[1] // group, *[size] * (x.rank - 2)))
     weights = b.constant((np.round(made * 4) / 4).astype(x.dtype.numpy))
-    return convolution(b, x, weights, ConvAttributes(group=group, pads=[size // 2] * 4))
+    return convolution(b, x, weights, ConvAttributes(group=group, pads=[size // 2] * 2 * (x.rank - 2)))
 
 
 def problems(ops: Sequence[Op], kind: type) -> list[Any]:
@@ -151,7 +151,7 @@ def test_its_decisions_are_legal(device: str, dtype: str, some_last: bool) -> No
             assert choose(op.problem, caps).candidate
     layouts = [p.layout for p in problems(ops, ConvProblem)]
     assert all(layouts) and (NHWC in layouts) == some_last
-    assert layouts[-1] == NCHW, "one spatial axis"
+    assert layouts[-1] == (NHWC if some_last else NCHW), "one spatial axis"
 
 
 def test_the_operations_that_it_is_given_stay_as_they_are() -> None:
@@ -283,38 +283,41 @@ def computed(op: KernelOp, inputs: list[np.ndarray], at: Callable[[Tensor], np.n
     return a @ b
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(160))
 def test_random_operations_compute_the_same(seed: int) -> None:
     rng, b = np.random.default_rng(seed), Builder(GPU)
-    x = image(
-        int(rng.choice([1, 2])), int(rng.choice([3, 8, 16])), int(rng.choice([1, 2, 4])), int(rng.choice([1, 3, 4]))
-    )
+    spatial = [int(rng.choice([1, 2, 4])), int(rng.choice([1, 3, 4]))][: int(rng.integers(1, 3))]
+    x = image(int(rng.choice([1, 2])), int(rng.choice([3, 8, 16])), *spatial)
     made = [x, conv(b, x)]
     for _ in range(8):
         y = made[int(rng.integers(max(len(made) - 3, 0), len(made)))]
         kind = rng.integers(9)
-        if kind == 0 and y.rank == 4:
+        if kind == 0 and y.rank in (3, 4):
             made.append(conv(b, y, int(rng.choice([8, 12, 16]))))
         elif kind == 1:
             made.append(b.pointwise("add", y, 1.0 if rng.random() < 0.5 else y))
         elif kind == 2 and y.rank == 4 and min(y.shape[2:]) > 1:
             made += max_pool(b, y, a=PoolAttributes(kernel_shape=[2, 2]))
         elif kind == 3:
-            axes = [2, 3] if y.rank == 4 and rng.random() < 0.5 else [int(rng.integers(y.rank))]
+            axes = [*range(2, y.rank)] if y.rank in (3, 4) and rng.random() < 0.5 else [int(rng.integers(y.rank))]
             made.append(reduce_axes(b, "sum", y, axes, keepdims=True))
         elif kind == 4:
             made.append(walk(y, rng))
         elif kind in (5, 6):  # a copy, of which more is read than the whole
             made.append(b.contiguous(walk(y, rng, 2)))
             part = made[-1].slice(0, 0, 1)
-            made.append(conv(b, part, 8) if part.rank == 4 else part)
+            made.append(conv(b, part, 8) if part.rank in (3, 4) else part)
         elif kind == 7:  # what is read before it is written again, and after
-            whole = conv(b, y) if y.rank == 4 and rng.random() < 0.5 else b.copy(y)
+            whole = conv(b, y) if y.rank in (3, 4) and rng.random() < 0.5 else b.copy(y)
             part = whole.slice(0, 0, 1)
             made.append(b.copy(whole))
-            read = [conv(b, part, 8), conv(b, made[-1], 8)] if y.rank == 4 else []
+            read = [conv(b, part, 8), conv(b, made[-1], 8)] if y.rank in (3, 4) else []
             b.pointwise("add", part, 1.0, out=part)
-            made += [whole, *read, *([conv(b, part, 8), conv(b, made[-1], 16), conv(b, whole)] if y.rank == 4 else [])]
+            made += [
+                whole,
+                *read,
+                *([conv(b, part, 8), conv(b, made[-1], 16), conv(b, whole)] if y.rank in (3, 4) else []),
+            ]
         elif kind == 8 and y.rank > 1 and min(y.strides) >= 0:
             made.append(matrix_product(b, y, b.constant(np.ones((y.shape[-1], 8), np.float16))))
     results: list[Any] = []

@@ -1,12 +1,14 @@
 """Memory layout of images: channels last where convolutions and pools are faster that way, and between those.
 
-Operator functions use one order, [n, c, h, w]. This pass looks up each convolution's preferred layout in the tables of
-candidates, in the order of the operations. Results computed from an image with channels last also have channels last;
-all other operations read it through strides, or as a copy that is shared by operations which need the same elements.
+Operator functions use one order, [n, c, ...], with one to three spatial axes. This pass looks up each convolution's
+preferred layout in the tables of candidates, in the order of the operations. Results computed from an image with channels
+last also have channels last; all other operations read it through strides, or as a copy that is shared by operations which
+need the same elements.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -22,8 +24,15 @@ from vkep.kernels.reductions.reduce import ReduceProblem
 from vkep.kernels.select import choose, supports
 from vkep.sizes import matches
 
-#: permutation of [n, c, h, w] to channels last, and its inverse
-_LAST, _SECOND = (0, 2, 3, 1), (0, 3, 1, 2)
+
+def _to_last(rank: int) -> tuple[int, ...]:
+    """The permutation of [n, c, ...] to [n, ..., c]."""
+    return (0, *range(2, rank), 1)
+
+
+def _to_second(rank: int) -> tuple[int, ...]:
+    """The permutation of [n, ..., c] to [n, c, ...]."""
+    return (0, rank - 1, *range(1, rank - 1))
 
 
 def lay_out(ops: Sequence[Op], caps: DeviceCapabilities) -> list[Op]:
@@ -75,7 +84,7 @@ class _ImageLayout:
                     self._sources[out.storage] = source
         elif self._moved and any(map(self._is_last, views)) and self._is_made_at_once(out):
             out = self._moved_to_last(out)
-            views = [view.transpose(_LAST) for view in views]
+            views = [view.transpose(_to_last(view.rank)) for view in views]
         if views != given:
             read = iter(views)  # in the order of the leaves
             expr = ex.substitute(op.expr, lambda leaf: ex.leaf(next(read)) if leaf.tensor else None)
@@ -85,10 +94,10 @@ class _ImageLayout:
     def _convolution(self, op: KernelOp, problem: ConvProblem) -> None:
         (given, weights), [out] = op.inputs, op.outputs
         x = self._source(given)
-        problem, is_image = lying_as(problem, self._is_last(x), ""), x.rank == 4 and self._is_made_at_once(out)
+        problem, is_image = lying_as(problem, self._is_last(x), ""), x.rank in (3, 4) and self._is_made_at_once(out)
         layout = choose(problem, self.caps).candidate.layout if is_image else NCHW
         problem, weights = lying_as(problem, problem.x_last, layout), self._dense(weights)
-        x = self._as_last(x) if layout == NHWC else self._dense(given)
+        x = _as_image(self._as_last(x)) if layout == NHWC else self._dense(given)
         if problem.lies_last:
             rows = self._moved_to_last(out).reshape((problem.n * problem.pixels, problem.oc))
             assert rows is not None
@@ -104,14 +113,14 @@ class _ImageLayout:
         if isinstance(problem, PoolProblem):
             changed: Problem = replace(problem, channels_last=True)
             fits = self._is_made_at_once(out)
-        else:  # [n, h, w, c]: h and w are in the middle
+        else:  # [n, ..., c]: the spatial axes are in the middle
             changed = replace(problem, outer=x.shape[0], inner=x.shape[1])
-            fits = problem.inner == 1 and problem.axis == x.shape[2] * x.shape[3]
+            fits = problem.inner == 1 and problem.axis == math.prod(x.shape[2:])
         if not (fits and supports(changed, self.caps)):
             return False
         if isinstance(problem, PoolProblem):
             out = self._moved_to_last(out)
-        self._replace(op, changed, [x.transpose(_LAST)], [out])
+        self._replace(op, changed, [x.transpose(_to_last(x.rank))], [out])
         return True
 
     def _kernel(self, op: KernelOp) -> None:
@@ -143,13 +152,13 @@ class _ImageLayout:
         return out.storage.port is None and self._to_write[out.storage] == 1 and out.is_whole
 
     def _is_last(self, view: Tensor) -> bool:
-        """Whether the elements of a [n, c, h, w] have the layout [n, h, w, c], because a kernel wrote them so."""
-        return view.storage in self._last and view.rank == 4 and view.transpose(_LAST).is_contiguous
+        """Whether the elements of a [n, c, ...] have the layout [n, ..., c], because a kernel wrote them so."""
+        return view.storage in self._last and view.rank > 2 and view.transpose(_to_last(view.rank)).is_contiguous
 
     def _moved_to_last(self, out: Tensor) -> Tensor:
-        """A buffer [n, h, w, c] that replaces that of a [n, c, h, w]."""
+        """A buffer [n, ..., c] that replaces that of a [n, c, ...]."""
         made = self._empty_last(out)
-        self._moved[out.storage] = out, made.transpose(_SECOND)
+        self._moved[out.storage] = out, made.transpose(_to_second(made.rank))
         return made
 
     def _lying(self, view: Tensor) -> Tensor | None:
@@ -180,9 +189,9 @@ class _ImageLayout:
         return found if found.is_contiguous else self._copy(found, last=False)
 
     def _as_last(self, x: Tensor) -> Tensor:
-        """The [n, h, w, c] of a [n, c, h, w], aligned to 16 bytes."""
+        """The [n, ..., c] of a [n, c, ...], aligned to 16 bytes."""
         aligned = self._is_last(x) and alignment(x) == 16
-        return x.transpose(_LAST) if aligned else self._copy(x, last=True)
+        return x.transpose(_to_last(x.rank)) if aligned else self._copy(x, last=True)
 
     def _restore(self, storage: Storage) -> None:
         """Write a storage whose elements are in another layout."""
@@ -192,22 +201,29 @@ class _ImageLayout:
             self.ops.append(Pointwise(whole, ex.leaf(moved), list(self._labels)))
 
     def _copy(self, view: Tensor, last: bool) -> Tensor:
-        """The only copy of a view that is dense, or as [n, h, w, c]."""
+        """The only copy of a view that is dense, or as [n, ..., c]."""
         for copied, lies_last, made in self._copies[view.storage]:
             if copied == view and lies_last == last:
                 return made
         made = self._empty_last(view) if last else Tensor.contiguous(view.dtype, view.shape)
-        source = ex.leaf(view.transpose(_LAST) if last else view)
+        source = ex.leaf(view.transpose(_to_last(view.rank)) if last else view)
         self.ops.append(Pointwise(made, source, list(self._labels)))
         if not self._to_write[view.storage]:
             self._copies[view.storage].append((view, last, made))
         return made
 
     def _empty_last(self, like: Tensor) -> Tensor:
-        """A buffer of [n, h, w, c] for a [n, c, h, w]."""
-        made = Tensor.contiguous(like.dtype, [like.shape[axis] for axis in _LAST])
+        """A buffer of [n, ..., c] for a [n, c, ...]."""
+        made = Tensor.contiguous(like.dtype, [like.shape[axis] for axis in _to_last(like.rank)])
         self._last.add(made.storage)
         return made
+
+
+def _as_image(x: Tensor) -> Tensor:
+    """A dense [n, w, c] as [n, 1, w, c]; others are images already."""
+    image = x.reshape((x.shape[0], 1, *x.shape[1:])) if x.rank == 3 else x
+    assert image is not None
+    return image
 
 
 def relaid(view: Tensor, whole: Tensor, moved: Tensor) -> Tensor | None:

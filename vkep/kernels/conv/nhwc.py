@@ -1,4 +1,4 @@
-"""Convolutions in float16 with channels last (NHWC), for devices with cooperative matrices.
+"""Convolutions in float16 with channels last (NHWC; of one spatial axis: NWC), for devices with cooperative matrices.
 
 In this layout a tap's channels are adjacent, so that an implicit product reads its rows in vectors, whatever the
 image's size, and a 1x1 convolution is a plain product. Between convolutions the layout costs nothing
@@ -8,6 +8,7 @@ image's size, and a 1x1 convolution is a plain product. Between convolutions the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,8 @@ def _depthwise_reach(call: KernelCall) -> Mapping[str, int]:
 CONV_LAST = Kernel("conv_last.comp", variants=(HALVES,), reach=_conv_reach)
 CONV_DEPTHWISE_LAST = Kernel("conv_depthwise_last.comp", reach=_depthwise_reach)
 _LANES = 128
+#: channels of groups that are computed as one: the columns of the narrowest tile
+_JOINED_CHANNELS = 32
 
 
 def _no_vectors(problem: ConvProblem, caps: DeviceCapabilities) -> str:
@@ -76,7 +79,31 @@ def _no_vectors(problem: ConvProblem, caps: DeviceCapabilities) -> str:
 
 def no_channels_last(problem: ConvProblem, caps: DeviceCapabilities) -> str:
     """Why `conv_last` does not compute a convolution on a device, in vectors of eight channels; "" where it does."""
-    return f"{problem.groups} groups" if problem.groups > 1 else _no_vectors(problem, caps)
+    if is_depthwise(problem):
+        return "one channel a group leaves a matrix mostly empty"
+    groups = problem.groups // groups_at_once(problem)
+    if problem.c // groups % VECTOR or problem.oc // groups % VECTOR:
+        return f"{problem.groups} groups that do not join to whole vectors of {VECTOR} channels"
+    return _no_vectors(problem, caps)
+
+
+def groups_at_once(problem: ConvProblem) -> int:
+    """How many groups `conv_last` computes as one, with zeros as the weights between them: as many as the narrowest tile has
+    columns for, since its other columns would be empty. An infinity or NaN in one of them spreads to the others."""
+    c, oc = problem.c // problem.groups, problem.oc // problem.groups
+    joined = [n for n in range(1, _JOINED_CHANNELS // max(c, oc) + 1) if problem.groups % n == 0]
+    return max((n for n in joined if n * c % VECTOR == n * oc % VECTOR == 0), default=1)
+
+
+def join_groups(weights: np.ndarray, problem: ConvProblem) -> np.ndarray:
+    """OIHW weights of `groups_at_once` groups as those of one: [oc, its channels, kh, kw]."""
+    at_once, channels = groups_at_once(problem), problem.c // problem.groups
+    outputs = problem.oc // problem.groups
+    given = weights.reshape(-1, at_once, outputs, channels, problem.taps)
+    wide = np.zeros((len(given), at_once, outputs, at_once, channels, problem.taps), weights.dtype)
+    for group in range(at_once):
+        wide[:, group, :, group] = given[:, group]
+    return wide.reshape(problem.oc, at_once * channels, problem.kh, problem.kw)
 
 
 def no_product_last(problem: ConvProblem, caps: DeviceCapabilities) -> str:
@@ -108,11 +135,20 @@ def conv_last(
 
     ``first`` transforms the weights. ``tiling`` overrides the choice of a tile.
     """
-    pixels, k, oc = problem.n * problem.pixels, problem.taps * problem.c, problem.oc
+    if (at_once := groups_at_once(problem)) > 1:
+        assert first is AS_THEY_ARE
+        given = problem
+        first = (lambda weights: join_groups(weights, given)), f"-{at_once}-groups"
+        problem = replace(problem, groups=problem.groups // at_once)
+    groups = problem.groups
+    pixels, channels, oc = problem.n * problem.pixels, problem.c // groups, problem.oc
+    k = problem.taps * channels
     packed = _packed(problem, e, first, pack_with_zeros, "-zeros")
-    tiling = tiling or cooperative_tiling(pixels, oc, k, 1, e.caps, False, e.target.tuned, CONV_LAST_TILES)
+    tiling = tiling or cooperative_tiling(
+        pixels, oc // groups, k, groups, e.caps, False, e.target.tuned, CONV_LAST_TILES
+    )
     tile, splits = tiling.tile, tiling.splits
-    side_by_side = problem.dilation[1] == 1 and problem.pads[1] == problem.pads[3] == 0
+    side_by_side = groups == 1 and problem.dilation[1] == 1 and problem.pads[1] == problem.pads[3] == 0
     columns = problem.kw if side_by_side else 1  # of a tap
     return split_product(
         e,
@@ -120,7 +156,7 @@ def conv_last(
         Sums(pixels, oc, 1, 1, (0, 0, oc, 1), "float16"),
         HALVES,
         lambda y, **fused: CONV_LAST.call(
-            grid=tile_grid(ceil_div(pixels, tile.m), ceil_div(oc, tile.n), splits, e.caps),
+            grid=tile_grid(ceil_div(pixels, tile.m), ceil_div(oc // groups, tile.n), groups * splits, e.caps),
             operands={"x": e["x"], "w": packed, "y": y},
             params={
                 "m": pixels,
@@ -133,7 +169,9 @@ def conv_last(
                 **magic_params("pixels", problem.pixels),
                 **magic_params("out_width", problem.ow),
                 "pitch": problem.c,
-                **magic_params("channels", columns * problem.c),
+                "group_channels": channels,
+                "group_columns": oc // groups,
+                **magic_params("channels", columns * channels),
                 **magic_params("kernel_w", problem.kw // columns),
                 **window_params(problem),
                 "y_row": oc,
@@ -145,7 +183,7 @@ def conv_last(
                 "STORE_VECTOR": int(splits > 1 or _in_units(problem)),
                 "PARTIAL": int(splits > 1),
                 "WHOLE_K": int(k % tile.k == 0),
-                "WHOLE_TAPS": int(columns * problem.c % tile.k == 0),
+                "WHOLE_TAPS": int(columns * channels % tile.k == 0),
             },
             local_size=(tile.subgroups * e.caps.subgroup_size, 1, 1),
             subgroup_size=e.caps.subgroup_size,
