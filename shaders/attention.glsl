@@ -24,6 +24,7 @@
 #define VKEP_ATTENTION_GLSL
 #include "workgroup.glsl"
 #include "math.glsl"
+#include "attention_bias.glsl"
 
 TENSOR(T, Elements)
 TENSOR(BIAS_T, Bias)
@@ -41,7 +42,6 @@ shared uvec4 tile[SHARED_UNITS];
 shared vec4 factors[BLOCK_Q / 4];  // per row: the factor by which its results so far are multiplied
 
 #define LOWEST uintBitsToFloat(0xff800000u)  // -infinity
-#define LOWEST_FINITE uintBitsToFloat(0xff7fffffu)
 const float LOG2_E = 1.4426950408889634;
 
 uint query0, bias0;
@@ -130,10 +130,7 @@ float next_powers(uint set, uint at, uint row, uint share, uint key, bool whole)
             if (BIAS != 0) {
                 uint column = BIAS == 1 ? min(key + k + c, args.keys - 1) : 0;
                 Bias bias = Bias(operand(args.bias, 3));
-                float b = float(bias.v[bias0 + line * args.bias_row + column]), added = LOG2_E * b;
-                // a bias of -infinity hides a NaN score; a row whose biases are all the lowest finite number weighs all keys
-                // alike
-                score = b == LOWEST ? LOWEST : score + (added == LOWEST ? LOWEST_FINITE : added);
+                score = biased(score, float(bias.v[bias0 + line * args.bias_row + column]));
             }
             int place = int(key + k + c);
             v[i + c] = whole || (place >= first && place < end) ? score : LOWEST;

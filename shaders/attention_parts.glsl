@@ -22,6 +22,7 @@
 #include "args.glsl"
 #include "lanes.glsl"
 #include "math.glsl"
+#include "attention_bias.glsl"
 
 layout(constant_id = 4) const uint SIZE = 64;
 layout(constant_id = 5) const uint VALUE_SIZE = 64;
@@ -105,7 +106,7 @@ float score_of(float product, uint row, uint key) {
     if (SOFTCAP == 1) product = args.softcap * limited_tanh(product);
     if (BIAS != 0 && key < key_end) {
         uint at = batch * args.bias_batch + head_of(row) * args.bias_head + query * args.bias_row + (BIAS == 1 ? key : 0);
-        product += float(Biases(operand(args.bias, 3)).v[at]) * LOG2_E;
+        product = biased(product, float(Biases(operand(args.bias, 3)).v[at]));
     }
     return key < key_end && distance >= args.first && distance < args.end ? product : uintBitsToFloat(0xff800000u);
 }

@@ -273,16 +273,20 @@ def test_large_scores_do_not_overflow(gpu: Harness, kernel: str, rng: np.random.
     check(run(gpu, kernel, case, "float16", (q, k, v, None)), expected(case, q, k, v, None))
 
 
-@pytest.mark.parametrize("lowest", [np.finfo(np.float32).min, -np.inf], ids=["finite", "infinite"])
-def test_a_row_whose_bias_is_the_lowest(gpu: Harness, kernel: str, rng: np.random.Generator, lowest: float) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("finite", [True, False])
+def test_a_row_whose_bias_is_the_lowest(
+    gpu: Harness, kernel: str, rng: np.random.Generator, finite: bool, dtype: str
+) -> None:
     """The lowest finite number hides no key where all keys have it: their values' mean. Minus infinity does: zeros."""
     case = Case(20, 40, bias=(1, 1, 20, 40))
     q, k, v, _ = data(case, "float16", rng)
-    bias = np.zeros((1, 1, 20, 40), np.float32)
+    lowest = float(np.finfo(dtype).min) if finite else -np.inf
+    bias = np.zeros((1, 1, 20, 40), dtype)
     bias[..., 3, :] = lowest
     expects = expected(case, q, k, v, bias)
-    expects[..., 3, :] = v.astype(np.float32).mean(axis=2) if np.isfinite(lowest) else 0
-    check(run(gpu, kernel, case, "float16", (q, k, v, bias), bias_dtype="float32"), expects)
+    expects[..., 3, :] = v.astype(np.float32).mean(axis=2) if finite else 0
+    check(run(gpu, kernel, case, "float16", (q, k, v, bias), bias_dtype=dtype), expects)
 
 
 @pytest.mark.parametrize("alignment", [2, 16])

@@ -165,6 +165,7 @@ SINGLE_SPELLINGS = {
     "lowest, seen": _hidden(LOWEST, seen=True),
     "lowest, all hidden": _all_hidden,
     "causal and biased": _causal(LOWEST, biased=True),
+    "as torch exports": Spelling.as_torch_exports,
 }
 
 

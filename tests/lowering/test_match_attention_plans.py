@@ -113,6 +113,18 @@ def test_a_gpu_has_one_kernel_for_all_of_it(
     assert len(written.dispatches) == len(plan.dispatches) + 3 * layers, "two products, a softmax and a copy are one"
 
 
+@pytest.mark.parametrize("queries", [15, 16])
+def test_a_guarded_mask_of_float16_on_a_gpu(taken: list[AttentionMatch], queries: int) -> None:
+    """Without its products' factors and the copies of k; with few queries the scores are stored, where they may overflow."""
+    g = Spelling(np.float16)
+    for name in (g.q, g.k, g.v):
+        g.values[name] = np.empty((2, 4, queries if name == g.q else 24, 64), np.float16)
+    g.as_torch_exports()
+    plan = _plan(g.model(), GPU)
+    sources = [plan.pipelines[dispatch.pipeline].shader.source for dispatch in plan.dispatches]
+    assert (sources == ["pointwise.comp", "attention_coop.comp"]) == bool(taken) == (queries == 16), sources
+
+
 def test_small_scores_on_a_cpu_driver_are_run_as_written(taken: list[AttentionMatch]) -> None:
     _plan(build_model("bert"), CPU)
     assert not taken

@@ -55,6 +55,22 @@ class Spelling:
     def mix(self, scores: str, into: str = "y") -> None:
         self.add("MatMul", self.add("Softmax", scores, axis=-1), self.v, into=into)
 
+    def as_torch_exports(self) -> None:
+        """A padding mask as torch's exporter writes it: q and k each times the root of the scale, the heads of k in its batch's
+        axis for a transposition, the lowest finite number for what is hidden (here all of a row), and a guard against NaN."""
+        batch, heads, keys, size = self.values[self.k].shape
+        root = self.constant(0.6)
+        one = self.add("Reshape", self.k, self.constant([batch * heads, keys, size], np.int64))
+        turned = self.add("Transpose", one, perm=[0, 2, 1])
+        k = self.add("Mul", self.add("Reshape", turned, self.constant([batch, heads, size, keys], np.int64)), root)
+        seen = self.rng.random((batch, 1, self.values[self.q].shape[2], keys)) < 0.6
+        seen[-1, 0, 2] = False
+        lowest = self.constant(np.finfo(self.dtype).min)
+        bias = self.add("Where", self.input(seen), self.constant(0), lowest)
+        scores = self.add("MatMul", self.add("Mul", self.q, root), k)
+        p = self.add("Softmax", self.add("Add", scores, bias), axis=-1)
+        self.add("MatMul", self.add("Where", self.add("IsNaN", p), self.constant(0), p), self.v, into="y")
+
     def hide(self, scores: str, score: float, condition: str = "", seen: bool = False) -> str:
         """``scores`` with another in some places, never in all of a row; those are where ``condition`` is (not) true."""
         if not condition:

@@ -17,7 +17,7 @@ from vkep.ir import expr as ex
 from vkep.ir.builder import Builder
 from vkep.ir.ops import Op
 from vkep.ir.tensor import Tensor
-from vkep.ops.attention.sdpa import Heads, KeyWindow, Mask, Scoring, saves_scores, sdpa
+from vkep.ops.attention.sdpa import Heads, KeyWindow, Mask, Scoring, fused_attention, saves_scores, sdpa
 from vkep.passes.match_attention import AttentionMatch, Biased, Masked, match_attention
 from vkep.passes.rewrite import Changes, Graph
 
@@ -48,8 +48,12 @@ def _as_sdpa(match: AttentionMatch, caps: DeviceCapabilities) -> list[Op] | None
         mask = _mask(b, match, heads)
     except Decline:
         return None
-    operands = (match.q, match.k, match.v)
-    if mask is None or not saves_scores(caps, *operands, heads, mask, Scoring(match.scale)):
+    operands, scoring = (match.q, match.k, match.v), Scoring(match.scale)
+    if mask is None or not saves_scores(caps, *operands, heads, mask, scoring):
+        return None
+    # stored scores of float16 may sum up to minus infinity, which the guard finds; a kernel that stores none has no such rows
+    rounded = match.has_nan_guard and mask.biases and match.q.dtype.name == "float16"
+    if rounded and fused_attention(caps, *operands, heads, mask, scoring) is None:
         return None
     y = sdpa(b, *operands, heads, mask, scale=match.scale, merged=merged is not None).y
     if merged is None:
@@ -80,11 +84,8 @@ def _mask(b: Builder, match: AttentionMatch, heads: Heads) -> Mask | None:
             mask.biases.append(heads.mask_view(b, _as_bias(b, given)))
         else:
             return None
-    # the model's test for NaN also finds rows whose scores sum up to minus infinity though no bias is: two biases, or a bias
-    # and a score in float16
-    if match.has_nan_guard and mask.biases and (len(mask.biases) > 1 or match.q.dtype.name == "float16"):
-        return None
-    return mask
+    # the model's test for NaN also finds rows whose two biases sum up to minus infinity though none is
+    return None if match.has_nan_guard and len(mask.biases) > 1 else mask
 
 
 def _as_mask(b: Builder, given: Biased) -> Biased | Masked:

@@ -1,7 +1,7 @@
 """Finds attention that a model writes as separate operations: a product, scales, masks, a softmax, a product.
 
-Matches lowered operations, in which views, constants, opset differences and identities (Dropout) are resolved. Scales of queries
-or keys before the first product need no rule: they belong to the operations that compute q and k.
+Matches lowered operations, in which views, constants, opset differences and identities (Dropout) are resolved. Where q, k or v
+are only copied or scaled before their product, the attention reads what they are copies of.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from vkep.ir.pointwise_ops import stored_as
 from vkep.ir.tensor import Tensor
 from vkep.kernels.matmul.problem import MatMulProblem
 from vkep.kernels.reductions.norm import SoftmaxProblem
+from vkep.passes.layout import relaid
 from vkep.passes.rewrite import Graph
 from vkep.sizes import matches
 
@@ -121,15 +122,49 @@ def match_attention(last: Op, graph: Graph) -> AttentionMatch | None:
     if scores is None or not scores.is_ordered:
         return None
     ops = [scores.product, *(step for step, _ in scores.steps), softmax, *reversed(after)]
+    operands = [*((x, scores.product) for x in scores.product.inputs), (last.inputs[1], last)]
+    read = [_read_of(x, user, graph) for x, user in operands]
+    as_they_are = [_Read(x, 1.0, []) for x, _ in operands]
     row = softmax.outputs[0].shape[-1]  # operations before and after the softmax may use other shapes of the scores
     shapes = [*(op.out.shape for op, _ in scores.steps), softmax.outputs[0].shape]
     fits = (
-        _match_of_shape(shape, scores, last, has_nan_guard, ops)
+        _match_of_shape(shape, scores, given, last, has_nan_guard, ops)
+        for given in (read, as_they_are)
         for shape in dict.fromkeys(shapes)
         if shape[-1:] == (row,)
     )
     match = next((match for match in fits if match is not None), None)
     return None if match is None else replace(match, head_merge=_head_merge(match.out, graph))
+
+
+@dataclass(frozen=True)
+class _Read:
+    """An operand of a product as ``factor`` times ``tensor``, by operations that only copy and scale."""
+
+    tensor: Tensor
+    factor: float
+    ops: list[Op]  #: in order
+
+
+def _read_of(tensor: Tensor, user: Op, graph: Graph) -> _Read:
+    """The tensor that an operand of ``user`` is computed from by copies and scales alone."""
+    factor, ops = 1.0, list[Op]()
+    while isinstance(op := graph.producer(tensor.storage, user), Pointwise):
+        source, number = _copied(op)
+        found = relaid(tensor, op.out, source) if source is not None and source.dtype is op.out.dtype else None
+        if found is None:
+            break
+        tensor, user, factor = found, op, factor * number
+        ops.insert(0, op)
+    return _Read(tensor, factor, ops)
+
+
+def _copied(op: Pointwise) -> tuple[Tensor | None, float]:
+    """The tensor, and the factor, that an operation copies or scales; None where it does more."""
+    for tensor, step in _meanings(op):
+        if isinstance(step, (_Scaled, _Cast)):
+            return tensor, step.factor if isinstance(step, _Scaled) else 1.0
+    return None, 1.0
 
 
 def _producer(graph: Graph, tensor: Tensor, *users: Op) -> Op | None:
@@ -235,11 +270,12 @@ def _number(arg: ex.Expr) -> float | None:
 
 
 def _match_of_shape(
-    shape: tuple[int, ...], scores: _Scores, last: KernelOp, has_nan_guard: bool, ops: list[Op]
+    shape: tuple[int, ...], scores: _Scores, read: list[_Read], last: KernelOp, has_nan_guard: bool, ops: list[Op]
 ) -> AttentionMatch | None:
-    """The attention, if ``shape`` is the shape of its scores; None where the operands have no views of that shape."""
-    x, y = scores.product.inputs
-    p, z = last.inputs
+    """The attention of ``read`` (q, k, v), if ``shape`` is the shape of its scores; None where these have no views of that
+    shape."""
+    x, y, z = (operand.tensor for operand in read)
+    p = last.inputs[0]
     if len(shape) < 2 or math.prod(shape) != scores.product.outputs[0].size or x.dtype is not z.dtype:
         return None
     *lead, queries, keys = shape
@@ -251,7 +287,7 @@ def _match_of_shape(
     q, out = x.reshape((*outer, queries, x.shape[-1])), last.outputs[0].reshape((*outer, queries, z.shape[-1]))
     if q is None or k is None or v is None or out is None:
         return None
-    scale = 1.0
+    scale = math.prod(operand.factor for operand in read)
     masks: list[Masked | Biased] = []
     for op, step in scores.steps:
         if op.out.size != math.prod(full):
@@ -263,6 +299,7 @@ def _match_of_shape(
             if view is None:
                 return None
             masks.append(replace(step, condition=view) if isinstance(step, Masked) else Biased(view))
+    ops = [*(op for operand in read for op in operand.ops), *ops]
     return AttentionMatch(q, k.transpose((0, 1, 3, 2)), v, out, scale, masks, has_nan_guard, ops, None)
 
 

@@ -171,7 +171,10 @@ class AttentionProblem(Problem):
         if self.softcap:
             scores = self.softcap * np.tanh(scores / self.softcap)
         if bias is not None:
-            scores = np.where(np.isneginf(bias), -np.inf, scores + bias)  # hidden, whatever the score is
+            lowest = {"float16": -(2.0**15)}.get(
+                self.bias_dtype, -2.3e38
+            )  # up to it, a bias absorbs the score or hides it
+            scores = np.where(bias <= lowest, np.where(np.isneginf(bias), -np.inf, lowest), scores + bias)
         distance = np.arange(self.keys) - np.arange(self.queries)[:, None]
         if origin is not None:
             distance = distance - origin.astype(np.int64)[:, None, None, None]
