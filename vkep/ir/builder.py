@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -43,6 +43,10 @@ class Builder:
         self.place: Place | None = None  #: the memory in which the node's result should be stored
         #: by the condition that they check: layers share lengths
         self._ranges: dict[tuple[Tensor, int, int], Pointwise] = {}
+        #: by the storage of a dequantized tensor the step that its elements are multiples of; by that of codes which are its
+        #: elements in such steps, the tensor (`vkep.ops.quantized.linear`)
+        self.steps: dict[Storage, Hashable] = {}
+        self.in_steps: dict[Storage, Tensor] = {}
 
     # ---- declining
 

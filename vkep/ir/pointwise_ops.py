@@ -114,6 +114,7 @@ OPERATIONS = {
     "mul": Operation("({0} * {1})", np.multiply, _NUMBERS),
     "div": Operation("({0} / {1})", meaning.quotient, _NUMBERS),
     "exact_div": Operation("exact_quotient({0}, {1})", np.divide, _REALS),  # shaders/vkep.glsl
+    "exact_div_by_usual": Operation("quotient_by_usual({0}, {1})", np.divide, "float float -> float"),
     "mod": Operation("({0} % {1})", meaning.remainder, _INTEGERS),
     "exact_remainder": Operation("exact_remainder({0}, {1})", meaning.size_of_remainder, _REALS),
     "mul_add": Operation("({0} * {1} + {2})", lambda x, y, z: x * y + z, "number number number -> number"),

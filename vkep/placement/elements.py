@@ -32,6 +32,8 @@ def _padded(x: Array, pads: Array, *rest: Array) -> int:
 
 #: by operator, the number of elements of the result of these inputs (without absent ones)
 ELEMENTS: dict[str, Callable[..., int]] = {
+    # scales along an axis broadcast as numpy's do not
+    **dict.fromkeys(("DequantizeLinear", "QuantizeLinear"), lambda x, *_: x.size),
     "Concat": lambda *parts: sum(part.size for part in parts),
     "ConstantOfShape": _product,
     "Expand": _expanded,

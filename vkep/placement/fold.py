@@ -62,6 +62,9 @@ COPIES = frozenset(f"{_COPIES} {_GATHERS} {_SLOW_COPIES}".split())
 #: operators whose results of integers differ between the evaluator and the kernels where they overflow or are rounded; or of no
 #: elements (ReduceMean)
 _NO_INTEGERS = frozenset({"Gemm", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean"})
+#: operators that the evaluator has from this version on, and whose earlier versions mean the same: models of opsets 10 to 18
+#: dequantize their weights with these
+_SINCE = {"DequantizeLinear": 19, "QuantizeLinear": 19}
 _FLOATS = {dtypes.DTYPES[name].numpy for name in ("float16", "bfloat16", "float32")}
 _GPU_DTYPES = {d.numpy for d in dtypes.DTYPES.values()}
 
@@ -136,6 +139,7 @@ def fold(node: Node, inputs: Sequence[np.ndarray | None], opsets: Mapping[str, i
 
 def _by_reference(node: Node, named: Mapping[str, np.ndarray], opsets: Mapping[str, int]) -> Sequence[Any]:
     evaluator = node.memo.get("evaluator")
+    opsets = {**opsets, "": max(opsets.get("", 1), _SINCE.get(node.op_type, 1))}
     try:
         if evaluator is None or evaluator.given != _types(named):
             wanted = [name for name in node.outputs if name]

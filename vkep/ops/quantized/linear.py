@@ -6,7 +6,7 @@ Semantics: the ONNX operators: rounding to the nearest, ties to even, saturation
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
@@ -18,9 +18,9 @@ from vkep.ir import algebra as fn
 from vkep.ir import expr as ex
 from vkep.ir import float8
 from vkep.ir.algebra import equal, where
-from vkep.ir.builder import Builder
+from vkep.ir.builder import Builder, Operand
 from vkep.ir.expr import Expr
-from vkep.ir.tensor import Tensor
+from vkep.ir.tensor import Tensor, same_shape
 from vkep.ops.allowed import BYTES, SINGLE, every
 from vkep.ops.microsoft import MICROSOFT
 from vkep.ops.reduction import reduce_axes
@@ -43,7 +43,8 @@ def value_range(dtype: DType) -> tuple[int, int]:
 
 class Blocks:
     """The layout of scales along ``x``: x as [before, blocks, block, after], scales as [before or 1, blocks, 1, after
-    or 1]."""
+    or 1]. With one scale x keeps its axes, so that its producer's expression and this one have the same elements; where several
+    elements are packed in a byte, it is [1, 1, 1, elements]."""
 
     def __init__(self, b: Builder, x: Tensor, scale: Tensor, axis: int, block_size: int) -> None:
         self.b = b
@@ -52,8 +53,8 @@ class Blocks:
         if scale.rank > 1 and not block_size:
             b.invalid(f"scales have shape {list(scale.shape)}, expected one axis")
         if matches(scale.size, 1):
-            self.shape: tuple[int, ...] = (1, 1, 1, x.size)
-            self._scales, self._tail = (1, 1, 1, 1), 0
+            self.shape: tuple[int, ...] = (1, 1, 1, x.size) if x.dtype.sub_byte_bits else tuple(x.shape)
+            self._scales, self._tail = (1,) * len(self.shape), 0
             return
         axis = b.axis(axis, x.rank)
         before, length, after = math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :])
@@ -86,9 +87,29 @@ class Blocks:
 # ---- QuantizeLinear, DequantizeLinear
 
 
+def _is_usual(divisor: ex.Expr) -> bool:
+    """Whether an expression is of known numbers of sizes from 2**-60 to 2**60."""
+    while divisor.op in ("cast", "same") and len(divisor.args) == 1:
+        [divisor] = divisor.args
+    values = divisor.tensor.array if isinstance(divisor, ex.Leaf) and divisor.tensor is not None else None
+    if isinstance(divisor, ex.Const):
+        values = np.array(divisor.value)
+    if values is None or values.dtype == object:  # of sizes
+        return False
+    sizes = np.abs(values.astype(np.float64))
+    return bool(np.all((sizes >= 2.0**-60) & (sizes <= 2.0**60)))
+
+
+def over_scale(b: Builder, x: Operand, scale: Operand) -> Expr:
+    """``x / scale`` in float32, correctly rounded (`Builder.divide`), in few instructions where the scale is known."""
+    quotient = b.divide(x, scale)
+    usual = quotient.ctype == "float" and _is_usual(quotient.args[1])
+    return Expr("float", "exact_div_by_usual", quotient.args) if usual else quotient
+
+
 def quantized(b: Builder, x: Expr, scale: Expr | Tensor, zero_point: Expr | Tensor | None, to: DType) -> Expr:
     """``saturate(round(x / scale) + zero_point)`` of float expressions."""
-    return rounded_to(b, b.divide(x, scale), zero_point, to)
+    return rounded_to(b, over_scale(b, x, scale), zero_point, to)
 
 
 def rounded_to(b: Builder, value: Expr, zero_point: Expr | Tensor | None, to: DType) -> Expr:
@@ -136,8 +157,12 @@ def quantize_linear(
     if to.kind == "bits":  # a float's zero point is 0 (ONNX QuantizeLinear)
         code = float8.encode(b.divide(value, factor), to, bool(a.saturate))
         return b.reshape(b.store(code, to, shape=blocks.shape), x.shape)
-    result = rounded_to(b, fn.stored_as(b.divide(value, factor), division), zero, to)
-    return b.reshape(b.store(result, to, shape=blocks.shape), x.shape)
+    result = rounded_to(b, fn.stored_as(over_scale(b, value, factor), division), zero, to)
+    codes = b.reshape(b.store(result, to, shape=blocks.shape), x.shape)
+    step = b.steps.get(x.storage)
+    if step is not None and codes.is_whole and division is FLOAT32 and step == _step(y_scale, y_zero_point, to):
+        b.in_steps[codes.storage] = x
+    return codes
 
 
 @operator(
@@ -161,7 +186,28 @@ def dequantize_linear(
     to = dtypes.from_onnx(a.output_dtype) if a.output_dtype else x_scale.dtype
     if to is None or to.name not in SINGLE:
         b.decline(f"no kernel dequantizes to {dtypes.onnx_name(a.output_dtype)}")
-    return dequantized(b, x, x_scale, x_zero_point, to, a.axis, a.block_size)
+    step = _step(x_scale, x_zero_point, x.dtype) if to is FLOAT32 else None
+    known = b.in_steps.get(x.storage) if step is not None and x.is_whole else None
+    if known is not None and b.steps[known.storage] == step and same_shape(x.shape, known.shape):
+        return known
+    result = dequantized(b, x, x_scale, x_zero_point, to, a.axis, a.block_size)
+    if step is not None and result.is_whole:
+        b.steps[result.storage] = step
+    return result
+
+
+def _step(scale: Tensor, zero_point: Tensor | None, of: DType) -> Hashable:
+    """The scale and the zero point of codes of a type; None unless each is one known number.
+
+    A code's float32 has an error of 2**-24, and so has its quotient by the scale: of 16 bits and less, that rounds to the code.
+    Codes of an already quantized tensor (around a Transpose, say) are therefore no new values.
+    """
+    factor, zero = (None if t is None else t.array for t in (scale, zero_point))
+    if factor is None or factor.size != 1 or factor.dtype != np.float32 or of.kind == "bits" or of.bits > 16:
+        return None
+    if (zero_point is not None and (zero is None or zero.size != 1)) or not 2.0**-60 <= abs(factor.item()) <= 2.0**60:
+        return None
+    return of.name, factor.item(), 0 if zero is None else int(zero.item())
 
 
 def dequantized(

@@ -22,7 +22,7 @@ from vkep.ops.microsoft import MICROSOFT
 from vkep.ops.movement import concat
 from vkep.ops.normalization import softmax_over
 from vkep.ops.pooling import average_pool, global_average_pool
-from vkep.ops.quantized.linear import quantized, rounded_to
+from vkep.ops.quantized.linear import over_scale, quantized, rounded_to
 from vkep.ops.reduction import middle, reduce_axes
 from vkep.ops.registry import operator
 
@@ -46,7 +46,7 @@ def _declare_qlinear(op_type: str, op: str) -> None:
         b.expect("C_scale", z_scale, (), (1,))
         b.expect("C_zero_point", z_zero_point, (), (1,))
         left, right = real(b, x, x_scale, x_zero_point), real(b, y, y_scale, y_zero_point)
-        value = b.divide(b.expr(op, left, right), z_scale)
+        value = over_scale(b, b.expr(op, left, right), z_scale)
         shape = broadcast_shapes(x.shape, y.shape)
         return b.store(rounded_to(b, value, z_zero_point, x.dtype), x.dtype, shape=shape)
 
@@ -215,7 +215,7 @@ def qlinear_average_pool(
         return average_pool(b, t, a=a, count_include_pad=count_include_pad)
 
     means = _in_floats(b, x, x_scale, x_zero_point, function, channels_last)
-    value = b.divide(means, y_scale)
+    value = over_scale(b, means, y_scale)
     if y_zero_point is not None:  # rounded with the zero point in it, unlike QuantizeLinear: ties differ
         value = value + fn.cast(b.reads(y_zero_point)[0], "float")
     return b.store(rounded_to(b, value, None, x.dtype), x.dtype, shape=means.shape)
