@@ -117,16 +117,16 @@ class DelegateLease(Uncopied):
 
         Raises ``ValueError`` for a submit that was prepared for another context, and as `PreparedSubmit.submit`.
         """
-        context = self.context
-        if prepared.timeline is not context.timeline:
+        context, timeline = self.context, prepared.timeline
+        if timeline is not context._timeline:
             raise ValueError(f"lease {self.name!r}: the submit was prepared for another context's timeline")
-        with context.device.queue_lock:
+        with context._device.queue_lock:
             if self._copies_only:
                 value = prepared.submit(wait_value, region=False)
             else:
                 check_wanted()  # after an interrupt a later region may have been submitted, whose results this one would replace
                 if self.sync_mode is SyncMode.TIMELINE:
-                    last = context.timeline.last_region
+                    last = timeline.last_region
                     if last != self._last_value:  # another delegate's, after this delegate's last region
                         wait_value = last
                 value = self._last_value = prepared.submit(wait_value)
@@ -146,11 +146,11 @@ class DelegateLease(Uncopied):
 
     def wait(self, value: int | None = None, timeout_s: float | None = None) -> None:
         """Block until the timeline reaches ``value`` (default: everything submitted so far)."""
-        self.context.timeline.wait(value, timeout_s)
+        self.context._timeline.wait(value, timeout_s)
 
     def wait_to_free(self, value: int) -> None:
         """See `Timeline.wait_to_free`."""
-        self.context.timeline.wait_to_free(value)
+        self.context._timeline.wait_to_free(value)
 
     @closing
     def close(self) -> None:

@@ -7,6 +7,7 @@ same at once.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 #: seconds that a wait for a GPU asks for the timeline's value before it blocks: a processor that sleeps takes tens of
 #: microseconds to go on, and does so with empty caches
 _POLLING = 0.01
+#: seconds of them without a pause, where another core does the other threads' work: Linux lengthens each pause to 60 us
+_SPINNING = 1e-4 if (os.cpu_count() or 1) > 1 else 0.0
 _DEVICE_LOST = -4
 _polled_until = 0.0  # until this time another thread of the process polls
 
@@ -52,12 +55,14 @@ class TimelineState:
 
     def _read(self) -> int:
         """Read the counter from the device; returns the result of the call."""
-        out = vk.out("uint64_t")
+        out = vk.ffi.new("uint64_t[1]")  # local: several threads may read at once
         result = self._functions.vkGetSemaphoreCounterValue(self._device_raw, self.raw, out)
-        if result == 0 and out[0] == vk.UINT64_MAX:  # which a lost device may return (specification, "Lost Device")
-            return _DEVICE_LOST
         if result == 0:
-            self.completed = max(self.completed, min(out[0], self.submitted))
+            found = out[0]
+            if found == vk.UINT64_MAX:  # which a lost device may return (specification, "Lost Device")
+                return _DEVICE_LOST
+            if found > self.completed:
+                self.completed = min(found, self.submitted)
         return result
 
     def refresh(self) -> int:
@@ -75,8 +80,11 @@ class TimelineState:
         if now < _polled_until:
             return False
         _polled_until = end = now + _POLLING
-        while self.refresh() < value and time.perf_counter() < end:
-            time.sleep(0)  # gives other threads longer than the call above to take the interpreter's lock
+        spinning = min(now + _SPINNING, end)
+        while self.refresh() < value and now < end:
+            now = time.perf_counter()
+            if now > spinning:
+                time.sleep(0)  # gives other threads longer than the call above to take the interpreter's lock
         _polled_until = 0.0
         return value <= self.completed
 

@@ -305,6 +305,12 @@ class ArgumentTable:
             return Sent(self._current, self._unsent)
         return None
 
+    def has(self, addresses: list[int]) -> bool:
+        """Whether the device has these addresses already, and `bind` would write nothing."""
+        if self._unsent or self._fresh or addresses != self._images[self._current].bound:
+            return False
+        return self._unified or addresses == self._sent or not self._ports
+
     def sent(self, addresses: list[int]) -> None:
         """A run with these addresses was submitted."""
         self._sent, self._unsent = addresses, False

@@ -38,6 +38,12 @@ class Bound:
         self.writes: list[DeviceTensor] = []
         self.checks: list[RunCheck] = []  #: after the submit: which decide whether outputs on the device are valid
 
+    def again(self) -> Bound:
+        """For another run on the same device tensors."""
+        made = Bound(self.addresses, self.numbers)
+        made.inputs, made.outputs, made.reads, made.writes = self.inputs, self.outputs, self.reads, self.writes
+        return made
+
     @classmethod
     def of(
         cls,

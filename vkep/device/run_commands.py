@@ -183,7 +183,7 @@ class RunCommands:
         first = bool(run.table or run.up)
         commands = self._delegate.allocate_commands(f"copies {'before' if first else 'after'} a plan")
         try:
-            commands.begin()
+            commands.begin(simultaneous=True)
             if first or run.down:
                 commands.barrier_before_transfer()
             if run.table:

@@ -25,7 +25,10 @@ class Uses:
 
     def end(self, value: int, *, writes: bool) -> None:
         """It signals ``value``."""
-        self.add(value, writes=writes)
+        if value > self._last:
+            self._last = value
+        if writes and value > self.written:
+            self.written = value
         if self._begun:
             self._begun.pop()
 
@@ -54,10 +57,12 @@ class Operands:
 
     def begin(self, reads: Iterable[Uses], writes: Iterable[Uses]) -> None:
         """A submit of the recording follows."""
-        for all_uses, written in ((reads, False), (writes, True)):
-            for uses in all_uses:
-                uses.begin()
-                self._begun.append((uses, written))
+        for uses in reads:
+            uses.begin()
+            self._begun.append((uses, False))
+        for uses in writes:
+            uses.begin()
+            self._begun.append((uses, True))
 
     def end(self, value: int) -> None:
         """It signals ``value``; where it failed or was interrupted, the latest value that was submitted. Does nothing where

@@ -15,6 +15,7 @@ from vkep.session.ort_interface.devices import on_gpu
 from vkep.session.ort_interface.value import OrtValue, element_dtype, value_at
 
 if TYPE_CHECKING:
+    from vkep.session.planning.planned_graph import Repeat
     from vkep.session.session import InferenceSession
 
 Array = np.ndarray[Any, Any]
@@ -37,6 +38,8 @@ class IOBinding(Uncopied):
         self.inputs: dict[str, Array | DeviceTensor] = {}
         self.outputs: dict[str, DeviceTensor | Array | str] = {}
         self.results: list[Array | DeviceTensor] = []
+        self.unchanged = 0  #: runs since something was bound
+        self.repeat: Repeat | None = None  #: what runs again with the present bindings
         # outputs bound by ONNX Runtime's arguments: a value, or a device's name
         self._as_values: dict[str, OrtValue | str] = {}
 
@@ -211,15 +214,21 @@ class IOBinding(Uncopied):
 
     def clear_binding_inputs(self) -> None:
         """Unbind all inputs."""
+        self.change()
         self.inputs.clear()
 
     def clear_binding_outputs(self) -> None:
         """Unbind all outputs, and drop the last run's results."""
+        self.change()
         self.outputs.clear()
         self._as_values.clear()
         self.results = []
 
     # ---- inside
+
+    def change(self) -> None:
+        """Another run looks up and checks all that it needs."""
+        self.unchanged, self.repeat = 0, None
 
     def _at(self, where: str, element_type: Any, shape: Any, pointer: int | None, what: str) -> Array | DeviceTensor:
         """The tensor at an address."""
@@ -237,7 +246,7 @@ class IOBinding(Uncopied):
             raise InvalidInputError(f"{what}: {dtype} at the address of an OrtValue of {value.dtype}")
         return value if value.shape == sizes else value.reshaped(sizes)
 
-    @staticmethod
-    def _check(name: str, names: Collection[str], what: str) -> None:
+    def _check(self, name: str, names: Collection[str], what: str) -> None:
+        self.change()
         if name not in names:
             raise InvalidInputError(f"the model has no {what} named {name!r}; it has {list(names)}")

@@ -38,7 +38,7 @@ from vkep.session.inputs import array_of, check_inputs, map_of, no_dict, wrong_n
 from vkep.session.options import SessionOptions, spirv_folder
 from vkep.session.ort_interface.sparse import SparseTensor
 from vkep.session.ort_interface.value import OrtValue
-from vkep.session.planning.planned_graph import PlannedGraph, Use, allowed, overwritten
+from vkep.session.planning.planned_graph import PlannedGraph, Repeat, Use, allowed, overwritten
 from vkep.session.planning.planner import Planner
 from vkep.session.planning.saved import made_by
 from vkep.session.reports.profiling import SessionProfile
@@ -227,6 +227,24 @@ class SessionState:
                 kept = {n: t for n, t in allowed(targets, (), used.executable).items() if n not in over}
                 used.executable.run(values, kept)
                 self.profile.add_run(used.executable, values, start, options.logid if options else "")
+
+    def repeat(
+        self, inputs: Mapping[str, Feed], targets: Mapping[str, DeviceTensor | None], results: Sequence[Any]
+    ) -> Repeat | None:
+        """What runs again on a binding's tensors, where each of its ``results`` is the target itself."""
+        values = self.inputs_of(inputs)
+        if self.profile is not None or len(results) != len(targets):
+            return None
+        tensors = {name: target for name, target in targets.items() if target is not None}
+        if not all(isinstance(v, DeviceTensor) for v in values.values()) or len(tensors) < len(targets):
+            return None
+        same = all(result is target for result, target in zip(results, targets.values(), strict=True))
+        return self.graph_of(values).repeat(values, tensors) if same else None
+
+    def repeated(self, repeat: Repeat) -> bool:
+        """Run again; False where that must be done in the usual way."""
+        self.check_open()
+        return self.watch is None and repeat.run()
 
     def later(self, work: Callable[[], None]) -> None:
         """Call something in a thread of the session. The interpreter's exit and `close` wait for it."""

@@ -184,7 +184,7 @@ class IslandExecutor:
         """Run the plan on ``values`` by its ports' names; ``meanwhile`` is called while the device works. Raises
         `InvalidInputError` for a target that does not fit."""
         following = None if meanwhile is None else lambda: self._numbers_of(meanwhile())
-        values.update(zip(self.outputs, self.runner.run(self._bound(values, targets), following), strict=True))
+        values.update(zip(self.outputs, self.runner.run(self.bound(values, targets), following), strict=True))
 
     def _numbers_of(self, following: IslandExecutor | None) -> RunNumbers | None:
         if following is None or following.runner is not self.runner:
@@ -196,14 +196,14 @@ class IslandExecutor:
         """As `run`, and return when its parts began and ended."""
         with ExitStack() as held:
             recorded = self.runner.recording(held, self.numbers)
-            results, trace = recorded.trace(self._bound(values, targets), clock)
+            results, trace = recorded.trace(self.bound(values, targets), clock)
         values.update(zip(self.outputs, results, strict=True))
         return trace
 
     def profile(self, values: Mapping[str, Any]) -> list[float]:
         """Nanoseconds of each dispatch in one run; see `vkep.device.recorded.RecordedPlan.profile`."""
         with ExitStack() as held:
-            return self.runner.recording(held, self.numbers).profile(self._bound(values, {}))
+            return self.runner.recording(held, self.numbers).profile(self.bound(values, {}))
 
     @property
     def title(self) -> str:
@@ -213,7 +213,7 @@ class IslandExecutor:
     def stage(self, values: Values, targets: Targets, locks: ExitStack, held: ExitStack) -> Staged:
         """See `vkep.session.execution.submit_batch.Region`."""
         recorded = self.runner.recording(held, self.numbers)
-        bound = self._bound(values, targets)
+        bound = self.bound(values, targets)
         key = recorded.stage(bound)
         values.update({n: t for n, t in zip(self.outputs, bound.outputs, strict=True) if isinstance(t, DeviceTensor)})
 
@@ -229,7 +229,8 @@ class IslandExecutor:
             lambda: recorded.stamped(buffers),
         )
 
-    def _bound(self, values: Mapping[str, Any], targets: Targets) -> Bound:
+    def bound(self, values: Mapping[str, Any], targets: Targets) -> Bound:
+        """What a run on ``values`` binds its ports to. Raises `InvalidInputError` for a target that does not fit."""
         outputs = [self._target(port, targets) if port.name in targets else None for port in self._output_ports()]
         return Bound.of([values[n] for n in self.inputs], outputs, self.numbers)
 

@@ -16,6 +16,7 @@ from gpu_shared.errors import ClosedError
 from gpu_shared.steady import check_wanted, in_run, park_at_exit, run_steady, steady
 from gpu_shared.use_count import UseCount
 from vkep import dtypes
+from vkep.device.bound import Bound
 from vkep.device.tensor import DeviceTensor, on_host
 from vkep.errors import InvalidInputError
 from vkep.graph.model import ValueInfo
@@ -26,6 +27,7 @@ from vkep.session.execution.executor import Executable, IslandExecutor, StepExec
 from vkep.session.execution.sequences import known_list, spread
 from vkep.session.planning.following import Following, Signature, known_of
 from vkep.session.planning.sized_plans import UNKNOWN, MakePlan, Opened, SizedPlans
+from vkep.session.run_options import stop_if_terminated
 
 logger = logging.getLogger("vkep")
 
@@ -188,6 +190,19 @@ class PlannedGraph:
     def _key(self, signature: Hashable, over: Over) -> Hashable:
         return (signature, over) if over and not self._fixed else signature
 
+    def repeat(self, inputs: Values, targets: Mapping[str, DeviceTensor]) -> Repeat | None:
+        """What runs again on the ``inputs`` and ``targets`` of an earlier run, all on the device; None where a run is more than
+        one submit, or does not write all results to the targets."""
+        over = overwritten(inputs, targets)
+        key = self._key(self.signature(inputs), over)
+        entry = self._entries.get(key)
+        if entry is None or entry.executable.island is None or entry.executable.constants:
+            return None
+        bound = entry.executable.island.bound(inputs, allowed(targets, over, entry.executable))
+        if bound.up or bound.down or any(target not in bound.writes for target in targets.values()):
+            return None
+        return Repeat(self, key, entry, bound)
+
     # ---- planning
 
     def signature(self, values: Mapping[str, Any]) -> Signature:
@@ -256,14 +271,17 @@ class PlannedGraph:
                     if entry.predicted:  # it was entered last
                         entry.predicted, self._newest, self.latest = False, entry, entry.executable
                     elif entry is not self._newest:  # to hash a key of many inputs takes long
-                        with contextlib.suppress(KeyError):
-                            self._entries.move_to_end(key)
-                        self._newest = entry
+                        self._move_to_end(key, entry)
                     return Use(entry.executable, hold)
             except BaseException:
                 hold.release()  # a traceback may keep this frame alive
                 raise
             hold.release()
+
+    def _move_to_end(self, key: Hashable, entry: _Entry) -> None:
+        with contextlib.suppress(KeyError):
+            self._entries.move_to_end(key)
+        self._newest = entry
 
     def _enter(self, key: Hashable, make: Callable[[], Executable]) -> Use:
         """The executable that was entered for this key, or else the one that ``make`` makes."""
@@ -370,6 +388,34 @@ class _Entry:
         self.executable, self.uses = executable, UseCount()
         self.predicted = False  #: no run has used it
         self.evicted = False  #: it is in no table, and may be closed once no run uses it
+
+
+class Repeat:
+    """A run on the device tensors of an earlier one. Nothing is looked up or checked again but what may have been closed."""
+
+    def __init__(self, graph: PlannedGraph, key: Hashable, entry: _Entry, bound: Bound) -> None:
+        self._graph, self._key, self._entry, self._bound = graph, key, entry, bound
+
+    def run(self) -> bool:
+        """Run; False where that must be done in the usual way: a tensor was closed, or the executable evicted. Raises as
+        `PlannedGraph.run`."""
+        entry, bound, graph = self._entry, self._bound, self._graph
+        with entry.uses.hold():
+            if entry.evicted or graph._closed:
+                return False
+            for tensors in (bound.reads, bound.writes):
+                for tensor in tensors:
+                    if tensor.closed:
+                        return False
+            if entry is not graph._newest:
+                graph._move_to_end(self._key, entry)
+            island = entry.executable.island
+            assert island is not None
+            with in_run():
+                stop_if_terminated()
+                check_wanted()
+                island.runner.run(bound.again())
+        return True
 
 
 class Use(NamedTuple):
