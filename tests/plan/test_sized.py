@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from vkep.plan.layout import laid_out
 from vkep.plan.memory import live_peak, pack
 from vkep.plan.records import Dispatch, PipelineKey, Plan, Port, Relocation, ShaderVariant, Slot, Space
-from vkep.plan.sized import Buffer, PlanSizes, faults, instance, moved_ports, moving_ports, ports
+from vkep.plan.sized import Buffer, MovingPorts, PlanSizes, faults, instance, ports
 from vkep.sizes import Formulas, Trace
 
 lists = st.lists(
@@ -101,7 +101,7 @@ def test_an_instance_has_the_numbers_of_its_sizes(n: int) -> None:
     assert [(p.shape, p.nbytes) for p in other.ports] == [((n, 2), 8 * n), ((2 * n,), 8 * n)]
     assert other.faults == ((1, f"an index is outside [0, {n}]"), (2, "no number"))
     values = sizes.values([n])
-    moved = moved_ports(made, moving_ports(made, sizes), values)
+    moved = MovingPorts(made, sizes).at(values)
     assert ports(made, moved) == other.ports and faults(made, sizes, values) == other.faults
 
 
@@ -129,3 +129,14 @@ def test_layouts_keep_what_lives_together_apart_and_waste_little(
                 b, other = sizes.buffers[j], layout.offsets[j]
                 if a.first <= b.last and b.first <= a.last and layout.capacity[i] and layout.capacity[j]:
                     assert at + layout.capacity[i] <= other or other + layout.capacity[j] <= at
+
+
+def test_small_buffers_that_grow_by_one_are_laid_out_a_few_times() -> None:
+    """Each new layout is recorded again."""
+    values, _ = sized(7, *[lambda n, k=k: k * 64 * n for k in range(1, 5)])
+    sizes = PlanSizes(values=values, buffers=tuple([Buffer(k, k, k + 1) for k in range(4)]))
+    layout, made = laid_out(sizes, values([7])), 0
+    for n in range(8, 1000):
+        if not layout.fits(values([n])):
+            layout, made = laid_out(sizes, values([n]), layout), made + 1
+    assert made <= 8  # log2(1000 / 7) is 7.2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -14,10 +14,17 @@ from vkep.dtypes import DTYPES
 from vkep.errors import InvalidInputError
 from vkep.graph.weights import ArrayWeight, SizesWeight
 from vkep.ir.infer import Known
-from vkep.ir.program import DeferredStep, NoValue, Over, Program, ValueSpec
+from vkep.ir.program import DeferredStep, HostValue, NoValue, Over, Program, ValueSpec
 from vkep.session.execution.executor import Executable
+from vkep.session.planning.planned_graph import _kind
 from vkep.session.planning.sized_plans import Opened, Signatures, SizedPlans, numbers_of, with_sizes
 from vkep.sizes import Size, Trace, divides, fixed
+
+
+class Texts(NamedTuple):
+    """An array of strings."""
+
+    shape: tuple[int, ...]
 
 
 class Made(Executable):
@@ -252,14 +259,23 @@ def test_the_numbers_of_a_signature_follow_from_those_of_the_one_before() -> Non
         st.builds(lambda d: ValueSpec(DTYPES["int64"], tuple(d), tuple([n + n % 2 for n in d])), dims),
         st.builds(lambda numbers: ArrayWeight("n", np.array(numbers, np.int64)), arrays),
         st.just(NoValue()),
+        st.builds(lambda d: Texts(tuple(d)), dims),
     )
+
+    def mark(known: Any) -> object:
+        if isinstance(known, ArrayWeight):
+            return known.array().tobytes()
+        if isinstance(known, Texts):
+            return (np.dtype(object), known.shape)
+        return _kind(known) if isinstance(known, ValueSpec) else known
 
     @given(st.lists(st.tuples(st.lists(spec, min_size=2, max_size=4), st.booleans()), min_size=2, max_size=5))
     def check(runs: list[tuple[list[Known], bool]]) -> None:
         signatures = Signatures()
         for given_inputs, in_place in runs:
             inputs = {f"x{k}": known for k, known in enumerate(given_inputs)}
-            marks = tuple([k.array().tobytes() if isinstance(k, ArrayWeight) else k for k in given_inputs])
+            marks = tuple(map(mark, given_inputs))
+            inputs = {name: HostValue("object") if isinstance(k, Texts) else k for name, k in inputs.items()}
             over = (("y", "x0"),) if in_place else ()
             found, expected = (
                 signatures.numbers(marks, tuple(inputs), inputs.__getitem__, over),

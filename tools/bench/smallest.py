@@ -5,7 +5,7 @@ each. Each through a plain session, with ``--ort`` also through ONNX Runtime's p
 alone: at the end the driver's submits and waits are replaced by calls that do nothing. Printed are the median and the fastest
 tenth. Rows take turns.
 
-    python -m tools.bench.smallest --runs 2000 --ort
+    python -m tools.bench.smallest --runs 2000 --ort --sizes 100
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 import vkep
 from gpu_shared import timeline
+from tools.bench.dynamic import inputs
 from tools.bench.waiting import relu
+from vkep.models.language import ARCHITECTURES, language_model
 
 Runs = dict[str, Callable[[], object]]
 IN_A_ROW, _ROUNDS, _WARM = 20, 5, 50
@@ -58,6 +62,33 @@ def through_ort(session: Any, array: np.ndarray[Any, Any]) -> Runs:
 
     feeds = {"x": array}
     return {"ORT, arrays": lambda: session.run(None, feeds), "ORT, bound": bound}
+
+
+def new_sizes(count: int) -> list[float]:
+    """Microseconds, sorted, from the inputs of a size that is new to the arguments of its run, which is not made: a decoder of 32
+    layers, whose 64 caches grow by one."""
+    language = replace(ARCHITECTURES["gpt2"], layers=32, kv_heads=4, context=count + 64)
+    found = []
+    with vkep.InferenceSession(language_model(language), save_plans=False) as session:
+        graph, generator = session._parts.graph, np.random.default_rng(0)
+
+        def values(past: int) -> dict[str, Any]:
+            dims = {"batch": 1, "length": 1, "past": past, "total": past + 1}
+            return session._parts.inputs_of(inputs(session, dims, generator))
+
+        for past in (20, 21, 24):
+            with graph.use(values(past)).hold:
+                pass
+        for past in range(32, 32 + count):
+            given = values(past)
+            start = time.perf_counter()
+            used = graph.use(given)
+            with used.hold, ExitStack() as held:
+                island = used.executable.island
+                assert island is not None
+                island.runner.recording(held, island.numbers)
+                found.append(1e6 * (time.perf_counter() - start))
+    return sorted(found)
 
 
 def without_driver() -> None:
@@ -106,6 +137,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.bench.smallest", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--runs", type=int, default=2000, help="of each row")
     parser.add_argument("--ort", action="store_true", help="also through ONNX Runtime's plugin")
+    parser.add_argument(
+        "--sizes", type=int, default=0, help="also what this many new sizes of a decoder of 32 layers take"
+    )
     given = parser.parse_args(arguments)
     array, model = np.linspace(-1, 1, 1024, dtype=np.float32), relu()
     with vkep.InferenceSession(model, save_plans=False) as session:
@@ -126,6 +160,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, times in whole.items():
         numbers = [f(t) for t in (times, host[name]) for f in (statistics.median, lambda t: t[len(t) // 10])]
         print(f"| {name} | {' | '.join(f'{number:.1f}' for number in numbers)} |")
+    if given.sizes:
+        times = new_sizes(given.sizes)
+        print(f"| a new size, 32 layers |  |  | {statistics.median(times):.1f} | {times[len(times) // 10]:.1f} |")
     return 0
 
 

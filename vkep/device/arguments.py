@@ -21,8 +21,8 @@ from vkep.memory.device_arena import DeviceBlock
 from vkep.memory.staging_ring import StagingArena
 from vkep.plan.layout import Layout
 from vkep.plan.memory import align
-from vkep.plan.records import FRESH, Plan, Port, Relocation, Space
-from vkep.plan.sized import PlanSizes, faults, moved_ports, moving_ports
+from vkep.plan.records import FRESH, Plan, Relocation, Space
+from vkep.plan.sized import MovedPorts, MovingPorts, PlanSizes, faults
 
 if TYPE_CHECKING:
     from vkep.device.delegate import VulkanDelegate
@@ -45,7 +45,7 @@ class RunNumbers:
     """The numbers of runs of certain sizes, which replace those of the plan."""
 
     values: tuple[Any, ...]  #: of `PlanSizes.values`
-    ports: dict[int, Port]  #: those of `Plan.ports` whose shapes differ
+    ports: MovedPorts  #: those of `Plan.ports` whose shapes differ
     faults: Mapping[int, str]  #: as `Plan.faults`
     slots: Sequence[int]  #: the slots' addends
     words: np.ndarray[Any, Any]  #: arguments and numbers of grids, uint32, in the order of `Places.words`
@@ -96,8 +96,8 @@ class Places:
         self._addends = [value for _, _, value in sizes.addends]
         self._slots = [slot.addend for slot in self.plan.slots]
         self._faults = dict(self.plan.faults)
-        self._moving = moving_ports(self.plan, sizes)
-        moving = {k for group in self._moving for k in group.ports}
+        self._moving = MovingPorts(self.plan, sizes)
+        moving = self._moving.kind_of
         first = len(self.plan.inputs)
         self.outputs = range(first, len(self.plan.ports))
         #: places among the inputs, and among the outputs, whose shapes depend on sizes
@@ -123,7 +123,7 @@ class Places:
         addends = np.array([values[k] for k in self._addends], np.int64) if self._addends else _NONE
         return RunNumbers(
             values,
-            moved_ports(self.plan, self._moving, values),
+            self._moving.at(values),
             dict(faults(self.plan, sizes, values)) if sizes.faults else self._faults,
             slots,
             np.frombuffer(words, np.uint32)[self._which],
@@ -132,8 +132,7 @@ class Places:
 
     def port_bytes(self, numbers: RunNumbers) -> int:
         """The bytes of all ports of a run."""
-        found = numbers.ports
-        return self._still_bytes + sum([len(group.ports) * found[group.ports[0]].nbytes for group in self._moving])
+        return self._still_bytes + numbers.ports.nbytes
 
 
 class _Image:

@@ -10,8 +10,9 @@ from vkep.plan.sized import PlanSizes
 
 #: factors of spare capacity for buffers that grow, tried in this order
 _ROOM = (2.0, 1.5, 1.25, 1.1, 1.05)
-#: maximum ratio of a layout's live bytes to the bytes that its sizes need
-_MOST_SLACK = 1.1
+#: maximum ratio of a layout's live bytes to the bytes that its sizes need, and how many more it may be in any case: for a larger
+#: layout the plan is recorded again
+_MOST_SLACK, _LEAST_SLACK = 1.1, 4 << 20
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ def laid_out(sizes: PlanSizes, values: Sequence[int], before: Layout | None = No
     """A layout for these values of `PlanSizes.values`, and for the capacity of ``before``.
 
     Buffers that outgrew their capacity get more than they need, since sizes that grow once tend to grow again; the
-    maximum of live bytes stays within 1.1 of the need. ``piece``: as for `pack`.
+    maximum of live bytes stays within 1.1 of the need, or 4 MiB. ``piece``: as for `pack`.
     """
     lifetimes = sizes.lifetimes(values)
     if before is not None:
@@ -47,7 +48,7 @@ def laid_out(sizes: PlanSizes, values: Sequence[int], before: Layout | None = No
                 Lifetime(int(b.nbytes * factor) if b.nbytes > capacity else b.nbytes, b.first, b.last)
                 for b, capacity in zip(lifetimes, before.capacity, strict=True)
             ]
-            if live_peak(wider) <= _MOST_SLACK * needed:
+            if live_peak(wider) <= max(_MOST_SLACK * needed, needed + _LEAST_SLACK):
                 lifetimes = wider
                 break
     offsets, total = pack(lifetimes, piece)

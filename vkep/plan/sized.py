@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from vkep.plan.memory import Lifetime, live_peak, pack
 from vkep.plan.records import Dispatch, Plan, Port, Relocation, Slot
@@ -76,7 +76,7 @@ def instance(plan: Plan, sizes: PlanSizes, run: Sequence[int]) -> Plan:
         slots[k] = Slot(slots[k].port, values[value])
     return replace(
         plan,
-        ports=ports(plan, moved_ports(plan, moving_ports(plan, sizes), values)),
+        ports=ports(plan, MovingPorts(plan, sizes).at(values)),
         faults=faults(plan, sizes, values),
         slots=tuple(slots),
         activation_bytes=slab,
@@ -90,40 +90,64 @@ def instance(plan: Plan, sizes: PlanSizes, run: Sequence[int]) -> Plan:
     )
 
 
-class MovingPorts(NamedTuple):
-    """Ports whose shapes depend on sizes in the same way: those of the caches of all layers."""
+class MovingPorts:
+    """The ports of a plan whose shapes depend on sizes; those of the caches of all layers do so in the same way."""
 
-    ports: tuple[int, ...]
-    shape: tuple[int, ...]  #: for the current sizes
-    axes: tuple[tuple[int, int], ...]  #: axis, value
-    itemsize: int
+    def __init__(self, plan: Plan, sizes: PlanSizes) -> None:
+        axes: dict[int, list[tuple[int, int]]] = {}
+        for k, axis, value in sizes.shapes:
+            axes.setdefault(k, []).append((axis, value))
+        alike: dict[tuple[Any, ...], int] = {}
+        self.plan = plan
+        #: of each such port, the place of its kind among the kinds: shape for the current sizes; (axis, value) of axes; itemsize
+        self.kind_of: dict[int, int] = {}
+        for k, found in axes.items():
+            port = plan.ports[k]
+            key = (port.shape, tuple(found), port.nbytes // max(math.prod(port.shape), 1))
+            self.kind_of[k] = alike.setdefault(key, len(alike))
+        self._kinds = list(alike)
+        self.counts = [
+            list(self.kind_of.values()).count(kind) for kind in range(len(alike))
+        ]  #: of the ports of each kind
+
+    def at(self, values: Sequence[int]) -> MovedPorts:
+        """The ports for the values of `PlanSizes.values`."""
+        found = []
+        for shape, axes, itemsize in self._kinds:
+            dims = list(shape)
+            for axis, value in axes:
+                dims[axis] = values[value]
+            found.append((tuple(dims), itemsize * math.prod(dims)))
+        return MovedPorts(self, found)
 
 
-def moving_ports(plan: Plan, sizes: PlanSizes) -> tuple[MovingPorts, ...]:
-    """The ports whose shapes depend on sizes."""
-    axes: dict[int, list[tuple[int, int]]] = {}
-    for k, axis, value in sizes.shapes:
-        axes.setdefault(k, []).append((axis, value))
-    alike: dict[tuple[Any, ...], list[int]] = {}
-    for k, found in axes.items():
-        port = plan.ports[k]
-        key = (port.shape, tuple(found), port.nbytes // max(math.prod(port.shape), 1))
-        alike.setdefault(key, []).append(k)
-    return tuple([MovingPorts(tuple(which), *key) for key, which in alike.items()])
+class MovedPorts(Mapping[int, Port]):
+    """The ports of a run whose shapes depend on sizes, by their places in `Plan.ports`. Each is made when it is asked for: most
+    runs ask for none of a decoder's hundred."""
 
+    __slots__ = ("_moving", "kinds")
 
-def moved_ports(plan: Plan, moving: Sequence[MovingPorts], values: Sequence[int]) -> dict[int, Port]:
-    """The ports whose shapes depend on sizes, for the values of `PlanSizes.values`."""
-    found = {}
-    for which, shape, axes, itemsize in moving:
-        dims = list(shape)
-        for axis, value in axes:
-            dims[axis] = values[value]
-        now, nbytes = tuple(dims), itemsize * math.prod(dims)
-        for k in which:
-            name, dtype, _, _, is_input = plan.ports[k]
-            found[k] = Port(name, dtype, now, nbytes, is_input)
-    return found
+    def __init__(self, moving: MovingPorts, kinds: Sequence[tuple[tuple[int, ...], int]]) -> None:
+        self._moving, self.kinds = moving, kinds  #: shape and bytes of each kind
+
+    def __getitem__(self, k: int) -> Port:
+        name, dtype, _, _, is_input = self._moving.plan.ports[k]
+        shape, nbytes = self.kinds[self._moving.kind_of[k]]
+        return Port(name, dtype, shape, nbytes, is_input)
+
+    def __contains__(self, k: object) -> bool:
+        return k in self._moving.kind_of
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._moving.kind_of)
+
+    def __len__(self) -> int:
+        return len(self._moving.kind_of)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all of them."""
+        return sum([count * nbytes for count, (_, nbytes) in zip(self._moving.counts, self.kinds, strict=True)])
 
 
 def ports(plan: Plan, moved: Mapping[int, Port]) -> tuple[Port, ...]:

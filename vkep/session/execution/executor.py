@@ -231,7 +231,9 @@ class IslandExecutor:
 
     def bound(self, values: Mapping[str, Any], targets: Targets) -> Bound:
         """What a run on ``values`` binds its ports to. Raises `InvalidInputError` for a target that does not fit."""
-        outputs = [self._target(port, targets) if port.name in targets else None for port in self._output_ports()]
+        outputs: list[DeviceTensor | np.ndarray[Any, Any] | None] = [None] * len(self.outputs)
+        if targets:
+            outputs = [self._target(port, targets) if port.name in targets else None for port in self._output_ports()]
         return Bound.of([values[n] for n in self.inputs], outputs, self.numbers)
 
     def _output_ports(self) -> tuple[Port, ...]:

@@ -112,12 +112,26 @@ class Signatures:
         self._values: list[int] = []
         self._series = _Series()
         self._numbers = _Numbers((), self._values, frozenset())
+        self._dense: tuple[Sequence[object], list[int]] | None = (
+            None  # types and ranks, where all inputs are dense tensors
+        )
 
     def numbers(
         self, marks: tuple[object, ...], names: Sequence[str], known: Callable[[str], Known], over: Over
     ) -> _Numbers:
         """The numbers of the inputs ``names``, valid until the next call. Inputs with equal marks have equal properties."""
         same, self._inputs = self._inputs == (names, over), None  # until all is set
+        dense = {type(mark) for mark in marks} == {tuple} and {len(mark) for mark in marks} == {2}  # type: ignore[arg-type]
+        kinds, shapes = zip(*marks, strict=True) if dense else ((), ())
+        dense = dense and type not in map(type, kinds)  # a list's mark begins with its type
+        before, self._dense = self._dense, (kinds, list(map(len, shapes))) if dense else None
+        if same and dense and before == self._dense:  # a decoder's caches have grown: the numbers are all that differs
+            now = list(itertools.chain.from_iterable(shapes))
+            self._series.moved.update(itertools.compress(range(len(now)), map(operator.ne, now, self._values)))
+            self._values[:] = now
+            self._inputs = (names, over)
+            return self._numbers
+        same = same and not (dense or before)
         if same:
             read: dict[object, tuple[_Part, list[int]]] = {}  # the caches of all layers change alike
             for k in itertools.compress(range(len(marks)), map(operator.ne, marks, self._marks)):
@@ -137,6 +151,8 @@ class Signatures:
                     self._series.moved.add(self._starts[k] + at)
         if not same:
             self._parts = [_part_of(known(name)) for name in names]
+            if self._dense is not None and [len(part.values) for part in self._parts] != self._dense[1]:
+                self._dense = None  # an array of objects has no numbers
             self._starts = list(itertools.accumulate([len(part.values) for part in self._parts], initial=0))
             kinds, values, growing, _ = _Numbers.of(self._parts, over)
             self._values, self._series = list(values), _Series()
