@@ -21,7 +21,7 @@ import numpy as np
 from vkep.memory.host_chunks import check_range, pieces_of, size_of
 from vkep.memory.host_copy import copy
 from vkep.memory.staging_ring import Copy, RingSlot, StagingRing, Target
-from vkep.threads import Threads
+from vkep.threads import Threads, made_ahead
 
 if TYPE_CHECKING:
     from gpu_shared.lease import DelegateLease
@@ -39,7 +39,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(slots=True)
 class Upload:
-    """One of several uploads: ``data``, or a function that returns it when it is needed, to byte ``offset`` of
+    """One of several uploads: ``data``, or a function that returns it, which a thread calls ahead, to byte ``offset`` of
     ``target``. ``fill(out, start)``, in place of the data, writes its bytes from ``start`` on to uint8s of memory that
     the device reads; several threads call it at once, for parts of an item."""
 
@@ -203,14 +203,16 @@ class Uploader:
 
         with self._lock, _Outgoing(arrived) as outgoing:
             self._check_open()
-            for item in items:
-                self._upload_item(item, wait_value, outgoing, rest)
+            # packing weights takes longer than copying them
+            items = list(items)
+            makes = [(item.data if callable(item.data) and item.fill is None else None, item.nbytes) for item in items]
+            for item, data in zip(items, made_ahead(makes), strict=True):
+                self._upload_item(item, item.data if data is None else data, wait_value, outgoing, rest)
                 rest -= item.nbytes
             return self._submit(outgoing, wait_value)
 
-    def _upload_item(self, item: Upload, wait_value: int | None, outgoing: _Outgoing, rest: int) -> None:
-        """Write one item to its target, or to staging memory; ``rest`` bytes follow it. Its data is released before the
-        next item's is opened."""
+    def _upload_item(self, item: Upload, data: Any, wait_value: int | None, outgoing: _Outgoing, rest: int) -> None:
+        """Write one item to its target, or to staging memory; ``rest`` bytes follow it."""
         target, at = item.target, item.offset
         check_range("upload", target, at, item.nbytes, item.label)
         if target.mapped is not None and wait_value is not None:
@@ -223,7 +225,7 @@ class Uploader:
                 outgoing.take(target, at + start, nbytes)
                 outgoing.fill(item.label, item.fill, place, start)
             return
-        for piece in pieces_of(_data(item), self._piece_bytes):
+        for piece in pieces_of(_checked(item, data), self._piece_bytes):
             copy(self._place(target, at, piece.size, wait_value, outgoing, rest), piece)
             outgoing.take(target, at, piece.size)
             at += piece.size
@@ -384,8 +386,7 @@ class Uploader:
             wait(value)
 
 
-def _data(item: Upload) -> HostData:
-    data = item.data() if callable(item.data) else item.data
+def _checked(item: Upload, data: HostData) -> HostData:
     found = size_of(data)
     if found != item.nbytes:
         raise ValueError(f"upload of {item.label!r}: {item.nbytes} bytes announced, the data has {found}")

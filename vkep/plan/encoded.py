@@ -32,6 +32,7 @@ from vkep.plan.records import (
 )
 from vkep.plan.sized import Buffer, PlanSizes
 from vkep.sizes import Formulas
+from vkep.threads import made_ahead
 
 _ALIGNMENT = 64
 _START = struct.Struct("<Q16s")  # length and digest of the header
@@ -49,7 +50,7 @@ DAMAGED = (
 
 
 def chunks(magic: bytes, header: Mapping[str, Any], weights: Mapping[str, Weight]) -> Iterator[bytes | memoryview]:
-    """The bytes of ``header`` and of the weights' arrays, in chunks: one array at a time is in memory. Raises
+    """The bytes of ``header`` and of the weights' arrays, in chunks: a few arrays at a time are in memory. Raises
     ``ValueError`` for an element type that cannot be written."""
     entries = {}
     offset = 0
@@ -62,8 +63,9 @@ def chunks(magic: bytes, header: Mapping[str, Any], weights: Mapping[str, Weight
     text = json.dumps({**header, "weights": entries}).encode()
     head = magic + _START.pack(len(text), _digest(text)) + text
     yield head.ljust(_aligned(len(head)), b"\0")
-    for weight in weights.values():
-        content = np.ascontiguousarray(weight.array()).reshape(-1).view(np.uint8)
+    for array in made_ahead((weight.array, weight.nbytes) for weight in weights.values()):
+        assert array is not None
+        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         yield content.data
         yield bytes(_aligned(content.nbytes) - content.nbytes)
 
