@@ -39,7 +39,7 @@ logger = logging.getLogger("vkep.session")
 
 _MAGIC = b"VKEPPLN4"
 #: maximum bytes of all saved plans, and of one
-TOTAL_LIMIT, LARGEST = 2 << 30, 1 << 30
+TOTAL_LIMIT, LARGEST = 4 << 30, 2 << 30
 #: dispatches, or bytes of constants, below which planning again is as fast as loading
 _LEAST_DISPATCHES, _LEAST_BYTES = 16, 1 << 20
 
