@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -122,3 +123,28 @@ def test_nodes_on_the_cpu_keep_no_size_fixed_beside_a_count(
         np.testing.assert_array_equal(y, x[x > 0] ** 2)
         assert list(t) == ["aa", "bb"]
     assert len(plans) <= 8  # a plan with sizes is compared with one for a signature, of the model and of its rest
+
+
+def test_counts_that_follow_one_another_are_not_planned_for_each_combination(
+    open_session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three masks, each of elements that the one before has changed, with no, one or more elements."""
+    limits = " ".join(f"int64 i{k} = {{{k}}}{',' * (k < 2)}" for k in range(3))
+    masks = " ".join(
+        f"""k{k} = Gather(limits, i{k}) b{k} = Greater(x{k}, k{k}) n{k} = NonZero(b{k}) t{k} = Transpose(n{k})
+            g{k} = GatherND(x{k}, t{k}) h{k} = Neg(g{k}) x{k + 1} = ScatterND(x{k}, t{k}, h{k})"""
+        for k in range(3)
+    )
+    data = model(f"g (float[n,m] x0, float[3] limits) => (float[n,m] x3) <{limits}> {{ {masks} }}", opset=18)
+    session, peer = open_session(data.SerializeToString(), fallback="error"), cpu_session(data)
+    draw, plans = np.random.default_rng(0), noted(monkeypatch, Planner, "plan", lambda *_, **__: 1)
+    for counts in itertools.product((0, 1, 9), repeat=3):
+        x = draw.permutation(int(draw.integers(60, 900))).astype(FLOAT).reshape(-1, 1)
+        x = x[: len(x) // 5 * 5].reshape(5, -1)
+        chosen, left = [], np.sort(x.reshape(-1))[::-1]
+        for count in counts:
+            chosen.append(left[0] + 1 if count == 0 else (left[count - 1] + left[count]) / 2)
+            left = left[count:]
+        feeds = {"x0": x, "limits": np.array(chosen, FLOAT)}
+        np.testing.assert_array_equal(session.run(None, feeds)[0], peer.run(None, feeds)[0])
+    assert len(plans) <= 2 + 3 * 3  # of the model, and of what follows each count: for none, one and more

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +29,7 @@ from vkep.session.execution.executor import StepExecutor, Targets, Values
 from vkep.session.execution.sequences import spread
 from vkep.session.inputs import check_inputs
 from vkep.session.options import SessionOptions
-from vkep.session.planning.planned_graph import DeferredExecutor
+from vkep.session.planning.planned_graph import DeferredExecutor, SharedGraph
 from vkep.session.planning.planner import Planner
 from vkep.session.planning.sized_plans import Lowered
 from vkep.sizes import Trace
@@ -83,7 +84,8 @@ class _Planner(Planner):
 
     def _deferred(self, step: DeferredStep) -> DeferredExecutor:
         """Without sizes: each plan is interpreted for the sizes of its run."""
-        return DeferredExecutor(step, self.graph(step.nodes, step.constants, step.outputs, asked=step.values))
+        graph = self.graph(step.nodes, step.constants, step.outputs, asked=step.values)
+        return DeferredExecutor(step, SharedGraph(step, graph, Lock()))
 
 
 class _Island:

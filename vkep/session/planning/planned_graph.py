@@ -425,11 +425,50 @@ class Use(NamedTuple):
     hold: memoryview
 
 
+class SharedGraph:
+    """The graph of a step that is planned during a run, for all programs that have the step."""
+
+    def __init__(self, step: DeferredStep, graph: PlannedGraph, lock: Lock) -> None:
+        """``lock`` protects the number of programs."""
+        self.graph, self._step, self._lock, self._users = graph, step, lock, 0
+
+    def serves(self, step: DeferredStep) -> bool:
+        """Whether the graph is that of another step with the same names. The caller has the lock."""
+        mine, theirs = self._step.constants, step.constants
+        return (
+            self._users > 0
+            and self._step.nodes == step.nodes
+            and mine.keys() == theirs.keys()
+            and all(_equal(mine[name], theirs[name]) for name in mine)
+        )
+
+    def take(self) -> PlannedGraph:
+        """The graph, for one more program. The caller has the lock."""
+        self._users += 1
+        return self.graph
+
+    def give(self) -> None:
+        """One program fewer: the last one closes the graph, once its runs have ended."""
+        with self._lock:
+            self._users -= 1
+            last = not self._users
+        if last:
+            self.graph.close()
+
+
+def _equal(a: object, b: object) -> bool:
+    if isinstance(a, ArrayWeight) and isinstance(b, ArrayWeight):
+        x, y = a.array(), b.array()
+        return x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
+    return a is b or (isinstance(a, HostValue) and a == b)
+
+
 class DeferredExecutor:
     """Nodes that are planned once their inputs' shapes, and some values, are known."""
 
-    def __init__(self, step: DeferredStep, graph: PlannedGraph) -> None:
-        self.step, self.graph = step, graph
+    def __init__(self, step: DeferredStep, shared: SharedGraph) -> None:
+        self.step, self.graph = step, shared.take()
+        self._held: list[SharedGraph] = [shared]  # until it is closed
 
     def run(self, values: Values, targets: Targets | AskTargets, watch: Watch | None = None) -> None:
         """Run on the step's inputs in ``values``; results are added there. ``watch``: see `Executable.run`."""
@@ -453,8 +492,9 @@ class DeferredExecutor:
         return newest.executable if newest is not None else None
 
     def close(self) -> None:
-        """Close its programs, once their runs have ended."""
-        self.graph.close()
+        """Close its programs, if no other program has the step, once their runs have ended."""
+        while self._held:
+            self._held.pop().give()
 
 
 def _waiting(executable: Executable, asking: bool) -> DeferredExecutor | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from gpu_shared.compile_spec import SyncMode
 from vkep.device.delegate import VulkanDelegate
@@ -25,7 +27,7 @@ from vkep.session.execution.shared_values import BufferSets
 from vkep.session.execution.submit_batch import SubmitBatch
 from vkep.session.execution.vgf import GraphRefused, VgfExecutor
 from vkep.session.options import SessionOptions, plans_folder, spirv_folder
-from vkep.session.planning.planned_graph import DeferredExecutor, PlannedGraph
+from vkep.session.planning.planned_graph import DeferredExecutor, PlannedGraph, SharedGraph
 from vkep.session.planning.saved import SavedPlans, plan_key
 from vkep.session.planning.sized_plans import Lowered, Opened
 from vkep.shaders.library import ShaderLibrary
@@ -72,6 +74,8 @@ class Planner:
         self._delegate, self._options, self._graphs = delegate, options, graphs
         self._opsets = model.opsets
         self._rooms = self._new_rooms()
+        self._rests: WeakValueDictionary[Hashable, SharedGraph] = WeakValueDictionary()  # those in use
+        self._sharing = Lock()
         self._saved = SavedPlans(plans_folder(options)) if options.save_plans else None
         self._stored: set[bool] = set()  # of plans with sizes, and of those without, the first one is saved
         self.policy = replace(policy or Policy(check_data=options.check_data), tuned=delegate.tuned)
@@ -198,9 +202,19 @@ class Planner:
         return self._deferred(step)
 
     def _deferred(self, step: DeferredStep) -> DeferredExecutor:
-        opened = Opened(step.sizes, at_once=True)
-        graph = self.graph(step.nodes, step.constants, step.outputs, asked=step.values, opened=opened)
-        return DeferredExecutor(step, graph)
+        """The executor of the step. Programs with the same step share its plans: else a chain of counts would be planned for each
+        combination of counts that are 0, 1 or more."""
+        groups = {name: k for k, name in enumerate(dict.fromkeys(step.sizes.values()))}
+        sizes = frozenset((place, groups[name]) for place, name in step.sizes.items())
+        made = tuple([node.outputs for node in step.nodes])
+        key = (step.inputs, step.outputs, step.values, made, sizes)
+        with self._sharing:
+            shared = self._rests.get(key)
+            if shared is None or not shared.serves(step):
+                opened = Opened(step.sizes, at_once=True)
+                graph = self.graph(step.nodes, step.constants, step.outputs, asked=step.values, opened=opened)
+                self._rests[key] = shared = SharedGraph(step, graph, self._sharing)
+            return DeferredExecutor(step, shared)
 
     def graph(
         self, nodes: Sequence[Node], constants: Mapping[str, Known], outputs: Sequence[str], **kwargs: Any
