@@ -80,7 +80,7 @@ class Measurement:
     peer: Peer | None = None
 
 
-@common.with_session_options
+@common.with_options
 def bench_command(
     models: Annotated[
         list[Path],
@@ -99,10 +99,7 @@ def bench_command(
     prompt: Annotated[int, typer.Option("--prompt", "-p", min=1, help="Of a folder: tokens of the prompt.")] = 512,
     answer: Annotated[int, typer.Option("--answer", "-g", min=1, help="Of a folder: tokens of the answer.")] = 64,
     sequences: Annotated[int, typer.Option("--sequences", min=1, help="Of a folder: answers at once.")] = 1,
-    inputs: common.InputOption = None,
-    shape: common.ShapeOption = None,
-    dim: common.DimOption = None,
-    seed: common.SeedOption = 0,
+    texts: Any = None,
     options: Any = None,
     json_output: common.JsonFlag = False,
     verbose: common.VerboseOption = 0,
@@ -136,8 +133,7 @@ def bench_command(
             options.setdefault("concurrency", concurrency)
         for index, model in enumerate(models):
             with common.progress_bars(show=not json_output) as progress:
-                given = inputs, shape, dim, seed
-                result, limits = bench_model(model, options, wanted, given, progress, again=not index)
+                result, limits = bench_model(model, options, wanted, texts, progress, again=not index)
                 results.append(result)
         if json_output:
             common.print_json({"results": [r.to_dict() for r in results], "limits": asdict(limits)})
@@ -150,7 +146,7 @@ def bench_model(
     model: Path,
     options: Mapping[str, Any],
     wanted: Measurement,
-    given: tuple[Sequence[str] | None, Sequence[str] | None, Sequence[str] | None, int],
+    texts: common.InputTexts,
     progress: common.Progress | None = None,
     again: bool = False,
 ) -> tuple[BenchResult, DeviceLimits]:
@@ -163,8 +159,7 @@ def bench_model(
     from vkep.cli.measure import Spans, time_concurrent_runs, time_runs
     from vkep.device.measure.limits import device_limits
 
-    inputs, shapes, dims, seed = given
-    sources = read_sources(inputs, shapes, dims, seed)
+    sources = read_sources(*texts)
     if wanted.peer is not None:
         sessions.refuse(model, {"--vs": True})
     spans = Spans()

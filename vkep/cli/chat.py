@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _NEW = "/new"
 
 
-@common.with_session_options
+@common.with_options
 def chat_command(
     folder: common.FolderArgument,
     system: Annotated[str | None, typer.Option("--system", help="The system's message.")] = None,

@@ -130,6 +130,8 @@ DimOption = Annotated[
     typer.Option("--dim", metavar="SYMBOL=N", help="Size of a symbolic dimension; repeatable.", rich_help_panel=INPUTS),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of random inputs.", rich_help_panel=INPUTS)]
+#: the texts of ``--input``, ``--shape`` and ``--dim``, and the seed
+InputTexts = tuple[Sequence[str] | None, Sequence[str] | None, Sequence[str] | None, int]
 
 
 def _imported(modules: list[str] | None) -> list[str] | None:
@@ -232,22 +234,33 @@ def _settings(texts: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def with_session_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a command that takes ``options``: in its place the command line has the options of `session_options`."""
-    ours = inspect.signature(session_options, eval_str=True).parameters
+def input_texts(
+    inputs: InputOption = None, shape: ShapeOption = None, dim: DimOption = None, seed: SeedOption = 0
+) -> InputTexts:
+    """The options for a run's inputs, as `vkep.cli.inputs.read_sources` takes them."""
+    return inputs, shape, dim, seed
+
+
+def with_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Decorates a command that takes ``options`` or ``texts``: in their places the command line has the options of
+    `session_options` and of `input_texts`."""
+    signature = inspect.signature(function, eval_str=True)
+    groups = {n: f for n, f in _GROUPS.items() if n in signature.parameters}
+    ours = {name: inspect.signature(group, eval_str=True).parameters for name, group in groups.items()}
 
     @functools.wraps(function)
     def command(**given: Any) -> None:
-        function(
-            **{n: v for n, v in given.items() if n not in ours}, options=session_options(**{n: given[n] for n in ours})
-        )
+        made = {name: group(**{n: given.pop(n) for n in ours[name]}) for name, group in groups.items()}
+        function(**given, **made)
 
-    signature = inspect.signature(function, eval_str=True)
-    parameters = [q for p in signature.parameters.values() for q in (ours.values() if p.name == "options" else (p,))]
+    parameters = [q for p in signature.parameters.values() for q in (ours[p.name].values() if p.name in ours else (p,))]
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command
+
+
+_GROUPS: Mapping[str, Callable[..., Any]] = {"options": session_options, "texts": input_texts}
 
 
 def print_json(value: Any) -> None:

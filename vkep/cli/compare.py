@@ -57,7 +57,7 @@ class Difference:
         }
 
 
-@common.with_session_options
+@common.with_options
 def compare_command(
     model: Annotated[Path, typer.Argument(metavar="A", help=f"An .onnx file, {common.HUB}; it runs on Vulkan.")],
     other: Annotated[
@@ -73,10 +73,7 @@ def compare_command(
         float | None,
         typer.Option("--tolerance", min=0.0, help="Relative error allowed; default: 1e-4 (float32), 1e-2 (float16)."),
     ] = None,
-    inputs: common.InputOption = None,
-    shape: common.ShapeOption = None,
-    dim: common.DimOption = None,
-    seed: common.SeedOption = 0,
+    texts: Any = None,
     options: Any = None,
     json_output: common.JsonFlag = False,
     verbose: common.VerboseOption = 0,
@@ -89,8 +86,7 @@ def compare_command(
     with common.command(json_output, verbose):
         model, other = common.located(model), other and common.located(other)
         with common.progress_bars(show=not json_output) as progress:
-            given = inputs, shape, dim, seed
-            found = compare_models(model, other, options, given, tolerance, outputs_only, progress)
+            found = compare_models(model, other, options, texts, tolerance, outputs_only, progress)
         if json_output:
             common.print_json(found.to_dict())
         else:
@@ -103,12 +99,12 @@ def compare_models(
     model: Path,
     other: Path | None,
     options: Mapping[str, Any],
-    given: tuple[Sequence[str] | None, Sequence[str] | None, Sequence[str] | None, int],
+    texts: common.InputTexts,
     tolerance: float | None,
     outputs_only: bool,
     progress: Progress | None = None,
 ) -> Difference:
-    """Run both, with the inputs of ``given`` (the texts of ``--input``, ``--shape``, ``--dim``, and the seed), and compare.
+    """Run both, with the inputs of ``texts``, and compare.
     Raises `UsageError` and the errors of `vkep.InferenceSession`."""
     from vkep.cli import measure, sessions
     from vkep.cli.inputs import make_inputs, read_archive, read_sources
@@ -119,7 +115,7 @@ def compare_models(
         if path is not None and sessions.is_program(path):
             raise UsageError(f"{path} is an ExecuTorch program, expected an .onnx file")
     archive = read_archive(other) if other is not None and other.suffix == ".npz" else None
-    sources = read_sources(*given, archive)
+    sources = read_sources(*texts, archive)
     say(progress, f"running {model.name}")
     with sessions.open_session(model, options, progress) as session:
         feeds = make_inputs(session.get_inputs(), sources)

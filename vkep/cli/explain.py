@@ -21,13 +21,10 @@ if TYPE_CHECKING:
 _USUAL_SIZE, _CONDITIONS = 64, 12
 
 
-@common.with_session_options
+@common.with_options
 def explain_command(
     model: common.ModelArgument,
-    inputs: common.InputOption = None,
-    shape: common.ShapeOption = None,
-    dim: common.DimOption = None,
-    seed: common.SeedOption = 0,
+    texts: Any = None,
     nodes: Annotated[bool, typer.Option("--nodes", help="List every node.")] = False,
     plan: Annotated[
         bool, typer.Option("--plan", help="List every dispatch: kernel, grid, constants, addresses.")
@@ -57,8 +54,7 @@ def explain_command(
             from vkep.view.dispatches import describe_plan
 
             sessions.refuse(model, {"--plan": plan, "--time": time, "--nodes": nodes, "--rows": rows, "--sizes": sizes})
-            inputs = list(sessions.named_inputs(model, inputs) or ()) or None
-            sources = read_sources(inputs, shape, dim, seed)
+            sources = read_sources(*sessions.named_inputs(model, texts))
             common.say(progress, "opening the model")
             with sessions.open_session(model, options, progress) as session:
                 times: list[DispatchTime] | None = None

@@ -41,7 +41,7 @@ class Rate:
         return cls(model, device, test, statistics.fmean(rates), deviation, seconds[0] * 1e3)
 
 
-@common.with_session_options
+@common.with_options
 def generate_command(
     folder: common.FolderArgument,
     prompt: Annotated[

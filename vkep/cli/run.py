@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -64,13 +64,10 @@ class Outcome:
         }
 
 
-@common.with_session_options
+@common.with_options
 def run_command(
     model: common.ModelArgument,
-    inputs: common.InputOption = None,
-    shape: common.ShapeOption = None,
-    dim: common.DimOption = None,
-    seed: common.SeedOption = 0,
+    texts: Any = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the outputs: an .npz file, or a folder of .npy files.")
     ] = None,
@@ -102,13 +99,12 @@ def run_command(
             from vkep.cli import measure, sessions
 
             sessions.refuse(model, {"--check-cpu": check_cpu})
-            inputs = list(sessions.named_inputs(model, inputs) or ()) or None
             if output is not None:
                 measure.check_target("--output", output, folder=output.suffix != ".npz")
             if profile is not None:
                 measure.check_target("--profile", profile)
             request = Request(runs, check, check_cpu, tolerance, profile)
-            outcome = execute(model, options, request, (inputs, shape, dim, seed), progress)
+            outcome = execute(model, options, request, sessions.named_inputs(model, texts), progress)
         if not json_output:
             print_outcome(outcome, report)  # first, so that it is written even where an output cannot be
         written = measure.save_outputs(outcome.outputs, output) if output else []
@@ -128,18 +124,17 @@ def execute(
     model: Path,
     options: Mapping[str, Any],
     request: Request,
-    given: tuple[Sequence[str] | None, Sequence[str] | None, Sequence[str] | None, int],
+    texts: common.InputTexts,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Open, run, compare. ``given``: the texts of ``--input``, ``--shape``, ``--dim``, and the seed. Raises `UsageError`
+    """Open, run, compare. Raises `UsageError`
     and the errors of `vkep.InferenceSession`.
     """
     from vkep.cli import measure, sessions
     from vkep.cli.inputs import make_inputs, read_archive, read_sources
 
     archive = read_archive(request.check) if request.check else None
-    inputs, shapes, dims, seed = given
-    sources = read_sources(inputs, shapes, dims, seed, archive)
+    sources = read_sources(*texts, archive)
     spans = measure.Spans()
     say(progress, "opening the model")
     with spans.span("open"):

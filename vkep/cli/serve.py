@@ -14,7 +14,7 @@ from vkep.cli.common import UsageError
 _KEYS = "VKEP_API_KEYS"
 
 
-@common.with_session_options
+@common.with_options
 def serve_command(
     models: Annotated[
         list[str],

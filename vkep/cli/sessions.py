@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vkep.cli.common import Progress, UsageError
+from vkep.cli.common import InputTexts, Progress, UsageError
 from vkep.session import InferenceSession, NodeArg
 from vkep.session.session import options_of
 
@@ -27,16 +27,16 @@ def is_program(model: Path) -> bool:
     return model.suffix == SUFFIX
 
 
-def named_inputs(model: Path, texts: Sequence[str] | None) -> Sequence[str] | None:
+def named_inputs(model: Path, texts: InputTexts) -> InputTexts:
     """Assign names to files given without one: they are a program's inputs in order: ``-i a.npy -i b.npy``."""
-    if texts is None or not is_program(model):
+    if not is_program(model):
         return texts
     named, count = [], 0
-    for text in texts:
+    for text in texts[0] or ():
         if "=" not in text and not text.endswith(".npz"):
             text, count = f"input_{count}={text}", count + 1
         named.append(text)
-    return named
+    return named, *texts[1:]
 
 
 def refuse(model: Path, options: Mapping[str, bool]) -> None:

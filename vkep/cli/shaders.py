@@ -3,15 +3,14 @@ usage."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vkep.cli.common import JsonFlag, UsageError, VerboseOption, command, echo, print_json
+from vkep.cli.common import JsonFlag, UsageError, VerboseOption, command, echo, print_json, progress_bars, say
 
 if TYPE_CHECKING:
     from vkep.kernels import tool
@@ -24,8 +23,6 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-
-Progress = Callable[[int, int, "ShaderVariant"], None]
 
 JobsOption = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Compilers at a time (default: CPUs).")]
 KernelOption = Annotated[
@@ -211,7 +208,13 @@ def _build(
     from vkep.shaders.library import ShaderLibrary
 
     declared = tool.declared_variants(_kernels(kernels), both)
-    with _as_usage(), _progress(show=not json_output) as progress:
+    with _as_usage(), progress_bars(show=not json_output) as bars:
+        say(bars, "building variants")
+
+        def progress(done: int, total: int, variant: ShaderVariant) -> None:
+            if bars is not None:
+                bars("shaders", done, total, variant.source)
+
         return tool.build(ShaderLibrary(), declared, jobs=jobs, progress=progress, run_validator=validator)
 
 
@@ -278,28 +281,3 @@ def _as_usage() -> Iterator[None]:
         raise UsageError(
             f"{filename}: {error.strerror}" if isinstance(error, OSError) and filename else str(error)
         ) from error
-
-
-@contextmanager
-def _progress(show: bool) -> Iterator[Progress | None]:
-    if not show or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    columns = (
-        TextColumn("compiling"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[source]}"),
-    )
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("compile", total=None, source="")
-
-        def advance(done: int, total: int, variant: ShaderVariant) -> None:
-            bar.update(task, completed=done, total=total, source=variant.source)
-
-        yield advance

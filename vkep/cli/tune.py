@@ -16,14 +16,12 @@ if TYPE_CHECKING:
     from vkep.session.planning.tune import Tuned
 
 
+@common.with_options
 def tune_command(
     models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help=f"One or more .onnx files, {common.HUB}.")],
     runs: Annotated[int, typer.Option("--runs", "-n", min=1, help="Profiled runs of each candidate.")] = 5,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, but keep nothing.")] = False,
-    inputs: common.InputOption = None,
-    shape: common.ShapeOption = None,
-    dim: common.DimOption = None,
-    seed: common.SeedOption = 0,
+    texts: Any = None,
     device: common.DeviceOption = None,
     json_output: common.JsonFlag = False,
     verbose: common.VerboseOption = 0,
@@ -39,7 +37,7 @@ def tune_command(
         from vkep.session.options import SessionOptions
         from vkep.session.planning.tune import tune
 
-        sources = read_sources(inputs, shape, dim, seed)
+        sources = read_sources(*texts)
         results: dict[str, list[Tuned]] = {}
         caps: Any = None
 

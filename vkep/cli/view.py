@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 WRITTEN = (".html", ".json")
 
 
-@common.with_session_options
+@common.with_options
 def view_command(
     model: Annotated[
         Path,
@@ -28,10 +28,7 @@ def view_command(
             f"{common.HUB}.",
         ),
     ],
-    inputs: common.InputOption = None,
-    shape: common.ShapeOption = None,
-    dim: common.DimOption = None,
-    seed: common.SeedOption = 0,
+    texts: Any = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="The file to write; default: MODEL's name with .html, here."),
@@ -77,7 +74,7 @@ def view_command(
                 say(progress, "answering")
                 document = _answer(model, options, prompt, tokens)
             else:
-                document = measured(model, options, (inputs, shape, dim, seed), runs, progress)
+                document = measured(model, options, texts, runs, progress)
         page = Page([document] if other is None else [document, other])
         if json_output:
             if output is not None:
@@ -118,16 +115,14 @@ def _vgf(path: Path) -> dict[str, Any]:
 
 
 def measured(
-    model: Path, options: dict[str, Any], given: tuple[Any, Any, Any, int], runs: int, progress: Progress | None
+    model: Path, options: dict[str, Any], texts: common.InputTexts, runs: int, progress: Progress | None
 ) -> dict[str, Any]:
     """Open the model, run it, and return the document of the page."""
     from vkep.cli import measure, sessions
     from vkep.cli.inputs import make_inputs, read_sources
     from vkep.session.reports.tracing import HostSpan
 
-    inputs, shape, dim, seed = given
-    inputs = list(sessions.named_inputs(model, inputs) or ()) or None
-    sources: Sources = read_sources(inputs, shape, dim, seed)
+    sources: Sources = read_sources(*sessions.named_inputs(model, texts))
     spans = measure.Spans()
     say(progress, "opening the model")
     with spans.span("open"):
