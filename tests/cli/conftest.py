@@ -53,7 +53,7 @@ def nonzero_declined(monkeypatch: pytest.MonkeyPatch) -> None:
     from vkep.placement import partition
 
     monkeypatch.delitem(registry._OPERATORS, ("", "NonZero"), raising=False)
-    monkeypatch.setattr(partition, "parts", lambda node, known, opsets: [node])
+    monkeypatch.setattr(partition, "replacement_nodes", lambda node, known, opsets: [node])
 
 
 @pytest.fixture(autouse=True)

@@ -122,8 +122,8 @@ class Guards:
             self._broken.append(what)
         memory.close()
 
-    def place(self, lifetimes: Sequence[Lifetime], piece: int | None = None) -> tuple[list[int], int]:
-        """In place of `vkep.plan.memory.place`: no two activations share an address."""
+    def pack(self, lifetimes: Sequence[Lifetime], piece: int | None = None) -> tuple[list[int], int]:
+        """In place of `vkep.plan.memory.pack`: no two activations share an address."""
         first = len(self._nbytes)
         self._nbytes += [life.nbytes for life in lifetimes]
         return [k * _APART for k in range(first, len(self._nbytes))], 1
@@ -264,7 +264,7 @@ def guarded() -> Iterator[Guards]:
 
     try:
         with (
-            mock.patch.object(emit, "place", guards.place),
+            mock.patch.object(emit, "pack", guards.pack),
             mock.patch.object(run_commands, "HostPorts", Ports),
             mock.patch.object(ArgumentTable, "_base", _base),
             mock.patch.object(ArgumentTable, "set", _set),
