@@ -28,6 +28,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llava": ("llava", "Llava", {"do_pad": True, "size": {"shortest_edge": 64}, "crop_size": _SQUARE}),
     "vit": ("vit", "ViT", {"size": _SQUARE}),
     "idefics3": ("idefics3", "Idefics3", _TILES),
+    "qwen2_vl": ("qwen2_vl", "Qwen2VL", {"size": {"shortest_edge": 4096, "longest_edge": 8192}, "patch_size": 8}),
     "whole": ("idefics3", "Idefics3", {**_TILES, "do_image_splitting": False}),
     "smolvlm": ("smolvlm", "SmolVLM", {**_TILES, "size": {"longest_edge": 200}}),
 }
@@ -58,10 +59,12 @@ def main() -> None:
         rows = []
         for image in images():
             more = {"return_row_col_info": True} if "max_image_size" in settings else {}
+            patches = "patch_size" in settings
             made = processor(image, return_tensors="np", **more)
             values = np.asarray(made["pixel_values"])
             values = values[0] if values.ndim == 5 else values
             grid = [int(made[key][0][0]) if more else 0 for key in ("rows", "cols")]
+            grid = [int(n) for n in made["image_grid_thw"][0][1:]] if patches else grid
             rows.append({"shape": values.shape, "grid": grid, "samples": samples(values)})
         saved = {key: value for key, value in processor.to_dict().items() if value is not None}
         found[name] = {"settings": saved, "images": rows}

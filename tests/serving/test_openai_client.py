@@ -69,7 +69,7 @@ def test_a_chat_has_images(client: Any, running: Running) -> None:
     messages[0]["content"][1] = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}  # type: ignore[index]
     with pytest.raises(openai.BadRequestError, match="nothing is downloaded"):
         client.chat.completions.create(messages=messages, **asked)
-    with pytest.raises(openai.BadRequestError, match="reads no images"):
+    with pytest.raises(openai.BadRequestError, match="has no encoder of images"):
         client.chat.completions.create(
             messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}],
             **{**asked, "model": "llama"},

@@ -59,7 +59,13 @@ class Decoder:
         """``keep``: of a run's last tokens so many have logits."""
         self.folder = folder
         model = load_model(folder.decoder, max_nodes=SessionOptions.max_nodes)
-        self.vision = Vision(folder.vision, options) if folder.vision is not None else None
+        self.vision: Vision | None = None
+        self.no_images = "has no encoder of images"  #: why, where it has no ``vision``
+        if folder.vision is not None:
+            try:
+                self.vision = Vision(folder.vision, options)
+            except UnsupportedModelError as error:  # it serves texts
+                self.no_images = f"cannot be used for images: {error}"
         try:
             self._open(model, options, keep)
         except BaseException:
@@ -99,6 +105,10 @@ class Decoder:
         self.element = element_of(outputs[self.logits])
         self.vocabulary = _size(outputs[self.logits].shape)
         self._kinds = {n: folder.inputs.get(n, n) for n in inputs if n not in pairs}
+        #: whether a token's position has three numbers
+        self._has_grid = any(
+            what == "position_ids" and len(inputs[n].shape or ()) == 3 for n, what in self._kinds.items()
+        )
         unknown = [n for n, what in self._kinds.items() if what not in _FEEDS]
         if unknown or IDS not in self._kinds.values():
             known = sorted(_FEEDS.keys() - {FEATURES})
@@ -129,19 +139,27 @@ class Decoder:
         """New caches for several sequences."""
         return RowCaches(self.session, self.specs)
 
-    def on_rows(self, ids: Array | DeviceTensor, lengths: Sequence[int], caches: RowCaches, first: int) -> Made:
+    def on_rows(
+        self,
+        ids: Array | DeviceTensor,
+        lengths: Sequence[int],
+        caches: RowCaches,
+        first: int,
+        positions: Array | None = None,
+    ) -> Made:
         """Run tokens ``ids`` int64 [rows, count] that follow ``lengths`` tokens in the rows from ``first``; the caches
-        of these rows grow by them. Raises as
-        `InferenceSession.run`."""
+        of these rows grow by them. ``positions``: of `in_grid`. Raises as `InferenceSession.run`."""
         count = ids.shape[1]
         most = max(lengths) + count
         # a prompt's mask ends with the prompt: GroupQueryAttention recognizes a prompt by this
         window = most if count > 1 else min(-(-most // _WINDOW) * _WINDOW, caches.capacity)
-        return self._run(ids, lengths, window, *caches.bound(first, len(lengths)))
+        return self._run(ids, lengths, window, *caches.bound(first, len(lengths)), positions)
 
-    def on_leading(self, ids: Array | DeviceTensor, length: int, caches: RowCaches, row: int) -> Made:
+    def on_leading(
+        self, ids: Array | DeviceTensor, length: int, caches: RowCaches, row: int, positions: Array | None = None
+    ) -> Made:
         """As `on_rows`, where the model is not `by_rows`: tokens ``ids`` int64 [1, count] follow ``length`` tokens in a row."""
-        return self._run(ids, [length], length + ids.shape[1], *caches.leading(row, length))
+        return self._run(ids, [length], length + ids.shape[1], *caches.leading(row, length), positions)
 
     def _run(
         self,
@@ -150,6 +168,7 @@ class Decoder:
         window: int,
         past: Mapping[str, DeviceTensor],
         present: Mapping[str, DeviceTensor],
+        positions: Array | None,
     ) -> Made:
         rows = len(lengths)
         self._runs += 1
@@ -162,6 +181,8 @@ class Decoder:
             value = ids if what == IDS else _FEEDS[what](np.array(lengths, np.int64), ids.shape[1], window)
             if what == FEATURES and self.vision is not None:
                 value = self.vision.features
+            elif what == "position_ids" and positions is not None:
+                value = positions
             if isinstance(value, DeviceTensor):
                 binding.bind_input(name, value)
             else:
@@ -211,6 +232,14 @@ class Decoder:
     def ids(self, tokens: Sequence[int]) -> Array:
         """``input_ids`` [1, count] of tokens of a prompt, which may be features of images."""
         return np.array([tokens if self.vision is None else self.vision.places(tokens)], np.int64)
+
+    def in_grid(self, held: Sequence[int], tokens: Sequence[int]) -> Array | None:
+        """Positions int64 [3, 1, count] of tokens that follow those in a row; None where the model's have one dimension."""
+        if not self._has_grid:
+            return None
+        if self.vision is None:
+            return np.broadcast_to(np.arange(len(held), len(held) + len(tokens)), (3, 1, len(tokens)))
+        return self.vision.positions([*held, *tokens])[:, None, len(held) :]
 
     @property
     def sessions(self) -> list[InferenceSession]:

@@ -44,8 +44,8 @@ _CONTEXT = (
 _START = ("<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>")
 #: names of the token that stands for an image in a prompt
 _IMAGE_TOKENS = ("image_token_id", "image_token_index")
-#: kinds of models whose images are cut into tiles, and those whose tokens of images have positions in three dimensions
-_TILED, _UNKNOWN_POSITIONS = ("idefics3", "smolvlm"), ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+#: kinds of models whose images are cut into tiles, and those whose features of images have positions in three dimensions
+_TILED, _IN_GRID = ("idefics3", "smolvlm"), ("qwen2_vl", "qwen2_5_vl")
 #: the placeholders in the name patterns of genai_config.json
 _PAST = {f"past_{part}_names": f"present_{part}_names" for part in ("key", "value")}
 
@@ -60,6 +60,7 @@ class VisionFolder:
     mark: int
     before: str = ""
     after: str = ""
+    in_grid: bool = False  #: whether its features have positions in three dimensions (Qwen2-VL)
     tiled: bool = False  #: whether an image is cut into tiles, whose rows and columns the prompt names (Idefics 3)
 
 
@@ -228,9 +229,7 @@ def _genai_vision(found: ModelFolder, model: Record) -> VisionFolder | None:
 
 
 def _vision(path: Path, kind: str, config: Record, folder: Path) -> VisionFolder | None:
-    """The encoder of images of a model; None where its kind is unknown, or no file says which token stands for an image."""
-    if kind in _UNKNOWN_POSITIONS:
-        return None
+    """The encoder of images of a model; None where no file says which token stands for an image."""
     mark = next((t for name in _IMAGE_TOKENS for t in config.tokens(name)), None)
     if kind.startswith("gemma3"):
         tokenizer = Record.read(folder, "tokenizer_config.json", needed=False)
@@ -239,7 +238,9 @@ def _vision(path: Path, kind: str, config: Record, folder: Path) -> VisionFolder
             tokenizer.text(*names) for names in (("boi_token", "<start_of_image>"), ("eoi_token", "<end_of_image>"))
         ]
         return VisionFolder(folder, path, begin, f"\n\n{texts[0]}", f"{texts[1]}\n\n") if begin is not None else None
-    return VisionFolder(folder, path, mark, tiled=kind in _TILED) if mark is not None else None
+    return (
+        VisionFolder(folder, path, mark, in_grid=kind in _IN_GRID, tiled=kind in _TILED) if mark is not None else None
+    )
 
 
 def _genai_encoder(found: ModelFolder, model: Record) -> ModelFolder:

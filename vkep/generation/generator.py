@@ -129,7 +129,8 @@ class Generator(Uncopied):
             return found
         vision = getattr(self._decoder, "vision", None)
         if vision is None:
-            raise InvalidInputError(f"the model of {self._decoder.folder.path} reads no images, or in no known form")
+            reason = getattr(self._decoder, "no_images", "has no encoder of images")
+            raise InvalidInputError(f"images are passed, and the model of {self._decoder.folder.path} {reason}")
         return vision.prompt(found, images, lambda text: self.text.encode(text, special=False))
 
     def chat_tokens(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> Sequence[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +36,7 @@ _KINDS = {
     "Llava": "square",
     "Idefics3": "tiles",
     "SmolVLM": "tiles",
+    "Qwen2VL": "patches",
 }
 _GENAI_FILTERS = {"NEAREST": 0, "LANCZOS": _LANCZOS, "LINEAR": _BILINEAR, "CUBIC": _BICUBIC}
 
@@ -42,7 +44,8 @@ _GENAI_FILTERS = {"NEAREST": 0, "LANCZOS": _LANCZOS, "LINEAR": _BILINEAR, "CUBIC
 @dataclass(frozen=True)
 class Pixels:
     """What a vision encoder reads of one image: ``values`` float32 [tiles, 3, height, width]. An image that was cut has
-    ``rows`` by ``columns`` tiles, then one of the whole; others have one tile, and no rows."""
+    ``rows`` by ``columns`` tiles, then one of the whole; others have one tile, and no rows. Of an encoder of patches (Qwen2-VL):
+    [patches, numbers], in ``rows`` by ``columns`` patches."""
 
     values: Array
     rows: int = 0
@@ -59,6 +62,11 @@ class Processor:
     crop: tuple[int, int] | None = None
     tile: int = 0  #: edge of the tiles that an image is cut into; 0: none
     split: bool = True  #: whether it is cut, not only resized to one tile
+    patch: int = 0  #: edge of the patches of an encoder of patches; 0: it reads images
+    merge: int = 1  #: patches in each direction that become one feature
+    frames: int = 1  #: of a patch
+    pixels_from: int = 0  #: bounds of the pixels of an image that becomes patches
+    pixels_to: int = 0
     square: bool = False  #: whether the image is padded to a square with the mean's color
     filter: int = _BICUBIC
     factor: float = 1 / 255
@@ -79,6 +87,8 @@ class Processor:
         picture = _picture(image)
         if self.square:
             picture = _padded(picture, self.mean)
+        if self.patch:
+            return self._patches(picture)
         if self.tile:
             return self._tiles(picture)
         if self.size is not None:
@@ -116,6 +126,27 @@ class Processor:
         ]
         parts.append(np.asarray(self._resized(picture, edge, edge)))
         return Pixels(np.stack([self._scaled(part) for part in parts]), rows, columns)
+
+    def _patches(self, picture: Picture) -> Pixels:
+        """As the processor of Qwen2-VL in transformers: groups of ``merge`` by ``merge`` patches follow each other."""
+        edge, sizes = self.patch * self.merge, (picture.height, picture.width)
+        if max(sizes) > 200 * min(sizes):
+            raise InvalidInputError(
+                f"an image of {picture.size} pixels is too long: one edge is over 200 times the other"
+            )
+        height, width = (round(n / edge) * edge for n in sizes)
+        factor = math.sqrt(sizes[0] * sizes[1] / self.pixels_to)
+        if height * width > self.pixels_to:
+            height, width = (max(edge, math.floor(n / factor / edge) * edge) for n in sizes)
+        elif height * width < self.pixels_from:
+            factor = math.sqrt(self.pixels_from / (sizes[0] * sizes[1]))
+            height, width = (math.ceil(n * factor / edge) * edge for n in sizes)
+        values = self._scaled(np.asarray(self._resized(picture, height, width)))
+        rows, columns = height // self.patch, width // self.patch
+        apart = (rows // self.merge, self.merge, self.patch, columns // self.merge, self.merge, self.patch)
+        ordered = values.reshape(3, *apart).transpose(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]
+        patches = np.repeat(ordered, self.frames, axis=5).reshape(rows * columns, -1)
+        return Pixels(np.ascontiguousarray(patches), rows, columns)
 
     def _resized(self, picture: Picture, height: int, width: int) -> Picture:
         return picture if picture.size == (width, height) else picture.resize((width, height), self.filter)
@@ -201,9 +232,13 @@ def _transformers(given: Record) -> Processor:
             tile=_edge(most, "longest_edge"),
             split=_is_on(values, "do_image_splitting"),
         )
+    elif kind == "patches":
+        processor = replace(processor, **_patches(given))
     elif _is_on(values, "do_resize"):
         processor = replace(processor, **_size(given))
-    if kind != "tiles" and _is_on(values, "do_center_crop", default=stem in ("CLIP", "Llava")):
+    if not kind.startswith(("tiles", "patches")) and _is_on(
+        values, "do_center_crop", default=stem in ("CLIP", "Llava")
+    ):
         crop = given.values.get("crop_size")
         record = Record({"height": crop, "width": crop} if isinstance(crop, int) else crop, f"{given.where}: crop_size")
         processor = replace(processor, crop=(_edge(record, "height"), _edge(record, "width")))
@@ -212,6 +247,22 @@ def _transformers(given: Record) -> Processor:
     factor = _floats(given, "rescale_factor", (1 / 255,))[0] if _is_on(values, "do_rescale") else 1.0
     processor = replace(processor, factor=factor)
     return _normalized(processor, given, "image_mean", "image_std") if _is_on(values, "do_normalize") else processor
+
+
+def _patches(given: Record) -> dict[str, Any]:
+    edges = {name: given.number(f"{key}_size", 1, 256) for name, key in (("patch", "patch"), ("merge", "merge"))}
+    size = given.record("size", needed=False)
+    least, most = (
+        size.number(edge, given.number(pixels, usual, _MOST_PIXELS), _MOST_PIXELS)
+        for edge, pixels, usual in (
+            ("shortest_edge", "min_pixels", 56 * 56),
+            ("longest_edge", "max_pixels", 28 * 28 * 1280),
+        )
+    )
+    found = {**edges, "frames": given.number("temporal_patch_size", 2, 16), "pixels_from": least, "pixels_to": most}
+    if 0 in found.values() or not _is_on(given.values, "do_resize"):
+        raise InvalidModelError(f"{given.where}: the sizes of patches are {found}, and images must be resized")
+    return found
 
 
 def _size(given: Record) -> dict[str, Any]:

@@ -118,12 +118,38 @@ class BufferRows(Rows):
     def __init__(self, decoder: Decoder, limit: int) -> None:
         super().__init__(limit)
         self._decoder, self._caches = decoder, decoder.caches()
+        self._ends: dict[int, int] = {}  # by row: the position after its tokens, where it is not their number
 
     def _usable(self, row: int, count: int) -> int:
         return count
 
     def _trim(self, row: int, count: int) -> None:
+        if count < len(self.held[row]) and self._ends.pop(row, None) is not None:
+            self._set_end(row, self._decoder.in_grid([], self.held[row][:count]))
         del self.held[row][count:]
+
+    def _set_end(self, row: int, positions: np.ndarray[Any, Any] | None) -> None:
+        """Keep the position after a row's last tokens, whose own are ``positions``."""
+        if positions is not None:
+            self._ends[row] = int(positions.max(initial=-1)) + 1
+
+    def _next(self, rows: range) -> np.ndarray[Any, Any] | None:
+        """Positions [3, rows, 1] of the next token of some rows; None where the model's have one dimension."""
+        if not self._ends:
+            return None
+        places = [self._ends.get(row, len(self.held[row])) for row in rows]
+        return np.broadcast_to(np.array(places, np.int64)[:, None], (3, len(rows), 1))
+
+    def _positions(self, row: int, tokens: Sequence[int]) -> np.ndarray[Any, Any] | None:
+        """Positions [3, 1, count] of tokens that follow those in a row; None where the model's have one dimension."""
+        if len(tokens) == 1 and row in self._ends:
+            return self._next(range(row, row + 1))
+        return self._decoder.in_grid(self.held[row], tokens)
+
+    def append(self, tokens: Mapping[int, int]) -> None:
+        super().append(tokens)
+        for row in tokens.keys() & self._ends.keys():
+            self._ends[row] += 1
 
     def reserve(self, row: int, tokens: int) -> None:
         caches, most = self._caches, self._decoder.folder.context
@@ -138,8 +164,10 @@ class BufferRows(Rows):
     def feed(self, row: int, tokens: Sequence[int]) -> Made:
         held = self.held[row]
         self.reserve(row, len(held) + len(tokens))
-        made = self._decoder.on_rows(self._decoder.ids(tokens), [len(held)], self._caches, row)
+        positions = self._positions(row, tokens)
+        made = self._decoder.on_rows(self._decoder.ids(tokens), [len(held)], self._caches, row, positions)
         self.held[row] = [*held, *tokens]
+        self._set_end(row, positions)
         return made
 
     def step(
@@ -154,7 +182,9 @@ class BufferRows(Rows):
         wanted = [tokens.get(row, on_host[k] if k < len(on_host) else 0) for k, row in enumerate(rows)]
         same = on_device is not None and on_host == wanted
         ids = on_device if same and on_device is not None else np.array(wanted, np.int64)[:, None]
-        made = self._decoder.on_rows(ids, [len(self.held[row]) for row in rows], self._caches, rows[0])
+        made = self._decoder.on_rows(
+            ids, [len(self.held[row]) for row in rows], self._caches, rows[0], self._next(rows)
+        )
         self.append(tokens)
         yield rows, made
 
@@ -162,10 +192,12 @@ class BufferRows(Rows):
         lengths = [len(self.held[row]) for row in rows]
         if max(lengths) >= self._caches.capacity:
             return None
-        return self._decoder.on_rows(tokens, lengths, self._caches, rows[0])
+        return self._decoder.on_rows(tokens, lengths, self._caches, rows[0], self._next(rows))
 
     def _copy(self, row: int, into: int) -> None:
         self._caches.copy(row, into)
+        if row in self._ends:
+            self._ends[into] = self._ends[row]
 
     def close(self) -> None:
         self._caches.close()
@@ -184,8 +216,10 @@ class GrownRows(BufferRows):
     def _feed(self, row: int, ids: np.ndarray[Any, Any] | DeviceTensor, tokens: Sequence[int]) -> Made:
         held = self.held[row]
         self.reserve(row, len(held) + len(tokens))
-        made = self._decoder.on_leading(ids, len(held), self._caches, row)
+        positions = self._positions(row, tokens)
+        made = self._decoder.on_leading(ids, len(held), self._caches, row, positions)
         self.held[row] = [*held, *tokens]
+        self._set_end(row, positions)
         return made
 
     def step(
@@ -201,4 +235,4 @@ class GrownRows(BufferRows):
         length = len(self.held[rows[0]])
         if len(rows) > 1 or length + 1 >= self._caches.capacity:
             return None
-        return self._decoder.on_leading(tokens, length, self._caches, rows[0])
+        return self._decoder.on_leading(tokens, length, self._caches, rows[0], self._next(rows))

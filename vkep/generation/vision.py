@@ -33,7 +33,7 @@ _ROWS, _MOST_ROWS = 64, 1 << 17
 _KEPT = 32
 #: types of the parts of messages that are images
 _PARTS = ("image", "image_url")
-_PIXELS, _MASK = "pixel_values", "pixel_attention_mask"
+_PIXELS, _MASK, _GRID = "pixel_values", "pixel_attention_mask", "image_grid_thw"
 
 
 @dataclass(eq=False)
@@ -44,7 +44,7 @@ class Image:
     row: int
     count: int
     tiles: int
-    rows: int
+    rows: int  #: of tiles, or of features that have positions in a grid
     columns: int
 
     def tokens(self, tile: int) -> range:
@@ -117,9 +117,9 @@ class Vision:
         self.session = InferenceSession(str(folder.path), **options)
         try:
             inputs = {i.name: i for i in self.session.get_inputs()}
-            if _PIXELS not in inputs or not set(inputs) <= {_PIXELS, _MASK}:
+            if _PIXELS not in inputs or not set(inputs) <= {_PIXELS, _MASK, _GRID}:
                 raise UnsupportedModelError(
-                    f"{folder.path} has inputs {list(inputs)}; generation knows {_PIXELS} and {_MASK}"
+                    f"{folder.path} has inputs {list(inputs)}; generation knows {_PIXELS}, {_MASK} and {_GRID}"
                 )
             graph = self.session.model.graph
             #: the ONNX type of features
@@ -187,6 +187,32 @@ class Vision:
             raise InvalidInputError("an image of the prompt is no longer kept: pass it again")
         return [places.get(token, token) for token in tokens]
 
+    def positions(self, tokens: Sequence[int]) -> Array:
+        """Positions int64 [3, count] of a sequence's tokens from its first: an image's features stand in a grid, and the text
+        after it goes on at the grid's larger edge (Qwen2-VL, arXiv:2409.12191, section 2.1)."""
+        with self._lock:
+            images = {image.first: image for image in self._alive()} if self.folder.in_grid else {}
+        parts: list[Array] = []
+        at = begin = k = 0
+
+        def end_text() -> int:
+            parts.append(np.broadcast_to(np.arange(at, at + k - begin), (3, k - begin)))
+            return at + k - begin
+
+        while k < len(tokens):
+            image = images.get(tokens[k])
+            if image is None:
+                k += 1
+                continue
+            at = end_text()
+            places = np.arange(min(image.count, len(tokens) - k))
+            grid = np.zeros_like(places), places // image.columns, places % image.columns
+            parts.append(at + np.stack(grid))
+            at += max(image.rows, image.columns)
+            begin = k = k + len(places)
+        end_text()
+        return np.concatenate(parts, axis=1).astype(np.int64)
+
     def _alive(self) -> list[Image]:
         alive = [image for ref in self._all if (image := ref()) is not None]
         self._all = [ref for ref in self._all if ref() is not None]
@@ -230,23 +256,29 @@ class Vision:
             values = values[None]
         binding = self.session.io_binding()
         binding.bind_cpu_input(_PIXELS, values)
-        if any(i.name == _MASK for i in self.session.get_inputs()):
+        names = {i.name for i in self.session.get_inputs()}
+        if _MASK in names:
             binding.bind_cpu_input(_MASK, np.ones((*values.shape[:-3], *values.shape[-2:]), np.bool_))
+        if _GRID in names:
+            binding.bind_cpu_input(_GRID, np.array([[1, pixels.rows, pixels.columns]], np.int64))
         binding.bind_output(self.session.get_outputs()[0].name)
         self.session.run_with_iobinding(binding)
         [features] = binding.results
         assert isinstance(features, DeviceTensor)
         with features:
             count = features.nbytes // (self._width * features.dtype.itemsize)
-            tiles = len(pixels.values)
-            if not count or features.shape[-1] != self._width or count % tiles:
+            tiles = 1 if self._processor.patch else len(pixels.values)
+            in_grid = pixels.rows * pixels.columns // self._processor.merge**2
+            right = count == in_grid if self.folder.in_grid else count and count % tiles == 0
+            if features.shape[-1] != self._width or not right:
                 raise InvalidModelError(
                     f"{self.folder.path} makes features {features.shape} of {tiles} images; expected [.., {self._width}]"
                 )
             row = self._room(count)
             target = self.features.rows(row, count).reshaped((1, 1, count, self._width))
             self._moves.copy(features.reshaped((1, 1, count, self._width)), target)
-        made = Image(self._next, row, count, tiles, pixels.rows, pixels.columns)
+        merge = self._processor.merge
+        made = Image(self._next, row, count, tiles, pixels.rows // merge, pixels.columns // merge)
         self._next += count
         self._all.append(weakref.ref(made))
         return made

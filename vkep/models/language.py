@@ -61,6 +61,9 @@ class Language:
     experts: int = 0
     rotated: float = 1.0  #: share of a head's features that are rotated by the position
     cache_bits: int = 0  #: bits of a quantized cache's numbers, 8 or 4; 0: floats
+    sections: tuple[
+        int, ...
+    ] = ()  #: of half a head's features, those that each of a position's numbers turns (Qwen2-VL)
     latent: int = 0  #: size of the latent vector of keys and values (DeepSeek); 0: none
 
 
@@ -306,16 +309,27 @@ def _positions(w: Writer, x: str, mask: str) -> list[str]:
     """Angles of the new tokens [batch, 1, length, size / 2] and the mask's addend to scores [batch, 1, length,
     total]."""
     lang = w.language
-    place = w.add("Sub", w.add("CumSum", mask, w.constant("axis_1", np.asarray(1))), w.constant("one", [1]))
+    if lang.sections:
+        place = w.input("position_ids", [len(lang.sections), "batch", "length"], TensorProto.INT64)
+    else:
+        place = w.add("Sub", w.add("CumSum", mask, w.constant("axis_1", np.asarray(1))), w.constant("one", [1]))
     length = w.add("Shape", x, start=1, end=2)
     first = w.add("Neg", length)
-    place = w.add("Slice", place, first, w.constant("to_the_end", [2**31 - 1]), w.constant("axis_1_list", [1]))
-    place = w.add("Max", place, w.constant("zero", [0]))
+    if not lang.sections:
+        place = w.add("Slice", place, first, w.constant("to_the_end", [2**31 - 1]), w.constant("axis_1_list", [1]))
+        place = w.add("Max", place, w.constant("zero", [0]))
     angles = np.outer(np.arange(lang.context), lang.base ** -(np.arange(0, lang.size, 2) / lang.size))
-    tables = [
-        w.add("Unsqueeze", w.add("Gather", w.constant(name, table), place), w.constant("axis_1_list", [1]))
-        for name, table in (("cos", np.cos(angles)), ("sin", np.sin(angles)))
-    ]
+    tables = []
+    for name, table in (("cos", np.cos(angles)), ("sin", np.sin(angles))):
+        read = w.add("Gather", w.constant(name, table), place)
+        if lang.sections:  # arXiv:2409.12191, section 2.1
+            parts = w.add_many(
+                "Split", read, w.constant("sections", lang.sections), outputs=len(lang.sections), axis=-1
+            )
+            numbers = [w.constant(f"number_{k}", np.asarray(k)) for k in range(len(parts))]
+            parts = [w.add("Gather", part, number) for part, number in zip(parts, numbers, strict=True)]
+            read = w.add("Concat", *parts, axis=-1)
+        tables.append(w.add("Unsqueeze", read, w.constant("axis_1_list", [1])))
     total = w.add("Shape", mask, start=1, end=2)
     every = w.add(
         "Range",

@@ -24,6 +24,8 @@ from vkep.models.language import (
 
 #: edge of an image and of a patch, and the token that stands for an image
 EDGE, PATCH, IMAGE = 32, 8, 259
+#: of an encoder of patches: frames of a patch, and patches in each direction that become a feature
+FRAMES, MERGE = 2, 2
 _MEAN, _STD = [0.48, 0.46, 0.41], [0.27, 0.26, 0.28]
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{% if m['content'] is string %}{{ m['content'] }}{% else %}"
@@ -44,6 +46,20 @@ def vision_encoder(width: int) -> onnx.ModelProto:
     normed = w.layer_norm(x, "norm", width, 1e-6)
     x = w.add("Add", x, w.add("Relu", w.linear(normed, "inner", width, width)))
     w.output(x, "image_features", ["images", (EDGE // PATCH) ** 2, width])
+    return w.model()
+
+
+def patch_encoder(width: int) -> onnx.ModelProto:
+    """Inputs `pixel_values` float32 [patches, 384] and `image_grid_thw` int64 [images, 3], output `image_features`
+    [patches / 4, width]: four patches become a feature, as in Qwen2-VL (arXiv:2409.12191)."""
+    w = GraphBuilder("patch_encoder")
+    x = w.input("pixel_values", ["patches", FRAMES * 3 * PATCH**2])
+    grid = w.input("image_grid_thw", ["images", 3], TensorProto.INT64)
+    x = w.add("Reshape", x, w.constant("groups", [-1, MERGE**2 * FRAMES * 3 * PATCH**2]))
+    x = w.linear(x, "patches", MERGE**2 * FRAMES * 3 * PATCH**2, width)
+    edge = w.add("Cast", w.add("ReduceMax", grid, keepdims=0), to=TensorProto.FLOAT)
+    x = w.add("Add", x, w.add("Reciprocal", edge))
+    w.output(x, "image_features", ["features", width])
     return w.model()
 
 
@@ -68,8 +84,11 @@ def joined_embeddings(language: Language) -> onnx.ModelProto:
 
 
 def write_vision_language(folder: Path, name: str = "llama", form: str = "transformers.js") -> Language:
-    """Write an architecture's folder, in the ``form`` that transformers.js reads or ``genai``. Returns what was written."""
+    """Write an architecture's folder, in the ``form`` that transformers.js reads or ``genai``; ``patches`` is the former for
+    Qwen2-VL, with positions in three dimensions. Returns what was written."""
     language = replace(ARCHITECTURES[name], kind="llava")
+    if form == "patches":
+        language = replace(language, kind="qwen2_vl", sections=(2, 3, 3))
     folder.mkdir(parents=True, exist_ok=True)
     decoder = language_model(replace(language, kind=ARCHITECTURES[name].kind), reads_embeddings=True)
     if form == "genai":
@@ -79,7 +98,8 @@ def write_vision_language(folder: Path, name: str = "llama", form: str = "transf
         parts = {"onnx/decoder_model_merged.onnx": decoder, "onnx/embed_tokens.onnx": embeddings_model(language)}
         vision = "onnx/vision_encoder.onnx"
         (folder / "onnx").mkdir(exist_ok=True)
-    for path, model in {**parts, vision: vision_encoder(language.hidden)}.items():
+    encoder = patch_encoder if form == "patches" else vision_encoder
+    for path, model in {**parts, vision: encoder(language.hidden)}.items():
         onnx.save(model, folder / path)
     for path, config in (_genai(language) if form == "genai" else _transformers(language)).items():
         (folder / path).write_text(json.dumps(config, indent=1), encoding="utf-8")
@@ -89,17 +109,16 @@ def write_vision_language(folder: Path, name: str = "llama", form: str = "transf
 
 def _transformers(language: Language) -> dict[str, Any]:
     text = optimum_config(language) | {"num_key_value_heads": language.kv_heads, "head_dim": language.size}
-    size = {"height": EDGE, "width": EDGE}
-    return {
-        "config.json": {"model_type": "llava", "image_token_index": IMAGE, "text_config": text},
-        "preprocessor_config.json": {
-            "image_processor_type": "CLIPImageProcessor",
-            "size": {"shortest_edge": EDGE},
-            "crop_size": size,
-            "image_mean": _MEAN,
-            "image_std": _STD,
-        },
-    }
+    colors = {"image_mean": _MEAN, "image_std": _STD}
+    if language.kind == "qwen2_vl":
+        patches = {"patch_size": PATCH, "merge_size": MERGE, "temporal_patch_size": FRAMES}
+        bounds = {"min_pixels": EDGE**2, "max_pixels": 4 * EDGE**2}
+        reads: dict[str, Any] = {"image_processor_type": "Qwen2VLImageProcessor", **patches, **bounds, **colors}
+    else:
+        sizes = {"size": {"shortest_edge": EDGE}, "crop_size": {"height": EDGE, "width": EDGE}}
+        reads = {"image_processor_type": "CLIPImageProcessor", **sizes, **colors}
+    config = {"model_type": language.kind, "image_token_id": IMAGE, "text_config": text}
+    return {"config.json": config, "preprocessor_config.json": reads}
 
 
 def _genai(language: Language) -> dict[str, Any]:
