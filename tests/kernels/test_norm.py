@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
+from tests.devices import GPU
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
 from vkep.dtypes import DTYPES
 from vkep.errors import Decline, InvalidNode
 from vkep.ir import tensor as view
-from vkep.kernels.reductions.norm import GroupNormProblem, LayerNormProblem, LocalResponseNormProblem, LpNormProblem
+from vkep.kernels.reductions.norm import (
+    GroupNormProblem,
+    LayerNormProblem,
+    LocalResponseNormProblem,
+    LpNormProblem,
+    MomentsProblem,
+    gains_by_moments,
+)
 from vkep.kernels.select import bind, choose, emit
 
 LAIN = view.Tensor.contiguous(DTYPES["float32"], (16,))
@@ -166,3 +176,27 @@ def test_alignment_is_that_of_rows_and_factors() -> None:
     x, scale, bias, y, mean = (LAIN.view((4,), (1,), offset) for offset in (0, 4, 8, 12, 1))
     assert problem.placed(bind(problem, [x, scale, bias], [y, mean])).alignment == 16
     assert problem.placed(bind(problem, [x, scale, mean], [y, mean])).alignment == 4
+
+
+@pytest.mark.parametrize("rms", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "axis", "dtype", "offset"),
+    [(1, 65536, "float32", 16), (3, 40001, "float32", 16), (5, 33000, "float16", 16), (2, 33000, "float16", 2)],
+)
+def test_moments_of_long_rows(
+    gpu: Harness, rng: np.random.Generator, rows: int, axis: int, dtype: str, offset: int, rms: bool
+) -> None:
+    """Of a mean that is a thousand deviations away, too: the sums are no differences of squares."""
+    caps = dataclasses.replace(gpu.caps, device_type="discrete", compute_units=7)
+    x = (rng.normal(size=(rows, axis)) * 0.1 + (100 if dtype == "float32" else 3)).astype(dtype)
+    results = [Tensor.empty((rows,), np.float32) for _ in range(2)]
+    problem = MomentsProblem(rows, axis, dtype, 1e-5, rms)
+    gpu.compute(problem, caps, [Tensor(x, offset=offset)], results)
+    _, mean, inv_std = normalised(x, 1e-5, center=not rms)
+    np.testing.assert_allclose(results[0].array, mean, rtol=1e-6)
+    np.testing.assert_allclose(results[1].array, inv_std, rtol=1e-4)
+
+
+def test_few_long_rows_gain_by_moments_on_a_gpu() -> None:
+    assert gains_by_moments(32, 1 << 20, GPU) and not gains_by_moments(32, 1 << 20, DeviceCapabilities.for_tests())
+    assert not gains_by_moments(4096, 1 << 20, GPU) and not gains_by_moments(32, 1 << 12, GPU)

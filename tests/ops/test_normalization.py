@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.ops.cases import Array, check, model_of, on_vulkan
+from gpu_shared.capabilities import DeviceCapabilities
+from tests.ops.cases import Array, assert_like, by_reference, check, model_of, on_vulkan
 from tests.ops.microsoft import LOOSE, MS, RNG, Inputs, against, normal, silu
 from vkep.errors import VkepError
+from vkep.ops import normalization
 
 pytestmark = pytest.mark.usefixtures("vulkan")
 
@@ -121,3 +124,41 @@ def test_lp_normalization_of_doubles(p: int) -> None:
     x = RNG.normal(0, 1, (3, 4, 5))
     x[1] = 0
     check("LpNormalization", {"x": x}, against="onnxruntime", axis=1, p=p, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize(
+    ("op_type", "shape", "attributes"),
+    [
+        ("InstanceNormalization", (2, 3, 40, 9), {}),
+        ("InstanceNormalization", (1, 4, 1001), {}),
+        ("GroupNormalization", (2, 12, 5, 7), {"num_groups": 4}),
+        ("GroupNormalization", (1, 6, 300), {"num_groups": 2, "epsilon": 0.1}),
+        ("LayerNormalization", (2, 3, 130), {"axis": -2}),
+        ("RMSNormalization", (2, 515), {"axis": -1}),
+    ],
+    ids=str,
+)
+def test_norms_of_few_long_rows(
+    monkeypatch: pytest.MonkeyPatch, op_type: str, shape: tuple[int, ...], attributes: dict[str, Any], dtype: type
+) -> None:
+    """As on a GPU: their statistics first, then an operation on each element, which others may join."""
+    asked: list[tuple[int, int]] = []
+
+    def gains(rows: int, axis: int, caps: DeviceCapabilities) -> bool:
+        asked.append((rows, axis))
+        return True
+
+    monkeypatch.setattr(normalization, "gains_by_moments", gains)
+    rng = np.random.default_rng(5)
+    row = shape[1:2] if op_type.startswith(("Instance", "Group")) else shape[attributes["axis"] :]
+    values = {"x": rng.normal(3, 2, shape), "scale": rng.normal(1, 0.3, row), "bias": rng.normal(0, 1, row)}
+    if op_type == "RMSNormalization":
+        del values["bias"]
+    given = {name: value.astype(dtype) for name, value in values.items()}
+    got = on_vulkan(model_of(op_type, given, **attributes), given)
+    assert math.prod(asked[0]) == math.prod(shape)
+    wide = {name: value.astype(np.float32) for name, value in given.items()}
+    tolerance = 1e-5 if dtype is np.float32 else 4e-3
+    expected = by_reference(model_of(op_type, wide, **attributes), wide)
+    assert_like([y.astype(np.float32) for y in got], expected, tolerance, tolerance)

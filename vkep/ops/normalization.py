@@ -20,7 +20,9 @@ from vkep.kernels.reductions.norm import (
     LayerNormProblem,
     LocalResponseNormProblem,
     LpNormProblem,
+    MomentsProblem,
     SoftmaxProblem,
+    gains_by_moments,
 )
 from vkep.ops.allowed import FLOATING, SINGLE, every
 from vkep.ops.gather import padded
@@ -190,10 +192,16 @@ def row_norm(
     row = x.shape[first:]
     named = {"scale": scale, "bias": bias}
     factors = [b.broadcast(name, b.cast(t, x.dtype), x.shape) for name, t in named.items() if t is not None]
+    lead = [*x.shape[:first], *([1] * len(row))]
+    if gains_by_moments(math.prod(x.shape[:first]), math.prod(row), b.caps):
+        found = [b.reshape(t, lead) for t in _moments(b, x, math.prod(x.shape[:first]), epsilon, rms)]
+        out = b.pointwise(lambda v, centre, factor: (v - centre) * factor, x, *found)
+        for op, wide in zip(("mul", "add"), factors, strict=False):
+            out = b.pointwise(op, out, wide)
+        return out, found[0] if mean else None, found[1] if inv_std else None
     rows = [_row_of(wide, first) for wide in factors]
     fused = None not in rows  # else a scale or shift that differs between rows is applied after the kernel
     out = b.empty(x.dtype, x.shape)
-    lead = [*x.shape[:first], *([1] * len(row))]
     means, deviations = (b.empty(FLOAT32, lead) if wanted else None for wanted in (mean, inv_std))
     problem = LayerNormProblem(
         math.prod(x.shape[:first]),
@@ -310,7 +318,24 @@ def _group_norm(b: Builder, x: Tensor, groups: int, scale: Tensor, bias: Tensor,
         scale, bias = (b.reshape(t, (1, groups, channels // max(groups, 1), 1)) for t in (scale, bias))
         return b.reshape(_wide_norm(b, rows, [2, 3], scale, bias, epsilon, x.dtype)[0], x.shape)
     problem = GroupNormProblem(images, channels, spatial, x.dtype.name, groups, epsilon)
-    return b.result(problem, x, scale, bias, shape=x.shape)
+    if not gains_by_moments(images * groups, channels // groups * spatial, b.caps):
+        return b.result(problem, x, scale, bias, shape=x.shape)
+    mean, inv_std = _moments(b, x, images * groups, epsilon)
+    each = (images, groups, channels // groups)
+    mean, inv_std = (b.reshape(t, (images, groups, 1)).expand(each) for t in (mean, inv_std))
+    scale, bias = (b.cast(b.reshape(t, (1, *each[1:])), FLOAT32) for t in (scale, bias))
+    # a factor and a shift for each channel: the result has the shape of x, and may have its layout
+    factor = b.pointwise("mul", inv_std, scale)
+    shift = b.pointwise(lambda bias, mean, factor: bias - mean * factor, bias, mean, factor)
+    lead = (images, channels, *[1] * (x.rank - 2))
+    return b.pointwise("mul_add", x, b.reshape(factor, lead), b.reshape(shift, lead))
+
+
+def _moments(b: Builder, x: Tensor, rows: int, epsilon: float, rms: bool = False) -> tuple[Tensor, Tensor]:
+    """The means and inverse deviations (float32 [rows]) of as many rows that ``x`` consists of."""
+    made = b.empty(FLOAT32, (rows,)), b.empty(FLOAT32, (rows,))
+    b.compute(MomentsProblem(rows, x.size // max(rows, 1), x.dtype.name, epsilon, rms), [b.contiguous(x)], list(made))
+    return made
 
 
 @operator("InstanceNormalization", since=6, types={"T": every("InstanceNormalization", among=FLOATING)})

@@ -13,20 +13,25 @@ from vkep.errors import InvalidNode
 from vkep.kernels.fastdiv import magic_params
 from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import (
+    SHUFFLE,
     ceil_div,
     element_defines,
     flat_lanes,
+    floor_power_of_two,
+    grid,
     is_cpu,
     row_unit,
     row_variants,
     row_vectors,
     share_columns,
+    shuffle_sizes,
     with_shuffles,
 )
+from vkep.kernels.matmul.cooperative_tiles import compute_units
 from vkep.kernels.problem import Need, Problem, alignment_of
 from vkep.kernels.reductions.columns import ColumnProblem, column_blocks
 from vkep.kernels.select import Candidate, Emission, implement, takes_floats
-from vkep.sizes import matches
+from vkep.sizes import at_hand, matches
 
 
 def _norm_reach(call: KernelCall) -> Mapping[str, int]:
@@ -186,6 +191,97 @@ def _norm(
     )
 
 
+def _part_reach(call: KernelCall) -> Mapping[str, int]:
+    return {"x": call["rows"] * call["axis"] * row_unit(call), "y": 12 * call["rows"] * call["parts"]}
+
+
+MOMENTS = Kernel("moments.comp", variants=row_variants(), reach=_part_reach)
+JOIN_MOMENTS = Kernel(
+    "moments_join.comp",
+    variants=with_shuffles({}),
+    reach=lambda call: {"x": 12 * call["rows"] * call["parts"], "mean": 4 * call["rows"], "inv_std": 4 * call["rows"]},
+)
+#: lanes of a workgroup that reads a part of a row, units that one of them reads at a time, and workgroups that fill a core
+_PART_LANES, _PART_UNITS, _PARTS_A_CORE = 256, 8, 8
+#: elements from which on a row is worth dispatches for its statistics
+_LONG_ROW = 1 << 15
+
+
+@dataclass(frozen=True)
+class MomentsProblem(Problem):
+    """``mean`` and ``inv_std`` = 1 / sqrt(variance + epsilon), float32 [rows], of the rows of ``x`` [rows, axis]; with ``rms`` 0,
+    and the squares around it. Floats only; ``alignment`` as in `LayerNormProblem`."""
+
+    rows: int
+    axis: int
+    dtype: str
+    epsilon: float
+    rms: bool = False
+    alignment: int = 1
+
+    def needs(self) -> tuple[Need, ...]:
+        return (Need("x", self.dtype, (self.rows, self.axis), flat=True),)
+
+    def makes(self) -> tuple[Need, ...]:
+        return Need("mean", "float32", (self.rows,), flat=True), Need("inv_std", "float32", (self.rows,), flat=True)
+
+    @property
+    def flops(self) -> int:
+        return 6 * self.rows * self.axis
+
+    def placed(self, operands: Mapping[str, Any]) -> MomentsProblem:
+        return replace(self, alignment=alignment_of(operands["x"]))
+
+    def reference(self, x: np.ndarray) -> tuple[np.ndarray, ...]:
+        mean = np.zeros(self.rows) if self.rms else x.mean(axis=1)
+        return mean, 1 / np.sqrt(np.mean((x - mean[:, None]) ** 2, axis=1) + self.epsilon)
+
+
+@at_hand
+def gains_by_moments(rows: int, axis: int, caps: DeviceCapabilities) -> bool:
+    """Whether a norm of rows is faster by their statistics first, since a workgroup for each row leaves a GPU idle."""
+    return not is_cpu(caps) and rows < 4 * compute_units(caps) and axis >= _LONG_ROW
+
+
+def _moments(problem: MomentsProblem, e: Emission) -> list[KernelCall]:
+    rows = problem.rows
+    vectors = row_vectors(problem.axis, problem.dtype, problem.alignment)
+    steps = problem.axis // 4 if vectors else problem.axis
+    lanes = floor_power_of_two(min(_PART_LANES, e.caps.max_workgroup_invocations))
+    parts = _parts(rows, steps, lanes, e.caps)
+    shuffle, required = shuffle_sizes(e.caps, lanes)
+    spec = {"SUBGROUP_LANES": shuffle or 1}
+    shared = {"local_size": (lanes,), "subgroup_size": required}
+    defines = SHUFFLE if shuffle else {}
+    found = e.target.scratch("float32", (rows, parts, 3))
+    return [
+        MOMENTS.call(
+            grid=grid(rows * parts),
+            operands={"x": e["x"], "y": found},
+            params={"rows": rows, "axis": steps, "parts": parts, "part": ceil_div(steps, parts)},
+            spec=spec,
+            defines=element_defines(problem.dtype) | vectors | defines,
+            flops=problem.flops,
+            **shared,
+        ),
+        JOIN_MOMENTS.call(
+            grid=grid(rows),
+            operands={"x": found, "mean": e["mean"], "inv_std": e["inv_std"]},
+            params={"rows": rows, "parts": parts, "epsilon": problem.epsilon},
+            spec=spec | {"RMS": int(problem.rms)},
+            defines=defines,
+            flops=rows * parts,
+            **shared,
+        ),
+    ]
+
+
+@at_hand
+def _parts(rows: int, steps: int, lanes: int, caps: DeviceCapabilities) -> int:
+    """The number of workgroups for each row: as many as fill the device, none of them without a whole turn of its lanes."""
+    return max(1, min(ceil_div(_PARTS_A_CORE * compute_units(caps), max(rows, 1)), steps // (lanes * _PART_UNITS)))
+
+
 @dataclass(frozen=True)
 class LpNormProblem(ColumnProblem):
     """``y`` = x / (sum over the middle of |x|^p)^(1/p), p 1 or 2; 0 where the norm is 0. Floats only."""
@@ -258,6 +354,7 @@ def _local_response_norm(problem: LocalResponseNormProblem, e: Emission) -> Kern
 
 implement(LayerNormProblem, Candidate("norm", _layer_norm, when=takes_floats))
 implement(GroupNormProblem, Candidate("norm", _group_norm, when=takes_floats))
+implement(MomentsProblem, Candidate("moments", _moments, when=takes_floats))
 implement(LpNormProblem, Candidate("lp_norm", _lp_norm, when=takes_floats))
 implement(LocalResponseNormProblem, Candidate("lrn", _local_response_norm, when=takes_floats))
 
