@@ -2,7 +2,7 @@
 # What a release is tried with on a real GPU: each step's output goes to a file of its own, and a step that fails or takes
 # too long does not stop the others. What is not installed (onnxruntime, torch) its steps skip or leave out.
 #
-#   tools/check_gpu.sh OUT [STEP ...]      steps: tests ort soak suite kernels tiles models start tune (default: all)
+#   tools/check_gpu.sh OUT [STEP ...]      steps: tests ort soak suite kernels tiles models start tune unseen (default: all)
 #
 # VKEP_JOBS (default: one fewer than the cores) workers run the suites; VKEP_PYTHON is the interpreter.
 set -uo pipefail
@@ -14,7 +14,7 @@ fi
 out=$1
 shift
 steps=("$@")
-((${#steps[@]})) || steps=(tests ort soak suite kernels tiles models start tune)
+((${#steps[@]})) || steps=(tests ort soak suite kernels tiles models start tune unseen)
 python=${VKEP_PYTHON:-python}
 jobs=${VKEP_JOBS:-$(($(nproc) > 2 ? $(nproc) - 1 : 1))}
 mkdir -p "$out"
@@ -71,6 +71,8 @@ for what in "${steps[@]}"; do
         models resnet50 >"$out/tune-model.log" 2>&1
         step tune 300 "$python" -m vkep tune models/resnet50.onnx
         ;;
+    unseen-quick) step unseen-quick 310 "$python" -m tools.bench.unseen --quick --json "$out/unseen-quick.json" ;;
+    unseen) step unseen 1800 "$python" -m tools.bench.unseen --compile --seconds 1700 --json "$out/unseen.json" ;;
     *)
         echo "check_gpu: no step $what" >&2
         exit 2
