@@ -1,6 +1,6 @@
 // 2-D convolution, channels last (NHWC), float16 with float32 sums, as a matrix product on cooperative matrices:
 // rows are the pixels of all images, columns are output channels, and k runs over taps, then channels, as the packed weights
-// do: [taps, channels of a group, out_channels], then eight zeros. The input is read in place, eight channels at a time. Lanes outside the
+// do: [taps, channels of a group, out_channels padded to whole groups of eight], then eight zeros. The input is read in place, eight channels at a time. Lanes outside the
 // image read the zeros behind the weights instead: replacing a loaded value would make the lane wait for its load right there.
 //
 // A tap here is a contiguous run of the input: the channels of one pixel or, where no columns are padded or skipped, of a row
@@ -12,7 +12,7 @@
 #include "fastdiv.glsl"
 #include "cooperative.glsl"
 #define ARGS_BODY { uvec2 x; uvec2 w; WRITTEN y; EXTRA_OPERANDS \
-    uint m; uint n; uint k; uint splits; uint split_k; uint height; uint width; \
+    uint m; uint n; uint k; uint w_row; uint splits; uint split_k; uint height; uint width; \
     uint pitch; uint group_channels; uint group_columns; uint pixels; uint pixels_mul; uint pixels_shift; uint out_width; uint out_width_mul; uint out_width_shift; \
     uint channels; uint channels_mul; uint channels_shift; uint kernel_w; uint kernel_w_mul; uint kernel_w_shift; \
     uint stride_h; uint stride_w; uint dilation_h; uint dilation_w; uint pad_top; uint pad_left; \
@@ -57,7 +57,8 @@ uvec4 load_a(uint, uint k, uint i) {
 
 uvec4 load_b(uint column, uint k) {
     bool inside = WHOLE_K == 1 || k < k_end;
-    return w_units.v[(inside ? k * args.n + min(column0 + column, column_end - 8) : args.k * args.n) / 8];
+    uint last = (column_end + 7) / 8 * 8 - 8;
+    return w_units.v[(inside ? k * args.w_row + min(column0 + column, last) : args.k * args.w_row) / 8];
 }
 #define COLUMNS args.group_columns
 #define COLUMN_END column_end
@@ -74,7 +75,7 @@ void main() {
     x_address = operand(args.x, 0);
     w_units = Units(operand(args.w, 1));
     zeros_address = uvec2(w_units);
-    zeros_address.x = uaddCarry(zeros_address.x, args.k * args.n * 2, carry);
+    zeros_address.x = uaddCarry(zeros_address.x, args.k * args.w_row * 2, carry);
     zeros_address.y += carry;
     [[unroll]] for (uint i = 0; i < A_LOADS; i++) {
         uint row = min(row0 + k_line_of(i), args.m - 1), pixel, x_out;

@@ -155,7 +155,7 @@ def test_norms_of_few_long_rows(
     values = {"x": rng.normal(3, 2, shape), "scale": rng.normal(1, 0.3, row), "bias": rng.normal(0, 1, row)}
     if op_type == "RMSNormalization":
         del values["bias"]
-    given = {name: value.astype(dtype) for name, value in values.items()}
+    given: dict[str, Any] = {name: value.astype(dtype) for name, value in values.items()}
     got = on_vulkan(model_of(op_type, given, **attributes), given)
     assert math.prod(asked[0]) == math.prod(shape)
     wide = {name: value.astype(np.float32) for name, value in given.items()}

@@ -19,7 +19,7 @@ from vkep.kernels.epilogue import call_arguments
 from vkep.kernels.fastdiv import magic_params
 from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div, strip_of
-from vkep.kernels.matmul.cooperative import HALVES, MIN_EDGE, padded_k
+from vkep.kernels.matmul.cooperative import HALVES, padded_k
 from vkep.kernels.matmul.cooperative_tiles import (
     CONV_LAST_TILES,
     VECTOR,
@@ -38,8 +38,8 @@ AS_THEY_ARE: First = (np.asarray, "")
 
 
 def _conv_reach(call: KernelCall) -> Mapping[str, int]:
-    m, n, k = call["m"], call["n"], call["k"]
-    weights = max(padded_k(call, k, VECTOR) * n, k * n + VECTOR)  # and the zeros after them
+    m, n, k, row = call["m"], call["n"], call["k"], call["w_row"]
+    weights = max(padded_k(call, k, VECTOR) * row, k * row + VECTOR)  # and the zeros after them
     return {
         "x": 2 * ceil_div(m, call["pixels"]) * call["height"] * call["width"] * call["pitch"],
         "w": 2 * weights,
@@ -70,8 +70,8 @@ def _no_vectors(problem: ConvProblem, caps: DeviceCapabilities) -> str:
         return f"channels last in float16, the convolution is of {problem.dtype}"
     if not problem.w_constant:
         return "its weights are not constant"
-    if not problem.flat or problem.c % VECTOR or problem.oc % VECTOR or min(problem.c, problem.oc) < MIN_EDGE:
-        return f"no planes of whole groups of {VECTOR} channels"
+    if problem.c % VECTOR:
+        return f"no whole groups of {VECTOR} channels"
     if 0 in (problem.h, problem.w):
         return "an input without elements"
     return no_cooperative_tile(caps, False, CONV_LAST_TILES) or no_shared_tile(caps)
@@ -82,7 +82,7 @@ def no_channels_last(problem: ConvProblem, caps: DeviceCapabilities) -> str:
     if is_depthwise(problem):
         return "one channel a group leaves a matrix mostly empty"
     groups = problem.groups // groups_at_once(problem)
-    if problem.c // groups % VECTOR or problem.oc // groups % VECTOR:
+    if problem.c // groups % VECTOR or (groups > 1 and problem.oc // groups % VECTOR):
         return f"{problem.groups} groups that do not join to whole vectors of {VECTOR} channels"
     return _no_vectors(problem, caps)
 
@@ -108,7 +108,9 @@ def join_groups(weights: np.ndarray, problem: ConvProblem) -> np.ndarray:
 
 def no_product_last(problem: ConvProblem, caps: DeviceCapabilities) -> str:
     """Why `product_last` does not compute a convolution; "" where it does."""
-    return no_channels_last(problem, caps) if problem.pointwise else "more than a pixel for each result"
+    if not problem.pointwise or problem.oc % VECTOR:
+        return f"more than a pixel for each result, or no whole groups of {VECTOR} of them"
+    return no_channels_last(problem, caps)
 
 
 def no_depthwise_last(problem: ConvProblem, caps: DeviceCapabilities) -> str:
@@ -162,6 +164,7 @@ def conv_last(
                 "m": pixels,
                 "n": oc,
                 "k": k,
+                "w_row": ceil_div(oc, VECTOR) * VECTOR,
                 "splits": splits,
                 "split_k": tiling.split_k,
                 "height": problem.h,
@@ -180,7 +183,7 @@ def conv_last(
             },
             spec={
                 **tile.spec(tiling.shape, e.caps.subgroup_size),
-                "STORE_VECTOR": int(splits > 1 or _in_units(problem)),
+                "STORE_VECTOR": int(oc % VECTOR == 0 and (splits > 1 or _in_units(problem))),
                 "PARTIAL": int(splits > 1),
                 "WHOLE_K": int(k % tile.k == 0),
                 "WHOLE_TAPS": int(columns * channels % tile.k == 0),
@@ -236,10 +239,11 @@ def pack_taps_then_channels(weights: np.ndarray, problem: ConvProblem) -> np.nda
 
 
 def pack_with_zeros(weights: np.ndarray, problem: ConvProblem) -> np.ndarray:
-    """`pack_taps_then_channels`, flat, followed by a vector of zeros, which ``conv_last.comp`` reads outside the
-    image."""
-    packed = pack_taps_then_channels(weights, problem).reshape(-1)
-    return np.concatenate([packed, np.zeros(VECTOR, packed.dtype)])
+    """`pack_taps_then_channels`, output channels padded to whole vectors, flat, followed by a vector of zeros, which
+    ``conv_last.comp`` reads outside the image."""
+    packed = pack_taps_then_channels(weights, problem)
+    packed = np.pad(packed, [(0, 0), (0, 0), (0, -problem.oc % VECTOR)])
+    return np.concatenate([packed.reshape(-1), np.zeros(VECTOR, packed.dtype)])
 
 
 def _packed(

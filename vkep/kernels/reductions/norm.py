@@ -251,7 +251,6 @@ def _moments(problem: MomentsProblem, e: Emission) -> list[KernelCall]:
     parts = _parts(rows, steps, lanes, e.caps)
     shuffle, required = shuffle_sizes(e.caps, lanes)
     spec = {"SUBGROUP_LANES": shuffle or 1}
-    shared = {"local_size": (lanes,), "subgroup_size": required}
     defines = SHUFFLE if shuffle else {}
     found = e.target.scratch("float32", (rows, parts, 3))
     return [
@@ -262,7 +261,8 @@ def _moments(problem: MomentsProblem, e: Emission) -> list[KernelCall]:
             spec=spec,
             defines=element_defines(problem.dtype) | vectors | defines,
             flops=problem.flops,
-            **shared,
+            local_size=(lanes,),
+            subgroup_size=required,
         ),
         JOIN_MOMENTS.call(
             grid=grid(rows),
@@ -271,7 +271,8 @@ def _moments(problem: MomentsProblem, e: Emission) -> list[KernelCall]:
             spec=spec | {"RMS": int(problem.rms)},
             defines=defines,
             flops=rows * parts,
-            **shared,
+            local_size=(lanes,),
+            subgroup_size=required,
         ),
     ]
 
