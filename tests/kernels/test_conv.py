@@ -39,19 +39,19 @@ def problem(x: tuple[int, ...], oc: int, kernel: tuple[int, int] = (3, 3), **opt
 
 
 def expected(p: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """x is [n, c, d, h, w], w is [oc, c / groups, kd, kh, kw]; [n, oc, od, oh, ow] in float64."""
+    """x is [n, c, h, w], w is [oc, c / groups, kh, kw]; [n, oc, oh, ow] in float64."""
     top, left, bottom, right = p.pads
-    x = np.pad(x.astype(np.float64), ((0, 0), (0, 0), p.pads_d, (top, bottom), (left, right)))
-    y = np.zeros((p.n, p.groups, p.oc // p.groups, p.od, p.oh, p.ow))
-    weights = w.astype(np.float64).reshape(p.groups, p.oc // p.groups, p.c // p.groups, p.kd, p.kh, p.kw)
-    steps, dilations, outs = (p.stride_d, *p.stride), (p.dilation_d, *p.dilation), (p.od, p.oh, p.ow)
-    for taps in np.ndindex(p.kd, p.kh, p.kw):
+    x = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (top, bottom), (left, right)))
+    y = np.zeros((p.n, p.groups, p.oc // p.groups, p.oh, p.ow))
+    weights = w.astype(np.float64).reshape(p.groups, p.oc // p.groups, p.c // p.groups, p.kh, p.kw)
+    outs = (p.oh, p.ow)
+    for taps in np.ndindex(p.kh, p.kw):
         window = tuple(
             slice(t * d, t * d + (out - 1) * s + 1, s)
-            for t, d, s, out in zip(taps, dilations, steps, outs, strict=True)
+            for t, d, s, out in zip(taps, p.dilation, p.stride, outs, strict=True)
         )
         part = x[(slice(None), slice(None), *window)].reshape(p.n, p.groups, p.c // p.groups, *outs)
-        y += np.einsum("goc,ngcdhw->ngodhw", weights[(..., *taps)], part, optimize=True)
+        y += np.einsum("goc,ngchw->ngohw", weights[(..., *taps)], part, optimize=True)
     return y.reshape(p.n, p.oc, *outs)
 
 
@@ -67,8 +67,8 @@ def check(
     **run_options: bool,
 ) -> list[str]:
     """Runs the problem and compares with numpy; the shaders that ran."""
-    x = rng.standard_normal((p.n, p.c, p.d, p.h, p.w)).astype(p.dtype)
-    w = rng.standard_normal((p.oc, p.c // p.groups, p.kd, p.kh, p.kw)).astype(p.dtype)
+    x = rng.standard_normal((p.n, p.c, p.h, p.w)).astype(p.dtype)
+    w = rng.standard_normal((p.oc, p.c // p.groups, p.kh, p.kw)).astype(p.dtype)
     y = Tensor.empty((p.n, p.y_batch), p.dtype)
     untouched = y.array.copy()
     want = expected(p, x, w)
@@ -85,13 +85,13 @@ def check(
             ((Operand("e0"), Tensor(bias)), (Operand("e1"), Tensor(residual))),
         )
         pixels = np.arange(want[0, 0].size).reshape(want.shape[2:])
-        want = np.maximum(want + bias[:, None, None, None] + residual, 0) + 0.25 * pixels
+        want = np.maximum(want + bias[:, None, None] + residual, 0) + 0.25 * pixels
     p = dataclasses.replace(
         p, w_constant=constant, layout=p.layout or NCHW
     )  # as x and y lie here, whatever would be best
     calls = emit(p, NumpyWorkspace(caps, tuned or {}), [Tensor(x), Tensor(w)], [y], epilogue)
     gpu.run(calls, **run_options)
-    size = p.oc * p.od * p.oh * p.ow
+    size = p.oc * p.oh * p.ow
     got = y.array[:, :size].reshape(want.shape).astype(np.float64)
     error = np.abs(got - want).max() / np.abs(want).max()
     assert error < TOLERANCE[p.dtype], f"relative error {error:.2g}"
@@ -123,23 +123,6 @@ SHAPES = {
     "winograd": problem((1, 17, 16, 16), 40, pads=(1, 1, 1, 1)),
     "winograd uneven": problem((3, 20, 15, 29), 33, pads=(0, 2, 1, 0), y_batch_stride=33 * 14 * 29 + 5),
     "winograd deep": problem((1, 256, 12, 12), 16, pads=(1, 1, 1, 1)),
-    "three dimensions": ConvProblem(
-        2,
-        4,
-        7,
-        6,
-        6,
-        3,
-        2,
-        pads=(1, 0, 1, 1),
-        stride=(2, 1),
-        d=5,
-        kd=3,
-        stride_d=2,
-        dilation_d=1,
-        pads_d=(1, 2),
-        groups=2,
-    ),
 }
 
 
@@ -200,7 +183,7 @@ def test_winograd_keeps_an_outlier_in_its_windows(
     p = problem((len(_PIXELS), 16, 14, 13), 20, pads=(1, 1, 1, 1), dtype=dtype, w_constant=True, layout=NCHW)
     x = rng.standard_normal((p.n, p.c, p.h, p.w)).astype(dtype) * (background == "values")
     w = (rng.standard_normal((p.oc, p.c, 3, 3)) / 12).astype(dtype)
-    without = expected(p, x[:, :, None], w[:, :, None])[:, :, 0]
+    without = expected(p, x, w)
     seen = np.zeros(without.shape, bool)
     for image, (i, j) in enumerate(_PIXELS):
         x[image, 5, i, j] = value
@@ -210,7 +193,7 @@ def test_winograd_keeps_an_outlier_in_its_windows(
     off = np.abs(y.array[~seen].astype(np.float64) - without[~seen])
     assert off.max() <= (TOLERANCE[dtype] * np.abs(without).max() * 4 if background == "values" else 0)
     with np.errstate(invalid="ignore"):
-        want = expected(p, x[:, :, None], w[:, :, None])[:, :, 0][seen]
+        want = expected(p, x, w)[seen]
     got = y.array[seen].astype(np.float64)
     if np.isfinite(value):
         assert np.abs(got - want).max() <= TOLERANCE[dtype] * np.abs(want).max()
@@ -281,7 +264,6 @@ class TestWithoutDevice:
         for caps in (CPU, GPU):
             assert sources(SHAPES["depthwise multiplier"], caps) == ["conv_depthwise.comp"]
             assert sources(SHAPES["many small groups"], caps) == ["conv_direct.comp"]
-            assert sources(SHAPES["three dimensions"], caps) == ["conv_direct.comp"]
 
     def test_a_new_input_size_needs_no_new_pipeline(self) -> None:
         for caps in (CPU, dataclasses.replace(GPU, device_type="integrated")):  # images large enough that no k is split
@@ -323,7 +305,6 @@ class TestWithoutDevice:
             {"kw": 5},
             {"c": 4},
             {"c": 32, "oc": 32, "groups": 2},
-            {"d": 3, "kd": 3},
             {"w_constant": False},
         ]
         for change in refused:

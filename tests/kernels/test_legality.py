@@ -93,7 +93,6 @@ def convolution(rng: random.Random) -> ConvProblem:
     kh, kw = (rng.choice([1, 3, 3, 5, 7]) for _ in range(2))
     h, w = (rng.choice([0, 1, 7, 8, 14, 33, 224, 4096, 70000]) for _ in range(2))
     n = rng.choice([1, 2, 70000]) if h * w < 100 else 1
-    deep: dict[str, Any] = {"d": 5, "kd": 3, "pads_d": (1, 1)} if rng.random() < 0.1 else {}
     return ConvProblem(
         *(n, c, h, w, oc, kh, kw),
         stride=(rng.choice([1, 1, 2]), rng.choice([1, 1, 2, 4])),
@@ -103,7 +102,6 @@ def convolution(rng: random.Random) -> ConvProblem:
         dtype=rng.choice(["float32", "float16"]),
         w_constant=rng.random() < 0.7,
         x_last=rng.random() < 0.5,
-        **deep,
     )
 
 

@@ -79,3 +79,22 @@ def test_words() -> None:
     words = np.array([[3, 1, 4, 1, 5, 0], [2, 7, 0, 0, 0, 0], [9, 9, 9, 9, 9, 9], [1, 0, 5, 0, 0, 0]], np.int32)
     inputs = {"s": words, "w": normal(4, 1, 3, 5), "b": normal(4), "c": normal(8, 5)}
     check("WordConvEmbedding", inputs, **MS)
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "attributes"),
+    [
+        ((2, 8, 5, 6, 7), (16, 8, 3, 3, 3), {"pads": [1, 1, 1, 1, 1, 1]}),
+        ((1, 3, 7, 9, 8), (4, 3, 3, 2, 1), {"strides": [2, 1, 3], "pads": [0, 1, 0, 2, 0, 1]}),
+        ((1, 12, 6, 5, 4), (9, 4, 2, 3, 1), {"group": 3, "dilations": [2, 1, 2]}),
+        ((2, 6, 4, 5, 5), (6, 1, 3, 3, 3), {"group": 6, "pads": [1, 1, 1, 1, 1, 1]}),
+        ((1, 16, 4, 6, 6), (8, 16, 1, 1, 1), {}),
+        ((1, 2, 3, 4, 4), (3, 2, 3, 3, 3), {"auto_pad": "SAME_UPPER", "strides": [2, 2, 2]}),
+        ((1, 3, 4, 32, 32), (8, 3, 2, 16, 16), {"strides": [2, 16, 16]}),
+    ],
+    ids=str,
+)
+def test_over_three_axes(x: tuple[int, ...], w: tuple[int, ...], attributes: dict[str, Any]) -> None:
+    inputs = {"x": normal(*x), "w": normal(*w), "b": normal(w[0])}
+    for constant in ([], ["w", "b"]):
+        check("Conv", inputs, against="onnxruntime", constants=constant, rtol=1e-4, atol=1e-4, **attributes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from vkep.dtypes import BOOL, FLOAT32, INT32, DType
 from vkep.graph.attributes import ConvAttributes, ConvTransposeAttributes
@@ -50,7 +51,8 @@ def convolution(
     if x.dtype.name not in FLOATS or w.dtype is not x.dtype or x.rank > 5 or min(window.pads) < 0:
         out = _by_columns(b, x, w, window, a.group, dtype if dtype.name != "bfloat16" else x.dtype)
     else:
-        out = _by_kernel(b, x, w, window, a.group, exact)
+        by = _by_planes if x.rank == 5 else _by_kernel
+        out = by(b, x, w, window, a.group, exact)
     return b.cast(out, dtype)
 
 
@@ -62,6 +64,27 @@ def _by_kernel(b: Builder, x: Tensor, w: Tensor, window: Window, group: int, exa
     weights, out = b.contiguous(w), b.empty(x.dtype, [x.shape[0], w.shape[0], *window.out])
     b.compute(problem, [b.contiguous(x), weights], [out])
     return out
+
+
+def _by_planes(b: Builder, x: Tensor, w: Tensor, window: Window, group: int, exact: bool) -> Tensor:
+    """A convolution over three axes as one over planes: what a window sees along the first axis are further channels."""
+    (images, channels), kernel, depth = x.shape[:2], window.kernel[0], window.out[0]
+    x = padded(b, x, (window.pads[0], 0, 0), (window.pads[3], 0, 0))
+    batch, channel, plane, *rest = x.strides
+    steps = (batch, plane * window.strides[0], channel, plane * window.dilations[0], *rest)
+    seen = b.contiguous(x.view((images, depth, channels, kernel, *x.shape[3:]), steps))
+    planes = b.reshape(seen, (images * depth, channels * kernel, *x.shape[3:]))
+    flat = replace(
+        window,
+        kernel=window.kernel[1:],
+        strides=window.strides[1:],
+        dilations=window.dilations[1:],
+        pads=(*window.pads[1:3], *window.pads[4:]),
+        out=window.out[1:],
+    )
+    weights = b.reshape(w, (w.shape[0], w.shape[1] * kernel, *w.shape[3:]))
+    out = _by_kernel(b, planes, weights, flat, group, exact)
+    return b.reshape(out, (images, depth, w.shape[0], *flat.out)).transpose((0, 2, 1, 3, 4))
 
 
 def _by_columns(b: Builder, x: Tensor, w: Tensor, window: Window, group: int, dtype: DType) -> Tensor:
@@ -107,12 +130,13 @@ def conv_(
 def _conv_problem(
     x_shape: tuple[int, ...], oc: int, window: Window, group: int, dtype: str, w_constant: bool, exact: bool
 ) -> ConvProblem:
-    """The window as three axes; one and two axes are three with leading axes of one element."""
-    lead = 3 - len(window.kernel)
-    (d, h, width), (kd, kh, kw) = (1,) * lead + x_shape[2:], (1,) * lead + window.kernel
-    stride, dilation = (1,) * lead + window.strides, (1,) * lead + window.dilations
+    """The window over an image, which has one row where it has one axis."""
+    lead = (1,) * (2 - len(window.kernel))
+    (h, width), (kh, kw) = lead + x_shape[2:], lead + window.kernel
+    stride, dilation = lead + window.strides, lead + window.dilations
     half = len(window.pads) // 2
-    begins, ends = (0,) * lead + window.pads[:half], (0,) * lead + window.pads[half:]
+    none = (0,) * len(lead)
+    begins, ends = none + window.pads[:half], none + window.pads[half:]
     return ConvProblem(
         n=x_shape[0],
         c=x_shape[1],
@@ -121,16 +145,11 @@ def _conv_problem(
         oc=oc,
         kh=kh,
         kw=kw,
-        stride=(stride[1], stride[2]),
-        dilation=(dilation[1], dilation[2]),
-        pads=(begins[1], begins[2], ends[1], ends[2]),
+        stride=(stride[0], stride[1]),
+        dilation=(dilation[0], dilation[1]),
+        pads=(begins[0], begins[1], ends[0], ends[1]),
         groups=group,
         dtype=dtype,
-        d=d,
-        kd=kd,
-        stride_d=stride[0],
-        dilation_d=dilation[0],
-        pads_d=(begins[0], ends[0]),
         w_constant=w_constant,
         exact=exact,
     )

@@ -26,14 +26,13 @@ def _depthwise_reach(call: KernelCall) -> Mapping[str, int]:
 
 def _direct_reach(call: KernelCall) -> Mapping[str, int]:
     size, outputs = call.size_of("T"), call["out_channels"] * call["groups"]
-    images = ceil_div(call["total"], outputs * call["out_depth"] * call["out_height"] * call["out_width"])
+    images = ceil_div(call["total"], outputs * call["out_height"] * call["out_width"])
     reach = plane_reach(call, images)
-    taps = call["kernel_d"] * call["kernel_h"] * call["kernel_w"]
-    results = outputs * call["out_depth"] * call["out_height"] * call["out_width"]
+    taps = call["kernel_h"] * call["kernel_w"]
     return {
-        "x": reach["x"] * call["depth"] * size,
+        "x": reach["x"] * size,
         "w": outputs * call["channels"] * taps * size,
-        "y": ((images - 1) * call["y_batch"] + results) * size,
+        "y": reach["y"] * size,
     }
 
 
@@ -82,21 +81,15 @@ def depthwise(problem: ConvProblem, e: Emission) -> KernelCall:
 
 def direct(problem: ConvProblem, e: Emission) -> KernelCall:
     """The dispatch of any convolution."""
-    total = problem.n * problem.oc * problem.od * problem.pixels
+    total = problem.n * problem.oc * problem.pixels
     local = e.caps.subgroup_size if is_cpu_driver(e.caps) else 64
     return CONV_DIRECT.call(
         grid=flat_grid(total, local, e.caps),
         operands=e.operands,
         params={
             **plane_params(problem),
-            "depth": problem.d,
-            "out_depth": problem.od,
-            "kernel_d": problem.kd,
             "kernel_h": problem.kh,
             "kernel_w": problem.kw,
-            "stride_d": problem.stride_d,
-            "dilation_d": problem.dilation_d,
-            "pad_front": problem.pads_d[0],
             "total": total,
         },
         local_size=(local, 1, 1),

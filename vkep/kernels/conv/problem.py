@@ -27,8 +27,7 @@ NCHW, NHWC, TO_NHWC = "nchw", "nhwc", "nchw to nhwc"
 class ConvProblem(Problem):
     """A convolution of x [n, c, h, w] with weights [oc, c / groups, kh, kw] to y [n, oc, oh, ow] (ONNX Conv).
 
-    ``pads`` are (top, left, bottom, right). One dimension is h = kh = 1. Three dimensions: ``d``, ``kd``, ``stride_d``,
-    ``dilation_d`` and ``pads_d`` (front, back), x then being [n, c, d, h, w]. ``dtype`` is float32 or float16 (sums are
+    ``pads`` are (top, left, bottom, right). One dimension is h = kh = 1. ``dtype`` is float32 or float16 (sums are
     float32). ``layout`` is the memory layout of x and y ("": not decided yet, its operands are [n, c, h, w]; see
     `vkep.passes.layout`), ``x_last`` whether x has its channels last already, ``w_constant`` that the weights may be
     repacked, ``exact`` that elements are whole numbers whose sums a kernel must not round. ``y_batch_stride`` (elements) is
@@ -53,11 +52,6 @@ class ConvProblem(Problem):
     groups: int = 1
     dtype: str = "float32"
     y_batch_stride: int | None = None
-    d: int = 1
-    kd: int = 1
-    stride_d: int = 1
-    dilation_d: int = 1
-    pads_d: tuple[int, int] = (0, 0)
     alignment: int = 1
     w_constant: bool = False
     exact: bool = False
@@ -67,23 +61,23 @@ class ConvProblem(Problem):
     def __post_init__(self) -> None:
         if self.groups < 1 or self.c % self.groups or self.oc % self.groups:
             raise ValueError(f"conv: {self.groups} groups do not divide {self.c} input and {self.oc} output channels")
-        if min(self.kh, self.kw, self.kd, *self.stride, *self.dilation, self.stride_d, self.dilation_d) < 1:
+        if min(self.kh, self.kw, *self.stride, *self.dilation) < 1:
             raise ValueError(f"conv: kernel, strides and dilations must be at least 1, got {self}")
-        if any(n < 0 for n in (*self.pads, *self.pads_d, self.n, self.c, self.h, self.w, self.d, self.oc)):
+        if any(n < 0 for n in (*self.pads, self.n, self.c, self.h, self.w, self.oc)):
             raise ValueError(f"conv: sizes and pads must not be negative, got {self}")
-        if self.oh < 0 or self.ow < 0 or self.od < 0:
+        if self.oh < 0 or self.ow < 0:
             raise ValueError(f"conv: the window is larger than the padded input, got {self}")
 
     def needs(self) -> tuple[Need, ...]:
         last = self.layout == NHWC
-        x = (self.n, self.h, self.w, self.c) if last else (self.n, self.c, self.d, self.h, self.w)
-        w = (self.oc, self.c // self.groups, self.kd, self.kh, self.kw)
+        x = (self.n, self.h, self.w, self.c) if last else (self.n, self.c, self.h, self.w)
+        w = (self.oc, self.c // self.groups, self.kh, self.kw)
         return Need("x", self.dtype, x, flat=not last), Need("w", self.dtype, w, flat=True)
 
     def makes(self) -> tuple[Need, ...]:
         if self.lies_last:
             return (Need("y", self.dtype, (self.n * self.oh * self.ow, self.oc)),)
-        y = (self.n, self.oc, self.od * self.oh * self.ow)
+        y = (self.n, self.oc, self.oh * self.ow)
         if self.y_batch_stride is None:
             return (Need("y", self.dtype, y, flat=True),)
         return (Need("y", self.dtype, y, (self.y_batch_stride, y[2], 1)),)
@@ -107,7 +101,7 @@ class ConvProblem(Problem):
     def matrices(self) -> tuple[int, int, int]:
         if self.lies_last:
             return 1, self.n * self.pixels, self.oc
-        return self.n, self.oc, self.od * self.pixels
+        return self.n, self.oc, self.pixels
 
     @property
     def lies_last(self) -> bool:
@@ -129,22 +123,12 @@ class ConvProblem(Problem):
         return (self.w + self.pads[1] + self.pads[3] - self.dilation[1] * (self.kw - 1) - 1) // self.stride[1] + 1
 
     @functools.cached_property
-    def od(self) -> int:
-        """Depth of the output."""
-        return (self.d + sum(self.pads_d) - self.dilation_d * (self.kd - 1) - 1) // self.stride_d + 1
-
-    @functools.cached_property
     def unaddressable(self) -> str:
         """Why no kernel can address its elements or count its window's steps; "" where one can."""
         if self.dtype not in STORAGE:
             return f"no matrix kernel for dtype {self.dtype!r}; expected one of {sorted(STORAGE)}"
-        longest = max(*self.pads, *self.pads_d, *self.stride, *self.dilation, self.stride_d, self.dilation_d)
+        longest = max(*self.pads, *self.stride, *self.dilation)
         return f"pads, strides and dilations of {longest}, expected less than {LIMIT}" if longest >= LIMIT else ""
-
-    @property
-    def flat(self) -> bool:
-        """Whether it has at most two spatial dimensions."""
-        return self.d == self.kd == self.od == 1
 
     @property
     def pixels(self) -> int:
@@ -159,27 +143,27 @@ class ConvProblem(Problem):
     @property
     def pointwise(self) -> bool:
         """Whether it is a product of pixels and weights, both read in place."""
-        return self.flat and self.taps == self.groups == 1 and self.stride == (1, 1) and max(self.pads) == 0
+        return self.taps == self.groups == 1 and self.stride == (1, 1) and max(self.pads) == 0
 
     @property
     def y_batch(self) -> int:
         """Elements from one image's result to the next."""
-        return self.y_batch_stride if self.y_batch_stride is not None else self.oc * self.od * self.pixels
+        return self.y_batch_stride if self.y_batch_stride is not None else self.oc * self.pixels
 
     @functools.cached_property
     def flops(self) -> int:
-        return 2 * self.n * self.oc * self.od * self.pixels * (self.c // self.groups) * self.kd * self.taps
+        return 2 * self.n * self.oc * self.pixels * (self.c // self.groups) * self.taps
 
     def reference(self, x: np.ndarray, w: np.ndarray) -> np.ndarray:
         if self.layout == NHWC:
-            x = x.transpose(0, 3, 1, 2)[:, :, None]
-        out, kernel = (self.od, self.oh, self.ow), (self.kd, self.kh, self.kw)
+            x = x.transpose(0, 3, 1, 2)
+        out, kernel = (self.oh, self.ow), (self.kh, self.kw)
         parts = windows(
-            x.reshape(self.n, self.groups, self.c // self.groups, self.d, self.h, self.w),
+            x.reshape(self.n, self.groups, self.c // self.groups, self.h, self.w),
             kernel,
-            (self.stride_d, *self.stride),
-            (self.dilation_d, *self.dilation),
-            (self.pads_d[0], *self.pads[:2]),
+            self.stride,
+            self.dilation,
+            self.pads[:2],
             out,
         )
         weights = w.reshape(self.groups, self.oc // self.groups, self.c // self.groups, *kernel)
@@ -205,7 +189,7 @@ def lying_as(problem: ConvProblem, x_last: bool, layout: str) -> ConvProblem:
 
 def is_depthwise(problem: ConvProblem) -> bool:
     """Whether it has one input channel per group, and a window small enough to unroll."""
-    return problem.flat and problem.c == problem.groups > 1 and problem.taps <= _MAX_DEPTHWISE_TAPS
+    return problem.c == problem.groups > 1 and problem.taps <= _MAX_DEPTHWISE_TAPS
 
 
 #: the largest number of taps of a window that is unrolled
@@ -227,8 +211,6 @@ def lying(layout: str, when: When) -> When:
 
 def no_tiles(problem: ConvProblem, caps: DeviceCapabilities) -> str:
     """Why a convolution cannot be computed as a matrix product by tiles; "" where it can."""
-    if not problem.flat:
-        return "three dimensions"
     if 0 in (problem.c, problem.h, problem.w):
         return "an input without elements"
     if problem.pixels >= EXACT_DIVISION_LIMIT:

@@ -89,8 +89,8 @@ def _tiles(problem: ConvProblem) -> tuple[int, int]:
 
 def no_winograd(problem: ConvProblem, caps: DeviceCapabilities) -> str:
     """Why `winograd` does not compute a convolution; "" where it does."""
-    window = (problem.kh, problem.kw, problem.stride, problem.dilation, problem.pads_d, problem.groups)
-    if window != (3, 3, (1, 1), (1, 1), (0, 0), 1):
+    window = (problem.kh, problem.kw, problem.stride, problem.dilation, problem.groups)
+    if window != (3, 3, (1, 1), (1, 1), 1):
         return "no 3x3 window of stride 1"
     if problem.exact:
         return "its transforms round, the sums must be exact"
