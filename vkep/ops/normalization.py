@@ -323,10 +323,10 @@ def _group_norm(b: Builder, x: Tensor, groups: int, scale: Tensor, bias: Tensor,
     mean, inv_std = _moments(b, x, images * groups, epsilon)
     each = (images, groups, channels // groups)
     mean, inv_std = (b.reshape(t, (images, groups, 1)).expand(each) for t in (mean, inv_std))
-    scale, bias = (b.cast(b.reshape(t, (1, *each[1:])), FLOAT32) for t in (scale, bias))
+    scale, bias = (b.reshape(t, (1, *each[1:])) for t in (scale, bias))
     # a factor and a shift for each channel: the result has the shape of x, and may have its layout
     factor = b.pointwise("mul", inv_std, scale)
-    shift = b.pointwise(lambda bias, mean, factor: bias - mean * factor, bias, mean, factor)
+    shift = b.pointwise(lambda mean, inv_std, scale, bias: bias - mean * (inv_std * scale), mean, inv_std, scale, bias)
     lead = (images, channels, *[1] * (x.rank - 2))
     return b.pointwise("mul_add", x, b.reshape(factor, lead), b.reshape(shift, lead))
 
