@@ -1,17 +1,21 @@
-// ArgMax and ArgMin over the middle of [outer, axis, inner] into int64 y [outer, inner]; the first NaN wins, as in numpy. Lanes
-// share a column as in reduce.comp. Among equal elements the lowest index wins, with LAST the highest.
+// ArgMax and ArgMin over the middle of [outer, axis, inner] into int64 y [outer, inner]. Lanes share a column as in reduce.comp.
+// Among equal elements the lowest index wins, with LAST the highest. A NaN wins, as in numpy; with NAN_LOSES it loses.
 //
-// With PARTED, few long rows (inner is 1) take two dispatches. STAGE 1 splits each row into `inner` parts and writes the best
-// element of each part to `parts`. STAGE 2 compares these.
+// With PARTED, columns are divided into parts of elements that lie at equal distances, and an outer position has `block` elements.
+// STAGE 1 takes x as [outer, axis, inner] with an element of each part along the middle, and writes the best one of each part to
+// `parts`, with its index in the block. STAGE 2 finds the best of the parts of a row.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
 #ifdef PARTED
 #define PARTS_OPERAND WRITTEN parts;
+#define BLOCK uint block;
 #else
 #define PARTS_OPERAND
+#define BLOCK
 #endif
-#define ARGS_BODY { uvec2 x; WRITTEN y; PARTS_OPERAND uint columns; uint axis; uint inner; uint inner_mul; uint inner_shift; }
+#define ARGS_BODY { uvec2 x; WRITTEN y; PARTS_OPERAND \
+    uint columns; uint axis; uint inner; uint inner_mul; uint inner_shift; BLOCK }
 #include "args.glsl"
 #include "elements.glsl"
 #include "fastdiv.glsl"
@@ -24,25 +28,23 @@ layout(constant_id = 6) const uint MAXIMUM = 1;
 layout(constant_id = 7) const uint LAST = 0;
 #ifdef PARTED
 layout(constant_id = 8) const uint STAGE = 1;
+layout(constant_id = 9) const uint NAN_LOSES = 0;
+#else
+const uint STAGE = 0, NAN_LOSES = 0;
 #endif
 
 TENSOR(uvec2, Int64Tensor)
 
-struct Candidate { KEY_T key; uint index; };
-// Maps an index so that the greater value wins, whether LAST is set or not.
+// Maps an index so that the lower one wins, whether LAST is set or not; a candidate keeps the mapped one.
 uint precedence(uint index) { return LAST != 0u ? ~index : index; }
 Candidate better(Candidate a, Candidate b) {
-    bool second = b.key > a.key || (b.key == a.key && precedence(b.index) < precedence(a.index));
-    return second ? b : a;
+    bool second = before(b, a);
+    return Candidate(second ? b.key : a.key, second ? b.index : a.index);
 }
-#ifdef PARTED
-layout(buffer_reference, scalar) buffer Parts { Candidate v[]; };
-#endif
 COMBINE_SHARED(best_of, Candidate, better)
 
 void main() {
     InTensor x = InTensor(operand(args.x, 0));
-    Int64Tensor y = Int64Tensor(operand(args.y, 1));
     uint width = gl_WorkGroupSize.x / SPLIT;
     uint lane = gl_LocalInvocationID.x;
     uint share = ACROSS != 0u ? lane % SPLIT : lane / width;
@@ -51,31 +53,38 @@ void main() {
     bool live = column < args.columns;
     uint i, outer = fast_divmod(live ? column : 0u, args.inner, args.inner_mul, args.inner_shift, i);
 
-    uint at = (outer * args.axis + share) * args.inner + i;
-    uint stride = SPLIT * args.inner;
-    // Neutral: no key is below 0, and its index loses (or ties with) every other.
-    Candidate best = Candidate(KEY_T(0), LAST != 0u ? 0u : 0xffffffffu);
+    uint first = outer * args.axis * args.inner, axis = live ? args.axis : 0u;
 #ifdef PARTED
-    Parts parts = Parts(operand(args.parts, 2));
-    uint length = (args.axis + args.inner - 1u) / args.inner, first = STAGE == 1u ? i * length : 0u;
-    uint end = STAGE == 1u ? min(first + length, args.axis) : args.axis;
-    for (uint k = first + share; live && k < end; k += SPLIT) {
-        Candidate found = STAGE == 1u
-            ? Candidate(sort_key(load_element(x.v[outer * args.axis + k]), MAXIMUM != 0u, ~KEY_T(0)), k)
-            : parts.v[column * args.axis + k];
-        best = better(best, found);
-    }
-    best = best_of(best, local_column * SPLIT + share, SPLIT);
+    Candidates parts = Candidates(operand(args.parts, 2));
     if (STAGE == 1u) {
-        if (live && share == 0u) parts.v[column] = best;
+        first = outer * args.block;
+        if (live && (axis - 1u) * args.inner + i >= args.block) --axis;  // not every part has a last element
+    }
+#endif
+    Candidate best = NONE;
+#ifdef PARTED
+    if (STAGE == 2u) {
+        for (uint k = share; k < axis; k += SPLIT) best = better(best, parts.v[first + k]);
+        axis = 0u;
+    }
+#endif
+    KEY_T nan_key = NAN_LOSES != 0u ? KEY_T(0) : ~KEY_T(0);
+    uint at = share * args.inner + i, found = 0u;
+    for (uint k = share; k < axis; k += SPLIT) {  // the index only grows: keys alone decide
+        KEY_T key = sort_key(load_element(x.v[first + at]), MAXIMUM != 0u, nan_key);
+        bool second = (LAST != 0u ? key >= best.key : key > best.key) || k == share;
+        best.key = second ? key : best.key;
+        found = second ? k : found;
+        at += SPLIT * args.inner;
+    }
+    if (share < axis) best.index = precedence(STAGE == 1u ? found * args.inner + i : found);
+    best = best_of(best, local_column * SPLIT + share, SPLIT);
+    if (!live || share != 0u) return;
+#ifdef PARTED
+    if (STAGE == 1u) {
+        parts.v[column] = best;
         return;
     }
-#else
-    for (uint k = share; live && k < args.axis; k += SPLIT) {
-        best = better(best, Candidate(sort_key(load_element(x.v[at]), MAXIMUM != 0u, ~KEY_T(0)), k));
-        at += stride;
-    }
-    best = best_of(best, local_column * SPLIT + share, SPLIT);
 #endif
-    if (live && share == 0u) y.v[column] = uvec2(best.index, 0u);
+    Int64Tensor(operand(args.y, 1)).v[column] = uvec2(precedence(best.index), 0u);
 }

@@ -1,5 +1,8 @@
 // Maps elements to unsigned keys of the same order, so that selection and sorting compare integers only. -0 equals +0.
 // `nan_key` decides where NaN goes. Included after elements.glsl.
+//
+// A candidate is an element's key and where it is; the one with the greater key goes first, of equal keys the one with the lower
+// index. NONE goes last.
 // Defines: KEY_FLOAT, KEY_DOUBLE, KEY_SIGNED or KEY_UNSIGNED; KEY_T (uint or uint64_t); KEY_SIGN_BIT.
 #ifndef VKEP_SORTKEY_GLSL
 #define VKEP_SORTKEY_GLSL
@@ -21,4 +24,10 @@ KEY_T sort_key(COMPUTE_T v, bool descending, KEY_T nan_key) {
 #endif
     return descending ? key : ~key;
 }
+
+struct Candidate { KEY_T key; uint index; };
+const Candidate NONE = Candidate(KEY_T(0), 0xffffffffu);
+layout(buffer_reference, scalar) buffer Candidates { Candidate v[]; };
+
+bool before(Candidate a, Candidate b) { return a.key > b.key || (a.key == b.key && a.index < b.index); }
 #endif

@@ -18,8 +18,6 @@ layout(constant_id = 6) const uint LARGEST = 1;
 
 TENSOR(uvec2, Int64Tensor)
 
-struct Candidate { KEY_T key; uint index; };
-bool before(Candidate a, Candidate b) { return a.key > b.key || (a.key == b.key && a.index < b.index); }
 Candidate better(Candidate a, Candidate b) { return before(b, a) ? b : a; }
 KEY_T key_of(COMPUTE_T v) { return sort_key(v, LARGEST != 0u, LARGEST != 0u ? ~KEY_T(0) : KEY_T(0)); }
 COMBINE_SHARED(best_of, Candidate, better)
@@ -35,10 +33,9 @@ void main() {
     uint i, outer = fast_divmod(live ? column : 0u, args.inner, args.inner_mul, args.inner_shift, i);
     uint base = outer * args.axis * args.inner + i;
     uint axis = live ? args.axis : 0u;
-    const Candidate none = Candidate(KEY_T(0), 0xffffffffu);
-    Candidate last = none;
+    Candidate last = NONE;
     for (uint place = 0u; place < args.k; ++place) {
-        Candidate best = none;
+        Candidate best = NONE;
         for (uint j = share; j < axis; j += SPLIT) {
             Candidate candidate = Candidate(key_of(load_element(x.v[base + j * args.inner])), j);
             if (place == 0u || before(last, candidate)) best = better(best, candidate);

@@ -1,16 +1,15 @@
-// TopK along the middle of x [outer, axis, inner] by a merge sort, in several dispatches of one lane per element: sorted values
-// and int64 indices [outer, k, inner] as in topk.comp. Each column is divided into runs of `run` elements.
+// Sorts parts of a column of [outer, room, inner] for TopK: a workgroup sorts a run of up to SIZE candidates in shared memory
+// and keeps the first k. They are elements of x, or candidates of an earlier dispatch: as many as `room`, or COUNTED, as
+// filtered by topk_filter.comp. If those are more than SIZE, the workgroup filters them until they are not: the k best of the
+// best ones of SIZE parts bound what remains: elements of k parts at most.
 //
-// FIRST sorts the runs: a lane counts the elements of its run that go before its own. Later dispatches merge pairs of runs: a
-// lane finds by binary search how many elements of the other run go before its own. Of equal elements the left run's go first,
-// so the order is stable. The sorted keys and the elements' places along the axis are in temporary memory [columns, axis];
-// dispatches read one pair of buffers and write another. LAST writes the result. Of a run only the first k elements are kept.
+// Results are candidates at the places of the run, or with LAST values and int64 indices [outer, k, inner] of TopK.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 keys; uvec2 places; WRITTEN next_keys; WRITTEN next_places; WRITTEN values; WRITTEN indices; \
-    uint columns; uint axis; uint axis_mul; uint axis_shift; uint inner; uint inner_mul; uint inner_shift; \
-    uint run; uint run_mul; uint run_shift; uint k; }
+#define ARGS_BODY { uvec2 x; WRITTEN found; WRITTEN sorted; WRITTEN counts; WRITTEN values; WRITTEN indices; \
+    uint columns; uint room; uint inner; uint inner_mul; uint inner_shift; \
+    uint run; uint runs; uint runs_mul; uint runs_shift; uint axis; uint k; }
 #include "args.glsl"
 #include "elements.glsl"
 #include "fastdiv.glsl"
@@ -18,69 +17,73 @@
 #include "sortkey.glsl"
 
 layout(constant_id = 4) const uint LARGEST = 1;
-layout(constant_id = 5) const uint FIRST = 1;
-layout(constant_id = 6) const uint LAST = 1;
+layout(constant_id = 5) const uint SIZE = 2048;
+layout(constant_id = 6) const uint FROM_X = 1;
+layout(constant_id = 7) const uint COUNTED = 0;
+layout(constant_id = 8) const uint LAST = 1;
 
-TENSOR(KEY_T, Keys)
-TENSOR(uint, Places)
 TENSOR(uvec2, Int64Tensor)
+layout(buffer_reference, scalar) coherent buffer Counts { uint v[]; };
+layout(buffer_reference, scalar) coherent buffer Found { Candidate v[]; };
 
-KEY_T key_of(IN_T stored) {
-    return sort_key(load_element(stored), LARGEST != 0u, LARGEST != 0u ? ~KEY_T(0) : KEY_T(0));
-}
+#include "shared_sort.glsl"
 
 void main() {
-    uint id = flat_lane();
-    if (id >= args.columns * args.axis) return;
+    uint lane = gl_LocalInvocationID.x, block;
+    uint column = fast_divmod(flat_group(), args.runs, args.runs_mul, args.runs_shift, block);
+    if (column >= args.columns) return;
     InTensor x = InTensor(operand(args.x, 0));
-    uint outer, i, at, run, within;  // `at` counts along the axis, `within` along the run
-    if (FIRST != 0u) {  // neighbouring lanes read neighbouring elements of x
-        uint row = fast_divmod(id, args.inner, args.inner_mul, args.inner_shift, i);
-        outer = fast_divmod(row, args.axis, args.axis_mul, args.axis_shift, at);
-    } else {
-        uint column = fast_divmod(id, args.axis, args.axis_mul, args.axis_shift, at);
-        outer = fast_divmod(column, args.inner, args.inner_mul, args.inner_shift, i);
-    }
-    run = fast_divmod(at, args.run, args.run_mul, args.run_shift, within);
-    uint start = run * args.run, column_start = (outer * args.inner + i) * args.axis;
+    Found found = Found(operand(args.found, 1));
+    Counts counts = Counts(operand(args.counts, 3));
+    uint i, outer = fast_divmod(column, args.inner, args.inner_mul, args.inner_shift, i);
+    uint start = block * args.run, base = (outer * args.room + start) * args.inner + i;
+    uint n = COUNTED != 0u ? counts.v[column] : min(args.run, args.room - min(start, args.room)), from;
+    if (FROM_X == 0u && COUNTED == 0u && lane == 0u) counts.v[column] = 0u;
 
-    KEY_T key;
-    uint place, rank;  // the element's place along the axis, and its rank in the sorted run
-    if (FIRST != 0u) {
-        key = key_of(x.v[id]);
-        place = at;
-        rank = 0u;
-        uint end = min(start + args.run, args.axis), from = (outer * args.axis + start) * args.inner + i;
-        for (uint j = start; j < end; ++j, from += args.inner) {
-            KEY_T other = key_of(x.v[from]);
-            rank += uint(other > key || (other == key && j < at));
+    KEY_T nan_key = LARGEST != 0u ? ~KEY_T(0) : KEY_T(0);
+    [[dont_unroll]] for (;;) {
+        bool too_many = COUNTED != 0u && n > SIZE;
+        for (uint s = lane; s < (too_many ? SIZE : n); s += gl_WorkGroupSize.x) {
+            if (FROM_X != 0u) {
+                uint place = (start + s) * args.inner + i;
+                KEY_T key = sort_key(load_element(x.v[outer * args.axis * args.inner + place]), LARGEST != 0u, nan_key);
+                put(s, Candidate(key, place));
+                continue;
+            }
+            Candidate best = found.v[base + s * args.inner];
+            if (COUNTED != 0u) {
+                for (uint t = s + SIZE; t < n; t += SIZE) {
+                    Candidate other = found.v[base + t * args.inner];
+                    if (before(other, best)) best = other;
+                }
+            }
+            put(s, best);
         }
-    } else {
-        if (within >= args.k) return;
-        Keys keys = Keys(operand(args.keys, 1));
-        key = keys.v[id];
-        place = Places(operand(args.places, 2)).v[id];
-        uint other_start = min((run ^ 1u) * args.run, args.axis);
-        uint low = other_start, high = min(other_start + min(args.run, args.k), args.axis);
-        bool right = (run & 1u) != 0u;
-        while (low < high) {
-            uint middle = (low + high) / 2u;
-            KEY_T other = keys.v[column_start + middle];
-            if (other > key || (right && other == key)) low = middle + 1u;
-            else high = middle;
+        from = sort(too_many ? SIZE : n);
+        if (!too_many) break;
+        Candidate least = at(from + args.k - 1u);
+        barrier();
+        if (lane == 0u) counts.v[column] = 0u;
+        memoryBarrierBuffer();
+        barrier();
+        // all lanes read as many elements before any of them is overwritten
+        [[dont_unroll]] for (uint first = 0u; first < n; first += gl_WorkGroupSize.x) {
+            uint t = first + lane;
+            Candidate own = t < n ? found.v[base + t * args.inner] : NONE;
+            barrier();
+            if (t < n && !before(least, own)) found.v[base + atomicAdd(counts.v[column], 1u) * args.inner] = own;
+            memoryBarrierBuffer();
+            barrier();
         }
-        rank = within + low - other_start;
-        start = (run & ~1u) * args.run;
+        n = counts.v[column];
+        barrier();
     }
-    if (rank >= args.k) return;
-
-    if (LAST != 0u) {
-        uint to = (outer * args.k + rank) * args.inner + i;
-        OutTensor(operand(args.values, 5)).v[to] = OUT_T(x.v[(outer * args.axis + place) * args.inner + i]);
-        Int64Tensor(operand(args.indices, 6)).v[to] = uvec2(place, 0u);
-    } else {
-        uint to = column_start + start + rank;
-        Keys(operand(args.next_keys, 3)).v[to] = key;
-        Places(operand(args.next_places, 4)).v[to] = place;
+    for (uint s = lane; s < min(n, args.k); s += gl_WorkGroupSize.x) {
+        Candidate c = at(from + s);
+        if (LAST != 0u) {
+            uint to = (outer * args.k + s) * args.inner + i;
+            OutTensor(operand(args.values, 4)).v[to] = OUT_T(x.v[outer * args.axis * args.inner + c.index]);
+            Int64Tensor(operand(args.indices, 5)).v[to] = uvec2(fast_div(c.index, args.inner_mul, args.inner_shift), 0u);
+        } else Candidates(operand(args.sorted, 2)).v[base + s * args.inner] = c;
     }
 }

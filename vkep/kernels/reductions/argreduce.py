@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,21 +21,25 @@ from vkep.sizes import matches
 _PARTED = {"PARTED": "1"}
 
 
-def _candidate_bytes(call: KernelCall) -> int:
-    """Bytes of an element's key and its index."""
-    return 16 if call.size_of("IN_T") == 8 else 8
+def candidate_bytes(dtype: str) -> int:
+    """Bytes of an element's key and its index (``Candidate`` in ``shaders/sortkey.glsl``)."""
+    return 16 if element_type(dtype).itemsize == 8 else 8
+
+
+def candidates_scratch(e: Emission, dtype: str, *sizes: int) -> Any:
+    """Temporary memory of so many candidates for elements of ``dtype``."""
+    return e.target.scratch("uint32", (*sizes, candidate_bytes(dtype) // 4))
 
 
 def _reach(call: KernelCall) -> Mapping[str, int]:
+    element = call.size_of("IN_T")
     if "PARTED" not in call.defines:
-        return {"x": column_blocks(call) * call["axis"] * call.size_of("IN_T"), "y": 8 * call["columns"]}
-    first = call["STAGE"] == 1
-    rows = call["columns"] // call["inner"] if first else 0
-    parts = call["columns"] * (1 if first else call["axis"])
+        return {"x": column_blocks(call) * call["axis"] * element, "y": 8 * call["columns"]}
+    first, candidate = call["STAGE"] == 1, 16 if element == 8 else 8
     return {
-        "x": rows * call["axis"] * call.size_of("IN_T"),
+        "x": ceil_div(call["columns"], call["inner"]) * call["block"] * element if first else 0,
         "y": 0 if first else 8 * call["columns"],
-        "parts": parts * _candidate_bytes(call),
+        "parts": call["columns"] * (1 if first else call["axis"]) * candidate,
     }
 
 
@@ -48,7 +53,7 @@ ARGREDUCE = Kernel(
     reach=_reach,
 )
 #: parts of a row, the shortest row that has them, and the most rows of which a workgroup each does not fill a GPU
-_PARTS, _LONG, _FEW = 64, 1 << 14, 64
+_PARTS, _LONG, _FEW = 2048, 1 << 14, 64
 
 
 @dataclass(frozen=True)
@@ -97,25 +102,40 @@ def _no_parts(problem: ArgReduceProblem, caps: DeviceCapabilities) -> str:
     return f"{problem.outer} rows, expected up to {_FEW}" if problem.outer > _FEW else ""
 
 
+def best_parts(problem: ColumnProblem, greatest: bool, parts: int, e: Emission, **spec: int) -> tuple[KernelCall, Any]:
+    """A dispatch that divides the columns of ``x`` into parts of elements that lie ``parts`` apart, and the best element of
+    each part that it finds: candidates [outer, parts, inner], with their index among an outer position's elements."""
+    columns, steps, inner = problem.columns * parts, ceil_div(problem.axis, parts), problem.inner * parts
+    share = share_columns(columns, steps, inner, e.caps, shuffles=False)
+    best = candidates_scratch(e, problem.dtype, columns)
+    call = ARGREDUCE.call(
+        **share.launch,
+        operands={"x": e["x"], "y": None, "parts": best},
+        params={
+            "columns": columns,
+            "axis": steps,
+            **magic_params("inner", inner),
+            "block": problem.axis * problem.inner,
+        },
+        spec={**share.spec, "MAXIMUM": int(greatest), "STAGE": 1, **spec},
+        defines=element_defines(problem.dtype) | key_defines(problem.dtype) | _PARTED,
+        flops=problem.elements,
+    )
+    return call, best
+
+
 def _arg_reduce_parts(problem: ArgReduceProblem, e: Emission) -> list[KernelCall]:
-    outer, axis = problem.outer, problem.axis
-    words = 4 if element_type(problem.dtype).itemsize == 8 else 2
-    scratch = e.target.scratch("uint32", (outer * _PARTS * words,))
-    operands = {**e.operands, "parts": scratch}
-    defines = element_defines(problem.dtype) | key_defines(problem.dtype) | _PARTED
-    calls = []
-    for stage, columns, length, inner in ((1, outer * _PARTS, axis, _PARTS), (2, outer, _PARTS, 1)):
-        share = share_columns(columns, ceil_div(length, inner), 1, e.caps, shuffles=False)
-        calls.append(
-            ARGREDUCE.call(
-                **share.launch,
-                operands={**operands, "y": None} if stage == 1 else {**operands, "x": None},
-                params={"columns": columns, "axis": length, **magic_params("inner", inner)},
-                spec={**share.spec, "MAXIMUM": int(problem.greatest), "LAST": int(problem.last), "STAGE": stage},
-                defines=defines,
-            )
-        )
-    return calls
+    first, best = best_parts(problem, problem.greatest, _PARTS, e, LAST=int(problem.last))
+    share = share_columns(problem.outer, _PARTS, 1, e.caps, shuffles=False)
+    second = ARGREDUCE.call(
+        **share.launch,
+        operands={"x": None, "y": e["y"], "parts": best},
+        params={"columns": problem.outer, "axis": _PARTS, **magic_params("inner", 1), "block": _PARTS},
+        spec={**share.spec, "MAXIMUM": int(problem.greatest), "LAST": int(problem.last), "STAGE": 2},
+        defines=first.defines,
+        flops=problem.outer * _PARTS,
+    )
+    return [first, second]
 
 
 implement(

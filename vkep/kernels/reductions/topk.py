@@ -1,21 +1,23 @@
-"""TopK along the middle of a tensor viewed as [outer, axis, inner]: by k searches (``shaders/topk.comp``), by histograms of
-bits that bound the result (``shaders/topk_select.comp``), or by a sort (``shaders/topk_sort.comp``)."""
+"""TopK along the middle of a tensor viewed as [outer, axis, inner]: by k searches (``shaders/topk.comp``), by a merge sort
+(``shaders/topk_sort.comp``, ``shaders/topk_merge.comp``), or by a sort of those elements that are as good as the least of the
+best k parts of a column (``shaders/argreduce.comp``, ``shaders/topk_filter.comp``)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.dtypes import DTYPES, DType
 from vkep.errors import InvalidNode
 from vkep.kernels.fastdiv import magic_params
 from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import (
     BUSY_GROUPS,
     ceil_div,
+    ceil_power_of_two,
     element_defines,
     flat_lanes,
     floor_power_of_two,
@@ -26,50 +28,79 @@ from vkep.kernels.launch import (
     share_columns,
 )
 from vkep.kernels.problem import Need
+from vkep.kernels.reductions.argreduce import best_parts, candidate_bytes, candidates_scratch
 from vkep.kernels.reductions.columns import ColumnProblem, column_blocks
 from vkep.kernels.select import Candidate, Emission, implement
 from vkep.plan.memory import piece_of
-from vkep.sizes import at_hand, hint
+from vkep.sizes import at_hand, hint, serves_others, smallest
 
 _VARIANTS = tuple(element_defines(t) | key_defines(t) for t in ("float32", "float16", "int32", "int64", "uint8"))
 
 
+def _candidate(call: KernelCall) -> int:
+    return 16 if call.size_of("KEY_T") == 8 else 8
+
+
+def _results(call: KernelCall) -> dict[str, int]:
+    found = column_blocks(call) * call["k"]
+    return {"values": found * call.size_of("OUT_T" if "OUT_T" in call.defines else "IN_T"), "indices": found * 8}
+
+
 def _search_reach(call: KernelCall) -> Mapping[str, int]:
-    blocks, element = column_blocks(call), call.size_of("IN_T")
-    found = blocks * call["k"]
-    return {"x": blocks * call["axis"] * element, "values": found * element, "indices": found * 8}
+    return {"x": column_blocks(call) * call["axis"] * call.size_of("IN_T"), **_results(call)}
 
 
 def _sort_reach(call: KernelCall) -> Mapping[str, int]:
-    first, last = call["FIRST"], call["LAST"]
-    elements, found = call["columns"] * call["axis"], call["columns"] * call["k"]
-    key, element = call.size_of("KEY_T"), call.size_of("IN_T")
+    blocks, last, from_x = column_blocks(call), call["LAST"], call["FROM_X"]
+    lists = blocks * call["room"] * _candidate(call)
     return {
-        "x": elements * element if first or last else 0,
-        "keys": 0 if first else elements * key,
-        "places": 0 if first else elements * 4,
-        "next_keys": 0 if last else elements * key,
-        "next_places": 0 if last else elements * 4,
-        "values": found * element if last else 0,
-        "indices": found * 8 if last else 0,
+        "x": blocks * call["axis"] * call.size_of("IN_T") if last or from_x else 0,
+        "found": 0 if from_x else lists,
+        "sorted": 0 if last else lists,
+        "counts": 4 * call["columns"] if call["COUNTED"] or not (from_x or last) else 0,
+        **(_results(call) if last else {"values": 0, "indices": 0}),
+    }
+
+
+def _filter_reach(call: KernelCall) -> Mapping[str, int]:
+    blocks, candidate = column_blocks(call), _candidate(call)
+    return {
+        "x": blocks * call["axis"] * call.size_of("IN_T"),
+        "best": blocks * call["parts"] * candidate,
+        "found": blocks * call["capacity"] * candidate,
+        "counts": 4 * call["columns"],
+    }
+
+
+def _merge_reach(call: KernelCall) -> Mapping[str, int]:
+    blocks, last = column_blocks(call), call["LAST"]
+    lists = blocks * call["axis"] * _candidate(call)
+    return {
+        "x": blocks * call["axis"] * call.size_of("IN_T") if last else 0,
+        "sorted": lists,
+        "merged": 0 if last else lists,
+        **(_results(call) if last else {"values": 0, "indices": 0}),
     }
 
 
 TOPK = Kernel("topk.comp", variants=_VARIANTS, reach=_search_reach)
-TOPK_SELECT = Kernel("topk_select.comp", variants=_VARIANTS, reach=_search_reach)
 TOPK_SORT = Kernel("topk_sort.comp", variants=_VARIANTS, reach=_sort_reach)
+TOPK_FILTER = Kernel("topk_filter.comp", variants=_VARIANTS, reach=_filter_reach)
+TOPK_MERGE = Kernel("topk_merge.comp", variants=_VARIANTS, reach=_merge_reach)
 
-#: the longest axis that is one run, and the most elements of a run of a longer one
-_WHOLE, _RUN = 512, 128
-#: the most elements of a run where a plan that was made for a shorter axis is used
-_LONGEST_RUN = 32 * _RUN
+#: the most elements that a workgroup sorts
+_MOST_SORTED = 2048
+#: how much longer an axis may become that a plan with sizes sorts
+_GROWTH = 16
 #: the most rounds, also where a plan that was made for a smaller k is used
 _MOST_ROUNDS = 256
-#: the most elements that a selection sorts (``SURVIVORS`` in ``shaders/topk_select.comp``), and the bins of its histograms
-_SURVIVORS = 2048
-#: costs, in comparisons of two elements: of all merges of an element, of a choice among a column's lanes, of a dispatch,
-#: of an element or a bin in a selection's histograms, of an element in a step of its sort, of its barriers
-_MERGING, _CHOICE, _DISPATCH, _COUNTING, _EXCHANGE, _BARRIERS = 32, 16, 100, 8, 4, 200
+#: elements of a pair of runs that a lane merges
+_CHUNK = 16
+#: elements of a part that a lane filters (``shaders/topk_filter.comp``)
+_PIECE = 32
+#: costs: of a look at an element in a search, of a choice among a column's lanes, of moving an element in a merge,
+#: of a dispatch on a CPU and on a GPU
+_LOOK, _CHOICE, _MOVE, _DISPATCH = 1, 16, 4, (8000, 300)
 
 
 @dataclass(frozen=True)
@@ -77,9 +108,9 @@ class TopKProblem(ColumnProblem):
     """``values`` (of ``dtype``) and ``indices`` (int64), both [outer, k, inner]: the k largest (else smallest) elements
     of the middle of ``x``, in order; equal ones by lower index first; NaN counts as the largest.
 
-    Work is ``axis * k`` comparisons per column for small k, ``axis + k * log(k)**2`` for k up to some thousand, else
-    ``axis * log(axis)**2`` with temporary memory of two keys (4 or 8 bytes) and two places (4 bytes) an element. Raises
-    `InvalidNode` unless ``0 <= k <= axis``.
+    Work is ``axis * k`` comparisons per column for small k, ``axis + k * log(k)`` for k up to a thousand, else
+    ``axis * log(axis)``. Temporary memory is two keys (4 or 8 bytes) and places an element at most. Raises `InvalidNode`
+    unless ``0 <= k <= axis``.
     """
 
     k: int = 1
@@ -102,15 +133,10 @@ class TopKProblem(ColumnProblem):
         return np.take_along_axis(x, order, axis=1), order
 
 
-def _takes_sort(problem: TopKProblem, caps: DeviceCapabilities) -> str:
-    needed = hint(problem.elements) * _key_type(problem.dtype).itemsize if _merges(problem.axis) else 0
-    if needed > piece_of(caps.max_buffer_size):
-        return f"a sort needs temporary buffers of {needed} bytes; a buffer of {caps.name} holds {caps.max_buffer_size}"
-    return ""
-
-
-def _key_type(dtype: str) -> DType:
-    return DTYPES["uint64" if key_defines(dtype)["KEY_T"] == "uint64_t" else "uint32"]
+def _room(dtype: str, caps: DeviceCapabilities) -> int:
+    """The most elements that a workgroup sorts: two keys and places each in shared memory."""
+    each = 2 * (4 + (8 if candidate_bytes(dtype) == 16 else 4))
+    return min(_MOST_SORTED, floor_power_of_two(caps.max_shared_memory_bytes // each))
 
 
 def _takes_rounds(problem: TopKProblem, caps: DeviceCapabilities) -> str:
@@ -118,7 +144,7 @@ def _takes_rounds(problem: TopKProblem, caps: DeviceCapabilities) -> str:
 
 
 def _takes_selection(problem: TopKProblem, caps: DeviceCapabilities) -> str:
-    return _takes("selection", problem, caps, _SURVIVORS)
+    return _takes("selection", problem, caps, _room(problem.dtype, caps) // 2)
 
 
 def _takes(name: str, problem: TopKProblem, caps: DeviceCapabilities, most: int) -> str:
@@ -129,39 +155,64 @@ def _takes(name: str, problem: TopKProblem, caps: DeviceCapabilities, most: int)
     return "" if problem.k <= most else f"k is {problem.k}, expected up to {most}"
 
 
+def _takes_sort(problem: TopKProblem, caps: DeviceCapabilities) -> str:
+    needed = hint(problem.elements) * candidate_bytes(problem.dtype) if _merges(problem, caps) else 0
+    if needed > piece_of(caps.max_buffer_size):
+        return f"a sort needs temporary buffers of {needed} bytes; a buffer of {caps.name} holds {caps.max_buffer_size}"
+    return ""
+
+
 @at_hand
 def _fastest(k: int, axis: int, columns: int, inner: int, dtype: str, caps: DeviceCapabilities) -> str:
-    """The candidate that is expected to be the fastest. All compare elements; a GPU has many lanes for that, of which
-    searches and selections use few where there are few columns."""
-    merges = _merges(axis)
-    if not merges:
-        return "rounds" if k * 8 <= axis else "sort"
-    cpu = is_cpu(caps)
+    """The candidate that is expected to be the fastest. A GPU has many lanes, of which each candidate uses as many as it
+    has work for; on a CPU driver all of them share few cores."""
+    cpu, room, columns = is_cpu(caps), _room(dtype, caps), max(columns, 1)
     at_once = 1 if cpu else BUSY_GROUPS * lanes(caps, columns * axis)
-    columns = max(columns, 1)
-    costs = {"sort": (ceil_div(axis, 1 << merges) + _MERGING) * ceil_div(columns * axis, at_once) + merges * _DISPATCH}
+    dispatch = _DISPATCH[0 if cpu else 1]
+
+    def sorting(count: int) -> int:  # in a workgroup for each column
+        local = 1 if cpu else _sort_lanes(room, caps)
+        levels = count.bit_length()
+        searches = 0 if cpu else levels * levels
+        return (levels * _MOVE * ceil_div(count, local) + searches) * ceil_div(columns * local, at_once)
+
+    def looking(count: int, split: int) -> int:  # by so many lanes for each column
+        return _LOOK * (ceil_div(count, split) + (_CHOICE if split > 1 else 0)) * ceil_div(columns * split, at_once)
+
+    merges = (ceil_div(axis, room) - 1).bit_length()
+    blocks = ceil_div(axis, room) * sorting(min(axis, room)) if cpu else sorting(min(axis, room))
+    merging = merges * (dispatch + _MOVE * ceil_div(columns * axis, at_once))
+    costs = {"sort": dispatch + blocks + merging}
     if k <= _MOST_ROUNDS:
         split = share_columns(columns, axis, inner, caps, shuffles=False).split
-        each = ceil_div(axis, split) + (_CHOICE if split > 1 else 0)
-        costs["rounds"] = k * each * ceil_div(columns * split, at_once)
-    local = _selection_lanes(caps)
-    shared = _SURVIVORS * (_key_type(dtype).itemsize + 4) + 4 * local + 16
-    if k <= _SURVIVORS and shared <= caps.max_shared_memory_bytes:
-        side, bits = 1 if cpu else local, (k - 1).bit_length()
-        sorting = bits * (bits + 1) // 2 * _EXCHANGE * ceil_div(1 << bits, side)
-        each = _COUNTING * ceil_div(axis + _SURVIVORS, side) + sorting + _BARRIERS
-        costs["selection"] = each * ceil_div(columns * side, at_once)
+        costs["rounds"] = dispatch + k * looking(axis, 1 if cpu else split)
+    if 2 * k <= room < axis:
+        parts = _parts(k, room)
+        costs["selection"] = 4 * dispatch + looking(axis, parts) + looking(k * ceil_div(axis, parts), parts)
+        costs["selection"] += sorting(parts) + sorting(2 * k)
     return min(costs, key=costs.__getitem__)
 
 
-def _selection_lanes(caps: DeviceCapabilities) -> int:
-    return floor_power_of_two(min(32 if is_cpu(caps) else 1024, caps.max_workgroup_invocations))
-
-
 @at_hand
-def _merges(axis: int) -> int:
+def _parts(k: int, room: int) -> int:
+    """Into how many parts a selection of ``k`` divides a column: the more, the fewer elements remain."""
+    return max(min(4 * ceil_power_of_two(k), room), min(256, room))
+
+
+def _sort_lanes(size: int, caps: DeviceCapabilities) -> int:
+    """Lanes of a workgroup that sorts ``size`` elements. On a CPU driver lanes beyond a subgroup only wait for others."""
+    most = floor_power_of_two(caps.max_workgroup_invocations)
+    return min(caps.subgroup_size if is_cpu(caps) else max(size // 8, 32), most)
+
+
+def _merges(problem: TopKProblem, caps: DeviceCapabilities) -> int:
     """How often pairs of runs are merged: the axis has ``2**merges`` runs."""
-    return 0 if axis <= _WHOLE else (ceil_div(axis, _RUN) - 1).bit_length()
+    longest = hint(problem.axis) * (_GROWTH if serves_others(problem.axis) else 1)
+    return int((ceil_div(longest, _room(problem.dtype, caps)) - 1).bit_length())
+
+
+def _defines(problem: TopKProblem) -> dict[str, str]:
+    return element_defines(problem.dtype) | key_defines(problem.dtype)
 
 
 def _rounds(problem: TopKProblem, e: Emission) -> KernelCall:
@@ -172,63 +223,118 @@ def _rounds(problem: TopKProblem, e: Emission) -> KernelCall:
         operands=e.operands,
         params=problem.params | {"k": problem.k},
         spec={**share.spec, "LARGEST": int(problem.largest)},
-        defines=element_defines(problem.dtype) | key_defines(problem.dtype),
+        defines=_defines(problem),
         flops=problem.elements * problem.k,
     )
 
 
-def _selected(problem: TopKProblem, e: Emission) -> KernelCall:
-    """A workgroup bounds a column's result by histograms of bits, and sorts what is within the bound."""
-    return TOPK_SELECT.call(
-        grid=grid(problem.columns),
-        operands=e.operands,
-        params=problem.params | {"k": problem.k},
-        spec={"LARGEST": int(problem.largest)},
-        defines=element_defines(problem.dtype) | key_defines(problem.dtype),
-        local_size=(_selection_lanes(e.caps),),
-        flops=problem.columns * (problem.axis * _COUNTING + 32 * problem.k),
+def _sort(
+    problem: TopKProblem,
+    e: Emission,
+    size: int,
+    length: int,
+    run: int,
+    runs: int,
+    operands: Mapping[str, Any],
+    **spec: int,
+) -> KernelCall:
+    """A dispatch that sorts ``runs`` runs of ``run`` elements of each column, up to ``size``."""
+    local = _sort_lanes(size, e.caps)
+    none = dict.fromkeys(("x", "found", "sorted", "counts", "values", "indices"))
+    params = {**magic_params("inner", problem.inner), **magic_params("runs", runs)}
+    return TOPK_SORT.call(
+        grid=grid(problem.columns * runs),
+        operands={**none, **operands},
+        params={
+            **params,
+            "columns": problem.columns,
+            "room": length,
+            "run": run,
+            "axis": problem.axis,
+            "k": problem.k,
+        },
+        spec={"LARGEST": int(problem.largest), "SIZE": size, **spec},
+        defines=_defines(problem),
+        local_size=(local,),
+        flops=problem.columns * runs * hint(run) * hint(run).bit_length(),
     )
 
 
+def _selected(problem: TopKProblem, e: Emission) -> list[KernelCall]:
+    """The k-th of the best elements of parts bounds what is sorted."""
+    outer, axis, inner, k = problem.outer, problem.axis, problem.inner, problem.k
+    parts = _parts(k, _room(problem.dtype, e.caps))
+    while 2 * k > parts:  # never for the size at hand; a plan with sizes has it as a condition
+        parts *= 2
+    steps = ceil_div(axis, parts)
+    capacity = k * steps
+    first, best = best_parts(problem, problem.largest, parts, e, NAN_LOSES=int(not problem.largest))
+    ordered = candidates_scratch(e, problem.dtype, outer * parts * inner)
+    found = candidates_scratch(e, problem.dtype, outer * capacity * inner)
+    counts = e.target.scratch("uint32", (problem.columns,))
+    pieces = ceil_div(steps, _PIECE)
+    x, results = {"x": e["x"]}, {"values": e["values"], "indices": e["indices"]}
+    bound = _sort(
+        problem, e, parts, parts, parts, 1, {"found": best, "sorted": ordered, "counts": counts}, FROM_X=0, LAST=0
+    )
+    filtered = TOPK_FILTER.call(
+        **flat_lanes(e.caps, problem.columns * k * pieces),
+        operands={**x, "best": ordered, "found": found, "counts": counts},
+        params={
+            **problem.params,
+            **magic_params("pieces", pieces),
+            **magic_params("k", k),
+            "parts": parts,
+            "capacity": capacity,
+        },
+        spec={"LARGEST": int(problem.largest)},
+        defines=_defines(problem),
+        flops=problem.columns * k * steps,
+    )
+    last = _sort(
+        problem, e, parts, capacity, parts, 1, {**x, "found": found, "counts": counts, **results}, FROM_X=0, COUNTED=1
+    )
+    return [first, bound, filtered, last]
+
+
 def _sorted(problem: TopKProblem, e: Emission) -> list[KernelCall]:
-    """Each lane ranks one element within its run, then in each merged pair of runs. The number of runs is a power of two
-    that the size at hand decides; their length follows from the axis."""
-    merges = _merges(problem.axis)
-    while problem.axis > _LONGEST_RUN << merges:  # never for the size at hand; a plan with sizes has it as a condition
+    """Workgroups sort runs of a column, then pairs of runs are merged. The number of runs is a power of two that the size
+    at hand decides; their length follows from the axis."""
+    room, merges = _room(problem.dtype, e.caps), _merges(problem, e.caps)
+    while problem.axis > room << merges:  # never for the size at hand; a plan with sizes has it as a condition
         merges += 1
-    shape = (problem.columns, problem.axis)
-    key = _key_type(problem.dtype).name
+    size = room if serves_others(problem.axis) else max(ceil_power_of_two(ceil_div(problem.axis, 1 << merges)), 4)
+    shape = (problem.elements,)
     # a merge reads what the one before it wrote, and writes what that one read
-    buffers = [(e.target.scratch(key, shape), e.target.scratch("uint32", shape)) for _ in range(min(merges, 2))]
+    buffers = [candidates_scratch(e, problem.dtype, *shape) for _ in range(min(merges, 2))]
     result = {"values": e["values"], "indices": e["indices"]}
     run = ceil_div(problem.axis, 1 << merges)
-    calls = []
-    for stage in range(merges + 1):
-        first, last = stage == 0, stage == merges
-        keys, places = (None, None) if first else buffers[(stage - 1) % 2]
-        next_keys, next_places = (None, None) if last else buffers[stage % 2]
-        length = run << max(stage - 1, 0)
+    to = {"sorted": buffers[0]} if merges else result
+    calls = [_sort(problem, e, size, problem.axis, run, 1 << merges, {"x": e["x"], **to}, LAST=int(not merges))]
+    for stage in range(merges):
+        last = stage == merges - 1
+        length = run << stage
+        pair_bits = merges - 1 - stage
+        chunks = ceil_div(smallest(2 * length, problem.k), _CHUNK)
         calls.append(
-            TOPK_SORT.call(
-                **flat_lanes(e.caps, problem.elements),
+            TOPK_MERGE.call(
+                **flat_lanes(e.caps, problem.columns * chunks << pair_bits),
                 operands={
-                    "x": e["x"] if first or last else None,
-                    "keys": keys,
-                    "places": places,
-                    "next_keys": next_keys,
-                    "next_places": next_places,
+                    "x": e["x"] if last else None,
+                    "sorted": buffers[stage % 2],
+                    "merged": None if last else buffers[(stage + 1) % 2],
                     **(result if last else dict.fromkeys(result)),
                 },
                 params={
-                    "columns": problem.columns,
+                    **problem.params,
+                    "run": length,
+                    **magic_params("chunks", chunks),
+                    "pair_bits": pair_bits,
                     "k": problem.k,
-                    **magic_params("axis", problem.axis),
-                    **magic_params("inner", problem.inner),
-                    **magic_params("run", length),
                 },
-                spec={"LARGEST": int(problem.largest), "FIRST": int(first), "LAST": int(last)},
-                defines=element_defines(problem.dtype) | key_defines(problem.dtype),
-                flops=problem.elements * (hint(run) if first else hint(length).bit_length()),
+                spec={"CHUNK": _CHUNK, "LAST": int(last)},
+                defines=_defines(problem),
+                flops=hint(problem.columns * chunks << pair_bits) * _CHUNK,
             )
         )
     return calls
