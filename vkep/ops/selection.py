@@ -20,7 +20,6 @@ from vkep.kernels.reductions.cumsum import ScanProblem
 from vkep.kernels.tokens.token_paths import BifurcationProblem, WarpProblem
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SIGNED, UNSIGNED
 from vkep.ops.gather import gathered, scatter_elements_
-from vkep.ops.generators import positions
 from vkep.ops.reduction import scan, top_k_1, top_k_of
 from vkep.ops.registry import SIZED, operator
 from vkep.sizes import largest, serves_others, smallest, whole
@@ -114,21 +113,17 @@ def non_max_suppression_fill(
     if not 0 <= overlap <= 1:
         b.invalid(f"iou_threshold is {overlap}, expected 0 to 1")
     problem = NonMaxSuppressionProblem(batches, classes, box_count, most, overlap, least, bool(center_point_box))
-    picks, counts = b.empty(INT64, [problem.pairs, most, 3]), b.empty(INT64, [problem.pairs])
-    b.compute(problem, [b.contiguous(boxes), b.contiguous(scores)], [picks, counts])
-    if not picks.size:
+    rows, count = b.empty(INT64, [problem.pairs * most, 3]), b.empty(INT64, [1])
+    if not rows.size:
         return [b.constant(np.zeros((0, 3), np.int64)), b.constant(np.zeros(1, np.int64))]
-    taken = b.pointwise("lt", positions(b, most, np.int64), b.reshape(counts, [problem.pairs, 1]), dtype=BOOL)
-    found, count = positions_of(b, taken)
-    places = b.reshape(positions(b, taken.size, np.int64), found.shape)
-    used = b.pointwise(lambda at, place, n: fn.where(place < n, at, 0), found, places, count)
-    return [gathered(b, b.reshape(picks, [taken.size, 3]), used), count]
+    b.compute(problem, [b.contiguous(boxes), b.contiguous(scores)], [rows, count])
+    return [rows, count]
 
 
 @operator("NonMaxSuppressionTake", domain=SIZED, types={})
 def non_max_suppression_take(
     b: Builder,
-    picks: Tensor,
+    rows: Tensor,
     count: Tensor,
     boxes: Tensor,
     scores: Tensor,
@@ -138,7 +133,7 @@ def non_max_suppression_take(
     *,
     center_point_box: int = 0,
 ) -> Tensor:
-    return picks.slice(0, 0, whole(b.number(count, "the number of selected boxes")))
+    return rows.slice(0, 0, whole(b.number(count, "the number of selected boxes")))
 
 
 @operator("com.microsoft.DynamicTimeWarpingFill", domain=SIZED, types={"x": ("float32",)})
