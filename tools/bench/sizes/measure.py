@@ -85,7 +85,7 @@ def _counted() -> Iterator[_Counts]:
     counts, plan, make = _Counts(), Planner.plan, PipelineStore._make
 
     def planned(self: Planner, nodes: Any, known: Any, outputs: Any, *given: Any, **more: Any) -> Any:
-        counts.plans[tuple(outputs)] += 1
+        counts.plans[tuple([node.outputs for node in nodes])] += 1
         return plan(self, nodes, known, outputs, *given, **more)
 
     def made(self: PipelineStore, keys: Any, progress: Any) -> None:
