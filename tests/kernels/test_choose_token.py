@@ -32,6 +32,7 @@ def test_it_is_numpys(gpu: Harness, caps: DeviceCapabilities, dtype: str, vocabu
     chances = rng.random(rows).astype(np.float32)
     settings = np.array([settings_of(s, float(c)) for s, c in zip(EACH, chances, strict=True)], np.float32)
     seen = rng.integers(0, vocabulary, (rows, 5))
+    seen[:, 0] = x[:, :vocabulary].argmax(1)  # a penalty changes the choice
     never = np.array([3, 4700, vocabulary, -1], np.int64)  # the last two are no tokens
     given = [Tensor(x.reshape(-1)[: rows * stride - 3]), Tensor(settings)]
     given += [Tensor(seen), Tensor(never)] if changed else []
