@@ -50,6 +50,7 @@ def _collected(*arguments: str) -> set[str]:
     return {line for line in done.stdout.splitlines() if "::" in line}
 
 
+@pytest.mark.slow
 def test_the_option_adds_to_what_runs_by_default() -> None:
     usual, all_ = _collected(), _collected("--nightly")
     assert usual < all_

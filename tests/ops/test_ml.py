@@ -102,6 +102,7 @@ def test_feature_vectorizer(dtype: Any) -> None:
     check_ml("FeatureVectorizer", inputs, inputdimensions=[2, 3, 6])
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", FEATURES)
 @pytest.mark.parametrize("shape", [(6,), (3, 6), (2, 3, 6)])
 def test_array_feature_extractor(dtype: Any, shape: tuple[int, ...]) -> None:
