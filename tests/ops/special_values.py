@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 FLOATS: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": bfloat16, "float64": np.float64}
 
 #: zeros, units, integers of both parities, halves, large numbers, infinities, NaN (each with both signs)
-_SIZES = [0.0, 1.0, 0.5, 1.5, 2.0, 2.5, 3.0, 7.0, 60.0, 1e-3, 300.0, math.inf]
+_SIZES = [0.0, 1.0, 0.5, 1.5, 2.0, 2.5, 3.0, 7.0, 60.0, 88.0, 1e-7, 1e-3, 300.0, math.inf]
 
 
 def special(dtype: Any) -> Array:
@@ -75,7 +75,7 @@ UNARY: dict[str, Case] = {
     "IsNaN": Case(np.isnan),
     "LeakyRelu": Case(lambda x: np.where(x < 0, _wide(0.01) * x, x)),
     "Log": Case(np.log),
-    "Mish": Case(lambda x: x * np.tanh(np.logaddexp(0, x)), error=_EXPONENTIAL),
+    "Mish": Case(lambda x: x * np.tanh(np.logaddexp(0, x)), error=_EXPONENTIAL, absolute=1e-36),
     "Neg": Case(np.negative),
     "Reciprocal": Case(lambda x: 1 / x),
     "Relu": Case(lambda x: np.where(np.isnan(x) | (x > 0), x, 0)),

@@ -3,64 +3,35 @@ in float32 and float16, wholly on Vulkan, against ONNX's reference evaluator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnx
 import pytest
-from onnx import helper, numpy_helper
 
-from tests.ops.cases import model_of, on_vulkan
+from tests.ops.cases import assert_like, model_of, on_vulkan
 from tests.session.models import reference
-from vkep import InferenceSession
 
-Open = Callable[..., InferenceSession]
-SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.5, 88.0, -88.0, 1e-7, 2.5, 3.5], np.float64)
+pytestmark = pytest.mark.usefixtures("vulkan")
 FLOATS = [np.float32, np.float16]
 
 
-def _one(
-    op: str, inputs: list[Any], outputs: int = 1, opset: int = 18, constants: Any = (), **attributes: Any
-) -> onnx.ModelProto:
-    """A model of one node; the inputs at the positions in ``constants`` are initializers."""
-    names = ["" if a is None else f"x{i}" for i, a in enumerate(inputs)]
-    node = helper.make_node(op, names, [f"y{i}" for i in range(outputs)], **attributes)
-    given = [(n, a) for i, (n, a) in enumerate(zip(names, inputs, strict=True)) if a is not None and i not in constants]
-    weights = [numpy_helper.from_array(np.asarray(inputs[i]), names[i]) for i in constants if inputs[i] is not None]
-    graph = helper.make_graph(
-        [node],
-        op,
-        [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in given],
-        [onnx.ValueInfoProto(name=n) for n in node.output],
-        weights,
+def _run(op: str, inputs: list[Any], outputs: int = 1, opset: int = 18, constants: Any = (), **attributes: Any) -> Any:
+    """The results and the reference's of a node whose inputs at the positions in ``constants`` are initializers."""
+    values = {f"x{k}": np.asarray(value) for k, value in enumerate(inputs)}
+    names, known = [f"y{k}" for k in range(outputs)], [f"x{k}" for k in constants]
+    model = model_of(op, values, outputs=names, constants=known, opset=opset, **attributes)
+    return on_vulkan(model, values), functools.partial(
+        reference, model, {i.name: values[i.name] for i in model.graph.input}
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
-    return onnx.shape_inference.infer_shapes(model)
 
 
-def _check(
-    open_session: Open, op: str, inputs: list[Any], outputs: int = 1, rtol: float | None = None, **more: Any
-) -> list[np.ndarray]:
-    model = _one(op, inputs, outputs, **more)
-    feeds = {v.name: inputs[int(v.name[1:])] for v in model.graph.input}
-    session = open_session(model)
-    assert session.report().all_on_vulkan, str(session.report())
-    got = session.run(None, feeds)
+def _check(op: str, inputs: list[Any], outputs: int = 1, rtol: float | None = None, **more: Any) -> list[np.ndarray]:
+    got, expected = _run(op, inputs, outputs, **more)
+    half = got[0].dtype == np.float16
     with np.errstate(all="ignore"):
-        expected = reference(model, feeds)
-    for g, e in zip(got, expected, strict=True):
-        e = np.asarray(e)
-        assert g.dtype == e.dtype and g.shape == e.shape
-        half = g.dtype == np.float16
-        tolerance = rtol or (2e-3 if half else 2e-5)
-        np.testing.assert_allclose(
-            g.astype(np.float64) if half else g,
-            e.astype(np.float64) if half else e,
-            rtol=tolerance,
-            atol=2e-3 if half else 1e-5,
-        )
+        assert_like(got, expected(), rtol or (2e-3 if half else 2e-5), 2e-3 if half else 1e-5)
     return got
 
 
@@ -70,25 +41,13 @@ def _normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.
 
 # ---- elementwise
 
-UNARY = ["Abs", "Neg", "Relu", "Sigmoid", "Tanh", "Exp", "Sqrt", "Erf", "Floor", "Ceil", "Round", "Reciprocal",
-         "Sign", "Softplus", "Softsign", "LeakyRelu", "Elu", "Selu", "HardSigmoid", "HardSwish",
-         "Log", "Sin", "Cos", "Identity"]  # fmt: skip
 BINARY = ["Add", "Sub", "Mul", "Div"]
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("op", UNARY)
-def test_unary_special_values(open_session: Open, op: str, dtype: Any) -> None:
-    values = SPECIAL.astype(dtype)
-    if op in ("Sin", "Cos"):
-        values = values[np.isfinite(values) & (np.abs(values) < 10)]
-    _check(open_session, op, [values])
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 1, 5), (0, 3), (2, 3, 1, 1, 2, 3)])
 @pytest.mark.parametrize("op", ["Sigmoid", "Relu", "IsNaN"])
-def test_unary_shapes(open_session: Open, rng: np.random.Generator, op: str, shape: tuple[int, ...]) -> None:
-    _check(open_session, op, [_normal(rng, shape, np.float32)])
+def test_unary_shapes(rng: np.random.Generator, op: str, shape: tuple[int, ...]) -> None:
+    _check(op, [_normal(rng, shape, np.float32)])
 
 
 SHAPES = [((3, 5), (3, 5)), ((3, 5), ()), ((), (3, 5)), ((3, 1), (1, 5)), ((2, 3, 4), (3, 1)), ((1,), (7,)), ((0, 4), (1, 4)),
@@ -97,44 +56,32 @@ SHAPES = [((3, 5), (3, 5)), ((3, 5), ()), ((), (3, 5)), ((3, 1), (1, 5)), ((2, 3
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
-def test_broadcasting(open_session: Open, rng: np.random.Generator, shapes: Any, dtype: Any) -> None:
+def test_broadcasting(rng: np.random.Generator, shapes: Any, dtype: Any) -> None:
     a, b = (_normal(rng, s, dtype) for s in shapes)
     for op in BINARY:
-        _check(open_session, op, [a, b])
+        _check(op, [a, b])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
 @pytest.mark.parametrize("op", [*BINARY, "Max", "Less", "GreaterOrEqual", "Pow", "Mod"])
-def test_a_constant_of_one_element_may_add_axes(open_session: Open, op: str, dtype: Any) -> None:
+def test_a_constant_of_one_element_may_add_axes(op: str, dtype: Any) -> None:
     more = {"fmod": 1} if op == "Mod" and dtype == np.float32 else {}
     one = np.full((1, 1, 1), 5, dtype)
     for x in (np.array([[1, 2, 3], [4, 5, 6]], dtype), np.array(3, dtype)):
-        _check(open_session, op, [x, one], constants=(1,), **more)
-        _check(open_session, op, [one, x], constants=(0,), **more)
-
-
-@pytest.mark.parametrize("op", [*BINARY, "Max", "Min", "Less", "Equal", "Pow", "PRelu"])
-def test_binary_special_values(open_session: Open, op: str) -> None:
-    values = SPECIAL.astype(np.float32)
-    a, b = (g.reshape(-1) for g in np.meshgrid(values, values))
-    if op == "PRelu":  # the reference multiplies where it then takes x
-        keep = (a != 0) | np.isfinite(b)
-        a, b = a[keep], b[keep]
-    _check(open_session, op, [np.ascontiguousarray(a), np.ascontiguousarray(b)])
+        _check(op, [x, one], constants=(1,), **more)
+        _check(op, [one, x], constants=(0,), **more)
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.int8, np.uint8])
 @pytest.mark.parametrize("op", ["Add", "Sub", "Mul", "Div", "Mod", "Max", "Less", "Equal"])
-def test_whole_numbers_wrap_and_truncate(open_session: Open, op: str, dtype: Any) -> None:
+def test_whole_numbers_wrap_and_truncate(op: str, dtype: Any) -> None:
     info = np.iinfo(dtype)
     values = np.array([info.min, info.min + 1, 0, 1, 2, 3, 7, info.max - 1, info.max], dtype)
     a, b = (g.reshape(-1) for g in np.meshgrid(values, values))
     if op in ("Div", "Mod"):
         keep = (b != 0) & ~((a == info.min) & (b.astype(np.int64) == -1))
         a, b = a[keep], b[keep]
-    expected_model = _one(op, [a, b])
-    session = open_session(expected_model)
-    got = session.run(None, {"x0": a, "x1": b})[0]
+    [got], by_reference = _run(op, [a, b])
     with np.errstate(all="ignore"):
         if op == "Div":  # ONNX truncates; the reference evaluator of some versions floors
             quotient = (
@@ -145,21 +92,21 @@ def test_whole_numbers_wrap_and_truncate(open_session: Open, op: str, dtype: Any
             )
             expected: Any = quotient.astype(dtype)
         else:
-            expected = reference(expected_model, {"x0": a, "x1": b})[0]
+            expected = by_reference()[0]
     np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize("base", [3, -3, 7, -1, 2, 0])
-def test_integer_powers_are_exact(open_session: Open, base: int) -> None:
+def test_integer_powers_are_exact(base: int) -> None:
     for dtype, exponents in ((np.int32, range(11)), (np.int64, range(21))):
         x, e = np.full(len(exponents), base, dtype), np.array(exponents, dtype)
-        got = _check(open_session, "Pow", [x, e])[0]
+        got = _check("Pow", [x, e])[0]
         np.testing.assert_array_equal(got, [base**k for k in exponents])
 
 
-def test_where(open_session: Open, rng: np.random.Generator) -> None:
+def test_where(rng: np.random.Generator) -> None:
     c, x, y = rng.random((3, 1)) < 0.5, _normal(rng, (5,), np.float32), _normal(rng, (3, 5), np.float32)
-    _check(open_session, "Where", [c, x, y])
+    _check("Where", [c, x, y])
 
 
 CASTS: list[tuple[Any, int]] = [(np.float32, 7), (np.float32, 9), (np.float32, 10), (np.float16, 1), (np.int64, 1)]
@@ -167,10 +114,10 @@ CASTS += [(np.int64, 6), (np.int32, 7), (np.bool_, 1), (np.float32, 3), (np.uint
 
 
 @pytest.mark.parametrize(("source", "target"), CASTS)
-def test_casts(open_session: Open, source: Any, target: int) -> None:
+def test_casts(source: Any, target: int) -> None:
     values = np.array([0, 1, -1, 1.5, -2.5, 100, 3.999])
     values = np.abs(values).astype(source) if np.dtype(source).kind == "u" else values.astype(source)
-    _check(open_session, "Cast", [values], to=target)
+    _check("Cast", [values], to=target)
 
 
 # ---- movement
@@ -221,25 +168,23 @@ MOVES: list[tuple[str, tuple[int, ...], list[np.ndarray], dict[str, Any], int]] 
 @pytest.mark.parametrize(
     ("op", "shape", "rest", "attributes", "outputs"), MOVES, ids=lambda v: v if isinstance(v, str) else None
 )
-def test_movement(
-    open_session: Open, op: str, shape: Any, rest: list[Any], attributes: dict[str, Any], outputs: int, dtype: Any
-) -> None:
+def test_movement(op: str, shape: Any, rest: list[Any], attributes: dict[str, Any], outputs: int, dtype: Any) -> None:
     if dtype is np.bool_ and (op == "Pad" and attributes):
         pytest.skip("numpy cannot")
     x = np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
     parts = [r.astype(dtype) if op == "Concat" else r for r in rest]
     constants = range(1, 1 + len(parts)) if op != "Concat" else ()
-    _check(open_session, op, [x, *parts], outputs, constants=constants, **attributes)
+    _check(op, [x, *parts], outputs, constants=constants, **attributes)
 
 
-def test_negative_pads_cut(open_session: Open) -> None:
+def test_negative_pads_cut() -> None:
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
-    session = open_session(_one("Pad", [x, _ints(-1, 1, 0, -2)], constants=[1]))
-    np.testing.assert_array_equal(session.run(None, {"x0": x})[0], np.pad(x[1:, :2], [(0, 0), (1, 0)]))
+    [got], _ = _run("Pad", [x, _ints(-1, 1, 0, -2)], constants=[1])
+    np.testing.assert_array_equal(got, np.pad(x[1:, :2], [(0, 0), (1, 0)]))
 
 
-def test_indices_at_run_time(open_session: Open, rng: np.random.Generator) -> None:
-    _check(open_session, "Gather", [_normal(rng, (5, 3), np.float32), np.array([[0, -1], [-5, 4]], np.int32)])
+def test_indices_at_run_time(rng: np.random.Generator) -> None:
+    _check("Gather", [_normal(rng, (5, 3), np.float32), np.array([[0, -1], [-5, 4]], np.int32)])
 
 
 # ---- reductions and normalisations
@@ -248,7 +193,7 @@ def test_indices_at_run_time(open_session: Open, rng: np.random.Generator) -> No
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("op", ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL2", "ReduceSumSquare",
                                 "ReduceLogSumExp"])  # fmt: skip
-def test_reductions(open_session: Open, rng: np.random.Generator, op: str, dtype: Any) -> None:
+def test_reductions(rng: np.random.Generator, op: str, dtype: Any) -> None:
     for shape, axes, keep in [
         ((3, 5, 7), [-1], 1),
         ((3, 5, 7), [0, 2], 0),
@@ -261,7 +206,6 @@ def test_reductions(open_session: Open, rng: np.random.Generator, op: str, dtype
         x = _normal(rng, shape, dtype)
         extra = [] if axes is None else [np.array(axes, I64)]
         _check(
-            open_session,
             op,
             [x, *extra],
             constants=range(1, 1 + len(extra)),
@@ -273,15 +217,13 @@ def test_reductions(open_session: Open, rng: np.random.Generator, op: str, dtype
 @pytest.mark.parametrize(
     ("op", "value"), [("ReduceSum", 0.0), ("ReduceProd", 1.0), ("ReduceL1", 0.0), ("ReduceMax", -np.inf)]
 )
-def test_reductions_of_nothing(open_session: Open, op: str, value: float) -> None:
-    session = open_session(_one(op, [np.zeros((2, 0, 3), np.float32), np.array([1], I64)], constants=[1], opset=20))
-    np.testing.assert_array_equal(
-        session.run(None, {"x0": np.zeros((2, 0, 3), np.float32)})[0], np.full((2, 1, 3), value)
-    )
+def test_reductions_of_nothing(op: str, value: float) -> None:
+    [got], _ = _run(op, [np.zeros((2, 0, 3), np.float32), np.array([1], I64)], constants=[1], opset=20)
+    np.testing.assert_array_equal(got, np.full((2, 1, 3), value))
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int64, np.uint64])
-def test_means_of_large_whole_numbers_are_exact(open_session: Open, rng: np.random.Generator, dtype: Any) -> None:
+def test_means_of_large_whole_numbers_are_exact(rng: np.random.Generator, dtype: Any) -> None:
     """The sum may be none of the type; what is left over is cut towards 0."""
     info = np.iinfo(dtype)
     x = rng.integers(info.min, info.max, (40, 3), dtype=dtype, endpoint=True)
@@ -289,14 +231,14 @@ def test_means_of_large_whole_numbers_are_exact(open_session: Open, rng: np.rand
     for rows in ([0, 0, 0], [1, 1, 0], list(range(40)), *([k, k + 1] for k in range(0, 30, 2))):
         values = x[rows]
         wanted = [int(abs(t) // len(rows)) * (1 if t > 0 else -1) for t in (sum(map(int, c)) for c in values.T)]
-        session = open_session(_one("ReduceMean", [values, np.array([0], I64)], constants=[1], opset=18, keepdims=0))
-        assert session.run(None, {"x0": values})[0].tolist() == wanted
+        [got], _ = _run("ReduceMean", [values, np.array([0], I64)], constants=[1], keepdims=0)
+        assert got.tolist() == wanted
 
 
 @pytest.mark.parametrize("op", ["ReduceMax", "ReduceMin", "ReduceSum", "ReduceMean"])
-def test_reductions_keep_nan(open_session: Open, op: str) -> None:
+def test_reductions_keep_nan(op: str) -> None:
     x = np.array([[1, np.nan, 3], [np.inf, 1, 2], [-np.inf, 0, 1]], np.float32)
-    _check(open_session, op, [x, np.array([1], I64)], constants=[1])
+    _check(op, [x, np.array([1], I64)], constants=[1])
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -304,13 +246,11 @@ def test_reductions_keep_nan(open_session: Open, op: str) -> None:
     ("shape", "axis"),
     [((3, 5), -1), ((3, 5), 0), ((2, 3, 4), 1), ((1, 1), 1), ((2, 1000), -1), ((0, 3), -1), ((3,), 0)],
 )
-def test_softmax(open_session: Open, rng: np.random.Generator, shape: Any, axis: int, dtype: Any) -> None:
+def test_softmax(rng: np.random.Generator, shape: Any, axis: int, dtype: Any) -> None:
     x = (_normal(rng, shape, np.float32) * 5).astype(dtype)
     wide = x.astype(np.float64)
     for op in ("Softmax", "LogSoftmax"):
-        session = open_session(_one(op, [x], axis=axis))
-        assert session.report().all_on_vulkan
-        [got] = session.run(None, {"x0": x})
+        [got], _ = _run(op, [x], axis=axis)
         shifted = wide - wide.max(axis, keepdims=True) if wide.size else wide
         log = shifted - np.log(np.exp(shifted).sum(axis, keepdims=True))
         assert got.dtype == dtype and got.shape == x.shape
@@ -320,23 +260,23 @@ def test_softmax(open_session: Open, rng: np.random.Generator, shape: Any, axis:
         )
 
 
-def test_softmax_of_large_values(open_session: Open) -> None:
+def test_softmax_of_large_values() -> None:
     x = np.array([[1e30, 1e30, 0], [-np.inf, 0, 0], [1000, 0, -1000]], np.float32)
-    _check(open_session, "Softmax", [x])
+    _check("Softmax", [x])
 
 
 @pytest.mark.parametrize("constants", [(), (1, 2, 3, 4)])
-def test_batch_norm_of_one_axis_has_one_channel(open_session: Open, constants: tuple[int, ...]) -> None:
+def test_batch_norm_of_one_axis_has_one_channel(constants: tuple[int, ...]) -> None:
     parts = [np.array([value], np.float32) for value in (2.0, 0.5, 1.0, 3.0)]
-    _check(open_session, "BatchNormalization", [np.arange(5, dtype=np.float32), *parts], constants=constants)
+    _check("BatchNormalization", [np.arange(5, dtype=np.float32), *parts], constants=constants)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("axis", [-1, 1, -2])
-def test_layer_norm(open_session: Open, rng: np.random.Generator, axis: int, dtype: Any) -> None:
+def test_layer_norm(rng: np.random.Generator, axis: int, dtype: Any) -> None:
     x = _normal(rng, (3, 5, 7), dtype)
     scale, bias = (_normal(rng, x.shape[axis:], dtype) for _ in range(2))
-    _check(open_session, "LayerNormalization", [x, scale, bias], axis=axis, rtol=1e-2 if dtype == np.float16 else 1e-4)
+    _check("LayerNormalization", [x, scale, bias], axis=axis, rtol=1e-2 if dtype == np.float16 else 1e-4)
 
 
 # ---- products and windows
@@ -347,22 +287,22 @@ PRODUCTS += [((2, 1, 3, 5), (4, 5, 7)), ((3, 0), (0, 4)), ((0, 3), (3, 4)), ((1,
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("a", "b"), PRODUCTS)
-def test_matmul(open_session: Open, rng: np.random.Generator, a: Any, b: Any, dtype: Any) -> None:
+def test_matmul(rng: np.random.Generator, a: Any, b: Any, dtype: Any) -> None:
     x, y = _normal(rng, a, dtype), _normal(rng, b, dtype)
     for constants in ((), (1,)):
-        _check(open_session, "MatMul", [x, y], constants=constants, rtol=1e-2 if dtype == np.float16 else 1e-4)
+        _check("MatMul", [x, y], constants=constants, rtol=1e-2 if dtype == np.float16 else 1e-4)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(
     "attributes", [{}, {"transA": 1}, {"transB": 1, "alpha": 0.5}, {"transA": 1, "transB": 1, "beta": 2.0}]
 )
-def test_gemm(open_session: Open, rng: np.random.Generator, attributes: dict[str, Any], dtype: Any) -> None:
+def test_gemm(rng: np.random.Generator, attributes: dict[str, Any], dtype: Any) -> None:
     x = _normal(rng, (5, 3) if attributes.get("transA") else (3, 5), dtype)
     y = _normal(rng, (7, 5) if attributes.get("transB") else (5, 7), dtype)
     for c in (None, (3, 7), (7,), (3, 1), ()):
         extra = [] if c is None else [_normal(rng, c, dtype)]
-        _check(open_session, "Gemm", [x, y, *extra], rtol=1e-2 if dtype == np.float16 else 1e-4, **attributes)
+        _check("Gemm", [x, y, *extra], rtol=1e-2 if dtype == np.float16 else 1e-4, **attributes)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -377,27 +317,23 @@ def test_gemm(open_session: Open, rng: np.random.Generator, attributes: dict[str
     ],
     ids=["padded", "depthwise", "grouped", "dilated", "1d"],
 )
-def test_conv(
-    open_session: Open, rng: np.random.Generator, x: Any, w: Any, attributes: dict[str, Any], dtype: Any
-) -> None:
+def test_conv(rng: np.random.Generator, x: Any, w: Any, attributes: dict[str, Any], dtype: Any) -> None:
     inputs = [_normal(rng, x, dtype), _normal(rng, w, dtype), _normal(rng, (w[0],), dtype)]
     for constants in ((1, 2), ()):
-        _check(
-            open_session, "Conv", inputs, constants=constants, rtol=1e-2 if dtype == np.float16 else 1e-4, **attributes
-        )
+        _check("Conv", inputs, constants=constants, rtol=1e-2 if dtype == np.float16 else 1e-4, **attributes)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
 @pytest.mark.parametrize("attributes", [{"pads": [1, 1, 1, 1]}, {"strides": [2, 3]}])
-def test_pools(open_session: Open, rng: np.random.Generator, op: str, attributes: dict[str, Any], dtype: Any) -> None:
-    _check(open_session, op, [_normal(rng, (2, 3, 7, 8), dtype)], kernel_shape=[3, 2], **attributes)
+def test_pools(rng: np.random.Generator, op: str, attributes: dict[str, Any], dtype: Any) -> None:
+    _check(op, [_normal(rng, (2, 3, 7, 8), dtype)], kernel_shape=[3, 2], **attributes)
 
 
 @pytest.mark.parametrize("op", ["GlobalAveragePool", "GlobalMaxPool"])
-def test_global_pools(open_session: Open, rng: np.random.Generator, op: str) -> None:
-    _check(open_session, op, [_normal(rng, (2, 3, 5, 7), np.float32)])
-    _check(open_session, op, [_normal(rng, (1, 2, 1, 1), np.float16)])
+def test_global_pools(rng: np.random.Generator, op: str) -> None:
+    _check(op, [_normal(rng, (2, 3, 5, 7), np.float32)])
+    _check(op, [_normal(rng, (1, 2, 1, 1), np.float16)])
 
 
 def test_a_function_body_that_mixes_float_types_is_lowered() -> None:
