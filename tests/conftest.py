@@ -61,6 +61,10 @@ def pytest_configure(config: pytest.Config) -> None:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vkep-tests" / width
         cache.mkdir(parents=True, exist_ok=True)
         os.environ["MESA_SHADER_CACHE_DIR"] = str(cache)
+        # Containers often set it: each of the hundreds of processes that tests start would compile all of vkep, half of its time.
+        if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+            os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(cache.parent / "bytecode")
+            sys.dont_write_bytecode = False
     except (OSError, RuntimeError):  # no folder that can be written
         os.environ["MESA_SHADER_CACHE_DISABLE"] = "true"
     steady.PATIENCE = LONG_S  # on a busy machine a device is not destroyed within a second
