@@ -62,6 +62,12 @@ MOBILENETV2_CONVS = (
 #: of Llama 3
 VOCABULARY = 128256
 
+#: heads, length, size: vision transformers, a text encoder, diffusion, and language models' prompts
+_ATTENTION = (
+    (12, 197, 64), (384, 128, 64), (192, 512, 64), (96, 1370, 64), (8, 4096, 40), (64, 1024, 80), (16, 2048, 64), (16, 4096, 64),
+    (16, 2048, 128), (16, 2048, 160),
+)  # fmt: skip
+
 #: fewer elements make no shape of every memory-bound operator
 MIN_ELEMENTS = 1 << 18
 
@@ -82,9 +88,7 @@ class Sizes:
         """Sizes that keep a large GPU busy, or that take a CPU not too long."""
         if device_type == "cpu":
             return cls(1 << 22, (256, 512, 1024), (1,), ("float32",))
-        return cls(
-            1 << 26, (1024, 2048, 4096, 8192), (1, 32), attention=((384, 128, 64), (16, 2048, 64), (16, 2048, 128))
-        )
+        return cls(1 << 26, (1024, 2048, 4096, 8192), (1, 32), attention=_ATTENTION)
 
     @classmethod
     def smallest(cls) -> Sizes:
@@ -114,6 +118,7 @@ def cases(sizes: Sizes) -> Iterator[Case]:
         for shape in sizes.attention:
             for in_memory in (False, True):
                 yield attention_case(*shape, dtype, in_memory)
+            yield attention_case(*shape, dtype, False, causal=True)
         for batch in sizes.batches:
             yield attention_case(12 * batch, 128, 64, dtype)
             for c, size, oc, kernel, stride in RESNET50_CONVS[: sizes.convolutions]:
@@ -262,15 +267,19 @@ def _normal(seed: int, shape: tuple[int, ...], kind: Any) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape, np.float32).astype(kind)
 
 
-def attention_case(heads: int, length: int, size: int, dtype: str, in_memory: bool | None = None) -> Case:
+def attention_case(
+    heads: int, length: int, size: int, dtype: str, in_memory: bool | None = None, causal: bool = False
+) -> Case:
     """q, k and v [heads, length, size], no mask: the dispatches that `vkep.ops.attention.sdpa` chooses, or
-    (``in_memory``) those with all scores in memory, or (not) the one without.
+    (``in_memory``) those with all scores in memory, or (not) the one without. ``causal``: a query sees the keys up to its own, in
+    the one without scores.
     """
     kind, itemsize = DTYPES[dtype].numpy, DTYPES[dtype].itemsize
     alpha, row = 1 / math.sqrt(size), (0, length * size, size)
     fused = AttentionProblem(
-        *(1, heads, heads, length, length, size, size), row, row, row, row[1:], scale=alpha, dtype=dtype, alignment=16
-    )
+        *(1, heads, heads, length, length, size, size), row, row, row, row[1:], scale=alpha, dtype=dtype, alignment=16,
+        end=1 if causal else None,
+    )  # fmt: skip
     scores = MatMulProblem(
         length, length, size, (length * size, size, 1), (length * size, 1, size), batch=heads, dtype=dtype, alignment=16
     )
@@ -294,10 +303,11 @@ def attention_case(heads: int, length: int, size: int, dtype: str, in_memory: bo
 
     def torch_run(torch: Any) -> Callable[[], Any]:
         q, k, v = torch.randn((3, 1, heads, length, size), device="cuda", dtype=getattr(torch, dtype))
-        return lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        return lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
-    way = {None: "", False: ", one dispatch", True: ", scores in memory"}[in_memory]
-    return Case(f"attention {heads}x{length}x{size} {dtype}{way}", make, torch_run, flops=scores.flops + mixture.flops)
+    way = {None: "", False: ", one dispatch", True: ", scores in memory"}[in_memory] + ", causal" * causal
+    flops = (scores.flops + mixture.flops) // (2 if causal else 1)
+    return Case(f"attention {heads}x{length}x{size} {dtype}{way}", make, torch_run, flops=flops)
 
 
 def conv_case(
