@@ -26,32 +26,37 @@ layout(constant_id = 14) const uint LANE_COLUMNS = 8;
 #define UNIT 4
 const uint LANE_ROWS = BLOCK_Q / MICRO_ROWS;
 const uint LANES = LANE_ROWS * LANE_COLUMNS;
-#define ROWS BLOCK_Q  // not a const, which would give the spec constant a second name
-#define ROW_LANES LANES
-#define ROW_SETS 1
 const uint DEPTH = (SIZE + UNIT - 1) / UNIT * UNIT;
 const uint WIDTH = (VALUE_SIZE + UNIT - 1) / UNIT * UNIT;
-const uint QUERIES_AT = BLOCK_K * ((DEPTH / UNIT | 1) + (WIDTH / UNIT | 1)) + BLOCK_Q * (BLOCK_K / 4 | 1);
+const uint SCORES_AT = BLOCK_K * ((DEPTH / UNIT | 1) + (WIDTH / UNIT | 1));
+const uint QUERIES_AT = SCORES_AT + BLOCK_Q * (BLOCK_K / 4 | 1);
 const uint SHARED_UNITS = QUERIES_AT + BLOCK_Q * (DEPTH / UNIT | 1);
-#define ROW_BARRIER() barrier()
 #include "attention.glsl"
 
 const uint MICRO_KEYS = BLOCK_K / LANE_COLUMNS;
 const uint MICRO_UNITS = (WIDTH / UNIT + LANE_COLUMNS - 1) / LANE_COLUMNS;
 
+const uint S_PITCH = BLOCK_K / 4 | 1;
+const uint SHARES = LANES / BLOCK_Q;
+const uint OWN_KEYS = BLOCK_K / SHARES;
+
 vec4 results[MICRO_ROWS * MICRO_UNITS];
+float top, total;  // of the lane's row: the maximum so far; the sum over the lane's share of the keys
+shared vec4 factors[BLOCK_Q / 4];  // by which each row's results so far are multiplied
 shared float parts[LANES];
 
 uint micro_row(uint i) { return i * LANE_ROWS + gl_LocalInvocationIndex / LANE_COLUMNS; }
 uint micro_column(uint j) { return j * LANE_COLUMNS + gl_LocalInvocationIndex % LANE_COLUMNS; }
-uint lane_row() { return gl_LocalInvocationIndex % ROWS; }
-uint lane_share() { return gl_LocalInvocationIndex / ROWS; }
+// A row's scores belong to SHARES lanes, BLOCK_Q apart.
+uint lane_row() { return gl_LocalInvocationIndex % BLOCK_Q; }
+uint lane_share() { return gl_LocalInvocationIndex / BLOCK_Q; }
+uint scores_at() { return SCORES_AT + lane_row() * S_PITCH; }
 
 float row_maximum(float v) {
     if (SHARES == 1) return v;
     parts[gl_LocalInvocationIndex] = v;
     barrier();
-    [[unroll]] for (uint i = 0; i < SHARES; i++) v = max(v, parts[lane_row() + i * ROWS]);
+    [[unroll]] for (uint i = 0; i < SHARES; i++) v = max(v, parts[lane_row() + i * BLOCK_Q]);
     barrier();
     return v;
 }
@@ -60,16 +65,39 @@ float row_sum(float v) {
     parts[gl_LocalInvocationIndex] = v;
     barrier();
     v = 0.0;
-    [[unroll]] for (uint i = 0; i < SHARES; i++) v += parts[lane_row() + i * ROWS];
+    [[unroll]] for (uint i = 0; i < SHARES; i++) v += parts[lane_row() + i * BLOCK_Q];
     return v;
-}
-
-void take_queries() {
-    [[unroll]] for (uint i = 0; i < MICRO_ROWS * MICRO_UNITS; i++) results[i] = vec4(0.0);
 }
 
 void set_factor(float factor) {
     if (lane_share() == 0) factors[lane_row() / 4][lane_row() % 4] = factor;
+}
+
+// Replaces a row's scores by powers of two relative to the row's maximum.
+void set_powers(uint key, bool whole) {
+    float own[OWN_KEYS], best = LOWEST;
+    [[unroll]] for (uint i = 0; i < OWN_KEYS; i += 4) {
+        uint at = lane_share() * OWN_KEYS + i;
+        vec4 products = uintBitsToFloat(tile[scores_at() + at / 4]);
+        [[unroll]] for (uint c = 0; c < 4; c++) {
+            own[i + c] = exponent_of(products[c], lane_row(), key + at + c, whole);
+            best = max(best, own[i + c]);
+        }
+    }
+    best = max(row_maximum(best), top);
+    float factor = exp2(top - best), sum = 0.0;
+    [[unroll]] for (uint i = 0; i < OWN_KEYS; i++) {
+        own[i] = exp2(own[i] - best);
+        sum += own[i];
+    }
+    top = best;
+    total = total * factor + sum;
+    [[unroll]] for (uint i = 0; i < OWN_KEYS; i += UNIT) {
+        float unit[UNIT];
+        [[unroll]] for (uint c = 0; c < UNIT; c++) unit[c] = own[i + c];
+        tile[scores_at() + (lane_share() * OWN_KEYS + i) / UNIT] = pack_unit(unit);
+    }
+    set_factor(factor);
 }
 
 void add_scores(uint key, bool whole) {
@@ -93,7 +121,7 @@ void add_scores(uint key, bool whole) {
         }
     }
     barrier();
-    set_factor(next_powers(0, SCORES_AT + lane_row() * S_PITCH, lane_row(), lane_share(), key, whole));
+    set_powers(key, whole);
 }
 
 void scale_results() {
@@ -120,19 +148,37 @@ void add_values() {
 
 void store_results() {
     barrier();  // all lanes have read their factors
-    set_factor(last_factor(0));
+    set_factor(factor_of(row_sum(total)));
     barrier();
     scale_results();
-    uint y0 = group_id().z * (group_count().y * args.queries * VALUE_SIZE) + group_id().y * args.y_head;
-    uvec2 y = operand(args.y, 5);
-    [[unroll]] for (uint i = 0; i < MICRO_ROWS; i++) {
-        [[unroll]] for (uint j = 0; j < MICRO_UNITS; j++) {
-            uint row = query0 + micro_row(i), column = micro_column(j) * UNIT;
-            if (row < args.queries && column < VALUE_SIZE) {
-                vec4 v = results[i * MICRO_UNITS + j];
-                float unit[UNIT] = float[UNIT](v.x, v.y, v.z, v.w);
-                store_unit(y, y0 + row * args.y_row + column, VALUE_SIZE - column, unit);
-            }
-        }
+    [[unroll]] for (uint i = 0; i < MICRO_ROWS; i++)
+        [[unroll]] for (uint j = 0; j < MICRO_UNITS; j++)
+            store_result(micro_row(i), micro_column(j) * UNIT, floatBitsToUint(results[i * MICRO_UNITS + j]));
+}
+
+void main() {
+    find_block();
+    [[unroll]] for (uint i = 0; i < MICRO_ROWS * MICRO_UNITS; i++) results[i] = vec4(0.0);
+    top = LOWEST_FINITE;  // of a row that has seen no key: powers are 0
+    total = 0.0;
+    if (begin < end) {
+        fetch_queries(q, q0, args.q_row, query0, args.queries);
+        fetch_keys(k, k0, args.k_row, begin, end);
+        fetch_values(v, v0, args.v_row, begin, end);
+        put_queries(QUERIES_AT);
     }
+    for (int key = begin; key < end; key += int(BLOCK_K)) {
+        barrier();  // all have read the block before
+        put_keys(KEYS_AT);
+        put_values(VALUES_AT);
+        barrier();
+        if (key + int(BLOCK_K) < end) {
+            fetch_keys(k, k0, args.k_row, key + int(BLOCK_K), end);
+            fetch_values(v, v0, args.v_row, key + int(BLOCK_K), end);
+        }
+        add_scores(key, all_seen(key));
+        barrier();
+        add_values();
+    }
+    store_results();
 }

@@ -73,7 +73,8 @@ layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Qu
 
 shared uvec4 memory[N_GROUPS * K_GROUPS * PART];
 
-shared uint unexpected;
+#define MATRIX_MEMORY memory
+#include "matrix_order.glsl"
 
 Halves a, scales[SIDES];
 Quads a_quads, b_quads[SIDES];
@@ -236,29 +237,6 @@ void multiply_stages(uint begin, bool in_order) {
             }
         }
     }
-}
-
-// Whether the lanes hold the elements that multiply_in_order() fills.
-bool expected_order() {
-    if (MAT_M != 16 || MAT_N != 16 || MAT_K != 16 || SUBGROUP_LANES != 32) return false;
-    uint id = gl_LocalInvocationIndex, lane = gl_SubgroupInvocationID;
-    if (id < 32) {  // 256 halves
-        [[unroll]] for (uint i = 0; i < 4; i++) memory[id][i] = packFloat2x16(f16vec2(id * 8 + i * 2, id * 8 + i * 2 + 1));
-    }
-    if (id == 0) unexpected = 0;
-    barrier();
-    coopmat<float16_t, gl_ScopeSubgroup, MAT_M, MAT_K, gl_MatrixUseA> left;
-    coopmat<float16_t, gl_ScopeSubgroup, MAT_K, MAT_N, gl_MatrixUseB> right;
-    coopMatLoad(left, memory, 0, 2, gl_CooperativeMatrixLayoutRowMajor);
-    coopMatLoad(right, memory, 0, 2, gl_CooperativeMatrixLayoutRowMajor);
-    bool same = true;
-    [[unroll]] for (uint e = 0; e < 8; e++) {
-        uint k = lane % 4 * 2 + e % 2 + 8 * (e / 2 % 2), line = lane / 4 + 8 * (e / 4);
-        if (uint(left[e]) != line * 16 + k || uint(right[e]) != k * 16 + line) same = false;
-    }
-    if (!same) unexpected = 1;
-    barrier();
-    return unexpected == 0;
 }
 
 // The sums of the K_GROUPS subgroups' parts for four elements of a row.

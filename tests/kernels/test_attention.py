@@ -308,7 +308,8 @@ class TestSelection:
         assert not gains_by_attention(problem, dataclasses.replace(GPU, device_type="cpu"))
 
     @pytest.mark.parametrize(
-        ("dtype", "size", "taken"), [("float16", 64, True), ("float16", 128, False), ("float32", 64, False)]
+        ("dtype", "size", "taken"),
+        [("float16", 64, True), ("float16", 128, True), ("float16", 256, False), ("float32", 64, False)],
     )
     def test_heads_and_types_that_gain_by_it(self, dtype: str, size: int, taken: bool) -> None:
         case = Case(2048, 2048, size, size, heads=16, kv_heads=16)
@@ -327,15 +328,16 @@ class TestSelection:
         assert gains_by_attention(Case(1 << 12, 1 << 16, heads=8, kv_heads=8).problem("float16"), GPU)
 
     def test_tiles_fill_the_device_or_fit_its_memory(self) -> None:
-        def tile(problem: AttentionProblem, caps: DeviceCapabilities = GPU) -> tuple[int, int]:
+        def tile(problem: AttentionProblem, caps: DeviceCapabilities = GPU) -> tuple[int, ...]:
             call = chosen(problem, caps)
-            return call.spec["BLOCK_Q"], call.spec["BLOCK_K"]
+            rows = "SUB_ROWS" if "SUB_ROWS" in call.spec else "MICRO_ROWS"
+            return tuple(call.spec[name] for name in ("BLOCK_Q", "BLOCK_K", rows))
 
-        assert tile(Case(128, 128, heads=384, kv_heads=384).problem("float16")) == (64, 32)
-        assert tile(Case(128, 128, heads=12, kv_heads=12).problem("float16")) == (32, 64)
-        assert tile(Case(2048, 128, 128, 128, heads=16).problem("float16")) == (64, 32)
+        assert tile(Case(128, 128, heads=384, kv_heads=384).problem("float16")) == (128, 32, 32)
+        assert tile(Case(128, 128, heads=12, kv_heads=12).problem("float16")) == (64, 32, 16)
+        assert tile(Case(2048, 128, 128, 128, heads=16).problem("float16")) == (128, 32, 16)
         small = dataclasses.replace(GPU, max_shared_memory_bytes=16384)
-        assert tile(Case(2048, 128, heads=16).problem("float32"), small) == (16, 16)
+        assert tile(Case(2048, 128, heads=16).problem("float32"), small) == (16, 16, 4)
 
     def test_arguments_fit_push_constants(self) -> None:
         assert chosen(Case(128, 128).problem("float16")).argument_bytes <= 128

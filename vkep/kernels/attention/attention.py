@@ -31,8 +31,6 @@ _LONGEST_CHAIN = 32
 #: 32-bit registers that a lane's matrices may occupy: more would spill
 _MATRIX_REGISTERS = 200
 _LANE_COLUMNS = 8
-#: largest head size: beyond, a subgroup's matrices need too many registers, and scores in memory are faster
-_LARGEST_SIZE = 64
 
 _ONLY_SPLIT = "a sink of each head, or keys and values in codes"
 _UNIT_TYPES = {"float32": "vec4", "float16": "f16vec4"}
@@ -92,14 +90,11 @@ class AttentionTile:
     rows: int
 
 
-#: the fastest first, measured on a fully occupied device of 132 cores with heads of 32, 64 and 128
-#: (docs/design-log/gpu-speed.md)
+#: the fastest first, measured on a fully occupied device of 132 cores with heads of 32 to 160 (docs/design-log/gpu-speed.md)
 COOPERATIVE_TILES = (
+    AttentionTile(128, 32, 32),
+    AttentionTile(128, 32, 16),
     AttentionTile(64, 32, 16),
-    AttentionTile(128, 64, 32),
-    AttentionTile(64, 64, 16),
-    AttentionTile(32, 64, 16),
-    AttentionTile(32, 32, 16),
 )
 TILED_TILES = (
     AttentionTile(32, 16, 4),
@@ -121,7 +116,7 @@ def gains_by_attention(problem: AttentionProblem, caps: DeviceCapabilities) -> b
         return True
     if problem.sink or problem.coding:
         return False
-    if is_cpu(caps) or problem.queries < MIN_QUERIES or max(problem.size, problem.value_size) > _LARGEST_SIZE:
+    if is_cpu(caps) or problem.queries < MIN_QUERIES:
         return False
     tile = _cooperative_tile(problem, caps)
     if tile is None:
@@ -136,7 +131,9 @@ def _cooperative_when(problem: AttentionProblem, caps: DeviceCapabilities) -> st
     if problem.dtype != "float16":
         return f"attention of {problem.dtype}; cooperative matrices take float16"
     if _shape(problem, caps) is None:
-        return "the device has no cooperative matrices of float16, or no shuffles for their rows"
+        return (
+            "the device has no cooperative matrices of float16 (with n = k), or no shuffles and ballots for their rows"
+        )
     return _no_tile(problem, _cooperative_tile(problem, caps))
 
 
@@ -216,8 +213,10 @@ implement(
 
 def _shape(problem: AttentionProblem, caps: DeviceCapabilities) -> CooperativeMatrixShape | None:
     """The matrices' shape for a problem; None without such matrices, or where their rows do not divide a subgroup."""
-    shape = float16_shape(caps) if problem.dtype == "float16" and caps.has("subgroup_shuffle") else None
-    return shape if shape is not None and caps.subgroup_size % shape.m == 0 else None
+    if problem.dtype != "float16" or not (caps.has("subgroup_shuffle") and caps.has("subgroup_ballot")):
+        return None
+    shape = float16_shape(caps)
+    return shape if shape is not None and shape.n == shape.k and caps.subgroup_size % shape.m == 0 else None
 
 
 def _grid(problem: AttentionProblem, tile: AttentionTile) -> tuple[int, int, int]:
@@ -280,15 +279,16 @@ def _cooperative_runs(
     width = ceil_div(problem.value_size, shape.n) * shape.n
     subgroups, lanes = tile.queries // tile.rows, caps.subgroup_size
     shares = lanes // shape.m
-    staged = tile.keys * (_pitch(depth, 8) + _pitch(width, 8)) + subgroups * shape.m * _pitch(tile.keys, 4)
-    nbytes = 16 * max(staged, tile.queries * _pitch(depth, 8)) + 4 * tile.queries
-    # sums and scores take 4 bytes, queries and powers 2
-    registers = tile.rows * (4 * (width + tile.keys) + 2 * (depth + tile.keys)) // (4 * lanes)
+    k_pitch, v_pitch = _pitch(depth, 8), _pitch(width, 8)
+    stage, slices = tile.keys * (k_pitch + v_pitch), subgroups * shape.m * shape.n // 4
+    units = max(tile.queries * max(k_pitch, v_pitch), stage + max(stage, slices))
+    # sums and two blocks' scores take 4 bytes, queries and powers 2
+    registers = tile.rows * (4 * (width + 2 * tile.keys) + 2 * (depth + shape.k)) // (4 * lanes)
     return (
         subgroups * lanes <= min(caps.max_workgroup_invocations, caps.max_workgroup_size[0])
-        and nbytes <= caps.max_shared_memory_bytes
+        and 16 * units + 4 <= caps.max_shared_memory_bytes
         and registers <= _MATRIX_REGISTERS
-        and not (tile.rows % shape.m or tile.keys % shape.n or tile.keys % shape.k or tile.keys % (8 * shares))
+        and not (tile.rows % shape.m or tile.keys % shape.n or shape.n % (4 * shares))
     )
 
 
