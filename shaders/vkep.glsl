@@ -33,23 +33,30 @@ bool is_infinite(double x) { return (unpackDouble2x32(x) & uvec2(~0u, 0x7fffffff
 #define isnan(x) is_not_a_number(x)
 #define isinf(x) is_infinite(x)
 
-// a / b, correctly rounded, for a b whose size is that of most numbers (2**-60 to 2**60). A GPU's division may have an error of 2.5 ULP, which becomes visible where ties are rounded. The
-// product of quotient and divisor is computed from halves of 12 bits, whose products are exact; fma() may round twice (Vulkan
-// spec, "Precision and Operation of SPIR-V Instructions"). Without "precise" a compiler may simplify a - (a / b) * b to 0. It has
-// no branch: drivers on the CPU compile an epilogue for each of a lane's results.
-float quotient_by_usual(float a, float b) {
-    precise float q = a / b;
+// a / b from a quotient with an error of a few ULP and 1 / b: correctly rounded. The product of quotient and divisor is computed
+// from halves of 12 bits, whose products are exact; fma() may round twice (Vulkan spec, "Precision and Operation of SPIR-V
+// Instructions"). Without "precise" a compiler may simplify a - (a / b) * b to 0.
+float refined_quotient(float a, float b, float q, float inverse) {
     float q_high = uintBitsToFloat(floatBitsToUint(q) & 0xfffff000u), b_high = uintBitsToFloat(floatBitsToUint(b) & 0xfffff000u);
     precise float q_low = q - q_high, b_low = b - b_high;
     precise float rest = ((a - q_high * b_high) - q_high * b_low) - q_low * b_high;
     rest = rest - q_low * b_low;
-    precise float refined = q + rest / b;
+    precise float refined = q + rest * inverse;
     bool plain = abs(q) < 1e30 && abs(q) > 1e-30 && abs(a) > 1e-30 && abs(b) < 1e30;  // no product overflows or loses digits
     return plain ? refined : q;
 }
 
-// The same for every b. Division is undefined for divisors of a size above 2**126 or below 2**-126 (ibid.): these are scaled, and
-// of 0 and infinity the result is known.
+// a / b, correctly rounded where neither a nor the quotient is tiny or huge, for a b whose size is that of most numbers (2**-60 to
+// 2**60). It has no branch, and one division for all a: drivers on the CPU compile an epilogue for each of a lane's results.
+float quotient_by_usual(float a, float b) {
+    precise float inverse = 1.0 / b;
+    precise float q = a * inverse;
+    return refined_quotient(a, b, q, inverse);
+}
+
+// a / b, correctly rounded: a GPU's division may have an error of 2.5 ULP, which becomes visible where ties are rounded. Division is
+// undefined for divisors of a size above 2**126 or below 2**-126 (ibid.): these are scaled, and of 0 and infinity the result is
+// known.
 float exact_quotient(float a, float b) {
     uint a_size = floatBitsToUint(a) & 0x7fffffffu, b_size = floatBitsToUint(b) & 0x7fffffffu;
     uint sign = (floatBitsToUint(a) ^ floatBitsToUint(b)) & 0x80000000u;
@@ -62,7 +69,8 @@ float exact_quotient(float a, float b) {
         return uintBitsToFloat(floatBitsToUint(part) & 0x7fffffffu | sign);
     }
     if (b_size > 0x7e800000u) return a * 5.9604644775390625e-08 / (b * 5.9604644775390625e-08);
-    return quotient_by_usual(a, b);
+    precise float q = a / b, inverse = 1.0 / b;
+    return refined_quotient(a, b, q, inverse);
 }
 
 double exact_quotient(double a, double b) {

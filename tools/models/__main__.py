@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import logging
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import onnx
 
 from tools.models.catalog import BENCHMARKS, CATALOG, MICRO, Options, write_model
+from tools.user_forms.forms import FORMS
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -26,6 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--external-data", action="store_true", help="weights in a file of their own")
     parser.add_argument("--ops", action="store_true", help="the one-operator models too")
     parser.add_argument("--missing", action="store_true", help="keep models that are there already")
+    parser.add_argument("--form", action="append", default=[], choices=list(FORMS), metavar="FORM",
+                        help=f"this form of each model too, as NAME-FORM.onnx; repeatable: {', '.join(FORMS)}")  # fmt: skip
     given = parser.parse_args(arguments)
     logging.basicConfig(format="%(levelname)s: %(message)s")
     names = given.names or [*BENCHMARKS, *(MICRO if given.ops else ())]
@@ -40,7 +44,19 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"error: {problem}", file=sys.stderr)
             return 2
         print(describe(path, time.perf_counter() - start), flush=True)
+        for form in given.form:
+            print(describe(write_form(path, form), time.perf_counter() - start), flush=True)
     return 0
+
+
+def write_form(path: Path, form: str) -> Path:
+    """Write a form of the model at ``path`` beside it, with the model's inputs and outputs (`tools.user_forms`)."""
+    with np.load(path.with_suffix(".npz")) as stored:
+        feeds = {name[3:]: stored[name] for name in stored if name.startswith("in_")}
+    made = path.with_stem(f"{path.stem}-{form.replace(', ', '-').replace(' ', '-')}")
+    onnx.save(FORMS[form].make(onnx.load(path), feeds), made)
+    shutil.copy(path.with_suffix(".npz"), made.with_suffix(".npz"))
+    return made
 
 
 def describe(path: Path, seconds: float) -> str:

@@ -38,6 +38,18 @@ def test_ties_go_to_even_and_overflow_saturates() -> None:
     assert y.tolist() == [0, 2, 2, 0, -2, 127, -128, 127, -128]
 
 
+@pytest.mark.parametrize("constants", [("s", "z"), ()])
+@pytest.mark.parametrize("scale", [0.1, 1 / 3, 0.0078431377, 3.7e-5, 6.1e7])
+def test_quotients_near_the_middle_of_two_steps(scale: float, constants: tuple[str, ...]) -> None:
+    """The nearest floats of each middle and their neighbours: the quotient is rounded once, as IEEE 754 has it."""
+    s, z = np.array(scale, np.float32), np.array(32768, np.uint16)
+    middles = ((np.arange(-32768, 32767) + 0.5) * np.float64(s)).astype(np.float32)
+    x = np.concatenate([middles, np.nextafter(middles, np.float32(np.inf)), np.nextafter(middles, np.float32(-np.inf))])
+    values: dict[str, np.ndarray[Any, Any]] = {"x": x, "s": s, "z": z}
+    [got] = on_vulkan(model_of("QuantizeLinear", values, constants=constants), values)
+    np.testing.assert_array_equal(got, np.clip(np.rint(x / s) + 32768, 0, 65535).astype(np.uint16))
+
+
 @pytest.mark.parametrize("length", [8, 7])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_blocks(axis: int, length: int) -> None:
