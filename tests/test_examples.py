@@ -47,6 +47,7 @@ EXAMPLES = {
     "chat_image.py": (None, ["characters)"]),
     "transcribe.py": (None, ["0 s: "]),
     "voice_activity.py": (None, ["sound 1: 62 chunks of 32 ms, speech in "]),
+    "speak.py": (None, ["0.wav: ", " symbols in ", "2.wav: "]),
     "semantic_search.py": (None, [" Rice is cooked in", " Bread is baked"]),
     "detect.py": (None, ["frame 9: ", "  class "]),
     "own_shader.py": (None, ["uvec2 x at 0, uvec2 y at 8, uint n at 16, float a at 20", "right"]),
@@ -69,6 +70,7 @@ STARTED: dict[str, tuple[str, list[str]]] = {
     "chat_image.py": ("images", []),
     "transcribe.py": ("whisper", []),
     "voice_activity.py": ("vad", []),
+    "speak.py": ("voice", []),
     "semantic_search.py": ("sentences", []),
     "detect.py": ("detector", []),
 }

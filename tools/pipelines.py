@@ -220,6 +220,12 @@ def _texts(size: int) -> dict[str, Array]:
     return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
 
 
+def _phonemes(size: int) -> dict[str, Array]:
+    """Without noise, which would differ."""
+    ids = np.random.default_rng(size).integers(1, 250, (1, 5 + 7 * size))
+    return {"input": ids, "input_lengths": np.array([ids.size]), "scales": np.array([0, 1, 0], np.float32)}
+
+
 PIPELINES = {
     "chat": Pipeline("`vkep.generation`", "a token", _chat),
     "chat through Optimum": Pipeline("`ORTModelForCausalLM`, `vkep.optimum`", "a token", _optimum),
@@ -234,6 +240,7 @@ PIPELINES = {
         "a chunk",
         _stream("recognizer", {}, lambda k: {"x": _normal(1, FRAMES, FEATURES)}, "log_probs"),
     ),
+    "text to speech (piper's form)": Pipeline("`vkep.InferenceSession`", "a text", _session("voice", _phonemes)),
     "semantic search": Pipeline("`vkep.InferenceSession`", "four texts", _session("sentences", _texts)),
     "detection (YOLOv8's form)": Pipeline(
         "`vkep.InferenceSession`", "ten frames", _session("detector", lambda k: {"images": _normal(1 + k, 3, 64, 64)})

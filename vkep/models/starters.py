@@ -19,6 +19,7 @@ from vkep.models.language import PAD, write_language, write_tokenizer
 from vkep.models.sources import write_sources
 from vkep.models.streams import recognizer, voice_activity
 from vkep.models.vision_language import write_vision_language
+from vkep.models.voice import voice
 
 PROGRAM = Path(__file__).with_name("program.pte")
 IMAGE, CLASSES = 32, 10
@@ -193,6 +194,11 @@ STARTERS: Mapping[str, Starter] = {
         "a streaming recognizer: x [batch, 16, 80] and 30 states to log_probs [batch, 16, 64] and the next states",
         "recognizer.onnx",
         _file(recognizer),
+    ),
+    "voice": Starter(
+        "a voice in piper's form: input [1, phonemes], input_lengths and scales to output [1, 1, 1, samples]",
+        "voice.onnx",
+        _file(voice),
     ),
     "mixed": Starter(
         "two TOSA regions around one of Vulkan, for --prefer vgf_first: image [1, 3, 32, 32] to y",
