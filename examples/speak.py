@@ -1,4 +1,4 @@
-"""Speak texts: their lengths differ, and plans of the first two serve the others.
+"""Speak texts of different lengths: the plans of the first one serve the others.
 
     vkep model voice                              # a small model with random weights: what it says is noise
     python examples/speak.py voice.onnx [TEXT ...]

@@ -1,7 +1,8 @@
-// 2-D convolution, channels last (NHWC), float16 with float32 sums, as a matrix product on cooperative matrices:
-// rows are the pixels of all images, columns are output channels, and k runs over taps, then channels, as the packed weights
-// do: [taps, channels of a group, out_channels padded to whole groups of eight], then eight zeros. The input is read in place, eight channels at a time. Lanes outside the
-// image read the zeros behind the weights instead: replacing a loaded value would make the lane wait for its load right there.
+// Convolution over one or two axes, channels last (NWC, NHWC), float16 with float32 sums, as a matrix product on cooperative
+// matrices: rows are the pixels of all images, columns are output channels, and k runs over taps, then channels, as the packed
+// weights do: [taps, channels of a group, out_channels padded to whole groups of eight], then eight zeros. The input is read in
+// place, eight channels at a time. Lanes outside the image read the zeros behind the weights instead: replacing a loaded value
+// would make the lane wait for its load right there.
 //
 // A tap here is a contiguous run of the input: the channels of one pixel or, where no columns are padded or skipped, of a row
 // of pixels. WHOLE_TAPS: its channels are a multiple of TILE_K, so that a stage lies within one tap. Workgroup z is

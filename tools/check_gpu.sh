@@ -2,13 +2,14 @@
 # What a release is tried with on a real GPU: each step's output goes to a file of its own, and a step that fails or takes
 # too long does not stop the others. What is not installed (onnxruntime, torch) its steps skip or leave out.
 #
-#   tools/check_gpu.sh OUT [STEP ...]      steps: tests ort soak suite kernels tiles models start tune unseen (default: all)
+#   tools/check_gpu.sh OUT [STEP ...]      steps: tests ort soak suite kernels tiles models start tune unseen (default: all; also
+#                                  unseen-quick: ten of its networks, 5 minutes)
 #
 # VKEP_JOBS (default: one fewer than the cores) workers run the suites; VKEP_PYTHON is the interpreter.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 if (($# == 0)); then
-    sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+    sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
     exit 2
 fi
 out=$1

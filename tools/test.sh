@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The test command: lint and types, beside them pytest with the validation layers on, a worker for each core (VKEP_TEST_JOBS: another
-# number). Arguments go to pytest.
+# The test command: lint and types, beside them pytest with the validation layers on (in tests of single kernels and
+# operators only with --nightly), a worker for each core (VKEP_TEST_JOBS: another number). Arguments go to pytest.
 #
 #   tools/test.sh               everything
 #   tools/test.sh --quick       ruff, names, floors, graphs, sizes, plans, and operators by the interpreter of operations: for use

@@ -23,9 +23,9 @@ g (int64 rounds, float[3,4] x, float[4,4] w) => (float[3,4] last, float[k,3] sum
 }
 """
 IF = """
-g (bool wish, float[3,4] x) => (float[3,4] y) {
+g (bool request, float[3,4] x) => (float[3,4] y) {
     d = Mul(x, x)
-    y = If(wish) <
+    y = If(request) <
         then_branch = one () => (float[3,4] a) { a = Add(d, x) },
         else_branch = other () => (float[3,4] b) { n = Neg(d)  b = Exp(n) }
     >
@@ -38,7 +38,7 @@ def feeds_of(text: str) -> dict[str, Any]:
     if text is LOOP:
         x, w = rng.normal(0, 1, (3, 4)), rng.normal(0, 1, (4, 4))
         return {"rounds": np.array(ROUNDS), "x": x.astype(np.float32), "w": w.astype(np.float32)}
-    return {"wish": np.array(True), "x": rng.normal(0, 1, (3, 4)).astype(np.float32)}
+    return {"request": np.array(True), "x": rng.normal(0, 1, (3, 4)).astype(np.float32)}
 
 
 def model_of(text: str) -> bytes:
@@ -79,12 +79,12 @@ def check(session: OpenSession, model: bytes, feeds: dict[str, Any], **options: 
 
 #: names that several bodies give to constants of their own, and a constant of the outer graph
 NESTED = """
-g (int64 rounds, bool wish, float[n,4] x) => (float[n,4] y) <float[4] w = {1, 2, 3, 4}> {
+g (int64 rounds, bool request, float[n,4] x) => (float[n,4] y) <float[4] w = {1, 2, 3, 4}> {
     yes = Constant<value = bool {1}>()
     s = Loop(rounds, yes, x) <
         body = body (int64 i, bool go, float[n,4] a) => (bool on, float[n,4] e) <float[4] k = {0.5, 0.25, 0.5, 1}> {
         on = Identity(go)  b = Mul(a, k)
-        e = If(wish) <
+        e = If(request) <
             then_branch = one () => (float[n,4] c) <float[4] k = {1, 0, 1, 0}> { c = Add(b, k) },
             else_branch = two () => (float[n,4] d) <float[4] k = {-1, 0, 2, 0}> { m = Sub(b, k)  d = Mul(m, w) }
         >
@@ -100,8 +100,8 @@ def test_control_flow_of_vulkan_nodes_is_one_part(session: OpenSession, optimize
     (part,) = made.get_provider_graph_assignment_info()
     assert {"Loop", "Relu"} <= {n.op_type for n in part.get_nodes()}
     rng = np.random.default_rng(9)
-    for wish in (True, False):
-        feeds = {"rounds": np.array(3), "wish": np.array(wish), "x": rng.normal(0, 1, (2, 4)).astype(np.float32)}
+    for request in (True, False):
+        feeds = {"rounds": np.array(3), "request": np.array(request), "x": rng.normal(0, 1, (2, 4)).astype(np.float32)}
         np.testing.assert_allclose(made.run(None, feeds)[0], reference(model_of(NESTED), feeds)[0], rtol=1e-5)
 
 
@@ -109,8 +109,8 @@ def test_control_flow_with_another_providers_node_is_run_by_onnx_runtime(session
     text = IF.replace("n = Neg(d)", "t = Cast<to = 8>(d)  n = Cast<to = 1>(t)")  # through texts
     made = session(model_of(text), all_on_vulkan=False)
     assert where(made)[CPU]["Cast"] == 2 and where(made)[EP]["If"] == where(made)[EP]["Exp"] == 1
-    for wish in (True, False):
-        feeds = feeds_of(IF) | {"wish": np.array(wish)}
+    for request in (True, False):
+        feeds = feeds_of(IF) | {"request": np.array(request)}
         np.testing.assert_allclose(made.run(None, feeds)[0], reference(model_of(text), feeds)[0], rtol=1e-5)
 
 
@@ -124,9 +124,9 @@ def test_loop(session: OpenSession, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("wish", [True, False])
-def test_if(session: OpenSession, options: dict[str, Any], wish: bool) -> None:
-    check(session, model_of(IF), feeds_of(IF) | {"wish": np.array(wish)}, **options)
+@pytest.mark.parametrize("request", [True, False])
+def test_if(session: OpenSession, options: dict[str, Any], request: bool) -> None:
+    check(session, model_of(IF), feeds_of(IF) | {"request": np.array(request)}, **options)
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)

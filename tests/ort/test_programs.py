@@ -19,7 +19,7 @@ import typer
 from onnx import parser
 
 from vkep.ort import programs, python_sessions
-from vkep.ort.programs import Wish
+from vkep.ort.programs import Request
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -150,11 +150,11 @@ def test_by_a_variable_where_it_is_enabled(folder: Path) -> None:
 
 
 def test_values_of_the_variable() -> None:
-    assert Wish.parse("1") == Wish() and str(Wish()) == "1"
-    wish = Wish.parse("default, as:A,as:B")
-    assert wish == Wish(True, ("A", "B")) and Wish.parse(str(wish)) == wish
+    assert Request.parse("1") == Request() and str(Request()) == "1"
+    request = Request.parse("default, as:A,as:B")
+    assert request == Request(True, ("A", "B")) and Request.parse(str(request)) == request
     with pytest.raises(ValueError, match="has 'as:'"):
-        Wish.parse("as:")
+        Request.parse("as:")
 
 
 @pytest.mark.parametrize("providers", ["text", 5, [5], [("a", 5)], [("a", {}, {})]])

@@ -1,4 +1,4 @@
-"""Networks at their published sizes that no kernel was fitted to, against PyTorch on the same GPU.
+"""Networks at their published sizes, against PyTorch on the same GPU.
 
     python -m tools.bench.unseen [--only NAME ...] [--types float16:1 float16:16 float32:1] [--compile] [--quick]
                                  [--seconds 1500] [--jobs 6] [--json FILE]
@@ -8,7 +8,7 @@ the module as a CUDA graph (with --compile also what `torch.compile` makes of it
 and export meanwhile. Times are medians, from data on the device to data on the device, with the wait for the result. A ratio
 above 1 is in vkep's favour. The error is the root mean square of the difference from float32 on the CPU, relative to that of the
 result, for the first element of the batch; torch's own in brackets. A process that fails or takes longer than its limit is a
-line with the reason. Networks that took no part in any measurement before are a group of their own.
+line with the reason. Networks whose times are not looked at while kernels are chosen (`HELD_BACK`) are a group of their own.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Uses:
 
 
 class Operands:
-    """The uses of what a recording's run reads and writes, between `begin` and `end`."""
+    """Marks the tensors of a recorded submit as in use, from `begin` before it until `end` knows its timeline value."""
 
     __slots__ = ("_begun",)
 
@@ -56,7 +56,7 @@ class Operands:
         self._begun: list[tuple[Uses, bool]] = []
 
     def begin(self, reads: Iterable[Uses], writes: Iterable[Uses]) -> None:
-        """A submit of the recording follows."""
+        """Mark each tensor as used by the submit that follows; `end` says its value, and which tensors it wrote."""
         for uses in reads:
             uses.begin()
             self._begun.append((uses, False))

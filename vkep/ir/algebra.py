@@ -71,7 +71,7 @@ def with_sign(size: Operand, sign: Operand) -> Expr:
 
 def stored_as(x: Expr, dtype: DType) -> Expr:
     """The value as storing it as ``dtype`` and reading it again would round or wrap it."""
-    return apply(pointwise_ops.stored_as(dtype), x)
+    return apply(pointwise_ops.storing_op(dtype), x)
 
 
 def swish(x: Expr, slope: Operand | None = None) -> Expr:

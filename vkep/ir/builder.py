@@ -19,7 +19,7 @@ from vkep.ir import float8
 from vkep.ir.custom import CustomProblem, Emit
 from vkep.ir.ops import BaseTarget, KernelOp, Op, Pointwise
 from vkep.ir.place import Place
-from vkep.ir.pointwise_ops import OPERATIONS, stored_as
+from vkep.ir.pointwise_ops import OPERATIONS, storing_op
 from vkep.ir.tensor import Storage, Tensor, broadcast_shapes, contiguous_strides
 from vkep.kernels.problem import Problem
 from vkep.kernels.select import choose
@@ -337,7 +337,7 @@ class Builder:
         if source.ctype == to.glsl_compute:
             return fn.stored_as(source, to)
         value = fn.cast(source, to.glsl_compute)
-        return value if stored_as(to) == "same" else fn.stored_as(value, to)
+        return value if storing_op(to) == "same" else fn.stored_as(value, to)
 
     # ---- inside
 

@@ -196,7 +196,7 @@ OPERATIONS = {
 }
 
 
-def stored_as(dtype: DType) -> str:
+def storing_op(dtype: DType) -> str:
     """The operation that rounds a value as storing it as ``dtype`` and reading it again would."""
     name = f"as_{dtype.name}"
     return name if name in OPERATIONS else "same"

@@ -158,7 +158,7 @@ def choose(problem: P, caps: DeviceCapabilities, tuned: Tuned = estimated) -> Ch
     """The first candidate that supports a problem on a device. Raises `Decline` with every candidate's reason where
     none does, and for operands with more elements than kernels count."""
     rejected: list[tuple[str, str]] = []
-    asked = _asked if problem.recurs else _asked.__wrapped__
+    asked = _asked if problem.recurs else _asked.__wrapped__  # problems that do not recur are not cached
     for candidate, refused in asked(problem, caps):
         reason = refused or _not_worth(candidate, problem, caps, tuned)
         if not reason:

@@ -8,7 +8,7 @@ import os
 import sys
 
 from vkep.ort.compile_library import LibraryError
-from vkep.ort.programs import VARIABLE, Wish, found, run_module, run_program
+from vkep.ort.programs import VARIABLE, Request, found, run_module, run_program
 
 
 def main() -> None:
@@ -36,13 +36,13 @@ def main() -> None:
     wanted = parser.parse_args(mine)
     if wanted.module is None and not rest:
         parser.error("expected a PROGRAM or -m MODULE")
-    wish = Wish(wanted.default, tuple(wanted.instead_of))
+    request = Request(wanted.default, tuple(wanted.instead_of))
     try:
         path = None if wanted.module is not None else found(rest.pop(0))
-        wish.fulfil()
+        request.apply()
     except (OSError, ValueError, LibraryError, ImportError) as error:
         parser.exit(1, f"python -m vkep.ort: {error}\n")
-    os.environ.setdefault(VARIABLE, str(wish))  # for child processes, where the file is installed
+    os.environ.setdefault(VARIABLE, str(request))  # for child processes, where the file is installed
     if path is None:
         run_module(wanted.module, rest)
     else:

@@ -32,14 +32,14 @@ LINE = (
 
 
 @dataclass(frozen=True)
-class Wish:
+class Request:
     """The user's request: sessions that name no provider, or name one of ``instead_of``, get Vulkan first."""
 
     default: bool = False
     instead_of: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, text: str) -> Wish:
+    def parse(cls, text: str) -> Request:
         """Read ``VKEP_ORT``: ``1``, ``default``, or ``as:NAME``, several with commas between. Raises ``ValueError``."""
         default, names = False, []
         for part in filter(None, (p.strip() for p in text.split(","))):
@@ -54,7 +54,7 @@ class Wish:
     def __str__(self) -> str:
         return ",".join((["default"] if self.default else []) + [f"as:{name}" for name in self.instead_of]) or "1"
 
-    def fulfil(self) -> None:
+    def apply(self) -> None:
         """Register the provider and apply the request to later sessions. Raises as `vkep.ort.register`."""
         import vkep.ort
         from vkep.ort import python_sessions
@@ -70,11 +70,11 @@ def at_start() -> None:
     """Register the provider once the program imports onnxruntime. Errors do not end the program: they become
     warnings."""
     try:
-        wish = Wish.parse(os.environ.get(VARIABLE, ""))
+        request = Request.parse(os.environ.get(VARIABLE, ""))
     except ValueError as error:
         _warn(error)
         return
-    sys.meta_path.insert(0, _Finder(wish))
+    sys.meta_path.insert(0, _Finder(request))
 
 
 def _warn(error: BaseException) -> None:
@@ -88,8 +88,8 @@ def _warn(error: BaseException) -> None:
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds onnxruntime once, as Python would, with a loader that then registers the provider."""
 
-    def __init__(self, wish: Wish) -> None:
-        self._wish = wish
+    def __init__(self, request: Request) -> None:
+        self._request = request
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != "onnxruntime":
@@ -97,13 +97,15 @@ class _Finder(importlib.abc.MetaPathFinder):
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._wish)
+            spec.loader = _Loader(spec.loader, self._request)
         return spec
 
 
 class _Loader(importlib.abc.Loader):
-    def __init__(self, loader: Any, wish: Wish) -> None:
-        self._loader, self._wish = loader, wish
+    """Loads onnxruntime with its own loader, which the module keeps, then registers the provider."""
+
+    def __init__(self, loader: Any, request: Request) -> None:
+        self._loader, self._request = loader, request
 
     def __getattr__(self, name: str) -> Any:  # the loader's other attributes: resources, the path ...
         return getattr(self._loader, name)
@@ -118,7 +120,7 @@ class _Loader(importlib.abc.Loader):
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
         try:
-            self._wish.fulfil()
+            self._request.apply()
         except Exception as error:
             _warn(error)
 

@@ -76,7 +76,7 @@ def _mask(b: Builder, match: AttentionMatch, heads: Heads) -> Mask | None:
         if isinstance(step, Masked) and (step.score == -math.inf or (step.score <= _HIDES and hides)):
             view = heads.mask_view(b, step.condition)
             condition = b.expr("not" if step.when else "same", view, ctype="bool")
-            if seen is None or not _see_by_position(mask, condition, seen, heads):
+            if seen is None or not _as_window(mask, condition, seen, heads):
                 mask.conditions.append(condition)
         elif isinstance(given, Biased):
             mask.biases.append(heads.mask_view(b, given.bias))
@@ -108,7 +108,7 @@ def _as_bias(b: Builder, mask: Masked) -> Tensor:
     return b.store(b.expr("where", mask.condition, *scores, ctype="float"), DTYPES["float32"])
 
 
-def _see_by_position(mask: Mask, condition: ex.Expr, seen: np.ndarray, heads: Heads) -> bool:
+def _as_window(mask: Mask, condition: ex.Expr, seen: np.ndarray, heads: Heads) -> bool:
     """Make a constant condition the mask's window, if each query sees the keys within fixed distances of its own position.
 
     ``seen`` (bool) broadcasts to [batch, heads, queries, keys]. Returns whether it was one.
@@ -123,7 +123,7 @@ def _see_by_position(mask: Mask, condition: ex.Expr, seen: np.ndarray, heads: He
     at_once = rows.sum(1) == ends - starts
     if not (at_once & (starts == (queries + first).clip(0)) & (ends == (queries + end).clip(None, heads.keys))).all():
         return False
-    # else the last or first query sees all keys
+    # a bound counts only if it hides a key: from the last query before it, from the first after it
     bounded_before, bounded_after = first + heads.queries > 1, end < heads.keys
     mask.window = KeyWindow((condition,), first if bounded_before else None, end if bounded_after else None, None)
     return True

@@ -60,13 +60,14 @@ def _inner(producer: Pointwise, read: Sequence[ex.Leaf], out: Tensor) -> ex.Expr
         return _rounded_to(producer.expr, producer.out)
     failed = False
 
-    def moved(node: ex.Leaf) -> ex.Expr | None:
+    def reshaped(node: ex.Leaf) -> ex.Expr | None:
+        """A read in the shape of ``out``; sets ``failed`` where it has no such view."""
         nonlocal failed
         view = None if node.tensor is None else node.tensor.reshape(out.shape)
         failed |= view is None
         return None if view is None else ex.leaf(view)
 
-    inner = ex.substitute(producer.expr, moved)
+    inner = ex.substitute(producer.expr, reshaped)
     return None if failed else _rounded_to(inner, producer.out)
 
 
@@ -124,7 +125,8 @@ def as_epilogue(op: Pointwise, kernel: KernelOp) -> ex.Expr | None:
     failed = False
     value = ex.leaf(out)  # all reads of the result have the same index
 
-    def moved(node: ex.Leaf) -> ex.Expr | None:
+    def in_epilogue(node: ex.Leaf) -> ex.Expr | None:
+        """A read as the epilogue has it: the kernel's value, or a view that it can index; sets ``failed`` where neither holds."""
         nonlocal failed
         assert node.tensor is not None
         if node.tensor.storage is out.storage:
@@ -136,7 +138,7 @@ def as_epilogue(op: Pointwise, kernel: KernelOp) -> ex.Expr | None:
             return None
         return ex.leaf(view)
 
-    expr = ex.substitute(op.expr, moved)
+    expr = ex.substitute(op.expr, in_epilogue)
     return None if failed else expr
 
 

@@ -46,10 +46,13 @@ def lay_out(ops: Sequence[Op], caps: DeviceCapabilities) -> list[Op]:
 
 
 class _ImageLayout:
+    """The operations with layouts decided, added one by one by `place`; knows where the elements of a moved storage are now."""
+
     def __init__(self, ops: Iterable[Op], caps: DeviceCapabilities) -> None:
         self.caps = caps
         self.ops: list[Op] = []
         self._labels: list[str] = []  #: of the operation that is being placed
+        #: how many writes of each storage are still to come
         self._to_write = Counter(t.storage for op in ops for t in op.outputs)
         #: computed with channels last: results computed from it have channels last too
         self._last: set[Storage] = set()
@@ -65,7 +68,7 @@ class _ImageLayout:
             self._pointwise(op)
         elif isinstance(op.problem, ConvProblem) and not op.problem.layout:
             self._convolution(op, op.problem)
-        elif not (self._moved and self._with_channels_last(op)):
+        elif not self._moved or not self._added_channels_last(op):
             self._kernel(op)
         for out in op.outputs:
             self._to_write[out.storage] -= 1
@@ -104,7 +107,7 @@ class _ImageLayout:
             out = rows
         self._replace(op, problem, [x, weights], [out])
 
-    def _with_channels_last(self, op: KernelOp) -> bool:
+    def _added_channels_last(self, op: KernelOp) -> bool:
         """Add a pool or a reduction of images with channels last, if its kernels support them."""
         problem = op.problem
         if not isinstance(problem, (PoolProblem, ReduceProblem)) or not self._is_last(x := self._source(op.inputs[0])):
@@ -124,6 +127,8 @@ class _ImageLayout:
         return True
 
     def _kernel(self, op: KernelOp) -> None:
+        """Add a kernel that has no layout to choose: it reads moved inputs by strides where it supports these, else from dense
+        copies, or in their restored layout."""
         problem, inputs = op.problem, list(op.inputs)
         for position, (need, view) in enumerate(zip(problem.operands[0], inputs, strict=True)):
             if view.storage not in self._moved:

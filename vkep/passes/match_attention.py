@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from vkep.ir import expr as ex
 from vkep.ir.ops import KernelOp, Op, Pointwise
-from vkep.ir.pointwise_ops import stored_as
+from vkep.ir.pointwise_ops import storing_op
 from vkep.ir.tensor import Tensor
 from vkep.kernels.matmul.problem import MatMulProblem
 from vkep.kernels.reductions.norm import SoftmaxProblem
@@ -246,7 +246,7 @@ def _meanings(op: Pointwise) -> Iterator[tuple[Tensor, _Step]]:
 def _cast(op: Pointwise) -> Tensor | None:
     """The operand of an operation that only converts between floating-point types, or copies; None for others."""
     inner = op.expr
-    if inner.op == stored_as(op.out.dtype) and len(inner.args) == 1:
+    if inner.op == storing_op(op.out.dtype) and len(inner.args) == 1:
         inner = inner.args[0]
     if not isinstance(inner, ex.Leaf) or inner.tensor is None:
         return None

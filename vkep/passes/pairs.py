@@ -61,6 +61,8 @@ def _halves(op: Pointwise, graph: Graph) -> tuple[KernelOp, KernelOp, Op] | None
 
 
 def _halved(whole: KernelOp, op: Pointwise) -> tuple[KernelOp, KernelOp] | None:
+    """Two products, of half the columns each, in place of one; ``op``, which joins them, is the first one's epilogue. None where
+    ``op`` reads the product otherwise."""
     problem, y = whole.problem, whole.outputs[0]
     assert isinstance(problem, (MatMulNBitsProblem, MatMulProblem))
     half = problem.n // 2
@@ -70,14 +72,15 @@ def _halved(whole: KernelOp, op: Pointwise) -> tuple[KernelOp, KernelOp] | None:
     made = [Tensor.contiguous(y.dtype, (*y.shape[:-1], half)) for _ in range(2)]
     columns = {side * half: t.reshape(op.out.shape) for side, t in enumerate(made)}
 
-    def part(node: ex.Leaf) -> ex.Expr | None:
+    def half_read(node: ex.Leaf) -> ex.Expr | None:
+        """The tensor of one half, in place of a read of that half of ``y``'s columns."""
         read = node.tensor
         if read is None or read.storage is not y.storage or not _is_rows_of(read, problem.m, half):
             return None
         to = columns.get(read.offset)
         return None if to is None else ex.leaf(to)
 
-    expr = ex.substitute(op.expr, part)
+    expr = ex.substitute(op.expr, half_read)
     if any(t.storage is y.storage for t in ex.tensors(expr)):
         return None
     narrow, a = replace(problem, n=half), whole.inputs[0]

@@ -81,7 +81,8 @@ class Graph:
         return producer if producer.outputs[0].is_whole else None
 
     @functools.cached_property
-    def _depths(self) -> dict[Storage, int]:
+    def _chain_lengths(self) -> dict[Storage, int]:
+        """The longest chain of given operations that ends in each storage: of several products, an epilogue goes to the last."""
         depths: dict[Storage, int] = {}
         for op in self.given:
             depth = 1 + max([depths.get(storage, 0) for storage in read_by(op)], default=0)
@@ -90,7 +91,7 @@ class Graph:
 
     def depth(self, op: Op) -> tuple[int, int]:
         """The length of the longest chain of operations that ends with a given one, and its place."""
-        return self._depths[op.outputs[0].storage], self._places[op]
+        return self._chain_lengths[op.outputs[0].storage], self._places[op]
 
     def fused(
         self, problem: Problem, inputs: Sequence[Tensor], outputs: Sequence[Tensor], parts: Sequence[Op]

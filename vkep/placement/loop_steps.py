@@ -26,8 +26,8 @@ class LoopPart:
 
 
 def parts_of(node: Node, constants: Mapping[str, Weight]) -> tuple[LoopPart, ...]:
-    """The parts that a loop is executed in, the largest first. None for a Loop whose condition is computed. ``constants``: those
-    that it reads."""
+    """The parts that a long loop is executed in, the largest first; empty for a Loop whose condition is not known to stay true,
+    which is executed step by step. ``constants``: those that the body reads."""
     body = node.bodies["body"]
     if node.op_type == "Loop":
         if carried_condition(body, constants) not in (True, "same"):

@@ -79,7 +79,7 @@ def _declared(
     bound: dict[str, DType] = {}
     newest = None if node.schema is not None else next(iter(registry.onnx_history(node.op_type, node.domain)), None)
     constraints = tuple(f.type_str for f in newest.inputs) if newest is not None else node.constraints or None
-    expected = _expected(definition, constraints, len(arguments))
+    expected = _input_types(definition, constraints, len(arguments))
     for position, (tensor, (constraint, exact, allowed)) in enumerate(zip(arguments, expected, strict=True)):
         if tensor is None:
             if signature.variadic or (position < len(signature.inputs) and signature.needed[position]):
@@ -106,20 +106,20 @@ def _declared(
 
 
 @functools.lru_cache(4096)
-def _expected(
+def _input_types(
     definition: registry.OperatorDef, constraints: tuple[str, ...] | None, count: int
 ) -> tuple[tuple[str, str, tuple[str, ...] | None], ...]:
-    """For each of ``count`` inputs: the type parameter that it shares with others, the one type that it may have, and
+    """The element types that an operator's inputs may have: for each of ``count`` inputs the type parameter that it shares with others, the one type that it may have, and
     those that the kernels support ("" and None: any). ``constraints`` are the schema's, None where there is no schema:
     then types are grouped by the inputs' names.
     """
     shared = definition.constraints if constraints is None else constraints
     names = definition.signature.inputs if constraints is None else constraints
+    further = constraints[-1] if constraints else ""  # a schema's last input may be variadic
     rows = []
     for position in range(count):
-        last = -1 if constraints else position  # a schema's last input may be variadic
-        constraint = shared[position] if position < len(shared) else shared[last] if constraints else ""
-        name = names[position] if position < len(names) else names[last] if constraints else ""
+        constraint = shared[position] if position < len(shared) else further
+        name = names[position] if position < len(names) else further
         exact = constraint if constraint.startswith("tensor(") else ""
         rows.append((constraint, exact, definition.types.get(name)))
     return tuple(rows)

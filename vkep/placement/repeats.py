@@ -97,7 +97,7 @@ class _Match:
             return None
         x, counts, shape = row
         splits = (makers.get(x), makers.get(counts))
-        sources = [outer.halves(split) for split in splits]
+        sources = [outer.source_of_rows(split) for split in splits]
         if None in sources or outer.length_of(limit) not in sources:
             return None
         return cls(join, loop, (first, *(s for s in splits if s is not None)), str(sources[0]), str(sources[1]), shape)
@@ -149,12 +149,12 @@ class _Values:
         numbers = self.numbers(name) if value is None else numpy_helper.to_array(value).reshape(-1).tolist()
         return numbers is not None and {*numbers} == {1}
 
-    def halves(self, split: Node | None) -> str | None:
-        """The tensor that a node splits into parts of one element along axis 0."""
+    def source_of_rows(self, split: Node | None) -> str | None:
+        """The tensor that a SplitToSequence splits into rows along axis 0; None where it is another node or split."""
         if split is None or not _is(split, "SplitToSequence") or int(split.attributes.get("axis", 0)):
             return None
         lengths = split.inputs[1] if len(split.inputs) > 1 else ""
-        single = self.are_ones(lengths) if lengths else bool(split.attributes.get("keepdims", 1))
+        single = self.are_ones(lengths) if lengths else bool(split.attributes.get("keepdims", 1))  # 0 drops axis 0
         return split.inputs[0] if single else None
 
     def length_of(self, name: str) -> str | None:

@@ -63,14 +63,15 @@ def _elements_reach(call: KernelCall) -> Mapping[str, int]:
     return _reach(call, read, read, last_offset(call, last, "stride") + 1)
 
 
-def _nd_reach(call: KernelCall) -> Mapping[str, int]:
+def _scatter_nd_reach(call: KernelCall) -> Mapping[str, int]:
+    # up to the row of the last lane's last update
     rows, keys = (call["total"] - 1) // call["inner"] + call["count"], call["KEYS"]
     written = last_offset(call, [call[f"extent{d}"] - 1 for d in range(keys)], "stride") + call["inner"]
     return _reach(call, rows * call["inner"], rows * keys, written)
 
 
 SCATTER_ELEMENTS = Kernel("scatter_elements.comp", variants=_AHEAD, reach=_elements_reach)
-SCATTER_ND = Kernel("scatter_nd.comp", variants=_AHEAD, reach=_nd_reach)
+SCATTER_ND = Kernel("scatter_nd.comp", variants=_AHEAD, reach=_scatter_nd_reach)
 
 
 @dataclass(frozen=True)

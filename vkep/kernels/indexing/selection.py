@@ -16,11 +16,11 @@ from vkep.sizes import hint
 
 
 def _nms_reach(call: KernelCall) -> Mapping[str, int]:
-    pairs, boxes = call["pairs"], call["box_count"]
+    pairs, count = call["pairs"], call["box_count"]
     return {
-        "boxes": ceil_div(pairs, call["classes"]) * boxes * 16,
-        "scores": pairs * boxes * 4,
-        "listed": pairs * boxes * 8,
+        "boxes": ceil_div(pairs, call["classes"]) * count * 16,  # four floats
+        "scores": pairs * count * 4,
+        "listed": pairs * count * 8,  # a score and an index
         "picks": pairs * call["most"] * 4,
         "counts": pairs * 4,
     }

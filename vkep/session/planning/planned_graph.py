@@ -123,9 +123,9 @@ class PlannedGraph:
             executable.run(values, targets)
         else:
             inputs = dict(values)
-            executable.run(values, targets, meanwhile=lambda: self._foretell(signature, inputs, over))
+            executable.run(values, targets, meanwhile=lambda: self._predict(signature, inputs, over))
 
-    def _foretell(self, signature: Signature, values: Mapping[str, Any], over: Over) -> IslandExecutor | None:
+    def _predict(self, signature: Signature, values: Mapping[str, Any], over: Over) -> IslandExecutor | None:
         """Enter the executable of the signature that follows this one, where sizes go on as they changed so far. Returns its
         island.
 
