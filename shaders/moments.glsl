@@ -8,7 +8,7 @@ vec3 joined(vec3 a, vec3 b) {
     float count = a.x + b.x, apart = b.y - a.y;
     if (count == 0.0) return a;
     float share = b.x / count;
-    return vec3(count, a.y + apart * share, a.z + b.z + apart * apart * a.x * share);
+    return vec3(count, a.y + apart * share, a.z + b.z + apart * (a.x * share) * apart);
 }
 COMBINE_LANES(all_joined, vec3, joined)
 

@@ -43,6 +43,8 @@ def products_beyond_pairs(items: Iterable[pytest.Item]) -> list[pytest.Item]:
         cases.setdefault(item.nodeid.split("[")[0], []).append(item)
     beyond = []
     for of_test in cases.values():
+        if of_test[0].get_closest_marker("every_case"):
+            continue
         values = [_values_of_axes(item) for item in of_test]
         if len(values[0]) > 2:
             numbers = [{value: k for k, value in enumerate(dict.fromkeys(axis))} for axis in zip(*values, strict=True)]

@@ -64,6 +64,32 @@ def test_a_damaged_image_is_refused(tmp_path: Path) -> None:
         Processor.of(tmp_path).pixels(file.getvalue()[:-400])
 
 
+def test_an_image_whose_square_would_be_large_is_refused(tmp_path: Path) -> None:
+    (tmp_path / SETTINGS).write_text(json.dumps(EXPECTED["llava"]["settings"]))
+    with pytest.raises(InvalidInputError, match="a square around an image"):
+        Processor.of(tmp_path).pixels(Image.new("RGB", (65535, 1)))
+
+
+def test_photos_are_turned_as_their_file_says(tmp_path: Path) -> None:
+    (tmp_path / SETTINGS).write_text(json.dumps(EXPECTED["siglip"]["settings"]))
+    picture, file = Image.fromarray(images()[0]), io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by a quarter
+    picture.save(file, "PNG", exif=exif)
+    processor = Processor.of(tmp_path)
+    expected = processor.pixels(picture.transpose(Image.Transpose.ROTATE_270)).values
+    np.testing.assert_array_equal(processor.pixels(file.getvalue()).values, expected)
+
+
+@pytest.mark.parametrize("form", ["EPS", "PCX", "TGA"])
+def test_bytes_of_other_formats_are_refused(form: str, tmp_path: Path) -> None:
+    (tmp_path / SETTINGS).write_text(json.dumps(EXPECTED["clip"]["settings"]))
+    file = io.BytesIO()
+    Image.fromarray(images()[0]).save(file, form)
+    with pytest.raises(InvalidInputError, match="no image that Pillow reads"):
+        Processor.of(tmp_path).pixels(file.getvalue())
+
+
 @pytest.mark.parametrize(
     ("change", "error"),
     [
@@ -273,6 +299,23 @@ def test_another_number_of_images_is_refused(generator: Generator) -> None:
     one = images()[0]
     with pytest.raises(InvalidInputError, match="marks of 2 images, and 1 images"):
         generator.generate([IMAGE, 5, IMAGE], images=[one])
+
+
+@pytest.mark.gpu
+def test_images_of_the_same_pixels_and_another_form_are_others(tmp_path: Path) -> None:
+    write_vision_language(tmp_path, "gpt2", "patches")
+    with Generator(tmp_path, fallback="error") as generator:
+        wide, high = (
+            generator.tokens([IMAGE], [np.full(shape, 255, np.uint8)]) for shape in ((32, 64, 3), (64, 32, 3))
+        )
+        assert [(one.rows, one.columns) for prompt in (wide, high) for one in prompt.images] == [(2, 4), (4, 2)]  # type: ignore[attr-defined]
+
+
+@pytest.mark.gpu
+def test_more_features_than_a_model_takes_are_refused(generator: Generator) -> None:
+    pictures = [np.full((32, 32, 3), 3 * k, np.uint8) for k in range(80)]
+    with pytest.raises(InvalidInputError, match="the model takes 256 tokens"):
+        generator.tokens([5], pictures)
 
 
 @pytest.mark.gpu

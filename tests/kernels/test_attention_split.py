@@ -170,6 +170,7 @@ def test_keys_past_the_end_are_not_read(gpu: Harness, caps: DeviceCapabilities) 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("name", WAYS)
+@pytest.mark.every_case
 def test_lanes_reach_what_the_problem_needs(case: Case, dtype: str, name: str) -> None:
     problem = case.problem(dtype, origin=True, sink=True)
     candidate = next(c for c in candidates(AttentionProblem) if c.name == name)

@@ -53,6 +53,7 @@ def normed(x: np.ndarray[Any, Any], gain: np.ndarray[Any, Any]) -> Any:
         ((3, 2, 2, 4, 8, 8, 0, 7), {}),  # no past
     ],
 )
+@pytest.mark.every_case
 def test_the_new_rows_are_turned_and_what_follows_is_a_number(
     gpu: Harness, caps: DeviceCapabilities, sizes: Sizes, rotary: dict[str, Any], dtype: str, over: bool
 ) -> None:

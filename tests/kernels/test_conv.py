@@ -174,6 +174,7 @@ _PIXELS = ((0, 0), (3, 4), (7, 7), (4, 11), (12, 3), (13, 12))
 @pytest.mark.parametrize("background", ["values", "zeros"])
 @pytest.mark.parametrize("value", [90.0, 1e3, 3e4, 1e8, 1e30, np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.every_case
 def test_winograd_keeps_an_outlier_in_its_windows(
     dtype: str, value: float, background: str, gpu: Harness, family: DeviceCapabilities, rng: np.random.Generator
 ) -> None:

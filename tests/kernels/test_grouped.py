@@ -59,6 +59,7 @@ def test_product_by_the_matrix_of_a_block(
     ("bits", "block", "zeros", "k"),
     [(4, 32, "blocks", 64), (4, 64, "rows", 64), (8, 4, "", 68), (8, 17, "", 68), (2, 16, "blocks", 64)],
 )
+@pytest.mark.every_case
 def test_product_by_packed_weights(
     gpu: Harness,
     caps: DeviceCapabilities,

@@ -134,7 +134,13 @@ def _softmax_in_float32(g: Spelling) -> None:
     g.add("MatMul", g.add("Cast", p, to=helper.np_dtype_to_tensor_dtype(np.dtype(g.dtype))), g.v, into="y")
 
 
+def _values_scaled(g: Spelling) -> None:
+    g.v = g.add("Mul", g.v, g.constant(3))
+    g.mix(g.scores())
+
+
 SPELLINGS: dict[str, Callable[[Spelling], None]] = {
+    "scaled values": _values_scaled,
     "bare": lambda g: g.mix(g.add("MatMul", g.q, g.add("Transpose", g.k, perm=[0, 1, 3, 2]))),
     "multiplied": _scaled("Mul"),
     "a scale multiplied": _scaled("Mul", swap=True),

@@ -130,3 +130,17 @@ def test_moved_codes_are_quantized_once(open_session: Open, moves: list[tuple[st
         work.append(sum(i.flops for i in session.report().islands))
     assert work[2] > work[1]
     assert (work[1] == work[0]) == all(op != "Relu" for op, _ in moves)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,)])
+def test_codes_of_few_axes(open_session: Open, shape: tuple[int, ...]) -> None:
+    m = _Quantized(19, np.uint8, plain=False)
+    m.quantized("x", 0.05)
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        m.nodes, "g", [value("x", 1, shape)], [value(m.nodes[-1].output[0], 1, shape)], m.constants
+    )
+    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9).SerializeToString()
+    session, x = open_session(data), np.full(shape, 1.23, np.float32)
+    assert set(session.report().counts) <= {"folded", "vulkan", "inlined"}
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], cpu_session(data).run(None, {"x": x})[0], rtol=1e-6)

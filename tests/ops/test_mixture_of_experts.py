@@ -47,6 +47,7 @@ def test_experts(tokens: tuple[int, ...], experts: int, k: int, activation: str,
 @pytest.mark.parametrize(("tokens", "experts", "k"), SIZES)
 @pytest.mark.parametrize("fusion", [0, 2])
 @pytest.mark.parametrize("activation", ["swiglu", "silu"])
+@pytest.mark.every_case
 def test_a_third_matrix_or_two_halves(
     tokens: tuple[int, ...], experts: int, k: int, fusion: int, activation: str
 ) -> None:

@@ -21,6 +21,7 @@ FLOATS = ("float32",)
 @pytest.fixture(autouse=True)
 def _apart() -> Iterator[None]:
     """Declarations made here do not stay."""
+    registry.load_own()
     kept = {key: list(entries) for key, entries in registry._OPERATORS.items()}
     yield
     registry._OPERATORS.clear()

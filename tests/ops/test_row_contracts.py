@@ -218,6 +218,7 @@ def test_a_sum_over_an_empty_slice_reads_nothing() -> None:
 @pytest.mark.parametrize("constants", [("w", "r"), ("w", "r", "len")])
 @pytest.mark.parametrize("carried", [True, False])
 @pytest.mark.parametrize("wrong", [-1, S + 1])
+@pytest.mark.every_case
 def test_sequence_lengths_beyond_the_steps(
     monkeypatch: pytest.MonkeyPatch, wrong: int, carried: bool, constants: tuple[str, ...]
 ) -> None:

@@ -91,3 +91,12 @@ def test_replaced(open_session: Open, monkeypatch: pytest.MonkeyPatch, case: str
 def test_kept(open_session: Open, case: str) -> None:
     data = model(text(KEPT[case], 0, "int64"), opset=17).SerializeToString()
     checked(open_session(data), data, 0, "int64")
+
+
+def test_expand_widens_rows(open_session: Open) -> None:
+    form = text({}, 2, "float").replace("float[n,2] x", "float[n,1] x")
+    data = model(form, opset=17).SerializeToString()
+    session, peer = open_session(data), cpu_session(data)
+    for counts in ([1, 2, 0, 1], [0, 3, 1, 2]):
+        feeds = {"counts": np.array(counts), "x": np.arange(4, dtype=np.float32)[:, None]}
+        np.testing.assert_array_equal(session.run(None, feeds)[0], peer.run(None, feeds)[0], strict=True)

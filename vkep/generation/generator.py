@@ -131,7 +131,9 @@ class Generator(Uncopied):
         if vision is None:
             reason = getattr(self._decoder, "no_images", "has no encoder of images")
             raise InvalidInputError(f"images are passed, and the model of {self._decoder.folder.path} {reason}")
-        return vision.prompt(found, images, lambda text: self.text.encode(text, special=False))
+        return vision.prompt(
+            found, images, lambda text: self.text.encode(text, special=False), self._decoder.folder.context
+        )
 
     def chat_tokens(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> Sequence[int]:
         """As `Text.chat`, with the images of the messages' parts: see `vkep.generation.vision.without_images`."""

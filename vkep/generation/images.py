@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,8 @@ Array = np.ndarray[Any, Any]
 ImageLike: TypeAlias = "str | Path | bytes | Array | Picture"
 
 SETTINGS, GENAI_SETTINGS = "preprocessor_config.json", "processor_config.json"
+#: formats of images that are not files of the user's: bytes come from clients of a service
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 #: pixels of an image before it is resized, and the largest edge after it
 _MOST_PIXELS, _LONGEST_EDGE = 1 << 26, 4096
 _BILINEAR, _BICUBIC, _LANCZOS = 2, 3, 1  # as in Pillow and in transformers' files
@@ -86,6 +89,10 @@ class Processor:
         """Raises `InvalidInputError` for what is no image, `MissingPackageError` without Pillow."""
         picture = _picture(image)
         if self.square:
+            if max(picture.size) ** 2 > _MOST_PIXELS:
+                raise InvalidInputError(
+                    f"a square around an image of {picture.size} pixels has more than {_MOST_PIXELS}"
+                )
             picture = _padded(picture, self.mean)
         if self.patch:
             return self._patches(picture)
@@ -115,6 +122,10 @@ class Processor:
         columns, rows = (
             (-(-n // edge) for n in _with_longest(size, -(-max(size) // edge) * edge)) if self.split else (1, 1)
         )
+        if rows * columns * edge**2 > _MOST_PIXELS:
+            raise InvalidInputError(
+                f"an image of {picture.size} pixels becomes {rows} by {columns} tiles, more than can be read"
+            )
         picture = self._resized(picture, max(rows, 1) * edge, max(columns, 1) * edge)
         whole = np.asarray(picture)
         if whole.shape[:2] == (edge, edge):
@@ -160,9 +171,10 @@ class Processor:
 
 def _picture(image: ImageLike) -> Picture:
     try:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image, ImageOps
     except ImportError as error:
         raise MissingPackageError(f"images need the package pillow: pip install 'vkep[generate]' ({error})") from None
+    known: Any = {"formats": _FORMATS} if isinstance(image, bytes) else {}
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
             raise InvalidInputError(f"the image is {image.dtype} {image.shape}; expected uint8 [height, width, 3]")
@@ -171,14 +183,23 @@ def _picture(image: ImageLike) -> Picture:
         picture = image
     else:
         try:
-            picture = Image.open(io.BytesIO(image) if isinstance(image, bytes) else image)
-        except (UnidentifiedImageError, Image.DecompressionBombError, ValueError, TypeError, AttributeError) as error:
+            picture = Image.open(io.BytesIO(image) if isinstance(image, bytes) else image, **known)
+        except FileNotFoundError:
+            raise
+        except (OSError, Image.DecompressionBombError, ValueError, TypeError, AttributeError, struct.error) as error:
             raise InvalidInputError(f"no image that Pillow reads: {error}") from None
     if picture.width * picture.height > _MOST_PIXELS:
         raise InvalidInputError(f"the image has {picture.size} pixels, more than {_MOST_PIXELS} in all")
     try:
-        return picture.convert("RGB")
-    except (OSError, ValueError, SyntaxError, EOFError) as error:  # a file that is cut off, or damaged
+        return ImageOps.exif_transpose(picture).convert("RGB")  # as transformers turns photos
+    except (
+        OSError,
+        ValueError,
+        SyntaxError,
+        EOFError,
+        Image.DecompressionBombError,
+        struct.error,
+    ) as error:  # a file that is cut off, or damaged
         raise InvalidInputError(f"the image cannot be read: {error}") from None
 
 

@@ -176,8 +176,8 @@ class BufferRows(Rows):
         rows = range(min(tokens), max(tokens) + 1)
         self.reserve(rows[-1], max(len(self.held[row]) for row in tokens) + 1)
         for row in rows:
-            if row not in tokens:
-                del self.held[row][self._caches.capacity - 1 :]  # the run also writes one position after the tokens
+            if row not in tokens and len(self.held[row]) >= self._caches.capacity:
+                self._trim(row, self._caches.capacity - 1)  # the run also writes one position after the tokens
         on_device, on_host = known or (None, [])
         wanted = [tokens.get(row, on_host[k] if k < len(on_host) else 0) for k, row in enumerate(rows)]
         same = on_device is not None and on_host == wanted

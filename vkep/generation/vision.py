@@ -130,7 +130,8 @@ class Vision:
         except BaseException:
             self.session.close()
             raise
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # of the table, and what is in it
+        self._encoding = threading.Lock()  # of the encoder, and the images that are kept
         self._table: DeviceTensor | None = None
         self._all: list[weakref.ref[Image]] = []
         self._kept: OrderedDict[bytes, Image] = OrderedDict()  # by a digest of their pixels, the latest last
@@ -155,18 +156,26 @@ class Vision:
         self._table.write(np.zeros((_ROWS, self._width), self._table.dtype.numpy))
 
     def prompt(
-        self, tokens: Sequence[int], images: Sequence[ImageLike], encode: Callable[[str], list[int]]
+        self, tokens: Sequence[int], images: Sequence[ImageLike], encode: Callable[[str], list[int]], context: int
     ) -> ImagePrompt:
         """The tokens of a prompt, in which each image's features take the place of its mark; of images without marks before all
-        else. Runs the encoder on images that are not kept. ``encode``: the tokens of a text.
+        else. Runs the encoder on images that are not kept. ``encode``: the tokens of a text. ``context``: the model's longest
+        sequence (0: unknown).
 
-        Raises `InvalidInputError` for marks of another number of images and for what is no image, `ArenaOutOfMemory`.
+        Raises `InvalidInputError` for marks of another number of images, for what is no image, and for images with more features
+        than the model takes, `ArenaOutOfMemory`.
         """
         marks = tokens.count(self.folder.mark)
         if marks not in (0, len(images)):
             raise InvalidInputError(f"the prompt has marks of {marks} images, and {len(images)} images are passed")
-        with self._lock:
-            read = [self._read(image) for image in images]
+        read: list[Image] = []
+        for image in images:
+            count = sum(one.count for one in read)
+            if count >= (context or _MOST_ROWS):
+                raise InvalidInputError(
+                    f"{len(read)} of {len(images)} images have {count} features; the model takes {context or _MOST_ROWS} tokens"
+                )
+            read.append(self._read(image))
         parts = iter([self._part(image, encode) for image in read])
         found = [] if marks else [token for part in parts for token in part]
         for token in tokens:
@@ -190,8 +199,10 @@ class Vision:
     def positions(self, tokens: Sequence[int]) -> Array:
         """Positions int64 [3, count] of a sequence's tokens from its first: an image's features stand in a grid, and the text
         after it goes on at the grid's larger edge (Qwen2-VL, arXiv:2409.12191, section 2.1)."""
-        with self._lock:
-            images = {image.first: image for image in self._alive()} if self.folder.in_grid else {}
+        images: dict[int, Image] = {}
+        if self.folder.in_grid and max(tokens, default=0) >= FIRST_TOKEN:
+            with self._lock:
+                images = {image.first: image for image in self._alive()}
         parts: list[Array] = []
         at = begin = k = 0
 
@@ -241,11 +252,13 @@ class Vision:
 
     def _read(self, image: ImageLike) -> Image:
         pixels = self._processor.pixels(image)
-        digest = hashlib.sha256(repr(pixels.values.shape).encode() + pixels.values.tobytes()).digest()
-        known = self._kept.pop(digest, None) or self._encoded(pixels)
-        self._kept[digest] = known
-        while len(self._kept) > _KEPT:
-            self._kept.popitem(last=False)
+        form = (pixels.values.shape, pixels.rows, pixels.columns)
+        digest = hashlib.sha256(repr(form).encode() + pixels.values.tobytes()).digest()
+        with self._encoding:
+            known = self._kept.pop(digest, None) or self._encoded(pixels)
+            self._kept[digest] = known
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
         return known
 
     def _encoded(self, pixels: Pixels) -> Image:
@@ -274,13 +287,14 @@ class Vision:
                 raise InvalidModelError(
                     f"{self.folder.path} makes features {features.shape} of {tiles} images; expected [.., {self._width}]"
                 )
-            row = self._room(count)
-            target = self.features.rows(row, count).reshaped((1, 1, count, self._width))
-            self._moves.copy(features.reshaped((1, 1, count, self._width)), target)
-        merge = self._processor.merge
-        made = Image(self._next, row, count, tiles, pixels.rows // merge, pixels.columns // merge)
-        self._next += count
-        self._all.append(weakref.ref(made))
+            merge = self._processor.merge
+            with self._lock:
+                row = self._room(count)
+                target = self.features.rows(row, count).reshaped((1, 1, count, self._width))
+                self._moves.copy(features.reshaped((1, 1, count, self._width)), target)
+                made = Image(self._next, row, count, tiles, pixels.rows // merge, pixels.columns // merge)
+                self._next += count
+                self._all.append(weakref.ref(made))
         return made
 
     def _room(self, count: int) -> int:

@@ -11,6 +11,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, field
 from threading import Lock
 from types import TracebackType
@@ -206,9 +207,10 @@ class Uploader:
             # packing weights takes longer than copying them
             items = list(items)
             makes = [(item.data if callable(item.data) and item.fill is None else None, item.nbytes) for item in items]
-            for item, data in zip(items, made_ahead(makes), strict=True):
-                self._upload_item(item, item.data if data is None else data, wait_value, outgoing, rest)
-                rest -= item.nbytes
+            with closing(made_ahead(makes)) as made:
+                for item, data in zip(items, made, strict=True):
+                    self._upload_item(item, item.data if data is None else data, wait_value, outgoing, rest)
+                    rest -= item.nbytes
             return self._submit(outgoing, wait_value)
 
     def _upload_item(self, item: Upload, data: Any, wait_value: int | None, outgoing: _Outgoing, rest: int) -> None:

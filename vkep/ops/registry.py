@@ -96,6 +96,14 @@ def _is_own(function: Function) -> bool:
     return function.__module__.partition(".")[0] == "vkep"
 
 
+def _same_place(one: Function, other: Function) -> bool:
+    return (one.__module__, one.__qualname__, one.__code__.co_firstlineno) == (
+        other.__module__,
+        other.__qualname__,
+        other.__code__.co_firstlineno,
+    )
+
+
 @functools.cache
 def load_own() -> None:
     """Import the modules of vkep's own operators, which declare them: a third of a second of Python's, which a session with a
@@ -131,6 +139,8 @@ def operator(
         checked = domain in ("", "ai.onnx.ml", "ai.onnx.preview.training") if schema is None else schema
         definition = _define(function, op_type, domain, since, until, types, checked, fixed or {})
         entries = _OPERATORS.setdefault((domain, op_type), [])
+        # a module of vkep's own whose first import was interrupted
+        entries[:] = [other for other in entries if not (_is_own(function) and _same_place(other.function, function))]
         for other in entries:
             if both := overlap((since, until), (other.since, other.until)):
                 raise OperatorDeclarationError(
@@ -234,10 +244,18 @@ def _define(
         fixed=fixed,
         checked=checked,
     )
+    for name, allowed in definition.types.items():
+        wrong = [kind for kind in allowed if kind not in DTYPES]
+        if not allowed or wrong:
+            found = f"{wrong[0]!r} is no element type" if wrong else "there are none"
+            raise OperatorDeclarationError(
+                f"{op_type}: the types of {name!r}: {found}; expected some of {', '.join(DTYPES)}"
+            )
     if not definition.checked:
         if unknown := set(definition.types) - set(signature.inputs):
             raise OperatorDeclarationError(
-                f"{op_type}: types for {sorted(unknown)}, which are no inputs of the function"
+                f"{op_type}: types for {sorted(unknown)}, which are no inputs of the function: without a schema, types has "
+                "the names of inputs"
             )
     elif onnx.defs.onnx_opset_version() >= CHECKED_OPSET:
         _check(definition)
@@ -248,7 +266,9 @@ def _check(definition: OperatorDef) -> None:
     schemas = schema_versions(definition)
     name = f"{definition.op_type} (versions {definition.since} to {definition.until or 'newest'})"
     if not schemas:
-        raise OperatorDeclarationError(f"{name}: the onnx package has no such operator or version")
+        raise OperatorDeclarationError(
+            f"{name}: the onnx package has no such operator or version; an operator of your own needs domain="
+        )
     known = {a for s in schemas for a in s.attributes}
     for attribute, default in definition.signature.attributes.items():
         if attribute not in known:

@@ -125,6 +125,8 @@ def match_attention(last: Op, graph: Graph) -> AttentionMatch | None:
     operands = [*((x, scores.product) for x in scores.product.inputs), (last.inputs[1], last)]
     read = [_read_of(x, user, graph) for x, user in operands]
     as_they_are = [_Read(x, 1.0, []) for x, _ in operands]
+    if read[2].factor != 1.0:  # scores have the factors of q and k alone
+        read[2] = as_they_are[2]
     row = softmax.outputs[0].shape[-1]  # operations before and after the softmax may use other shapes of the scores
     shapes = [*(op.out.shape for op, _ in scores.steps), softmax.outputs[0].shape]
     fits = (

@@ -111,10 +111,13 @@ def carried_condition(body: Graph, outer: Mapping[str, object]) -> bool | str | 
     """A Loop body's condition: True or False where it is constant, "same" where it equals the incoming condition, else
     None. ``outer`` has the constants that the body may read."""
     name = body.outputs[0].name
-    copies = ("Cast", "Identity")  # the value is a bool, whatever is cast to it
-    sources = {o: n.inputs[0] for n in body.nodes if n.op_type in copies and not n.domain for o in n.outputs}
-    while name in sources:
-        name = sources[name]
+    makers = {o: n for n in body.nodes if not n.domain for o in n.outputs}
+    cast = False
+    while (node := makers.get(name)) is not None and node.op_type in ("Cast", "Identity"):
+        if node.op_type == "Cast" and cast:  # what is between two casts need not be a bool
+            return None
+        cast |= node.op_type == "Cast"
+        name = node.inputs[0]
     constant = body.weights.get(name, outer.get(name))
     if isinstance(constant, Weight) and name != body.inputs[1].name:
         return bool(constant.array().reshape(-1)[0])

@@ -109,9 +109,9 @@ def _declared(
 def _input_types(
     definition: registry.OperatorDef, constraints: tuple[str, ...] | None, count: int
 ) -> tuple[tuple[str, str, tuple[str, ...] | None], ...]:
-    """The element types that an operator's inputs may have: for each of ``count`` inputs the type parameter that it shares with others, the one type that it may have, and
-    those that the kernels support ("" and None: any). ``constraints`` are the schema's, None where there is no schema:
-    then types are grouped by the inputs' names.
+    """The element types that an operator's inputs may have: for each of ``count`` inputs the type parameter that it shares
+    with others, the one type that it may have, and those that the kernels support ("" and None: any). ``constraints`` are the
+    schema's, None where there is no schema: then types are grouped by the inputs' names.
     """
     shared = definition.constraints if constraints is None else constraints
     names = definition.signature.inputs if constraints is None else constraints

@@ -122,6 +122,8 @@ class _Match:
         before = add("Less", add("Reshape", places, constant("column", [-1, 1])), ends)
         numbers = add("ArgMax", add("Cast", before, to=TensorProto.INT32), axis=1, keepdims=0)
         rows = add("Gather", self.x, numbers, axis=0)
+        if self.shape[1:]:  # as Expand does in the loop
+            rows = add("Expand", rows, constant("row", [1, *self.shape[1:]]))
         add("Reshape", rows, constant("shape", self.shape), into=self.join.outputs[0])
         return made
 

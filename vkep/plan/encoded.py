@@ -11,6 +11,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from enum import Enum
 from typing import Any
 
@@ -63,11 +64,12 @@ def chunks(magic: bytes, header: Mapping[str, Any], weights: Mapping[str, Weight
     text = json.dumps({**header, "weights": entries}).encode()
     head = magic + _START.pack(len(text), _digest(text)) + text
     yield head.ljust(_aligned(len(head)), b"\0")
-    for array in made_ahead((weight.array, weight.nbytes) for weight in weights.values()):
-        assert array is not None
-        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        yield content.data
-        yield bytes(_aligned(content.nbytes) - content.nbytes)
+    with closing(made_ahead((weight.array, weight.nbytes) for weight in weights.values())) as made:
+        for array in made:
+            assert array is not None
+            content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            yield content.data
+            yield bytes(_aligned(content.nbytes) - content.nbytes)
 
 
 def read(magic: bytes, data: bytes | memoryview) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:

@@ -223,8 +223,9 @@ class InferenceSession(OrtSession, Uncopied):
     def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
         """Run with bound inputs and outputs; results are in the binding. Raises as `run`."""
         parts = self._parts
-        if iobinding.repeat is not None and run_options is None:
-            if parts.repeated(iobinding.repeat):
+        repeat = iobinding.repeat
+        if repeat is not None and run_options is None:
+            if parts.repeated(repeat):
                 return
             iobinding.change()
         targets = parts.targets(iobinding.inputs, iobinding.outputs)

@@ -79,6 +79,8 @@ def _no_vectors(problem: ConvProblem, caps: DeviceCapabilities) -> str:
 
 def no_channels_last(problem: ConvProblem, caps: DeviceCapabilities) -> str:
     """Why `conv_last` does not compute a convolution on a device, in vectors of eight channels; "" where it does."""
+    if 0 in (problem.c, problem.oc, problem.h, problem.w):
+        return "an input or a result without elements"
     if is_depthwise(problem):
         return "one channel a group leaves a matrix mostly empty"
     groups = problem.groups // groups_at_once(problem)

@@ -139,6 +139,8 @@ def _non_max_suppression(problem: NonMaxSuppressionProblem, e: Emission) -> list
         "counts": e.target.scratch("uint32", (problem.pairs,)),
     }
     params = {"pairs": problem.pairs, "classes": problem.classes, "most": problem.most}
+    # a score and an index of each in two lists, and a kibibyte beside them
+    sorted_at_once = floor_power_of_two((e.caps.max_shared_memory_bytes - 1024) // 16)
     select = NMS.call(
         grid=grid(problem.pairs),
         operands={
@@ -153,7 +155,11 @@ def _non_max_suppression(problem: NonMaxSuppressionProblem, e: Emission) -> list
             "iou_threshold": problem.iou_threshold,
             "score_threshold": 0.0 if threshold is None else threshold,
         },
-        spec={"CENTERED": int(problem.centered), "HAS_THRESHOLD": int(threshold is not None), "SIZE": _SORTED},
+        spec={
+            "CENTERED": int(problem.centered),
+            "HAS_THRESHOLD": int(threshold is not None),
+            "SIZE": min(_SORTED, sorted_at_once),
+        },
         local_size=(local,),
         flops=hint(problem.flops),
     )

@@ -109,7 +109,8 @@ class TopKProblem(ColumnProblem):
     of the middle of ``x``, in order; equal ones by lower index first; NaN counts as the largest.
 
     Work is ``axis * k`` comparisons per column for small k, ``axis + k * log(k)`` for k up to a thousand, else
-    ``axis * log(axis)``. Temporary memory is two keys with their places (together 8 or 16 bytes) an element at most. Raises `InvalidNode`
+    ``axis * log(axis)``. Temporary memory is two keys with their places (together 8 or 16
+    bytes) an element at most. Raises `InvalidNode`
     unless ``0 <= k <= axis``.
     """
 

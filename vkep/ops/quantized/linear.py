@@ -241,8 +241,10 @@ def _packed(b: Builder, x: Tensor, shape: Sequence[int]) -> tuple[Expr, int] | N
     """A packed constant of fewer than 8 bits per element: the value in an expression, and the number of elements in a
     byte."""
     weight = x.storage.weight
-    inner = shape[-1] if shape[-1] > 1 else shape[-2]
-    if not x.dtype.sub_byte_bits or weight is None or not x.is_whole or inner % (8 // x.dtype.bits):
+    if not x.dtype.sub_byte_bits or weight is None or not x.is_whole or not shape:
+        return None
+    inner = shape[-1] if shape[-1] > 1 or len(shape) < 2 else shape[-2]
+    if inner % (8 // x.dtype.bits):
         return None
     bits, each = x.dtype.bits, 8 // x.dtype.bits
     made = b.weight(PackedWeight(weight, 0, lambda values: pack(values, x.dtype), f"{weight.key}/packed"))

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 from gpu_shared.compile_spec import SyncMode
+from gpu_shared.weak import WeakValues
 from vkep.device.delegate import VulkanDelegate
 from vkep.device.rooms import Rooms
 from vkep.device.runner import PlanRunner
@@ -74,7 +74,7 @@ class Planner:
         self._delegate, self._options, self._graphs = delegate, options, graphs
         self._opsets = model.opsets
         self._rooms = self._new_rooms()
-        self._rests: WeakValueDictionary[Hashable, SharedGraph] = WeakValueDictionary()  # those in use
+        self._rests: WeakValues[Hashable, SharedGraph] = WeakValues()  # those in use
         self._sharing = Lock()
         self._saved = SavedPlans(plans_folder(options)) if options.save_plans else None
         self._stored: set[bool] = set()  # of plans with sizes, and of those without, the first one is saved
