@@ -204,7 +204,7 @@ def test_embeddings(client: Any) -> None:
 
 
 def test_models(client: Any) -> None:
-    assert {one.id for one in client.models.list()} == {"llama", "caller", "encoder"}
+    assert {one.id for one in client.models.list()} == {"llama", "caller", "encoder", "images"}
     assert client.models.retrieve("llama").id == "llama"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt")

@@ -63,13 +63,13 @@ def test_a_tensor_beyond_one_buffer_is_declined_by_name(small: SharedGpuContext)
 
 
 def test_a_sort_whose_temporary_memory_exceeds_a_buffer_is_declined_by_name(small: SharedGpuContext) -> None:
-    """300,000 bytes, whose keys take 4 bytes each."""
-    body = "k = Constant <value_ints: ints = [600]> () v, i = TopK(x, k)"
-    text = f"g (uint8[500,600] x) => (uint8[500,k] v, int64[500,k] i) {{ {body} }}"
-    x = np.random.default_rng(4).integers(0, 256, (500, 600), np.uint8)
+    """300,000 bytes, whose keys and places take 8 bytes each."""
+    body = "k = Constant <value_ints: ints = [1200]> () v, i = TopK(x, k)"
+    text = f"g (uint8[100,3000] x) => (uint8[100,k] v, int64[100,k] i) {{ {body} }}"
+    x = np.random.default_rng(4).integers(0, 256, (100, 3000), np.uint8)
     with InferenceSession(model(text), context=small) as session:
         values, places = session.run(None, {"x": x})
-        np.testing.assert_array_equal(values, np.sort(x)[:, ::-1])
+        np.testing.assert_array_equal(values, np.sort(x)[:, :-1201:-1])
         np.testing.assert_array_equal(np.take_along_axis(x, places, 1), values)
         [declined] = [n for n in session.report().nodes if n.where == "cpu"]
-        assert declined.op_type == "TopK" and "temporary buffers of 1200000 bytes" in declined.reason
+        assert declined.op_type == "TopK" and "temporary buffers of 2400000 bytes" in declined.reason

@@ -160,7 +160,7 @@ CONV = "(float16[1,8,6,6] x) => (float16[1,8,6,6] y) { a = Conv<pads=[1,1,1,1]>(
 
 def test_a_layout_with_height_and_width_exchanged_is_named() -> None:
     model = _model(CONV, w=_random(8, 8, 3, 3).astype(np.float16), v=_random(8, 8, 1, 1).astype(np.float16))
-    what, _ = _broken("layout", model, layout, "_SECOND", (0, 3, 2, 1))
+    what, _ = _broken("layout", model, layout, "_to_second", lambda rank: (0, 3, 2, 1))
     assert "'y'" in what
 
 
@@ -283,5 +283,5 @@ def test_buffers_in_one_place_are_named() -> None:
     def place(lifetimes: Any, piece: Any) -> tuple[list[int], int]:
         return [0] * len(lifetimes), max(life.nbytes for life in lifetimes)
 
-    what, _ = _broken("emission", _model(CHAIN), emit, "place", place)
+    what, _ = _broken("emission", _model(CHAIN), emit, "pack", place)
     assert "MatMul" in what

@@ -139,7 +139,7 @@ def _split_images() -> onnx.ModelProto:
     return onnx.parser.parse_model(f"""
         <ir_version: 9, opset_import: ["" : 18]>
         split (int64[b, n] {IDS}) => (int64[b, n] texts, int64[b, n] slots, bool[b, n] is_image)
-        <int64 first = {{{FIRST_FEATURE}}}, int64 zero = {{0}}>
+        <int64 first = {{{FIRST_FEATURE}}}, int64 zero = {{ 0 }}>
         {{
             is_image = GreaterOrEqual({IDS}, first)
             texts = Where(is_image, zero, {IDS})

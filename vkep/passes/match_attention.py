@@ -18,7 +18,7 @@ from vkep.kernels.matmul.problem import MatMulProblem
 from vkep.kernels.reductions.norm import SoftmaxProblem
 from vkep.passes.layout import relaid
 from vkep.passes.rewrite import Graph
-from vkep.sizes import matches
+from vkep.sizes import is_size, matches
 
 #: maximum number of operations between the first product and the softmax; bounds the recursion of the search
 MOST_STEPS = 16
@@ -125,7 +125,7 @@ def match_attention(last: Op, graph: Graph) -> AttentionMatch | None:
     operands = [*((x, scores.product) for x in scores.product.inputs), (last.inputs[1], last)]
     read = [_read_of(x, user, graph) for x, user in operands]
     as_they_are = [_Read(x, 1.0, []) for x, _ in operands]
-    if read[2].factor != 1.0:  # scores have the factors of q and k alone
+    if is_size(read[2].factor) or read[2].factor != 1.0:  # scores have the factors of q and k alone
         read[2] = as_they_are[2]
     row = softmax.outputs[0].shape[-1]  # operations before and after the softmax may use other shapes of the scores
     shapes = [*(op.out.shape for op, _ in scores.steps), softmax.outputs[0].shape]
@@ -261,9 +261,10 @@ def _tensor(arg: ex.Expr) -> Tensor | None:
 
 
 def _number(arg: ex.Expr) -> float | None:
-    """The value of a constant, or of a constant tensor that is one element broadcast; None for others."""
+    """The value of a constant, or of a constant tensor that is one element broadcast; None for others. A value
+    that follows from sizes stays one."""
     if isinstance(arg, ex.Const):
-        return float(arg.value)
+        return arg.value if is_size(arg.value) else float(arg.value)
     tensor = _tensor(arg)
     if tensor is None or any(tensor.strides):
         return None

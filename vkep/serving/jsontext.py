@@ -67,9 +67,8 @@ class JsonCount:
         for at in range(0, len(piece), _SHORT):
             part = piece[at + self._escaped : at + _SHORT].replace(b"\\\\", b"").replace(b'\\"', b"")
             self._escaped = part.endswith(b"\\")
-            codes = np.frombuffer(part, np.uint8)
-            quoted = np.logical_xor.accumulate(codes == ord('"')) != self._in_string
-            commas, lists, objects = (int(np.count_nonzero((codes == ord(char)) & ~quoted)) for char in ",[{")
-            self.values += commas
-            self.lists += lists + objects
-            self._in_string = bool(quoted[-1]) if len(quoted) else self._in_string
+            between = part.split(b'"')
+            outside = b"".join(between[self._in_string :: 2])
+            self.values += outside.count(b",")
+            self.lists += outside.count(b"[") + outside.count(b"{")
+            self._in_string ^= len(between) % 2 == 0

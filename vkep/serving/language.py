@@ -91,7 +91,10 @@ class Language:
         sampling = generator.sampling(**settings)
         if given.messages is not None:
             more: dict[str, Any] = {"tools": list(given.tools)} if given.tools else {}
-            prompts: list[Sequence[int]] = [generator.chat_tokens(given.messages, **more)]
+            try:
+                prompts: list[Sequence[int]] = [generator.chat_tokens(given.messages, **more)]
+            except InvalidInputError as error:
+                raise ProtocolError(400, str(error), "messages") from None
         else:
             prompts = [generator.text.encode(p) if isinstance(p, str) else p for p in given.prompts]
         texts = [p if isinstance(p, str) else generator.text.decode(p) for p in given.prompts] if given.echo else []

@@ -145,6 +145,9 @@ def _takes_rounds(problem: TopKProblem, caps: DeviceCapabilities) -> str:
 
 
 def _takes_selection(problem: TopKProblem, caps: DeviceCapabilities) -> str:
+    found = hint(problem.columns) * hint(problem.k) * candidate_bytes(problem.dtype)
+    if found > piece_of(caps.max_buffer_size):
+        return f"a selection needs temporary buffers of {found} bytes; a buffer of {caps.name} holds {caps.max_buffer_size}"
     return _takes("selection", problem, caps, _room(problem.dtype, caps) // 2)
 
 
