@@ -40,6 +40,7 @@ def test_ties_go_to_even_and_overflow_saturates() -> None:
 
 @pytest.mark.parametrize("constants", [("s", "z"), ()])
 @pytest.mark.parametrize("scale", [0.1, 1 / 3, 0.0078431377, 3.7e-5, 6.1e7])
+@pytest.mark.gpu  # the interpreter does not round as float32 does
 def test_quotients_near_the_middle_of_two_steps(scale: float, constants: tuple[str, ...]) -> None:
     """The nearest floats of each middle and their neighbours: the quotient is rounded once, as IEEE 754 has it."""
     s, z = np.array(scale, np.float32), np.array(32768, np.uint16)
