@@ -257,7 +257,7 @@ def test_features_are_kept_as_long_as_a_prompt_needs_them(folder: Path, monkeypa
     settings: dict[str, Any] = {"max_tokens": 4, "ignore_end": True}
     with Generator(folder, fallback="error") as generator:
         expected = [generator.generate([IMAGE, 7], images=[p], **settings).tokens for p in pictures]
-        vision = generator.decoder.vision  # type: ignore[union-attr]
+        vision = generator.decoder.vision
         assert vision is not None and vision.features.shape[0] == 64  # images that no prompt has made room
         prompts = [generator.tokens([IMAGE, 7], [p]) for p in pictures]  # all of them are needed: the table grows
         assert vision.features.shape[0] >= sum(len(prompt) - 1 for prompt in prompts)

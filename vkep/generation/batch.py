@@ -180,8 +180,15 @@ class Batch(Uncopied):
         row = self._rows.take(tokens, {a._row for a in self._in_progress}, source)
         chances = Chances() if sampling.seed is None else Chances(sampling.seed)
         bias = Bias(sampling, grammar) if sampling.biased else None
-        answer = Answer(tokens, sampling, _row=row, _chances=chances, _stream=self._stream(sampling), _bias=bias)
-        answer._images = images_of(prompt)
+        answer = Answer(
+            tokens,
+            sampling,
+            _row=row,
+            _chances=chances,
+            _stream=self._stream(sampling),
+            _bias=bias,
+            _images=images_of(prompt),
+        )
         self._wait_for_turn(answer)
         self._in_progress.append(answer)
         return answer

@@ -109,9 +109,9 @@ class Decoder:
         self._has_grid = any(
             what == "position_ids" and len(inputs[n].shape or ()) == 3 for n, what in self._kinds.items()
         )
-        unknown = [n for n, what in self._kinds.items() if what not in _FEEDS]
+        unknown = [n for n, what in self._kinds.items() if what not in (IDS, FEATURES, *_FEEDS)]
         if unknown or IDS not in self._kinds.values():
-            known = sorted(_FEEDS.keys() - {FEATURES})
+            known = sorted({IDS, *_FEEDS})
             raise UnsupportedModelError(
                 f"{folder.decoder} has inputs {unknown or list(self._kinds)}; generation knows {known} and caches"
             )
@@ -177,12 +177,15 @@ class Decoder:
         if binding is None or before is not past:
             binding = self._binding(rows, past, present, place)
             self._bound[rows, place] = past, binding
+        given: dict[str, Array | DeviceTensor] = {IDS: ids}
+        if self.vision is not None:
+            given[FEATURES] = self.vision.features
+        if positions is not None:
+            given["position_ids"] = positions
         for name, what in self._kinds.items():
-            value = ids if what == IDS else _FEEDS[what](np.array(lengths, np.int64), ids.shape[1], window)
-            if what == FEATURES and self.vision is not None:
-                value = self.vision.features
-            elif what == "position_ids" and positions is not None:
-                value = positions
+            value = given.get(what)
+            if value is None:
+                value = _FEEDS[what](np.array(lengths, np.int64), ids.shape[1], window)
             if isinstance(value, DeviceTensor):
                 binding.bind_input(name, value)
             else:
@@ -231,7 +234,7 @@ class Decoder:
 
     def ids(self, tokens: Sequence[int]) -> Array:
         """``input_ids`` [1, count] of tokens of a prompt, which may be features of images."""
-        return np.array([tokens if self.vision is None else self.vision.places(tokens)], np.int64)
+        return np.array([tokens], np.int64) if self.vision is None else self.vision.places(tokens)[None]
 
     def in_grid(self, held: Sequence[int], tokens: Sequence[int]) -> Array | None:
         """Positions int64 [3, 1, count] of tokens that follow those in a row; None where the model's have one dimension."""
@@ -259,11 +262,9 @@ def _mask(lengths: Array, count: int, window: int) -> Array:
     return (np.arange(window) < (lengths + count)[:, None]).astype(np.int64)
 
 
-#: computes a model's inputs other than tokens and caches, from the rows' lengths, the number of new tokens and the
+#: computes a model's inputs other than tokens, features and caches, from the rows' lengths, the number of new tokens and the
 #: mask's length
 _FEEDS: dict[str, Any] = {
-    IDS: None,
-    FEATURES: lambda lengths, count, window: None,
     "attention_mask": _mask,
     "position_ids": lambda lengths, count, window: lengths[:, None] + np.arange(count),
     "num_logits_to_keep": lambda lengths, count, window: np.array(1, np.int64),

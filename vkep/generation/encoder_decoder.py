@@ -35,6 +35,8 @@ class EncoderDecoder:
     `UnsupportedModelError` for inputs that generation does not know.
     """
 
+    vision, no_images = None, "has no encoder of images"  #: as of `Decoder`
+
     def __init__(self, folder: ModelFolder, options: Mapping[str, Any]) -> None:
         """``options`` are of `InferenceSession`, with the context that all sessions share."""
         assert folder.encoder is not None

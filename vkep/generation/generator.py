@@ -127,12 +127,11 @@ class Generator(Uncopied):
         found = self._encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
         if not len(images):
             return found
-        vision = getattr(self._decoder, "vision", None)
-        if vision is None:
-            reason = getattr(self._decoder, "no_images", "has no encoder of images")
-            raise InvalidInputError(f"images are passed, and the model of {self._decoder.folder.path} {reason}")
-        return vision.prompt(
-            found, images, lambda text: self.text.encode(text, special=False), self._decoder.folder.context
+        decoder = self._decoder
+        if decoder.vision is None:
+            raise InvalidInputError(f"images are passed, and the model of {decoder.folder.path} {decoder.no_images}")
+        return decoder.vision.prompt(
+            found, images, lambda text: self.text.encode(text, special=False), decoder.folder.context
         )
 
     def chat_tokens(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> Sequence[int]:

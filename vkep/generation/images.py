@@ -126,7 +126,7 @@ class Processor:
             raise InvalidInputError(
                 f"an image of {picture.size} pixels becomes {rows} by {columns} tiles, more than can be read"
             )
-        picture = self._resized(picture, max(rows, 1) * edge, max(columns, 1) * edge)
+        picture = self._resized(picture, rows * edge, columns * edge)
         whole = np.asarray(picture)
         if whole.shape[:2] == (edge, edge):
             return Pixels(self._scaled(whole)[None])
@@ -174,7 +174,7 @@ def _picture(image: ImageLike) -> Picture:
         from PIL import Image, ImageOps
     except ImportError as error:
         raise MissingPackageError(f"images need the package pillow: pip install 'vkep[generate]' ({error})") from None
-    known: Any = {"formats": _FORMATS} if isinstance(image, bytes) else {}
+    damaged = (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError, struct.error)
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
             raise InvalidInputError(f"the image is {image.dtype} {image.shape}; expected uint8 [height, width, 3]")
@@ -183,23 +183,16 @@ def _picture(image: ImageLike) -> Picture:
         picture = image
     else:
         try:
-            picture = Image.open(io.BytesIO(image) if isinstance(image, bytes) else image, **known)
+            picture = Image.open(io.BytesIO(image), formats=_FORMATS) if isinstance(image, bytes) else Image.open(image)
         except FileNotFoundError:
             raise
-        except (OSError, Image.DecompressionBombError, ValueError, TypeError, AttributeError, struct.error) as error:
+        except (*damaged, TypeError, AttributeError) as error:
             raise InvalidInputError(f"no image that Pillow reads: {error}") from None
     if picture.width * picture.height > _MOST_PIXELS:
         raise InvalidInputError(f"the image has {picture.size} pixels, more than {_MOST_PIXELS} in all")
     try:
         return ImageOps.exif_transpose(picture).convert("RGB")  # as transformers turns photos
-    except (
-        OSError,
-        ValueError,
-        SyntaxError,
-        EOFError,
-        Image.DecompressionBombError,
-        struct.error,
-    ) as error:  # a file that is cut off, or damaged
+    except damaged as error:
         raise InvalidInputError(f"the image cannot be read: {error}") from None
 
 
@@ -241,28 +234,25 @@ def _transformers(given: Record) -> Processor:
             f"{given.where}: images are read by {shown(name)}; known are {', '.join(_KINDS)} of transformers' ImageProcessors"
         )
     values, kind = given.values, _KINDS[stem]
-    processor = Processor(
-        filter=given.number("resample", _BICUBIC, 5), square=kind == "square" and _is_on(values, "do_pad")
-    )
+    processor = Processor(filter=given.number("resample", _LANCZOS if kind == "tiles" else _BICUBIC, 5))
     if kind == "tiles":
         size, most = given.record("size", needed=False), given.record("max_image_size")
         processor = replace(
             processor,
-            filter=given.number("resample", _LANCZOS, 5),
             longest=size.number("longest_edge", 0, _LONGEST_EDGE) if _is_on(values, "do_resize") else 0,
             tile=_edge(most, "longest_edge"),
             split=_is_on(values, "do_image_splitting"),
         )
     elif kind == "patches":
         processor = replace(processor, **_patches(given))
-    elif _is_on(values, "do_resize"):
-        processor = replace(processor, **_size(given))
-    if not kind.startswith(("tiles", "patches")) and _is_on(
-        values, "do_center_crop", default=stem in ("CLIP", "Llava")
-    ):
-        crop = given.values.get("crop_size")
-        record = Record({"height": crop, "width": crop} if isinstance(crop, int) else crop, f"{given.where}: crop_size")
-        processor = replace(processor, crop=(_edge(record, "height"), _edge(record, "width")))
+    else:
+        resized = _size(given) if _is_on(values, "do_resize") else {}
+        processor = replace(processor, **resized, square=kind == "square" and _is_on(values, "do_pad"))
+        if _is_on(values, "do_center_crop", default=stem in ("CLIP", "Llava")):
+            crop = values.get("crop_size")
+            edges = {"height": crop, "width": crop} if isinstance(crop, int) else crop
+            record = Record(edges, f"{given.where}: crop_size")
+            processor = replace(processor, crop=(_edge(record, "height"), _edge(record, "width")))
     if _is_on(values, "do_pan_and_scan", default=False):
         raise UnsupportedModelError(f"{given.where}: do_pan_and_scan is not supported")
     factor = _floats(given, "rescale_factor", (1 / 255,))[0] if _is_on(values, "do_rescale") else 1.0
@@ -271,7 +261,7 @@ def _transformers(given: Record) -> Processor:
 
 
 def _patches(given: Record) -> dict[str, Any]:
-    edges = {name: given.number(f"{key}_size", 1, 256) for name, key in (("patch", "patch"), ("merge", "merge"))}
+    edges = {name: given.number(f"{name}_size", 1, 256) for name in ("patch", "merge")}
     size = given.record("size", needed=False)
     least, most = (
         size.number(edge, given.number(pixels, usual, _MOST_PIXELS), _MOST_PIXELS)

@@ -116,10 +116,10 @@ class Vision:
         self.folder, self._processor = folder, Processor.of(folder.root)
         self.session = InferenceSession(str(folder.path), **options)
         try:
-            inputs = {i.name: i for i in self.session.get_inputs()}
-            if _PIXELS not in inputs or not set(inputs) <= {_PIXELS, _MASK, _GRID}:
+            self._reads = [i.name for i in self.session.get_inputs()]
+            if _PIXELS not in self._reads or not {*self._reads} <= {_PIXELS, _MASK, _GRID}:
                 raise UnsupportedModelError(
-                    f"{folder.path} has inputs {list(inputs)}; generation knows {_PIXELS}, {_MASK} and {_GRID}"
+                    f"{folder.path} has inputs {self._reads}; generation knows {_PIXELS}, {_MASK} and {_GRID}"
                 )
             graph = self.session.model.graph
             #: the ONNX type of features
@@ -182,52 +182,39 @@ class Vision:
             found += next(parts) if token == self.folder.mark and images else [token]
         return ImagePrompt(found, read)
 
-    def places(self, tokens: Sequence[int]) -> list[int]:
-        """Tokens with the places of images' features in the table. Raises `InvalidInputError` for features that it no longer
-        has."""
-        if all(token < FIRST_TOKEN for token in tokens):
-            return list(tokens)
-        with self._lock:
-            places = {
-                image.first + k: FIRST_FEATURE + image.row + k for image in self._alive() for k in range(image.count)
-            }
-        lost = next((t for t in tokens if t >= FIRST_TOKEN and t not in places), None)
-        if lost is not None:
+    def places(self, tokens: Sequence[int]) -> Array:
+        """Tokens int64 [count] with the places of images' features in the table. Raises `InvalidInputError` for features that it
+        no longer has."""
+        found = np.array(tokens, np.int64)
+        of_images = found >= FIRST_TOKEN
+        for image in self._alive() if of_images.any() else ():
+            its = (image.first <= found) & (found < image.first + image.count)
+            found[its] += FIRST_FEATURE + image.row - image.first
+            of_images &= ~its
+        if of_images.any():
             raise InvalidInputError("an image of the prompt is no longer kept: pass it again")
-        return [places.get(token, token) for token in tokens]
+        return found
 
     def positions(self, tokens: Sequence[int]) -> Array:
         """Positions int64 [3, count] of a sequence's tokens from its first: an image's features stand in a grid, and the text
         after it goes on at the grid's larger edge (Qwen2-VL, arXiv:2409.12191, section 2.1)."""
-        images: dict[int, Image] = {}
-        if self.folder.in_grid and max(tokens, default=0) >= FIRST_TOKEN:
-            with self._lock:
-                images = {image.first: image for image in self._alive()}
-        parts: list[Array] = []
-        at = begin = k = 0
-
-        def end_text() -> int:
-            parts.append(np.broadcast_to(np.arange(at, at + k - begin), (3, k - begin)))
-            return at + k - begin
-
-        while k < len(tokens):
-            image = images.get(tokens[k])
-            if image is None:
-                k += 1
-                continue
-            at = end_text()
-            places = np.arange(min(image.count, len(tokens) - k))
-            grid = np.zeros_like(places), places // image.columns, places % image.columns
-            parts.append(at + np.stack(grid))
-            at += max(image.rows, image.columns)
-            begin = k = k + len(places)
-        end_text()
-        return np.concatenate(parts, axis=1).astype(np.int64)
+        in_grid = self.folder.in_grid and max(tokens, default=0) >= FIRST_TOKEN
+        images = {image.first: image for image in self._alive()} if in_grid else {}
+        found: list[tuple[int, int, int]] = []
+        at = 0
+        while len(found) < len(tokens):
+            image = images.get(tokens[len(found)])
+            count, rows, columns = (image.count, image.rows, image.columns) if image is not None else (1, 1, 1)
+            left = min(count, len(tokens) - len(found))
+            found += [(at, at + k // columns, at + k % columns) for k in range(left)]
+            at += max(rows, columns)
+        return np.array(found, np.int64).reshape(-1, 3).T
 
     def _alive(self) -> list[Image]:
-        alive = [image for ref in self._all if (image := ref()) is not None]
-        self._all = [ref for ref in self._all if ref() is not None]
-        return alive
+        """The images that a prompt, or the encoder's cache, refers to."""
+        with self._lock:
+            self._all = [ref for ref in self._all if ref() is not None]
+            return [image for ref in self._all if (image := ref()) is not None]
 
     def _part(self, image: Image, encode: Callable[[str], list[int]]) -> list[int]:
         """What stands for an image in a prompt."""
@@ -269,10 +256,9 @@ class Vision:
             values = values[None]
         binding = self.session.io_binding()
         binding.bind_cpu_input(_PIXELS, values)
-        names = {i.name for i in self.session.get_inputs()}
-        if _MASK in names:
+        if _MASK in self._reads:
             binding.bind_cpu_input(_MASK, np.ones((*values.shape[:-3], *values.shape[-2:]), np.bool_))
-        if _GRID in names:
+        if _GRID in self._reads:
             binding.bind_cpu_input(_GRID, np.array([[1, pixels.rows, pixels.columns]], np.int64))
         binding.bind_output(self.session.get_outputs()[0].name)
         self.session.run_with_iobinding(binding)
@@ -281,18 +267,17 @@ class Vision:
         with features:
             count = features.nbytes // (self._width * features.dtype.itemsize)
             tiles = 1 if self._processor.patch else len(pixels.values)
-            in_grid = pixels.rows * pixels.columns // self._processor.merge**2
-            right = count == in_grid if self.folder.in_grid else count and count % tiles == 0
+            rows, columns = (n // self._processor.merge for n in (pixels.rows, pixels.columns))
+            right = count == rows * columns if self.folder.in_grid else count and count % tiles == 0
             if features.shape[-1] != self._width or not right:
                 raise InvalidModelError(
                     f"{self.folder.path} makes features {features.shape} of {tiles} images; expected [.., {self._width}]"
                 )
-            merge = self._processor.merge
             with self._lock:
                 row = self._room(count)
                 target = self.features.rows(row, count).reshaped((1, 1, count, self._width))
                 self._moves.copy(features.reshaped((1, 1, count, self._width)), target)
-                made = Image(self._next, row, count, tiles, pixels.rows // merge, pixels.columns // merge)
+                made = Image(self._next, row, count, tiles, rows, columns)
                 self._next += count
                 self._all.append(weakref.ref(made))
         return made
