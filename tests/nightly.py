@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -25,7 +25,7 @@ def nightly_but(by_default: Collection[Any], values: Iterable[Any]) -> list[Any]
     return [value if value in by_default else _at_night(value) for value in values]
 
 
-def beyond_pairs(combinations: Sequence[tuple[int, ...]]) -> list[int]:
+def beyond_pairs(combinations: Sequence[Sequence[Hashable]]) -> list[int]:
     """The positions of the combinations that are not needed for each value of an axis to meet each of the others' once."""
     met = [set(itertools.combinations(enumerate(values), 2)) for values in combinations]
     left, beyond = set[Any]().union(*met), set(range(len(met)))
@@ -47,9 +47,7 @@ def products_beyond_pairs(items: Iterable[pytest.Item]) -> list[pytest.Item]:
             continue
         values = [_values_of_axes(item) for item in of_test]
         if len(values[0]) > 2:
-            numbers = [{value: k for k, value in enumerate(dict.fromkeys(axis))} for axis in zip(*values, strict=True)]
-            places = [tuple(n[v] for n, v in zip(numbers, one, strict=True)) for one in values]
-            beyond += [of_test[k] for k in beyond_pairs(places)]
+            beyond += [of_test[k] for k in beyond_pairs(values)]
     return beyond
 
 

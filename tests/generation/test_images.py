@@ -25,10 +25,15 @@ Array = np.ndarray[Any, Any]
 EXPECTED = json.loads(FILE.read_text(encoding="utf-8"))
 
 
+def processor_of(folder: Path, name: str, **changed: Any) -> Processor:
+    """The processor of a folder with the settings of one of `EXPECTED`."""
+    (folder / SETTINGS).write_text(json.dumps(EXPECTED[name]["settings"] | changed))
+    return Processor.of(folder)
+
+
 @pytest.mark.parametrize("name", EXPECTED)
 def test_pixels_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    (tmp_path / SETTINGS).write_text(json.dumps(EXPECTED[name]["settings"]))
-    processor = Processor.of(tmp_path)
+    processor = processor_of(tmp_path, name)
     for image, expected in zip(images(), EXPECTED[name]["images"], strict=True):
         made = processor.pixels(image)
         assert list(made.values.shape) == expected["shape"] and [made.rows, made.columns] == expected["grid"]
@@ -36,8 +41,7 @@ def test_pixels_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 
 def test_images_of_all_kinds_are_the_same(tmp_path: Path) -> None:
-    (tmp_path / SETTINGS).write_text(json.dumps(EXPECTED["clip"]["settings"]))
-    processor, image, file = Processor.of(tmp_path), images()[0], io.BytesIO()
+    processor, image, file = processor_of(tmp_path, "clip"), images()[0], io.BytesIO()
     Image.fromarray(image).save(file, "PNG")
     path = tmp_path / "image.png"
     path.write_bytes(file.getvalue())
@@ -51,43 +55,38 @@ def test_images_of_all_kinds_are_the_same(tmp_path: Path) -> None:
     [b"no image", np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3), np.float32), np.zeros((0, 4, 3), np.uint8), 7],
 )
 def test_what_is_no_image_is_refused(wrong: Any, tmp_path: Path) -> None:
-    (tmp_path / SETTINGS).write_text(json.dumps(EXPECTED["clip"]["settings"]))
     with pytest.raises(InvalidInputError, match="image"):
-        Processor.of(tmp_path).pixels(wrong)
+        processor_of(tmp_path, "clip").pixels(wrong)
 
 
 def test_a_damaged_image_is_refused(tmp_path: Path) -> None:
-    (tmp_path / SETTINGS).write_text(json.dumps(EXPECTED["clip"]["settings"]))
     file = io.BytesIO()
     Image.fromarray(images()[4]).save(file, "PNG")
     with pytest.raises(InvalidInputError, match="the image cannot be read"):
-        Processor.of(tmp_path).pixels(file.getvalue()[:-400])
+        processor_of(tmp_path, "clip").pixels(file.getvalue()[:-400])
 
 
 def test_an_image_whose_square_would_be_large_is_refused(tmp_path: Path) -> None:
-    (tmp_path / SETTINGS).write_text(json.dumps(EXPECTED["llava"]["settings"]))
     with pytest.raises(InvalidInputError, match="a square around an image"):
-        Processor.of(tmp_path).pixels(Image.new("RGB", (65535, 1)))
+        processor_of(tmp_path, "llava").pixels(Image.new("RGB", (65535, 1)))
 
 
 def test_photos_are_turned_as_their_file_says(tmp_path: Path) -> None:
-    (tmp_path / SETTINGS).write_text(json.dumps(EXPECTED["siglip"]["settings"]))
     picture, file = Image.fromarray(images()[0]), io.BytesIO()
     exif = Image.Exif()
     exif[0x0112] = 6  # turn by a quarter
     picture.save(file, "PNG", exif=exif)
-    processor = Processor.of(tmp_path)
+    processor = processor_of(tmp_path, "siglip")
     expected = processor.pixels(picture.transpose(Image.Transpose.ROTATE_270)).values
     np.testing.assert_array_equal(processor.pixels(file.getvalue()).values, expected)
 
 
 @pytest.mark.parametrize("form", ["EPS", "PCX", "TGA"])
 def test_bytes_of_other_formats_are_refused(form: str, tmp_path: Path) -> None:
-    (tmp_path / SETTINGS).write_text(json.dumps(EXPECTED["clip"]["settings"]))
     file = io.BytesIO()
     Image.fromarray(images()[0]).save(file, form)
     with pytest.raises(InvalidInputError, match="no image that Pillow reads"):
-        Processor.of(tmp_path).pixels(file.getvalue())
+        processor_of(tmp_path, "clip").pixels(file.getvalue())
 
 
 @pytest.mark.parametrize(
@@ -103,9 +102,8 @@ def test_bytes_of_other_formats_are_refused(form: str, tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_are_wrong_are_refused(change: dict[str, Any], error: type[Exception], tmp_path: Path) -> None:
-    (tmp_path / SETTINGS).write_text(json.dumps(EXPECTED["clip"]["settings"] | change))
     with pytest.raises(error, match=SETTINGS):
-        Processor.of(tmp_path)
+        processor_of(tmp_path, "clip", **change)
 
 
 @pytest.mark.parametrize(

@@ -45,15 +45,12 @@ def test_experts(tokens: tuple[int, ...], experts: int, k: int, activation: str,
 
 
 @pytest.mark.parametrize(("tokens", "experts", "k"), SIZES)
-@pytest.mark.parametrize("fusion", [0, 2])
-@pytest.mark.parametrize("activation", ["swiglu", "silu"])
-@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("fusion", "activation"), [(0, "swiglu"), (0, "silu"), (2, "swiglu")]
+)  # only a gated one is fused
 def test_a_third_matrix_or_two_halves(
     tokens: tuple[int, ...], experts: int, k: int, fusion: int, activation: str
 ) -> None:
-    if fusion and activation == "silu":
-        pytest.skip("only a gated activation is fused")
-
     def expected(x: Array, r: Array, w1: Array, b1: Array, w2: Array, b2: Array, w3: Array | None = None) -> Array:
         rows = x.reshape(-1, x.shape[-1])
         scores = np.exp(r - r.max(1, keepdims=True))

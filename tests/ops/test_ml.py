@@ -171,7 +171,6 @@ def test_texts_are_not_the_devices() -> None:
 @pytest.mark.parametrize("dtype", FEATURES[:1])
 @pytest.mark.parametrize("targets", [1, 3])
 @pytest.mark.parametrize("transform", ["NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT"])
-@pytest.mark.every_case
 def test_linear_regressor(dtype: Any, targets: int, transform: str) -> None:
     coefficients = (RNG.uniform(0, 0.2, 4 * targets)).astype(np.float32).tolist()
     attributes: dict[str, Any] = {"coefficients": coefficients, "targets": targets, "post_transform": transform}

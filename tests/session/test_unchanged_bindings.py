@@ -12,6 +12,7 @@ import pytest
 import vkep
 from gpu_shared.errors import ClosedError
 from gpu_shared.lease import DelegateLease
+from tests.calls import noted
 from tests.session.models import DYNAMIC, SLOW, model
 from vkep import InferenceSession, InvalidInputError
 from vkep.device.recorded import RecordedPlan
@@ -31,17 +32,9 @@ def bound(session: InferenceSession, **tensors: Any) -> IOBinding:
     return binding
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+def looked_up_by(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """One element for each run that was looked up."""
-    found: list[None] = []
-    run = PlannedGraph.run
-
-    def counting(*given: Any, **more: Any) -> None:
-        found.append(None)
-        run(*given, **more)
-
-    monkeypatch.setattr(PlannedGraph, "run", counting)
-    return found
+    return noted(monkeypatch, PlannedGraph, "run", lambda *_, **__: None)
 
 
 def test_runs_that_change_their_input_in_place(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +42,10 @@ def test_runs_that_change_their_input_in_place(open_session: Open, monkeypatch: 
     session = open_session(
         model("g (float[64] x) => (float[64] y) { c = Constant<value = float {0.5}>() y = Add(x, c) }")
     )
-    x, looked_up = session.device_tensor(np.arange(64, dtype=np.float32)), counted(monkeypatch)
+    x, looked_up = (
+        session.device_tensor(np.arange(64, dtype=np.float32)),
+        looked_up_by(monkeypatch),
+    )
     binding = bound(session, x=x, y=x)
     for _ in range(300):
         session.run_with_iobinding(binding)
@@ -66,7 +62,7 @@ def test_two_bindings_in_turns(open_session: Open, monkeypatch: pytest.MonkeyPat
         x, b = rng.standard_normal((n, k), np.float32), rng.standard_normal(k, np.float32)
         y = session.empty_device_tensor((n, k))
         cases.append((bound(session, x=session.device_tensor(x), b=session.device_tensor(b), y=y), y, -(x * b)))
-    looked_up = counted(monkeypatch)
+    looked_up = looked_up_by(monkeypatch)
     for turn in range(40):
         for binding, y, _ in cases:
             session.run_with_iobinding(binding)
@@ -151,7 +147,7 @@ def test_data_that_break_the_specification_are_found(open_session: Open) -> None
 def test_views_profiles_and_options_see_the_run(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     session = open_session(TURN)
     binding = bound(session, **{name: session.device_tensor(X) for name in "xbyz"})
-    looked_up = counted(monkeypatch)
+    looked_up = looked_up_by(monkeypatch)
     for _ in range(4):
         session.run_with_iobinding(binding)
     assert len(looked_up) == 2

@@ -32,6 +32,8 @@ from typing import Any
 
 import numpy as np
 
+from tools.half_precision.__main__ import relative_error
+
 #: seconds of one process, and with torch.compile
 LIMIT, LIMIT_COMPILED = 150, 300
 _RUNS, _LEAST_SECONDS = 30, 0.4
@@ -66,12 +68,6 @@ def _median_ms(run: Callable[[], object]) -> float:
         if sum(times) > 4 * _LEAST_SECONDS:
             break
     return statistics.median(times) * 1e3
-
-
-def _error(got: np.ndarray, expected: np.ndarray) -> float:
-    wide = expected.astype(np.float64)
-    difference = got.reshape(wide.shape).astype(np.float64) - wide
-    return float(np.sqrt(np.mean(difference**2)) / np.sqrt(np.mean(wide**2)))
 
 
 def _vkep(model: Path, feeds: dict[str, np.ndarray], lock: Path) -> tuple[np.ndarray, dict[str, Any]]:
@@ -171,7 +167,7 @@ def measure(name: str, dtype: str, batch: int, compiled: bool, lock: Path, folde
     feeds = {key: value.numpy() for key, value in zip(names, given, strict=True)}
     first, report = _vkep(model, feeds, lock)
     found |= report
-    found["error"] = _error(first[:1], expected)
+    found["error"] = relative_error([first[:1].reshape(expected.shape)], [expected])
     if not torch.cuda.is_available():
         return found
     try:
@@ -180,7 +176,9 @@ def measure(name: str, dtype: str, batch: int, compiled: bool, lock: Path, folde
             run, result = _captured(module, given)
             with _alone(lock):
                 found["graph_ms"] = _median_ms(run)
-            found["torch_error"] = _error(result[:1].float().cpu().numpy(), expected)
+            found["torch_error"] = relative_error(
+                [result[:1].float().cpu().numpy().reshape(expected.shape)], [expected]
+            )
             if compiled:
                 run, _ = _captured(torch.compile(module), given)
                 with _alone(lock):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -79,7 +79,7 @@ class _Watch:
         self.report = Report()
         self._inputs, self._seed, self._expected, self._allowed = inputs, seed, expected or {}, allowed or {}
         self._given: dict[int, tuple[Tensor, np.ndarray]] = {}
-        self._constants: dict[Storage, HostMemory] = {}
+        self._constants: dict[Hashable, HostMemory] = {}
         self._storages: dict[Storage, Storage] = {}  #: those of the island with numbers in place of sizes
         self._before: _State | None = None
         self._texts: Counter[str] = Counter()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from threading import Lock
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,7 @@ from vkep.graph.model import Model, Node
 from vkep.ir.infer import Known
 from vkep.ir.ops import Op, reads
 from vkep.ir.program import DeferredStep, IslandStep, Over, Step
-from vkep.ir.tensor import Storage, Tensor
+from vkep.ir.tensor import Tensor
 from vkep.passes.rewrite import Goal
 from vkep.plan.records import FRESH, Plan
 from vkep.session.execution.executor import StepExecutor, Targets, Values
@@ -93,7 +93,7 @@ class _Island:
 
     def __init__(self, ops: list[Op], goal: Goal) -> None:
         self._ops, self._goal = ops, goal
-        self._constants: dict[Storage, HostMemory] = {}
+        self._constants: dict[Hashable, HostMemory] = {}
 
     def run(self, values: Values, targets: Targets) -> None:
         """See `StepExecutor`."""

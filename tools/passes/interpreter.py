@@ -28,7 +28,7 @@ class Interpreter:
     """
 
     def __init__(
-        self, shared: Mapping[int, int] | None = None, constants: dict[Storage, HostMemory] | None = None
+        self, shared: Mapping[int, int] | None = None, constants: dict[Hashable, HostMemory] | None = None
     ) -> None:
         """``constants``: a cache of the constants' content, for interpreters of the same weights."""
         self._shared = shared or {}
@@ -63,12 +63,11 @@ class Interpreter:
         return storage if storage.port is None else self._shared.get(storage.port, storage.port)
 
     def _memory(self, storage: Storage) -> HostMemory:
-        if storage.weight is not None:
-            return self._constants.setdefault(storage, HostMemory(storage))
         key = self._key(storage)
-        if key not in self._memories:
-            self._memories[key] = HostMemory(storage)
-        return self._memories[key]
+        memories = self._memories if storage.weight is None else self._constants
+        if key not in memories:
+            memories[key] = HostMemory(storage)
+        return memories[key]
 
     def _check_overlaps(self, op: Op) -> None:
         """Lanes of an operation run in no order: what one writes another one may neither read nor write."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from gpu_shared.lazy import lazy
 from vkep.generation.generator import Generator
 from vkep.generation.sampling import Sampling
 
@@ -13,11 +13,5 @@ if TYPE_CHECKING:
 
 __all__ = ["Answer", "Batch", "Event", "Generator", "Sampling"]
 
-
-def __getattr__(name: str) -> Any:
-    """The names that import numpy and onnx, which a `Generator` does while the driver opens."""
-    if name not in ("Answer", "Batch", "Event"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module("vkep.generation.batch"), name)
-    globals()[name] = value
-    return value
+# names that import numpy and onnx, which a `Generator` does while the driver opens
+__getattr__ = lazy(__name__, {"vkep.generation.batch": "Answer Batch Event"})

@@ -32,9 +32,8 @@ class ValueSpec:
 
     dtype: DType
     shape: tuple[int, ...]
-    capacity: tuple[
-        int, ...
-    ] = ()  #: of an input: it is the leading elements of a tensor of this shape; (): a dense tensor
+    #: of an input: it is the leading elements of a tensor of this shape; (): a dense tensor
+    capacity: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

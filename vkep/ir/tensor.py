@@ -291,3 +291,13 @@ def reshaped_strides(
         left //= dim
         step *= dim
     return tuple(reversed(result))
+
+
+def channels_first(x: Tensor) -> Tensor:
+    """A view of [n, ..., c] as [n, c, ...]."""
+    return x.transpose((0, x.rank - 1, *range(1, x.rank - 1)))
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """A view of [n, c, ...] as [n, ..., c]."""
+    return x.transpose((0, *range(2, x.rank), 1))

@@ -16,7 +16,7 @@ from vkep.graph.windows import Window, resolve_window
 from vkep.ir import algebra as fn
 from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
-from vkep.ir.tensor import Tensor
+from vkep.ir.tensor import Tensor, channels_first, channels_last
 from vkep.kernels.conv.col2im import Col2ImProblem
 from vkep.kernels.conv.conv import ConvProblem
 from vkep.kernels.conv.deform import DeformColumnsProblem
@@ -261,16 +261,6 @@ def _finished(b: Builder, out: Tensor, z: Tensor | None, activation: str, parame
     if z is not None:
         out = b.pointwise("add", out, z)
     return activated(b, out, activation, *parameters)
-
-
-def channels_first(x: Tensor) -> Tensor:
-    """A view of [n, ..., c] as [n, c, ...]."""
-    return x.transpose((0, x.rank - 1, *range(1, x.rank - 1)))
-
-
-def channels_last(x: Tensor) -> Tensor:
-    """A view of [n, c, ...] as [n, ..., c]."""
-    return x.transpose((0, *range(2, x.rank), 1))
 
 
 @operator("NhwcConv", domain=MICROSOFT, types={"x w bias": FLOATS})

@@ -192,19 +192,23 @@ def row_norm(
     row = x.shape[first:]
     named = {"scale": scale, "bias": bias}
     factors = [b.broadcast(name, b.cast(t, x.dtype), x.shape) for name, t in named.items() if t is not None]
-    lead = [*x.shape[:first], *([1] * len(row))]
-    if gains_by_moments(math.prod(x.shape[:first]), math.prod(row), b.caps):
-        found = [b.reshape(t, lead) for t in _moments(b, x, math.prod(x.shape[:first]), epsilon, rms)]
-        out = b.pointwise(lambda v, centre, factor: (v - centre) * factor, x, *found)
+    lead, count = [*x.shape[:first], *([1] * len(row))], math.prod(x.shape[:first])
+
+    def with_factors(out: Tensor) -> Tensor:
         for op, wide in zip(("mul", "add"), factors, strict=False):
             out = b.pointwise(op, out, wide)
+        return out
+
+    if gains_by_moments(count, math.prod(row), b.caps):
+        found = [b.reshape(t, lead) for t in _moments(b, x, count, epsilon, rms)]
+        out = with_factors(b.pointwise(lambda v, centre, factor: (v - centre) * factor, x, *found))
         return out, found[0] if mean else None, found[1] if inv_std else None
     rows = [_row_of(wide, first) for wide in factors]
     fused = None not in rows  # else a scale or shift that differs between rows is applied after the kernel
     out = b.empty(x.dtype, x.shape)
     means, deviations = (b.empty(FLOAT32, lead) if wanted else None for wanted in (mean, inv_std))
     problem = LayerNormProblem(
-        math.prod(x.shape[:first]),
+        count,
         math.prod(row),
         x.dtype.name,
         epsilon,
@@ -217,10 +221,7 @@ def row_norm(
     results = [out, *(t for t in (means, deviations) if t is not None)]
     inputs = [x, *(row for row in rows if row is not None)] if fused else [x]
     b.compute(problem, [b.contiguous(t) for t in inputs], results)
-    if not fused:
-        for op, wide in zip(("mul", "add"), factors, strict=False):
-            out = b.pointwise(op, out, wide)
-    return out, means, deviations
+    return out if fused else with_factors(out), means, deviations
 
 
 def row_norm_of_two_types(

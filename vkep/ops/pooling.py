@@ -9,10 +9,9 @@ from vkep.dtypes import FLOAT32, INT64
 from vkep.graph.attributes import PoolAttributes
 from vkep.graph.windows import Window
 from vkep.ir.builder import LARGEST, Builder
-from vkep.ir.tensor import Tensor
+from vkep.ir.tensor import Tensor, channels_first, channels_last
 from vkep.kernels.images.pool import PoolProblem
 from vkep.ops.allowed import BYTES, FLOATING, every
-from vkep.ops.convolution import channels_first, channels_last
 from vkep.ops.gather import scatter_elements_
 from vkep.ops.microsoft import MICROSOFT
 from vkep.ops.reduction import reduce_axes

@@ -96,12 +96,8 @@ def _is_own(function: Function) -> bool:
     return function.__module__.partition(".")[0] == "vkep"
 
 
-def _same_place(one: Function, other: Function) -> bool:
-    return (one.__module__, one.__qualname__, one.__code__.co_firstlineno) == (
-        other.__module__,
-        other.__qualname__,
-        other.__code__.co_firstlineno,
-    )
+def _place(function: Function) -> tuple[str, str, int]:
+    return function.__module__, function.__qualname__, function.__code__.co_firstlineno
 
 
 @functools.cache
@@ -139,8 +135,8 @@ def operator(
         checked = domain in ("", "ai.onnx.ml", "ai.onnx.preview.training") if schema is None else schema
         definition = _define(function, op_type, domain, since, until, types, checked, fixed or {})
         entries = _OPERATORS.setdefault((domain, op_type), [])
-        # a module of vkep's own whose first import was interrupted
-        entries[:] = [other for other in entries if not (_is_own(function) and _same_place(other.function, function))]
+        if _is_own(function):  # also again, where the first import of its module failed
+            entries[:] = [other for other in entries if _place(other.function) != _place(function)]
         for other in entries:
             if both := overlap((since, until), (other.since, other.until)):
                 raise OperatorDeclarationError(

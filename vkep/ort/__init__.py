@@ -14,6 +14,7 @@ import importlib
 import threading
 from typing import TYPE_CHECKING, Any
 
+from gpu_shared.lazy import lazy
 from vkep.ort.names import EP_NAME, REGISTRATION_NAME
 
 _lock = threading.Lock()
@@ -83,10 +84,7 @@ def unregister(name: str = REGISTRATION_NAME) -> None:
     importlib.import_module("vkep.ort.python_sessions").remove()
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("bind", "to_device"):  # they import numpy
-        return getattr(importlib.import_module("vkep.ort.memory.values"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy(__name__, {"vkep.ort.memory.values": "bind to_device"})  # they import numpy
 
 
 def _onnxruntime() -> Any:

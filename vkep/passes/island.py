@@ -33,9 +33,8 @@ class Island:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     ports: list[Port] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
-    capacities: dict[str, tuple[int, ...]] = field(
-        default_factory=dict
-    )  #: of inputs that have one (`ValueSpec.capacity`)
+    #: of inputs that have one (`ValueSpec.capacity`)
+    capacities: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def tensor(self, name: str, known: Mapping[str, Known]) -> Tensor:
         """The tensor of a name: computed here, a constant, or an input of the plan. Raises `Decline`."""

@@ -16,23 +16,13 @@ from dataclasses import replace
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.ir import expr as ex
 from vkep.ir.ops import KernelOp, Op, Pointwise
-from vkep.ir.tensor import Storage, Tensor, alignment, collapse, same_shape
+from vkep.ir.tensor import Storage, Tensor, alignment, channels_first, channels_last, collapse, same_shape
 from vkep.kernels.conv.problem import NCHW, NHWC, ConvProblem, lying_as
 from vkep.kernels.images.pool import PoolProblem
 from vkep.kernels.problem import Problem
 from vkep.kernels.reductions.reduce import ReduceProblem
 from vkep.kernels.select import choose, supports
 from vkep.sizes import matches
-
-
-def _to_last(rank: int) -> tuple[int, ...]:
-    """The permutation of [n, c, ...] to [n, ..., c]."""
-    return (0, *range(2, rank), 1)
-
-
-def _to_second(rank: int) -> tuple[int, ...]:
-    """The permutation of [n, ..., c] to [n, c, ...]."""
-    return (0, rank - 1, *range(1, rank - 1))
 
 
 def lay_out(ops: Sequence[Op], caps: DeviceCapabilities) -> list[Op]:
@@ -87,7 +77,7 @@ class _ImageLayout:
                     self._sources[out.storage] = source
         elif self._moved and any(map(self._is_last, views)) and self._is_made_at_once(out):
             out = self._moved_to_last(out)
-            views = [view.transpose(_to_last(view.rank)) for view in views]
+            views = [channels_last(view) for view in views]
         if views != given:
             read = iter(views)  # in the order of the leaves
             expr = ex.substitute(op.expr, lambda leaf: ex.leaf(next(read)) if leaf.tensor else None)
@@ -123,7 +113,7 @@ class _ImageLayout:
             return False
         if isinstance(problem, PoolProblem):
             out = self._moved_to_last(out)
-        self._replace(op, changed, [x.transpose(_to_last(x.rank))], [out])
+        self._replace(op, changed, [channels_last(x)], [out])
         return True
 
     def _kernel(self, op: KernelOp) -> None:
@@ -158,12 +148,12 @@ class _ImageLayout:
 
     def _is_last(self, view: Tensor) -> bool:
         """Whether the elements of a [n, c, ...] have the layout [n, ..., c], because a kernel wrote them so."""
-        return view.storage in self._last and view.rank > 2 and view.transpose(_to_last(view.rank)).is_contiguous
+        return view.storage in self._last and view.rank > 2 and channels_last(view).is_contiguous
 
     def _moved_to_last(self, out: Tensor) -> Tensor:
         """A buffer [n, ..., c] that replaces that of a [n, c, ...]."""
         made = self._empty_last(out)
-        self._moved[out.storage] = out, made.transpose(_to_second(made.rank))
+        self._moved[out.storage] = out, channels_first(made)
         return made
 
     def _lying(self, view: Tensor) -> Tensor | None:
@@ -196,7 +186,7 @@ class _ImageLayout:
     def _as_last(self, x: Tensor) -> Tensor:
         """The [n, ..., c] of a [n, c, ...], aligned to 16 bytes."""
         aligned = self._is_last(x) and alignment(x) == 16
-        return x.transpose(_to_last(x.rank)) if aligned else self._copy(x, last=True)
+        return channels_last(x) if aligned else self._copy(x, last=True)
 
     def _restore(self, storage: Storage) -> None:
         """Write a storage whose elements are in another layout."""
@@ -211,7 +201,7 @@ class _ImageLayout:
             if copied == view and lies_last == last:
                 return made
         made = self._empty_last(view) if last else Tensor.contiguous(view.dtype, view.shape)
-        source = ex.leaf(view.transpose(_to_last(view.rank)) if last else view)
+        source = ex.leaf(channels_last(view) if last else view)
         self.ops.append(Pointwise(made, source, list(self._labels)))
         if not self._to_write[view.storage]:
             self._copies[view.storage].append((view, last, made))
@@ -219,7 +209,7 @@ class _ImageLayout:
 
     def _empty_last(self, like: Tensor) -> Tensor:
         """A buffer of [n, ..., c] for a [n, c, ...]."""
-        made = Tensor.contiguous(like.dtype, [like.shape[axis] for axis in _to_last(like.rank)])
+        made = Tensor.contiguous(like.dtype, channels_last(like).shape)
         self._last.add(made.storage)
         return made
 

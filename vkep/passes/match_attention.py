@@ -123,10 +123,9 @@ def match_attention(last: Op, graph: Graph) -> AttentionMatch | None:
         return None
     ops = [scores.product, *(step for step, _ in scores.steps), softmax, *reversed(after)]
     operands = [*((x, scores.product) for x in scores.product.inputs), (last.inputs[1], last)]
-    read = [_read_of(x, user, graph) for x, user in operands]
+    # scores take factors of q and k; the values keep theirs
+    read = [_read_of(x, user, graph, scales=user is not last) for x, user in operands]
     as_they_are = [_Read(x, 1.0, []) for x, _ in operands]
-    if is_size(read[2].factor) or read[2].factor != 1.0:  # scores have the factors of q and k alone
-        read[2] = as_they_are[2]
     row = softmax.outputs[0].shape[-1]  # operations before and after the softmax may use other shapes of the scores
     shapes = [*(op.out.shape for op, _ in scores.steps), softmax.outputs[0].shape]
     fits = (
@@ -148,11 +147,11 @@ class _Read:
     ops: list[Op]  #: in order
 
 
-def _read_of(tensor: Tensor, user: Op, graph: Graph) -> _Read:
-    """The tensor that an operand of ``user`` is computed from by copies and scales alone."""
+def _read_of(tensor: Tensor, user: Op, graph: Graph, scales: bool) -> _Read:
+    """The tensor that an operand of ``user`` is computed from by copies, with ``scales`` also by factors, alone."""
     factor, ops = 1.0, list[Op]()
     while isinstance(op := graph.producer(tensor.storage, user), Pointwise):
-        source, number = _copied(op)
+        source, number = _copied(op, scales)
         found = relaid(tensor, op.out, source) if source is not None and source.dtype is op.out.dtype else None
         if found is None:
             break
@@ -161,11 +160,13 @@ def _read_of(tensor: Tensor, user: Op, graph: Graph) -> _Read:
     return _Read(tensor, factor, ops)
 
 
-def _copied(op: Pointwise) -> tuple[Tensor | None, float]:
-    """The tensor, and the factor, that an operation copies or scales; None where it does more."""
+def _copied(op: Pointwise, scales: bool) -> tuple[Tensor | None, float]:
+    """The tensor, and the factor, that an operation copies, or with ``scales`` multiplies; None where it does more."""
     for tensor, step in _meanings(op):
-        if isinstance(step, (_Scaled, _Cast)):
-            return tensor, step.factor if isinstance(step, _Scaled) else 1.0
+        if isinstance(step, _Cast):
+            return tensor, 1.0
+        if scales and isinstance(step, _Scaled):
+            return tensor, step.factor
     return None, 1.0
 
 

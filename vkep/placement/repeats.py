@@ -206,16 +206,17 @@ def _row(body: Graph, outer: _Values) -> tuple[str, str, tuple[int, ...]] | None
     shape, x = inner.numbers(reshape.inputs[1]), element(unsqueeze.inputs[0])
     if joined is None or shape is None or x is None or list(axes or ()) != [1] or reshape.attributes.get("allowzero"):
         return None
-    counts = [name for name in map(element, joined) if name is not None]
-    before, *_ = [k for k, name in enumerate(joined) if element(name) is not None] or [-1]
-    sizes = [inner.numbers(name) for name in joined if element(name) is None]
-    if len(counts) != 1 or None in sizes:
+    elements = [element(name) for name in joined]
+    places = [k for k, name in enumerate(elements) if name is not None]
+    sizes = [inner.numbers(name) for name, of in zip(joined, elements, strict=True) if of is None]
+    if len(places) != 1 or None in sizes:
         return None
+    [before] = places
     first = [n for part in sizes[:before] for n in part or ()]
     rest = [n for part in sizes[before:] for n in part or ()]
     if first != [1] or shape != [-1, *rest] or any(n < 1 for n in rest):
         return None
-    return x, counts[0], tuple(shape)
+    return x, str(elements[before]), tuple(shape)
 
 
 def _shape_of(inner: _Values, name: str) -> tuple[str, ...] | None:

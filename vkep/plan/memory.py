@@ -126,7 +126,7 @@ def _fit(
         if size == 0:
             continue
         best, best_gap, end = -1, -1, 0
-        for start, stop in sorted([pack for j in beside[i] if (pack := places[j]) is not None]):
+        for start, stop in sorted([taken for j in beside[i] if (taken := places[j]) is not None]):
             if piece is not None and end // piece != (end + size - 1) // piece:
                 end = align(end, piece)
             gap = start - end
@@ -139,7 +139,7 @@ def _fit(
         offset = end if best < 0 else best
         places[i] = (offset, offset + size)
         total = max(total, offset + size)
-    return [0 if pack is None else pack[0] for pack in places], total
+    return [0 if taken is None else taken[0] for taken in places], total
 
 
 def live_peak(lifetimes: Sequence[Lifetime]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -106,9 +107,8 @@ class MovingPorts:
             key = (port.shape, tuple(found), port.nbytes // max(math.prod(port.shape), 1))
             self.kind_of[k] = alike.setdefault(key, len(alike))
         self._kinds = list(alike)
-        self.counts = [
-            list(self.kind_of.values()).count(kind) for kind in range(len(alike))
-        ]  #: of the ports of each kind
+        #: of the ports of each kind
+        self.counts = list(Counter(self.kind_of.values()).values())
 
     def at(self, values: Sequence[int]) -> MovedPorts:
         """The ports for the values of `PlanSizes.values`."""

@@ -232,14 +232,13 @@ class SessionState:
         self, inputs: Mapping[str, Feed], targets: Mapping[str, DeviceTensor | None], results: Sequence[Any]
     ) -> Repeat | None:
         """What runs again on a binding's tensors, where each of its ``results`` is the target itself."""
-        values = self.inputs_of(inputs)
         if self.profile is not None or len(results) != len(targets):
             return None
-        tensors = {name: target for name, target in targets.items() if target is not None}
-        if not all(isinstance(v, DeviceTensor) for v in values.values()) or len(tensors) < len(targets):
+        if not all(r is t is not None for r, t in zip(results, targets.values(), strict=True)):
             return None
-        same = all(result is target for result, target in zip(results, targets.values(), strict=True))
-        return self.graph_of(values).repeat(values, tensors) if same else None
+        values = self.inputs_of(inputs)
+        on_device = all(isinstance(value, DeviceTensor) for value in values.values())
+        return self.graph_of(values).repeat(values, targets) if on_device else None
 
     def repeated(self, repeat: Repeat) -> bool:
         """Run again; False where that must be done in the usual way."""

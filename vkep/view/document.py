@@ -2,7 +2,7 @@
 
 Keys (times in nanoseconds, sizes in bytes, nodes and dispatches by position in their lists):
 
-- ``format`` (2), ``vkep``, ``made`` (ISO time), ``title``, ``device``, ``context``, ``notes``
+- ``format`` (3), ``vkep``, ``made`` (ISO time), ``title``, ``device``, ``context``, ``notes``
 - ``nodes``: name, op, domain, module (`vkep.view.modules`), where, reason, declined, inputs, outputs, attributes
 - ``values``: name, dtype, shape, kind, and of weights ``stats`` (`vkep.view.weights`); ``model``: what the file says of itself
 - ``islands``: the numbers of `vkep.session.reports.report.IslandReport`; ``dispatches``: those of `describe_plan`, with
@@ -31,7 +31,7 @@ from vkep.view.dispatches import describe_plan
 from vkep.view.graph import GraphDocument
 from vkep.view.memory import slab_buffers
 
-FORMAT = 2
+FORMAT = 3
 #: maximum number of an arena's chunks that are shown, the largest first
 _MOST_CHUNKS = 2000
 

@@ -154,10 +154,8 @@ def test_gather_block_quantized_bytes(bits: int, zeros: bool) -> None:
     check("GatherBlockQuantized", inputs, constants=("x",), bits=bits, block_size=16, quantize_axis=1, **MS)
 
 
-@pytest.mark.parametrize("kind", [0, 1])
 @pytest.mark.parametrize(("n", "k", "block"), [(8, 32, 16), (7, 33, 64), (16, 64, 256)])
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-@pytest.mark.every_case
+@pytest.mark.parametrize(("kind", "dtype"), [(0, np.float32), (0, np.float16), (1, np.float32)])
 def test_weights_of_4_bit_floats(kind: int, n: int, k: int, block: int, dtype: Any) -> None:
     count = -(-n * k // 2)
     inputs = {

@@ -171,9 +171,8 @@ class AttentionProblem(Problem):
         if self.softcap:
             scores = self.softcap * np.tanh(scores / self.softcap)
         if bias is not None:
-            lowest = {"float16": -(2.0**15)}.get(
-                self.bias_dtype, -2.3e38
-            )  # up to it, a bias absorbs the score or hides it
+            # up to it, a bias absorbs the score or hides it
+            lowest = -(2.0**15) if self.bias_dtype == "float16" else -2.3e38
             scores = np.where(bias <= lowest, np.where(np.isneginf(bias), -np.inf, lowest), scores + bias)
         distance = np.arange(self.keys) - np.arange(self.queries)[:, None]
         if origin is not None:

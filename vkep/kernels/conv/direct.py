@@ -27,13 +27,8 @@ def _depthwise_reach(call: KernelCall) -> Mapping[str, int]:
 def _direct_reach(call: KernelCall) -> Mapping[str, int]:
     size, outputs = call.size_of("T"), call["out_channels"] * call["groups"]
     images = ceil_div(call["total"], outputs * call["out_height"] * call["out_width"])
-    reach = plane_reach(call, images)
-    taps = call["kernel_h"] * call["kernel_w"]
-    return {
-        "x": reach["x"] * size,
-        "w": outputs * call["channels"] * taps * size,
-        "y": reach["y"] * size,
-    }
+    weights = outputs * call["channels"] * call["kernel_h"] * call["kernel_w"]
+    return {name: count * size for name, count in {**plane_reach(call, images), "w": weights}.items()}
 
 
 _PLANE = ("height", "width", "out_height", "stride_w", "dilation_w", "pad_top", "pad_left", "y_batch")

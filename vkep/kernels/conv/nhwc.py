@@ -7,6 +7,7 @@ image's size, and a 1x1 convolution is a plain product. Between convolutions the
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -141,8 +142,7 @@ def conv_last(
     """
     if (at_once := groups_at_once(problem)) > 1:
         assert first is AS_THEY_ARE
-        given = problem
-        first = (lambda weights: join_groups(weights, given)), f"-{at_once}-groups"
+        first = functools.partial(join_groups, problem=problem), f"-{at_once}-groups"
         problem = replace(problem, groups=problem.groups // at_once)
     groups = problem.groups
     pixels, channels, oc = problem.n * problem.pixels, problem.c // groups, problem.oc

@@ -31,11 +31,16 @@ def candidates_scratch(e: Emission, dtype: str, *sizes: int) -> Any:
     return e.target.scratch("uint32", (*sizes, candidate_bytes(dtype) // 4))
 
 
+def candidate_of(call: KernelCall) -> int:
+    """`candidate_bytes` of a call's elements."""
+    return 16 if call.size_of("KEY_T") == 8 else 8
+
+
 def _reach(call: KernelCall) -> Mapping[str, int]:
     element = call.size_of("IN_T")
     if "PARTED" not in call.defines:
         return {"x": column_blocks(call) * call["axis"] * element, "y": 8 * call["columns"]}
-    first, candidate = call["STAGE"] == 1, 16 if element == 8 else 8
+    first, candidate = call["STAGE"] == 1, candidate_of(call)
     return {
         "x": ceil_div(call["columns"], call["inner"]) * call["block"] * element if first else 0,
         "y": 0 if first else 8 * call["columns"],

@@ -28,7 +28,7 @@ from vkep.kernels.launch import (
     share_columns,
 )
 from vkep.kernels.problem import Need
-from vkep.kernels.reductions.argreduce import best_parts, candidate_bytes, candidates_scratch
+from vkep.kernels.reductions.argreduce import best_parts, candidate_bytes, candidate_of, candidates_scratch
 from vkep.kernels.reductions.columns import ColumnProblem, column_blocks
 from vkep.kernels.select import Candidate, Emission, implement
 from vkep.plan.memory import piece_of
@@ -37,13 +37,9 @@ from vkep.sizes import at_hand, hint, serves_others, smallest
 _VARIANTS = tuple(element_defines(t) | key_defines(t) for t in ("float32", "float16", "int32", "int64", "uint8"))
 
 
-def _candidate(call: KernelCall) -> int:
-    return 16 if call.size_of("KEY_T") == 8 else 8
-
-
-def _results(call: KernelCall) -> dict[str, int]:
-    found = column_blocks(call) * call["k"]
-    return {"values": found * call.size_of("OUT_T" if "OUT_T" in call.defines else "IN_T"), "indices": found * 8}
+def _results(call: KernelCall, written: int = 1) -> dict[str, int]:
+    found = column_blocks(call) * call["k"] * written
+    return {"values": found * call.size_of("IN_T"), "indices": found * 8}
 
 
 def _search_reach(call: KernelCall) -> Mapping[str, int]:
@@ -52,18 +48,18 @@ def _search_reach(call: KernelCall) -> Mapping[str, int]:
 
 def _sort_reach(call: KernelCall) -> Mapping[str, int]:
     blocks, last, from_x = column_blocks(call), call["LAST"], call["FROM_X"]
-    lists = blocks * call["room"] * _candidate(call)
+    lists = blocks * call["room"] * candidate_of(call)
     return {
         "x": blocks * call["axis"] * call.size_of("IN_T") if last or from_x else 0,
         "found": 0 if from_x else lists,
         "sorted": 0 if last else lists,
         "counts": 4 * call["columns"] if call["COUNTED"] or not (from_x or last) else 0,
-        **(_results(call) if last else {"values": 0, "indices": 0}),
+        **_results(call, last),
     }
 
 
 def _filter_reach(call: KernelCall) -> Mapping[str, int]:
-    blocks, candidate = column_blocks(call), _candidate(call)
+    blocks, candidate = column_blocks(call), candidate_of(call)
     return {
         "x": blocks * call["axis"] * call.size_of("IN_T"),
         "best": blocks * call["parts"] * candidate,
@@ -74,12 +70,12 @@ def _filter_reach(call: KernelCall) -> Mapping[str, int]:
 
 def _merge_reach(call: KernelCall) -> Mapping[str, int]:
     blocks, last = column_blocks(call), call["LAST"]
-    lists = blocks * call["axis"] * _candidate(call)
+    lists = blocks * call["axis"] * candidate_of(call)
     return {
         "x": blocks * call["axis"] * call.size_of("IN_T") if last else 0,
         "sorted": lists,
         "merged": 0 if last else lists,
-        **(_results(call) if last else {"values": 0, "indices": 0}),
+        **_results(call, last),
     }
 
 
@@ -145,10 +141,12 @@ def _takes_rounds(problem: TopKProblem, caps: DeviceCapabilities) -> str:
 
 
 def _takes_selection(problem: TopKProblem, caps: DeviceCapabilities) -> str:
-    found = hint(problem.columns) * hint(problem.k) * candidate_bytes(problem.dtype)
-    if found > piece_of(caps.max_buffer_size):
-        return f"a selection needs temporary buffers of {found} bytes; a buffer of {caps.name} holds {caps.max_buffer_size}"
-    return _takes("selection", problem, caps, _room(problem.dtype, caps) // 2)
+    room, k = _room(problem.dtype, caps), hint(problem.k)
+    if reason := _takes("selection", problem, caps, room // 2):
+        return reason
+    parts = _parts(k, room)
+    candidates = hint(problem.columns) * max(parts, k * ceil_div(hint(problem.axis), parts))
+    return _beyond_a_buffer("selection", candidates * candidate_bytes(problem.dtype), caps)
 
 
 def _takes(name: str, problem: TopKProblem, caps: DeviceCapabilities, most: int) -> str:
@@ -161,9 +159,13 @@ def _takes(name: str, problem: TopKProblem, caps: DeviceCapabilities, most: int)
 
 def _takes_sort(problem: TopKProblem, caps: DeviceCapabilities) -> str:
     needed = hint(problem.elements) * candidate_bytes(problem.dtype) if _merges(problem, caps) else 0
-    if needed > piece_of(caps.max_buffer_size):
-        return f"a sort needs temporary buffers of {needed} bytes; a buffer of {caps.name} holds {caps.max_buffer_size}"
-    return ""
+    return _beyond_a_buffer("sort", needed, caps)
+
+
+def _beyond_a_buffer(what: str, needed: int, caps: DeviceCapabilities) -> str:
+    if needed <= piece_of(caps.max_buffer_size):
+        return ""
+    return f"a {what} needs temporary buffers of {needed} bytes; a buffer of {caps.name} holds {caps.max_buffer_size}"
 
 
 @at_hand

@@ -205,7 +205,7 @@ def _step(scale: Tensor, zero_point: Tensor | None, of: DType) -> Hashable:
     factor, zero = (None if t is None else t.array for t in (scale, zero_point))
     if factor is None or factor.size != 1 or factor.dtype != np.float32 or of.kind == "bits" or of.bits > 16:
         return None
-    if (zero_point is not None and (zero is None or zero.size != 1)) or not 2.0**-60 <= abs(factor.item()) <= 2.0**60:
+    if (zero_point is not None and (zero is None or zero.size != 1)) or not _is_usual(ex.leaf(scale)):
         return None
     return of.name, factor.item(), 0 if zero is None else int(zero.item())
 
@@ -241,9 +241,9 @@ def _packed(b: Builder, x: Tensor, shape: Sequence[int]) -> tuple[Expr, int] | N
     """A packed constant of fewer than 8 bits per element: the value in an expression, and the number of elements in a
     byte."""
     weight = x.storage.weight
-    if not x.dtype.sub_byte_bits or weight is None or not x.is_whole or not shape:
+    if not x.dtype.sub_byte_bits or weight is None or not x.is_whole:
         return None
-    inner = shape[-1] if shape[-1] > 1 or len(shape) < 2 else shape[-2]
+    inner = shape[-1] if shape[-1] > 1 else shape[-2]
     if inner % (8 // x.dtype.bits):
         return None
     bits, each = x.dtype.bits, 8 // x.dtype.bits

@@ -21,12 +21,12 @@ from vkep.ir import algebra as fn
 from vkep.ir import float8
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
-from vkep.ir.tensor import Tensor
+from vkep.ir.tensor import Tensor, channels_first
+from vkep.ir.tensor import channels_last as as_channels_last
 from vkep.kernels.launch import ceil_div
 from vkep.ops.allowed import BYTES, SINGLE, every
 from vkep.ops.contraction import matrix_product
-from vkep.ops.convolution import channels_first, convolution
-from vkep.ops.convolution import channels_last as as_channels_last
+from vkep.ops.convolution import convolution
 from vkep.ops.elementwise import gelu
 from vkep.ops.generators import numeric
 from vkep.ops.microsoft import MICROSOFT, activated

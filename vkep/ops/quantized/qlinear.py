@@ -15,9 +15,8 @@ from vkep.ir import algebra as fn
 from vkep.ir.algebra import where
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
-from vkep.ir.tensor import Tensor, broadcast_shapes
+from vkep.ir.tensor import Tensor, broadcast_shapes, channels_first, channels_last
 from vkep.ops.allowed import BYTES
-from vkep.ops.convolution import channels_first, channels_last
 from vkep.ops.microsoft import MICROSOFT
 from vkep.ops.movement import concat
 from vkep.ops.normalization import softmax_over

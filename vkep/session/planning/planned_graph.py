@@ -190,7 +190,7 @@ class PlannedGraph:
     def _key(self, signature: Hashable, over: Over) -> Hashable:
         return (signature, over) if over and not self._fixed else signature
 
-    def repeat(self, inputs: Values, targets: Mapping[str, DeviceTensor]) -> Repeat | None:
+    def repeat(self, inputs: Values, targets: Targets) -> Repeat | None:
         """What runs again on the ``inputs`` and ``targets`` of an earlier run, all on the device; None where a run is more than
         one submit, or does not write all results to the targets."""
         over = overwritten(inputs, targets)
