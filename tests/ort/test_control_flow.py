@@ -124,9 +124,9 @@ def test_loop(session: OpenSession, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("request", [True, False])
-def test_if(session: OpenSession, options: dict[str, Any], request: bool) -> None:
-    check(session, model_of(IF), feeds_of(IF) | {"request": np.array(request)}, **options)
+@pytest.mark.parametrize("condition", [True, False])
+def test_if(session: OpenSession, options: dict[str, Any], condition: bool) -> None:
+    check(session, model_of(IF), feeds_of(IF) | {"request": np.array(condition)}, **options)
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
