@@ -85,6 +85,21 @@ def test_the_host_memory_of_a_size_that_grows(session: vkep.InferenceSession) ->
         np.testing.assert_allclose(bound(session, there, small), small + large.sum(), rtol=1e-5)
 
 
+def test_ports_of_one_shape_and_several_types_are_read_as_their_own(session: vkep.InferenceSession) -> None:
+    text = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    agraph (float[N] x, int32[N] n, float[M] z) => (float[N] y, int32[N] m, float[M] w) {
+        y = Add (x, x)  m = Add (n, n)  w = Add (z, z)
+    }
+    """
+    with vkep.InferenceSession(onnx.parser.parse_model(text).SerializeToString()) as made:
+        for x, z in ((5, 9), (7, 9), (6, 4), (6, 3), (2, 3), (40, 3), (40, 90), (3, 90), (3, 2)):
+            values = np.arange(x, dtype=np.float32) + 0.5, np.arange(x, dtype=np.int32), np.arange(z, dtype=np.float32)
+            for result, value in zip(made.run(None, dict(zip("xnz", values, strict=True))), values, strict=True):
+                np.testing.assert_array_equal(result, 2 * value)
+                assert result.dtype == value.dtype
+
+
 def test_copies_of_many_sizes_are_not_all_kept(session: vkep.InferenceSession) -> None:
     small = np.arange(4, dtype=np.float32)
     with mock.patch.object(run_commands, "_COPIES", 4):

@@ -31,6 +31,7 @@ from vkep.dtypes import DTYPES
 from vkep.passes import emit
 from vkep.plan.memory import Lifetime, align
 from vkep.plan.records import Port, Space
+from vkep.plan.sized import MovedPorts
 
 #: inaccessible bytes on each side of a tensor
 GUARD = 1 << 26
@@ -225,9 +226,9 @@ def guarded() -> Iterator[Guards]:
                 m.data.view(DTYPES[p.dtype].numpy).reshape(p.shape) for p, m in zip(ports, self._memories, strict=True)
             ]
 
-        def fitting(self, changed: Mapping[int, Port]) -> list[Any] | None:
+        def fitting(self, moved: MovedPorts, places: Mapping[int, Sequence[int]]) -> list[Any] | None:
             """No memory is large enough for other ports: they get their own."""
-            return None if changed else []
+            return None if places else []
 
         def fit(self, fitting: list[Any]) -> None:
             pass

@@ -72,7 +72,8 @@ class Places:
                 self.grids[k] = size
                 size += _GRID_BYTES
         self.nbytes = size
-        self.moving: tuple[Sequence[int], Sequence[int]] = ((), ())
+        #: places among the inputs, and among the outputs, whose shapes depend on sizes, by the kind of their shape
+        self.moving: tuple[dict[int, list[int]], dict[int, list[int]]] = ({}, {})
         if sizes is not None:
             self._read_sizes(sizes)
 
@@ -100,11 +101,9 @@ class Places:
         moving = self._moving.kind_of
         first = len(self.plan.inputs)
         self.outputs = range(first, len(self.plan.ports))
-        #: places among the inputs, and among the outputs, whose shapes depend on sizes
-        self.moving = (
-            [k for k in range(first) if k in moving],
-            [place for place, k in enumerate(self.outputs) if k in moving],
-        )
+        for k, kind in sorted(moving.items()):
+            inner, place = self.moving[k >= first], k - first * (k >= first)
+            inner.setdefault(kind, []).append(place)
         self._still_bytes = sum(port.nbytes for k, port in enumerate(self.plan.ports) if k not in moving)
 
     def numbers(self, run: Sequence[int]) -> RunNumbers:

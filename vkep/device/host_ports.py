@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from vkep.memory.host_copy import copy
 from vkep.memory.staging_ring import StagingArena
 from vkep.plan.memory import align
 from vkep.plan.records import Port
+from vkep.plan.sized import MovedPorts
 
 if TYPE_CHECKING:
     from vkep.device.delegate import VulkanDelegate
@@ -22,8 +23,15 @@ Array = np.ndarray[Any, Any]
 #: (first byte, bytes) of a region
 Span = tuple[int, int]
 Spans = tuple[Span, ...]
-#: ports that the memory is viewed as: the place of each, its view, and the range that is copied (None: it has no bytes)
-Fitting = list[tuple[int, Array, Span | None]]
+
+
+class Fitting(NamedTuple):
+    """Ports of one kind that the memory is viewed as: the caches of all layers are alike."""
+
+    kind: int  #: its place in `MovedPorts.kinds`
+    shape: tuple[int, ...]
+    views: list[tuple[int, Array]]  #: of each port, by its place
+    length: int  #: bytes of each that are copied: rounded up, so that few different copies are recorded
 
 
 class HostPorts:
@@ -47,6 +55,7 @@ class HostPorts:
         self.size = max(size, 1)
         self.views: list[Array] = [np.empty(0, np.uint8)] * len(ports)
         self._each: list[Span | None] = [None] * len(ports)  # of the ports
+        self._shapes: dict[int, tuple[int, ...]] = {}  # of the ports' kinds that were fitted
         self._used: Sequence[int] | None = None
         self.spans: Spans = ()  #: see `use`
         self.block: DeviceBlock = delegate.arena.alloc(self.size, delegate.lease)
@@ -57,43 +66,54 @@ class HostPorts:
             mapped = (self.staging or self.block).mapped
             assert mapped is not None, "unified memory and staging are mapped"
             self._raw = np.frombuffer(mapped, np.uint8)
-            fitting = self.fitting(dict(enumerate(ports)))
-            assert fitting is not None
-            self.fit(fitting)
+            for k, (port, most) in enumerate(zip(ports, capacity, strict=True)):
+                if most is not None:
+                    self.views[k] = self._view(k, port.shape, DTYPES[port.dtype].numpy)
+                    self._each[k] = self._span(k, _rounded(port.nbytes))
         except BaseException:
             self.close()
             raise
         self.addresses = [self.block.address + offset for offset in self._offsets]
         self._results = delegate.results
 
-    def fitting(self, changed: Mapping[int, Port]) -> Fitting | None:
-        """What `fit` needs for ports of other shapes; None where one of them is larger than its room."""
-        found: Fitting = []
-        shape: tuple[int, ...] | None = None
-        dtype, element, length = "", np.dtype(np.uint8), 0
-        for k, port in changed.items():
-            capacity = self.capacity[k]
-            if capacity is None:
+    def fitting(self, moved: MovedPorts, places: Mapping[int, Sequence[int]]) -> list[Fitting] | None:
+        """What `fit` needs for ports of other shapes, which have the ``places`` by kind; None where one of them is larger than
+        its room."""
+        found: list[Fitting] = []
+        for kind, alike in places.items():
+            shape, nbytes = moved.kinds[kind]
+            if self._shapes.get(kind) == shape:
                 continue
-            nbytes, offset = port.nbytes, self._offsets[k]
-            if nbytes > capacity:
-                return None
-            if port.shape is not shape or port.dtype != dtype:  # the caches of all layers are alike
-                shape, dtype = port.shape, port.dtype
-                element = DTYPES[dtype].numpy
-                # lengths are rounded up, so that few different copies are recorded
-                length = 1 << max(nbytes - 1, 4095).bit_length()
-            view = np.ndarray(shape, element, self._raw, offset)
-            found.append((k, view, (offset, min(capacity, length)) if nbytes else None))
+            element, views = DTYPES[moved.dtypes[kind]].numpy, []
+            for k in alike:
+                capacity = self.capacity[k]
+                if capacity is None:
+                    continue
+                if nbytes > capacity:
+                    return None
+                views.append((k, self._view(k, shape, element)))
+            found.append(Fitting(kind, shape, views, _rounded(nbytes)))
         return found
 
-    def fit(self, fitting: Fitting) -> None:
+    def fit(self, fitting: Sequence[Fitting]) -> None:
         """Set ports that the memory is viewed as."""
-        for k, view, span in fitting:
-            self.views[k] = view
-            if span != self._each[k]:
-                self._used = None  # first: an interrupt may come between both
-                self._each[k] = span
+        for kind, shape, views, length in fitting:
+            self._shapes.pop(kind, None)  # until all are set: an interrupt may come between them
+            for k, view in views:
+                self.views[k] = view
+            if views and self._span(views[0][0], length) != self._each[views[0][0]]:
+                self._used = None
+                for k, _ in reversed(views):
+                    self._each[k] = self._span(k, length)
+            self._shapes[kind] = shape
+
+    def _view(self, k: int, shape: tuple[int, ...], element: np.dtype[Any]) -> Array:
+        return np.ndarray(shape, element, self._raw, self._offsets[k])
+
+    def _span(self, k: int, length: int) -> Span | None:
+        """The range of a port that is copied; None where it has no bytes."""
+        capacity = self.capacity[k]
+        return (self._offsets[k], min(capacity, length)) if length and capacity is not None else None
 
     def use(self, which: Sequence[int]) -> None:
         """Set the ``spans`` that a run copies between the host and the device: those of the ports ``which`` that it binds to the
@@ -127,3 +147,7 @@ class HostPorts:
         if self.staging is not None:
             self.staging.free()
         self.block.free()
+
+
+def _rounded(nbytes: int) -> int:
+    return 1 << max(nbytes - 1, 4095).bit_length() if nbytes else 0

@@ -14,6 +14,7 @@ from vkep.device.arguments import ArgumentTable, Places, Sent
 from vkep.device.host_ports import Fitting, HostPorts, Spans
 from vkep.memory.staging_ring import StagingArena
 from vkep.plan.records import Port
+from vkep.plan.sized import MovedPorts
 
 if TYPE_CHECKING:
     from vkep.device.delegate import VulkanDelegate
@@ -67,7 +68,7 @@ class RunCommands:
         self._which = range(self.first_output), range(self.first_output, len(places.plan.ports))  # of each side
         self._delegate, self._places, self._table, self._staging = delegate, places, table, staging
         self._moved: Mapping[int, Port] = {}
-        self._next: tuple[Mapping[int, Port], list[Fitting | None]] | None = None  # what `prepare` made
+        self._next: tuple[MovedPorts, list[list[Fitting] | None]] | None = None  # what `prepare` made
         self._host: list[HostPorts | None] = [None, None]  # of the ports that a run bound to the host
         self._copies: dict[_Key, CommandBuffer] = {}
         self._submits: dict[_Key, PreparedSubmit] = {}
@@ -75,7 +76,7 @@ class RunCommands:
 
     # ---- the host's ports
 
-    def set_ports(self, moved: Mapping[int, Port]) -> None:
+    def set_ports(self, moved: MovedPorts) -> None:
         """Set the ports of the next run, by the positions in the plan's: those that differ from the plan's. The device has
         finished the last run. Memory that is too small is freed."""
         grown = []
@@ -90,15 +91,13 @@ class RunCommands:
         for side in grown:
             self._drop_host(side)
 
-    def prepare(self, moved: Mapping[int, Port]) -> None:
+    def prepare(self, moved: MovedPorts) -> None:
         """Make what `set_ports` needs for the run that probably follows."""
         self._next = moved, self._fittings(moved)
 
-    def _fittings(self, moved: Mapping[int, Port]) -> list[Fitting | None]:
-        found: list[Fitting | None] = []
-        for host, which, moving in zip(self._host, self._which, self._places.moving, strict=True):
-            found.append(None if host is None else host.fitting({k: moved[which[k]] for k in moving}))
-        return found
+    def _fittings(self, moved: MovedPorts) -> list[list[Fitting] | None]:
+        sides = zip(self._host, self._places.moving, strict=True)
+        return [None if host is None else host.fitting(moved, places) for host, places in sides]
 
     def host(self, side: int) -> HostPorts:
         """The host's memory of a side, which `bind` made."""

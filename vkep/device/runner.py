@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -125,6 +126,17 @@ class PlanRunner:
         if numbers is None or not places.moving[1]:
             return self._outputs
         return tuple([numbers.ports.get(k) or self.plan.ports[k] for k in places.outputs])
+
+    def moving_axes(self, names: Sequence[str]) -> list[tuple[int, int]]:
+        """The dimensions of the outputs ``names`` that depend on sizes: the place of each among all their dimensions, and that of
+        its number in `RunNumbers.values`."""
+        sizes = self._places.sizes
+        if sizes is None:
+            return []
+        outputs = {port.name: (k, len(port.shape)) for k, port in enumerate(self.plan.ports) if not port.is_input}
+        ranks = [outputs[name][1] for name in names]
+        first = {outputs[name][0]: at for name, at in zip(names, itertools.accumulate(ranks, initial=0), strict=False)}
+        return [(first[k] + axis, value) for k, axis, value in sizes.shapes if k in first]
 
     @property
     def recordings(self) -> list[RecordedPlan]:

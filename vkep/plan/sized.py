@@ -100,20 +100,22 @@ class MovingPorts:
             axes.setdefault(k, []).append((axis, value))
         alike: dict[tuple[Any, ...], int] = {}
         self.plan = plan
-        #: of each such port, the place of its kind among the kinds: shape for the current sizes; (axis, value) of axes; itemsize
+        #: of each such port, the place of its kind among the kinds: shape for the current sizes; (axis, value) of axes; itemsize;
+        #: dtype
         self.kind_of: dict[int, int] = {}
         for k, found in axes.items():
             port = plan.ports[k]
-            key = (port.shape, tuple(found), port.nbytes // max(math.prod(port.shape), 1))
+            key = (port.shape, tuple(found), port.nbytes // max(math.prod(port.shape), 1), port.dtype)
             self.kind_of[k] = alike.setdefault(key, len(alike))
         self._kinds = list(alike)
+        self.dtypes = [dtype for *_, dtype in alike]  #: of each kind
         #: of the ports of each kind
         self.counts = list(Counter(self.kind_of.values()).values())
 
     def at(self, values: Sequence[int]) -> MovedPorts:
         """The ports for the values of `PlanSizes.values`."""
         found = []
-        for shape, axes, itemsize in self._kinds:
+        for shape, axes, itemsize, _ in self._kinds:
             dims = list(shape)
             for axis, value in axes:
                 dims[axis] = values[value]
@@ -125,10 +127,11 @@ class MovedPorts(Mapping[int, Port]):
     """The ports of a run whose shapes depend on sizes, by their places in `Plan.ports`. Each is made when it is asked for: most
     runs ask for none of a decoder's hundred."""
 
-    __slots__ = ("_moving", "kinds")
+    __slots__ = ("_moving", "dtypes", "kinds")
 
     def __init__(self, moving: MovingPorts, kinds: Sequence[tuple[tuple[int, ...], int]]) -> None:
         self._moving, self.kinds = moving, kinds  #: shape and bytes of each kind
+        self.dtypes = moving.dtypes  #: of each kind
 
     def __getitem__(self, k: int) -> Port:
         name, dtype, _, _, is_input = self._moving.plan.ports[k]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ import numpy as np
 
 from vkep import dtypes
 from vkep.device.bound import Bound
+from vkep.device.runner import PlanRunner
 from vkep.device.tensor import ALIGNMENT, DeviceTensor, on_host, open_checks
 from vkep.dtypes import DTYPES
 from vkep.errors import InvalidInputError, VkepError
@@ -75,10 +75,32 @@ class _Details:
             else None
         )
         if self.island is not None:
+            self.names = tuple(self.ports)
             self.order = [place[port.name] for port in self.island.plan.ports]  #: among the inputs and outputs
             self.which = ffi.new("size_t[]", list(outputs.values()))
             self.ranks = ffi.new("size_t[]", [len(port.shape) for port in self.ports.values()])
-            self.dims = ffi.new("int64_t[]", [d for port in self.ports.values() for d in port.shape] or [0])
+            self._dims = np.array([d for port in self.ports.values() for d in port.shape] or [0], np.int64)
+            self.dims = ffi.from_buffer("int64_t[]", self._dims)
+            moving = self.island.runner.moving_axes(self.names)
+            self._moving = np.array([at for at, _ in moving], np.int64), [value for _, value in moving]
+
+    def at(self, island: IslandExecutor) -> _Details:
+        """For other sizes of the same plan, where it is the only step."""
+        made = object.__new__(_Details)
+        made.__dict__.update(self.__dict__, island=island)
+        if island.numbers is not None:
+            made._dims, values = self._dims.copy(), island.numbers.values
+            places, which = self._moving
+            made._dims[places] = [values[k] for k in which]
+            made.dims = ffi.from_buffer("int64_t[]", made._dims)
+        return made
+
+    @property
+    def targets(self) -> Mapping[str, Port]:
+        """The ports of the outputs that a run writes."""
+        if self.island is None:
+            return self.ports
+        return {port.name: port for port in self.island.output_ports() if port.name in self.ports}
 
 
 class _Outputs:
@@ -93,7 +115,7 @@ class _Outputs:
     def __call__(self, executable: Executable) -> Targets:
         """The targets of an executable's run."""
         self.executable = self.executable or executable
-        for name, port in self._node.details(executable).ports.items():
+        for name, port in self._node.details(executable).targets.items():
             made, dtype = self._of(name, port.shape), DTYPES[port.dtype]
             if dtype.sub_byte_bits or _lies_off(made):
                 continue  # packed on the host, or copied to the host by ONNX Runtime
@@ -159,6 +181,9 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         self._scratch: list[_Scratch] = []
         self._latest: tuple[bytes, dict[str, Known]] = b"", {}  # see `_specs`
         self._known: WeakKeyDictionary[Executable, _Details] = WeakKeyDictionary()
+        self._plans: WeakKeyDictionary[PlanRunner, _Details] = (
+            WeakKeyDictionary()
+        )  # those of the first sizes of each plan
         self._domain = ffi.new("VkepDomain *", (runtime.domain.number, NUMBER_SHIFT, ALIGNMENT))
         declared = {v.name: v for v in graph.inputs}
         later = True
@@ -253,7 +278,7 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
                 ort.api,
                 ort.ep_api,
                 context,
-                len(details.ports),
+                len(details.names),
                 details.which,
                 self._domain,
                 details.dims,
@@ -261,8 +286,8 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
                 made,
             )
         )
-        found = ffi.unpack(addresses, count + len(details.ports))
-        written = dict(zip(found[count:], details.ports, strict=True))
+        found = ffi.unpack(addresses, count + len(details.names))
+        written = dict(zip(found[count:], details.names, strict=True))
         if 0 in found or in_place(zip(self._names, found, strict=False), written) != over:
             return False
         bound = Bound([found[i] for i in details.order], details.island.numbers)
@@ -289,6 +314,11 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         found = self._known.get(executable)
         if found is not None:
             return found
+        island = executable.island
+        alike = self._plans.get(island.runner) if island is not None else None
+        if island is not None and alike is not None:
+            found = self._known[executable] = alike.at(island)
+            return found
         for placement in executable.program.placements:
             if placement.where == "cpu":
                 logger.warning(
@@ -301,6 +331,8 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         if any(isinstance(step, IslandExecutor) and step.plan.faults for step in executable.steps):
             self.runtime.checks.expect()
         self._known[executable] = details
+        if details.island is not None:
+            self._plans[details.island.runner] = details
         return details
 
     def _input(self, name: str, tensor: Any, spec: Known) -> Any:
@@ -364,12 +396,17 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         latest, specs = self._latest
         if latest == key:
             return specs
-        numbers, specs = iter(np.frombuffer(key, np.int64).tolist()), {}
+        numbers, specs, at = np.frombuffer(key, np.int64).tolist(), {}, 0
+        alike: dict[bytes, Known] = {}  # the caches of all layers are
         for name in self._names:
-            elem_type, rank = next(numbers), next(numbers)
-            known = declared_value(ValueInfo(name, elem_type, tuple(itertools.islice(numbers, rank))))
-            assert known is not None, "it has a rank"
-            specs[name] = known
+            end = at + 2 + numbers[at + 1]
+            mark = key[8 * at : 8 * end]
+            known = alike.get(mark)
+            if known is None:
+                known = declared_value(ValueInfo(name, numbers[at], tuple(numbers[at + 2 : end])))
+                assert known is not None, "it has a rank"
+                alike[mark] = known
+            specs[name], at = known, end
         self._latest = key, specs
         return specs
 

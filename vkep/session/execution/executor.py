@@ -189,7 +189,7 @@ class IslandExecutor:
     def _numbers_of(self, following: IslandExecutor | None) -> RunNumbers | None:
         if following is None or following.runner is not self.runner:
             return None
-        following._output_ports()  # listed while the device works
+        following.output_ports()  # listed while the device works
         return following.numbers
 
     def trace(self, values: Values, targets: Targets, clock: ClockSync) -> PlanTrace:
@@ -233,10 +233,11 @@ class IslandExecutor:
         """What a run on ``values`` binds its ports to. Raises `InvalidInputError` for a target that does not fit."""
         outputs: list[DeviceTensor | np.ndarray[Any, Any] | None] = [None] * len(self.outputs)
         if targets:
-            outputs = [self._target(port, targets) if port.name in targets else None for port in self._output_ports()]
+            outputs = [self._target(port, targets) if port.name in targets else None for port in self.output_ports()]
         return Bound.of([values[n] for n in self.inputs], outputs, self.numbers)
 
-    def _output_ports(self) -> tuple[Port, ...]:
+    def output_ports(self) -> tuple[Port, ...]:
+        """Those of its runs, in order."""
         if self._ports is None:
             self._ports = self.runner.outputs_of(self.numbers)
         return self._ports

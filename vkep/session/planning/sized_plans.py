@@ -121,7 +121,7 @@ class Signatures:
     ) -> _Numbers:
         """The numbers of the inputs ``names``, valid until the next call. Inputs with equal marks have equal properties."""
         same, self._inputs = self._inputs == (names, over), None  # until all is set
-        dense = {type(mark) for mark in marks} == {tuple} and {len(mark) for mark in marks} == {2}  # type: ignore[arg-type]
+        dense = set(map(type, marks)) == {tuple} and set(map(len, marks)) == {2}  # type: ignore[arg-type]
         kinds, shapes = zip(*marks, strict=True) if dense else ((), ())
         dense = dense and type not in map(type, kinds)  # a list's mark begins with its type
         before, self._dense = self._dense, (kinds, list(map(len, shapes))) if dense else None
