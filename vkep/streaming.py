@@ -201,7 +201,7 @@ class StreamingSession(Uncopied):
         try:
             for name, tensor in self._state.tensors.items():
                 made.tensors[name] = self.session.empty_device_tensor(tensor.shape, str(tensor.dtype))
-            self._move(self._whole, self._state, made)
+            self._move(self._copies_all, self._state, made)
         except BaseException:
             made.close()
             raise
@@ -226,11 +226,11 @@ class StreamingSession(Uncopied):
                 f"streams {list(into)} of {list(source)}: expected as many of both, each from 0 to {self.streams - 1}"
             )
         if len(into) == self.streams == 1 or streams is of is None:
-            self._move(self._whole, state, self._state)
+            self._move(self._copies_all, state, self._state)
             return
         index, chosen = np.arange(self.streams), np.zeros(self.streams, np.bool_)
         index[list(into)], chosen[list(into)] = source, True
-        self._move(self._some, state, self._state, {"index": index, "chosen": chosen})
+        self._move(self._copies_some, state, self._state, {"index": index, "chosen": chosen})
 
     def _move(
         self,
@@ -250,13 +250,13 @@ class StreamingSession(Uncopied):
         session.run_with_iobinding(binding)
 
     @functools.cached_property
-    def _whole(self) -> InferenceSession:
-        """Copies all states."""
+    def _copies_all(self) -> InferenceSession:
+        """The session that copies all states of one `StreamState` to another."""
         return InferenceSession(_copy_model(self._state.tensors.values()), context=self.session.lease)
 
     @functools.cached_property
-    def _some(self) -> InferenceSession:
-        """Copies the states of some streams. Raises `InvalidInputError` for a state that has no axis of streams."""
+    def _copies_some(self) -> InferenceSession:
+        """The session that copies the states of some streams. Raises `InvalidInputError` if a state has no axis of them."""
         fixed = [name for name, axis in self._axes.items() if axis is None]
         if fixed:
             raise InvalidInputError(
@@ -274,7 +274,7 @@ class StreamingSession(Uncopied):
         for state in ("_state", "_first"):
             if state in vars(self):
                 vars(self)[state].close()
-        for name in ("_whole", "_some"):
+        for name in ("_copies_all", "_copies_some"):
             if name in vars(self):
                 vars(self)[name].close()
         self.session.close()

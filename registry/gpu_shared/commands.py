@@ -248,7 +248,7 @@ class CommandBuffer(Handle):
 
     def fill_buffer(self, target: Buffer, value: int = 0, offset: int = 0, size: int | None = None) -> None:
         """Write a 32-bit ``value`` over ``size`` bytes from byte ``offset`` on (both multiples of 4; ``size`` None: to
-        the end). Raises ``ValueError`` for a range outside ``target``."""
+        the last whole word). Raises ``ValueError`` for a range outside ``target``."""
         size = target.size - offset & ~3 if size is None else size
         if size < 4 or size % 4 or offset % 4 or offset < 0 or offset + size > target.size:
             raise ValueError(

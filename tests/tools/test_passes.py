@@ -103,7 +103,7 @@ def test_random_graphs(kind: str, data: st.DataObject) -> None:
 
 
 def test_random_networks_show_a_broken_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fuse, "_rounded_to", lambda inner, out: ex.Expr("float", "neg", (inner,)))
+    monkeypatch.setattr(fuse, "_in_compute_type", lambda inner, out: ex.Expr("float", "neg", (inner,)))
     verdicts = []
 
     @settings(max_examples=8, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))

@@ -218,12 +218,22 @@ def index(b: GraphBuilder, x: Val, indices: Sequence[Val | None]) -> Val:
     # move the indexed axes to the front, GatherND, and move the index's axes back
     rest = [k for k in range(x.rank) if not first <= k <= last]
     front = b.transpose(x, [*range(first, last + 1), *rest]) if first else x
-    shape = b.results[0].rank - len(rest)
-    total = given[0][1]
+    index_rank = b.results[0].rank - len(rest)
+    broadcast = given[0][1]
     for _, i in given[1:]:
-        total = b.op("Add", b.cast(total, 7), b.cast(i, 7))  # only the sizes of this tensor matter
-    columns = [b.op("Expand", b.cast(i, 7), b.sizes(total), dims=total.dims) for _, i in given]
-    joined = b.op("Concat", *(b.unsqueeze(c, [shape]) for c in columns), axis=shape, dims=(*total.dims, len(columns)))
-    out = b.op("GatherND", front, joined, dims=(*total.dims, *(x.dims[k] for k in rest)))
-    order = [*range(shape, shape + first), *range(shape), *range(shape + first, shape + len(rest))]
+        # only its shape matters: that of the broadcast indices
+        broadcast = b.op("Add", b.cast(broadcast, INT64), b.cast(i, INT64))
+    columns = [b.op("Expand", b.cast(i, INT64), b.sizes(broadcast), dims=broadcast.dims) for _, i in given]
+    joined = b.op(
+        "Concat",
+        *(b.unsqueeze(c, [index_rank]) for c in columns),
+        axis=index_rank,
+        dims=(*broadcast.dims, len(columns)),
+    )
+    out = b.op("GatherND", front, joined, dims=(*broadcast.dims, *(x.dims[k] for k in rest)))
+    order = [
+        *range(index_rank, index_rank + first),
+        *range(index_rank),
+        *range(index_rank + first, index_rank + len(rest)),
+    ]
     return b.transpose(out, order) if first else out

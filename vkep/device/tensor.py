@@ -346,7 +346,8 @@ def on_host(value: Any) -> Any:
 def refuse_failed(inputs: Iterable[Any], outputs: Iterable[Any]) -> None:
     """Raise `InvalidInputError` where a device tensor among ``inputs`` is known to come from a failed run.
 
-    Clears the checks of ``outputs``, which the run writes: a region that follows in one submit may read them.
+    Drops the known failures of the runs before from ``outputs``: a step that is staged for the same submit may read these tensors
+    before the submit replaces their checks.
     """
     for value in inputs:
         if isinstance(value, DeviceTensor):

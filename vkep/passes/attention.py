@@ -51,7 +51,8 @@ def _as_sdpa(match: AttentionMatch, caps: DeviceCapabilities) -> list[Op] | None
     operands, scoring = (match.q, match.k, match.v), Scoring(match.scale)
     if mask is None or not saves_scores(caps, *operands, heads, mask, scoring):
         return None
-    # stored scores of float16 may sum up to minus infinity, which the guard finds; a kernel that stores none has no such rows
+    # Where `sdpa` stores scores as float16, a score and a bias may sum up to minus infinity. In a row of such scores alone the
+    # model's guard replaces NaN by 0; `sdpa` tests the masks instead and would keep it. A fused kernel stores no scores.
     rounded = match.has_nan_guard and mask.biases and match.q.dtype.name == "float16"
     if rounded and fused_attention(caps, *operands, heads, mask, scoring) is None:
         return None
@@ -65,7 +66,12 @@ def _as_sdpa(match: AttentionMatch, caps: DeviceCapabilities) -> list[Op] | None
 
 
 def _mask(b: Builder, match: AttentionMatch, heads: Heads) -> Mask | None:
-    """The masks in the form of `sdpa`; None where the result would differ."""
+    """The masks in the form of `sdpa`; None where the result would differ.
+
+    A mask that hides keys becomes the window or a condition, and a bias stays a bias. A mask with a finite score that absorbs
+    others (`_ABSORBS`) becomes a bias only if it is the first: after another bias it would be added to that one instead of
+    replacing the sum.
+    """
     mask = Mask(may_hide_rows=match.has_nan_guard)
     for position, given in enumerate(match.masks):
         step = _as_mask(b, given) if isinstance(given, Biased) else given

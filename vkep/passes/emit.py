@@ -94,6 +94,7 @@ class Emitter(BaseTarget):
         return _FAULT_WORD, code
 
     def counters(self, count: int) -> Tensor:
+        """Counters that are 0 before and after each operation, so that all operations of a plan share the same memory."""
         self.counted = largest(self.counted, count)
         return Tensor.contiguous(DTYPES["uint32"], (count,), self.counting)
 
@@ -170,7 +171,8 @@ def emit(
 
 
 def _packed_key(base: Weight, weight: Tensor, tag: str) -> tuple[str, str]:
-    # axes of stride 0, as of a matrix for each of a number of batches that may be a size, have one content
+    """The key of a packed form: the weight's content, the elements that the view reads, and the tag."""
+    # An axis of stride 0 repeats the same content. It is left out, since its length may be a size, which int() would fix.
     axes = [(n, stride) for n, stride in zip(weight.shape, weight.strides, strict=True) if is_size(stride) or stride]
     shape, strides = (tuple([int(axis[k]) for axis in axes]) for k in (0, 1))
     return f"{base.key}:{int(weight.offset)}:{shape}:{strides}", tag
@@ -229,12 +231,15 @@ def _pointwise_operand(tensor: Tensor, shape: Sequence[int], strides: Sequence[i
 
 
 def _kernel_calls(op: KernelOp, emitter: Emitter) -> list[KernelCall]:
+    """The dispatches of the chosen candidate, which may rely on the alignment of these operands (`Problem.placed`)."""
     epilogue = _epilogue(op) if op.epilogue is not None else None
     placed = op.problem.placed(bind(op.problem, op.inputs, op.outputs))
     return select.emit(placed, emitter, op.inputs, op.outputs, epilogue)
 
 
 def _epilogue(op: KernelOp) -> Epilogue:
+    """The GLSL of an operation's epilogue (`shaders/epilogue.glsl`): ``v`` is an element of the kernel's result, ``w`` of its
+    second product's, ``o`` its flat index in the output."""
     matrices = op.problem.matrices
     assert op.epilogue is not None and matrices is not None
     results = {t.storage: code for t, code in zip(op.epilogue_of, ("v", "w"), strict=False)}
@@ -243,7 +248,8 @@ def _epilogue(op: KernelOp) -> Epilogue:
     params: list[tuple[str, str, int]] = []
     names: dict[tuple[int, tuple[int, ...], int], str] = {}
 
-    def name(leaf: ex.Leaf) -> str:
+    def read(leaf: ex.Leaf) -> str:
+        """GLSL that reads a leaf: a result of the kernel, or an element of another tensor, which becomes an operand."""
         tensor = leaf.tensor
         assert tensor is not None
         if tensor.storage in results:
@@ -264,7 +270,7 @@ def _epilogue(op: KernelOp) -> Epilogue:
             operands.append(tensor)
         return names[key]
 
-    code = generate(op.epilogue, name)
+    code = generate(op.epilogue, read)
     return Epilogue(
         body=f"{code.statements} v = {code.result};",
         decls=" ".join(decls.values()),
@@ -441,7 +447,7 @@ class _PlanLayout:
         in_memory = call.argument_bytes > PUSH_CONSTANT_BYTES
         variant, spec, grid = call.variant, {**call.spec, "INDIRECT": indirect}, call.grid
         if sized is not None:
-            in_memory |= sized.touches(k, call)
+            in_memory |= sized.needs_table(k, call)
             variant = ShaderVariant(variant.source, sized.text(variant.defines))
             spec, grid = sized.spec(spec), sized.call(k, call)
         key = PipelineKey(variant, tuple(sorted(spec.items())), call.argument_bytes, in_memory, call.subgroup_size)

@@ -52,12 +52,12 @@ def fuse_pointwise(op: Op, graph: Graph) -> Changes | None:
 
 def _inner(producer: Pointwise, read: Sequence[ex.Leaf], out: Tensor) -> ex.Expr | None:
     """The producer's expression, to replace the leaves that ``read`` its result in an expression over the elements of
-    ``out``; None where an input of the producer has no view of that shape."""
+    ``out``; None where a read is not of the whole result, or an input of the producer has no view of that shape."""
     for leaf in read:
         if leaf.tensor is None or not matches(leaf.tensor.size, out.size) or not leaf.tensor.is_whole:
             return None
     if same_shape(producer.out.shape, out.shape):
-        return _rounded_to(producer.expr, producer.out)
+        return _in_compute_type(producer.expr, producer.out)
     failed = False
 
     def reshaped(node: ex.Leaf) -> ex.Expr | None:
@@ -68,11 +68,11 @@ def _inner(producer: Pointwise, read: Sequence[ex.Leaf], out: Tensor) -> ex.Expr
         return None if view is None else ex.leaf(view)
 
     inner = ex.substitute(producer.expr, reshaped)
-    return None if failed else _rounded_to(inner, producer.out)
+    return None if failed else _in_compute_type(inner, producer.out)
 
 
-def _rounded_to(inner: ex.Expr, out: Tensor) -> ex.Expr:
-    """The producer's expression, converted to the compute type of ``out`` where its own differs."""
+def _in_compute_type(inner: ex.Expr, out: Tensor) -> ex.Expr:
+    """The producer's expression in the compute type of ``out``, as a read of it has; it is not rounded to the stored type."""
     kind = out.dtype.glsl_compute
     return inner if inner.ctype == kind else ex.Expr(kind, "cast", (inner,))
 

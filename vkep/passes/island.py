@@ -67,9 +67,10 @@ class Island:
         trace: Trace | None = None,
         over: Mapping[str, str] | None = None,
     ) -> IslandStep | None:
-        """The plan that makes the values ``wanted``; None where it makes none of them. ``tuned`` and ``trace`` as for `emit`;
-        ``over``: values that a run writes to the memory of an input, each with that input. Raises `InvalidNode` where its
-        capacity is less.
+        """Add the values ``wanted`` as output ports, and make the plan; None where the island makes none of them.
+
+        ``tuned`` and ``trace`` as for `emit`; ``over``: values that a run writes to the memory of an input, each with that input.
+        Raises `InvalidNode` where its capacity is less.
         """
         made = [n for node in self.nodes for n in node.outputs if n in wanted]
         ports, results, written, shared = list(self.ports), [], [], {}
@@ -81,7 +82,7 @@ class Island:
                 out = Tensor.contiguous(tensor.dtype, tensor.shape, Storage(tensor.nbytes, port=port, label=name))
             else:
                 written.append((name, source))
-                if is_at(tensor, place):
+                if is_at(tensor, place):  # an operator has written it there (`Place.joined`), or it has no elements
                     results.append(tensor)
                     continue
                 assert place.storage.port is not None
@@ -98,7 +99,8 @@ class Island:
         return IslandStep(planned.plan, planned.weights, tuple(self.nodes), planned.sizes, tuple(written))
 
     def _place(self, source: str, made: Tensor) -> Tensor | None:
-        """The place of a value in the memory of an input; None where type or shape do not fit. Raises `InvalidNode`."""
+        """The place of a value in the memory of an input; None where type or shape do not fit, or ``source`` is no input of this
+        plan. Raises `InvalidNode`."""
         if source not in {port.name for port in self.ports}:
             return None
         past, capacity = self.tensors[source], self.capacities.get(source, ())

@@ -66,16 +66,19 @@ class _ImageLayout:
     # ---- operations
 
     def _pointwise(self, op: Pointwise) -> None:
+        """Add an expression, with its operands in their present layout; its result has channels last if an operand has. A copy is
+        left out where it only made a view dense that the new layout makes dense anyway."""
         given, out = op.inputs, op.out
         views = list(map(self._readable, given)) if self._moved else given
         if isinstance(op.expr, ex.Leaf):
-            if (source := views[0]).dtype is out.dtype and self._is_made_at_once(out):
-                if source is not given[0] and source.is_contiguous:  # it was made dense, which it is now
+            if (source := views[0]).dtype is out.dtype and self._is_replaceable(out):
+                # the copy made a transposed view dense; in the new layout the view itself is dense
+                if source is not given[0] and source.is_contiguous:
                     self._moved[out.storage] = out, source
                     return
                 if not self._to_write[source.storage]:
                     self._sources[out.storage] = source
-        elif self._moved and any(map(self._is_last, views)) and self._is_made_at_once(out):
+        elif self._moved and any(map(self._is_last, views)) and self._is_replaceable(out):
             out = self._moved_to_last(out)
             views = [channels_last(view) for view in views]
         if views != given:
@@ -87,7 +90,7 @@ class _ImageLayout:
     def _convolution(self, op: KernelOp, problem: ConvProblem) -> None:
         (given, weights), [out] = op.inputs, op.outputs
         x = self._source(given)
-        problem, is_image = lying_as(problem, self._is_last(x), ""), x.rank in (3, 4) and self._is_made_at_once(out)
+        problem, is_image = lying_as(problem, self._is_last(x), ""), x.rank in (3, 4) and self._is_replaceable(out)
         layout = choose(problem, self.caps).candidate.layout if is_image else NCHW
         problem, weights = lying_as(problem, problem.x_last, layout), self._dense(weights)
         x = _as_image(self._as_last(x)) if layout == NHWC else self._dense(given)
@@ -95,7 +98,7 @@ class _ImageLayout:
             rows = self._moved_to_last(out).reshape((problem.n * problem.pixels, problem.oc))
             assert rows is not None
             out = rows
-        self._replace(op, problem, [x, weights], [out])
+        self._add_changed(op, problem, [x, weights], [out])
 
     def _added_channels_last(self, op: KernelOp) -> bool:
         """Add a pool or a reduction of images with channels last, if its kernels support them."""
@@ -105,7 +108,7 @@ class _ImageLayout:
         out = op.outputs[0]
         if isinstance(problem, PoolProblem):
             changed: Problem = replace(problem, channels_last=True)
-            fits = self._is_made_at_once(out)
+            fits = self._is_replaceable(out)
         else:  # [n, ..., c]: the spatial axes are in the middle
             changed = replace(problem, outer=x.shape[0], inner=x.shape[1])
             fits = problem.inner == 1 and problem.axis == math.prod(x.shape[2:])
@@ -113,7 +116,7 @@ class _ImageLayout:
             return False
         if isinstance(problem, PoolProblem):
             out = self._moved_to_last(out)
-        self._replace(op, changed, [channels_last(x)], [out])
+        self._add_changed(op, changed, [channels_last(x)], [out])
         return True
 
     def _kernel(self, op: KernelOp) -> None:
@@ -135,15 +138,15 @@ class _ImageLayout:
         if inputs == op.inputs:
             self.ops.append(op)
         else:
-            self._replace(op, problem, inputs, op.outputs)
+            self._add_changed(op, problem, inputs, op.outputs)
 
-    def _replace(self, op: KernelOp, problem: Problem, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+    def _add_changed(self, op: KernelOp, problem: Problem, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         self.ops.append(KernelOp(problem, inputs, outputs, op.labels, op.node))
 
     # ---- where elements are
 
-    def _is_made_at_once(self, out: Tensor) -> bool:
-        """Whether an operation fills its whole buffer and is its only writer: then another buffer may replace it."""
+    def _is_replaceable(self, out: Tensor) -> bool:
+        """Whether another buffer may replace that of a result: the operation fills it, and no later one writes to it."""
         return out.storage.port is None and self._to_write[out.storage] == 1 and out.is_whole
 
     def _is_last(self, view: Tensor) -> bool:
@@ -176,7 +179,8 @@ class _ImageLayout:
         return source if source is not None and view.shape == source.shape else self._readable(view)
 
     def _dense(self, view: Tensor) -> Tensor:
-        """The view's elements, dense in the order of its own axes."""
+        """The elements of a view that was dense in its original layout, dense in the order of its own axes. A whole buffer is
+        restored, which serves its other readers too; of a part only the part is copied, unless no strides express it."""
         found = self._lying(view)
         if found is None or (view.is_whole and not found.is_contiguous):
             self._restore(view.storage)
@@ -196,7 +200,8 @@ class _ImageLayout:
             self.ops.append(Pointwise(whole, ex.leaf(moved), list(self._labels)))
 
     def _copy(self, view: Tensor, last: bool) -> Tensor:
-        """The only copy of a view that is dense, or as [n, ..., c]."""
+        """A copy of a view, dense or as [n, ..., c]; the same one for each request once nothing writes to the view's storage any
+        more."""
         for copied, lies_last, made in self._copies[view.storage]:
             if copied == view and lies_last == last:
                 return made

@@ -276,19 +276,21 @@ def _number(arg: ex.Expr) -> float | None:
 def _match_of_shape(
     shape: tuple[int, ...], scores: _Scores, read: list[_Read], last: KernelOp, has_nan_guard: bool, ops: list[Op]
 ) -> AttentionMatch | None:
-    """The attention of ``read`` (q, k, v), if ``shape`` is the shape of its scores; None where these have no views of that
-    shape."""
-    x, y, z = (operand.tensor for operand in read)
-    p = last.inputs[0]
-    if len(shape) < 2 or math.prod(shape) != scores.product.outputs[0].size or x.dtype is not z.dtype:
+    """The attention of ``read`` (q and the transposed k of the first product, v of the second), if ``shape`` is the shape of its
+    scores; None where these have no views of that shape."""
+    # q [.., queries, size], k [.., size, keys], v [.., keys, size]
+    left, right, values = (operand.tensor for operand in read)
+    probabilities = last.inputs[0]
+    if len(shape) < 2 or math.prod(shape) != scores.product.outputs[0].size or left.dtype is not values.dtype:
         return None
     *lead, queries, keys = shape
-    if y.shape[-1] != keys or p.shape[-1] != keys:
+    if right.shape[-1] != keys or probabilities.shape[-1] != keys:
         return None
     outer = (math.prod(lead[:-1]), lead[-1]) if lead else (1, 1)
     full = (*outer, queries, keys)
-    k, v = _matrices(y, outer, x.shape[-2] == queries), _matrices(z, outer, p.shape[-2] == queries)
-    q, out = x.reshape((*outer, queries, x.shape[-1])), last.outputs[0].reshape((*outer, queries, z.shape[-1]))
+    q, k = left.reshape((*outer, queries, left.shape[-1])), _matrices(right, outer, left.shape[-2] == queries)
+    v = _matrices(values, outer, probabilities.shape[-2] == queries)
+    out = last.outputs[0].reshape((*outer, queries, values.shape[-1]))
     if q is None or k is None or v is None or out is None:
         return None
     scale = math.prod(operand.factor for operand in read)

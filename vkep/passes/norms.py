@@ -17,23 +17,24 @@ from vkep.sizes import divides, matches
 
 
 def add_to_norm(add: Op, graph: Graph) -> Changes | None:
-    """``norm(x) + row`` is a norm with a bias, for one row: models normalize what a layer adds."""
+    """``norm(x) + added``, for one row, is an RMS norm with a bias: some decoders normalize a layer's output before they add it
+    to the residual."""
     if not isinstance(add, Pointwise) or add.expr.op != "add" or len(add.inputs) != 2 or not add.out.is_contiguous:
         return None
-    for row, other in (add.inputs, add.inputs[::-1]):
-        norm = graph.producer(row.storage, add)
+    for normed, added in (add.inputs, add.inputs[::-1]):
+        norm = graph.producer(normed.storage, add)
         problem = _rms_norm(norm)
         if (
             isinstance(norm, KernelOp)
             and problem is not None
-            and row.is_whole
-            and other.storage is not row.storage
-            and other.is_contiguous
+            and normed.is_whole
+            and added.storage is not normed.storage
+            and added.is_contiguous
             and all(isinstance(leaf, ex.Leaf) for leaf in add.expr.args)
-            and other.dtype is row.dtype is add.out.dtype
-            and all(matches(n, problem.axis) for n in (other.size, row.size, add.out.size))
+            and added.dtype is normed.dtype is add.out.dtype
+            and all(matches(n, problem.axis) for n in (added.size, normed.size, add.out.size))
         ):
-            return graph.fuse(replace(problem, bias=True), [*norm.inputs, other], [add.out], [norm, add])
+            return graph.fuse(replace(problem, bias=True), [*norm.inputs, added], [add.out], [norm, add])
     return None
 
 

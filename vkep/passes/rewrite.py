@@ -17,7 +17,7 @@ from vkep.ir.tensor import Storage, Tensor
 from vkep.kernels.problem import Problem
 from vkep.kernels.select import bind, supports
 
-#: the operations that replace an operation, in its place: none where others do its work
+#: the operations that replace an operation, in its place: none where writers do its work
 Changes = Mapping[Op, Sequence[Op]]
 
 
@@ -78,7 +78,7 @@ class Graph:
         if len(producers) != 1 or any(reader not in users for reader in readers):
             return None
         [producer] = producers
-        return producer if producer.outputs[0].is_whole else None
+        return producer if all(t.is_whole for t in producer.outputs if t.storage is storage) else None
 
     @functools.cached_property
     def _chain_lengths(self) -> dict[Storage, int]:
@@ -113,21 +113,23 @@ class Graph:
         return None if fused is None else {**dict.fromkeys(parts, ()), parts[-1]: [fused]}
 
     def overwritten(self, changes: Changes) -> set[Storage]:
-        """The outputs, in the memory of an input, that would be written before an operation of ``changes`` reads that input."""
+        """The outputs in an input's memory that would be written no later than an operation of ``changes`` reads that input: by
+        another operation, or by itself where it is not elementwise. Operations that stay are not asked: the rules that run with
+        shared outputs (`Pass.shares`) move writes only to later places."""
         found: set[Storage] = set()
         places = {op: self._places[old] for old, new in changes.items() for op in new}
         for op, place in places.items():
             for t in reads(op):
                 for output in self._overwrites.get(t.storage.port, ()):
-                    others = {p: self._places[p] for p in self.producers(output) if p not in changes}
-                    others |= {p: k for p, k in places.items() if p is not op and output in written_by(p)}
-                    itself = output in written_by(op) and not is_elementwise(op, t)
-                    if itself or any(k <= place for k in others.values()):
+                    writers = {p: self._places[p] for p in self.producers(output) if p not in changes}
+                    writers |= {p: k for p, k in places.items() if p is not op and output in written_by(p)}
+                    overwrites_itself = output in written_by(op) and not is_elementwise(op, t)
+                    if overwrites_itself or any(k <= place for k in writers.values()):
                         found.add(output)
         return found
 
     def replace(self, changes: Changes) -> None:
-        """Put operations in the places of others."""
+        """Put operations in the places of writers."""
         producers, users = self._index
         for old, new in changes.items():
             for storage in written_by(old):
@@ -159,7 +161,7 @@ def read_by(op: Op) -> set[Storage]:
     return {t.storage for t in reads(op) if t.storage.weight is None}
 
 
-#: what an operation and others are replaced by where a pattern matches at it; None where it does not
+#: what an operation and writers are replaced by where a pattern matches at it; None where it does not
 Rule = Callable[[Op, Graph], Changes | None]
 
 

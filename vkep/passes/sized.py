@@ -39,8 +39,9 @@ class SizedNumbers:
         x, y, z = map(hint, call.grid)
         return x, y, z
 
-    def touches(self, k: int, call: KernelCall) -> bool:
-        """Whether the arguments of dispatch ``k`` depend on sizes; call it after its operands were added."""
+    def needs_table(self, k: int, call: KernelCall) -> bool:
+        """Whether runs change arguments of dispatch ``k``, which must then be in the argument table. The offsets of temporary
+        buffers are not among them: a recording keeps these. Call it after `addend` was called for its operands."""
         return bool(call.sized) or (bool(self._addends) and self._addends[-1][0] == k)
 
     def addend(self, k: int, relocation: int, number: Any) -> int:

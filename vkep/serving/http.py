@@ -20,7 +20,8 @@ Result = TypeVar("Result")
 
 
 async def read_body(request: Request, most: int, seconds: float, turns: Turns, text: int = 0) -> Sequence[bytes]:
-    """Read a request's body, decompressed: the pieces that arrived. Its first ``text`` bytes are JSON. ``turns``: for the work.
+    """Read a request's body, decompressed: the pieces that arrived. Its first ``text`` bytes are JSON, whose values
+    `kserve.inflated` limits. ``turns`` runs the decompression in a thread.
 
     Raises `ProtocolError`: 413 above ``most`` bytes, 408 where it takes more than ``seconds``, 400 where it ends early, 415 for
     an unknown encoding, and as `kserve.inflated`.

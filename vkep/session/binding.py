@@ -48,7 +48,7 @@ class IOBinding(Uncopied):
     def bind_cpu_input(self, name: str, arr_on_cpu: Array) -> None:
         """Bind an array of the input's shape and dtype. It is uploaded at each run. Raises `InvalidInputError` for a
         name that is no input."""
-        self._check(name, self._session.inputs, "input")
+        self._begin_binding(name, self._session.inputs, "input")
         self.inputs[name] = arr_on_cpu
 
     @overload
@@ -82,7 +82,7 @@ class IOBinding(Uncopied):
         """Bind a tensor on the session's device; or memory of ``shape`` and ``element_type`` at ``buffer_ptr``, a host
         address (``device_type="cpu"``), or the `OrtValue.data_ptr` of a value for the GPU. Raises `InvalidInputError`
         for a name that is no input or a tensor of another context, ``TypeError``, ``ValueError``."""
-        self._check(name, self._session.inputs, "input")
+        self._begin_binding(name, self._session.inputs, "input")
         what = f"input {name!r}"
         where = tensor if isinstance(tensor, str) else device_type
         if where is not None:
@@ -143,7 +143,7 @@ class IOBinding(Uncopied):
         Raises `InvalidInputError` for a name that is no output or a tensor of another context, ``ValueError`` for an
         unknown device. A run checks shape and dtype.
         """
-        self._check(name, self._session.output_names, "output")
+        self._begin_binding(name, self._session.output_names, "output")
         if device not in ("gpu", "cpu"):
             raise ValueError(f"device is {device!r}, expected 'gpu' or 'cpu'")
         what = f"output {name!r}"
@@ -246,7 +246,9 @@ class IOBinding(Uncopied):
             raise InvalidInputError(f"{what}: {dtype} at the address of an OrtValue of {value.dtype}")
         return value if value.shape == sizes else value.reshaped(sizes)
 
-    def _check(self, name: str, names: Collection[str], what: str) -> None:
+    def _begin_binding(self, name: str, names: Collection[str], what: str) -> None:
+        """Discard what repeats the last run, since a binding changes. Raises `InvalidInputError` for a name that the model does
+        not have."""
         self.change()
         if name not in names:
             raise InvalidInputError(f"the model has no {what} named {name!r}; it has {list(names)}")

@@ -27,7 +27,8 @@ def candidate_bytes(dtype: str) -> int:
 
 
 def candidates_scratch(e: Emission, dtype: str, *sizes: int) -> Any:
-    """Temporary memory of so many candidates for elements of ``dtype``."""
+    """Temporary memory for pairs of a sort key and an index (``Candidate`` in ``shaders/sortkey.glsl``): ``sizes`` of them, for
+    elements of ``dtype``."""
     return e.target.scratch("uint32", (*sizes, candidate_bytes(dtype) // 4))
 
 

@@ -349,7 +349,8 @@ def _info(view: OrtGraphView, name: str) -> ValueInfo | None:
 
 def _islands(view: OrtGraphView, verdicts: _Verdicts, min_partition_size: int) -> list[tuple[Node, ...]]:
     """Group the claimed nodes by stage: a node's stage is the latest of its inputs', plus one where an input is
-    computed on the other side. No path leaves a stage and returns, so each group is convex."""
+    computed on the other side. No path leaves a stage and returns, so each group is convex. Stages with fewer than
+    ``min_partition_size`` computing nodes are left out."""
     stages: dict[str, tuple[bool, int]] = {}
     groups: dict[int, list[Node]] = {}
     for node in view.graph.nodes:
