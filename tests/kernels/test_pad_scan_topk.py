@@ -1,4 +1,4 @@
-"""Pad, cumulative sums and TopK against numpy."""
+"""Pad, running sums, the positions of elements and TopK against numpy."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, Tensor
+from vkep.dtypes import DTYPES
 from vkep.errors import Decline, InvalidNode
 from vkep.kernels.indexing.pad import PadProblem
-from vkep.kernels.reductions.cumsum import ScanProblem
+from vkep.kernels.reductions.cumsum import PositionsProblem, ScanProblem
 from vkep.kernels.reductions.topk import TopKProblem
 from vkep.kernels.select import choose
 
@@ -81,20 +82,91 @@ def test_pads_that_do_not_fit(caps: DeviceCapabilities) -> None:
     assert choose(PadProblem((2,) * 9, (1, *(0,) * 8), (0,) * 9, "float32"), caps)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 50, 1), (2, 7, 9), (1, 3000, 1), (300, 4, 2)])
-@pytest.mark.parametrize("dtype", ["float32", "int64", "int32", "float16"])
-def test_cumsum(
-    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str, shape: tuple[int, int, int]
+#: lengths of scanned axes: none, one, primes, powers of two and their neighbours
+LENGTHS = (0, 1, 2, 7, 31, 32, 33, 127, 256, 257, 1009, 4096, 7919, 20_011)
+SCANNED = ("float32", "float16", "bfloat16", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64",
+           "uint64")  # fmt: skip
+
+
+def running(x: np.ndarray, exclusive: bool, reverse: bool, product: bool) -> np.ndarray:
+    """Running sums or products along the middle; of floats in float64."""
+    kind = x.dtype if x.dtype.kind in "iu" else np.dtype(np.float64)
+    turned = (x[:, ::-1] if reverse else x).astype(kind)
+    y = (np.cumprod if product else np.cumsum)(turned, 1, dtype=kind)
+    if exclusive:
+        y = np.concatenate([np.full_like(y[:, :1], int(product)), y[:, :-1]], 1)[:, : x.shape[1]]
+    return (y[:, ::-1] if reverse else y).astype(x.dtype)
+
+
+def steps(rng: np.random.Generator, shape: tuple[int, int, int], dtype: str, product: bool) -> np.ndarray:
+    """Elements whose sums, or products, float32 holds exactly."""
+    low = 0 if dtype.startswith("uint") else -1
+    if not product:
+        return rng.integers(low, 3, shape).astype(DTYPES[dtype].numpy)
+    x = np.where(rng.random(shape) < 0.2, low | 1, 1)
+    if shape[1]:
+        x[:, rng.integers(0, shape[1], 3)] = 2
+    return x.astype(DTYPES[dtype].numpy)
+
+
+@pytest.mark.parametrize("dtype", SCANNED)
+@pytest.mark.parametrize("product", [False, True])
+def test_running_sums_and_products(
+    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str, product: bool
 ) -> None:
-    x = rng.integers(-3, 4, shape).astype(dtype)
-    for exclusive in (False, True):
-        for reverse in (False, True):
-            y = Tensor.empty(shape, dtype)
-            gpu.compute(ScanProblem(*shape, dtype, exclusive, reverse), caps, [Tensor(x)], [y])
-            turned = x[:, ::-1] if reverse else x
-            want = np.cumsum(turned, 1, dtype=np.float64)
-            want = want - turned if exclusive else want
-            np.testing.assert_array_equal(y.array, (want[:, ::-1] if reverse else want).astype(dtype))
+    for number, axis in enumerate(rng.choice(LENGTHS, 4, replace=False)):
+        shape = (int(rng.integers(1, 4)), int(axis), int(rng.integers(2, 9)) if number % 2 else 1)
+        exclusive, reverse = bool(rng.integers(2)), bool(rng.integers(2))
+        x, y = steps(rng, shape, dtype, product), Tensor.empty(shape, DTYPES[dtype].numpy)
+        problem = ScanProblem(*shape, dtype, exclusive, reverse, product)
+        gpu.compute(problem, caps, [Tensor(x)], [y], indirect=True)
+        np.testing.assert_array_equal(
+            y.array, running(x, exclusive, reverse, product), f"{shape} {exclusive} {reverse}"
+        )
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 1_500_007, 1), (1, 1 << 20, 1), (3, 100_003, 1), (1, 4099, 255), (2000, 130, 1), (2, 70_001, 2)]
+)
+def test_running_sums_of_long_axes(
+    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, shape: tuple[int, int, int]
+) -> None:
+    for dtype, exclusive, reverse in (("float32", False, False), ("int32", True, True)):
+        x, y = steps(rng, shape, dtype, False), Tensor.empty(shape, dtype)
+        gpu.compute(ScanProblem(*shape, dtype, exclusive, reverse), caps, [Tensor(x)], [y])
+        np.testing.assert_array_equal(y.array, running(x, exclusive, reverse, False))
+
+
+def test_running_sums_of_floats_repeat(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator) -> None:
+    x, made = rng.normal(size=(1, 100_003, 1)).astype(np.float32), []
+    for _ in range(3):
+        made.append(Tensor.empty(x.shape, np.float32))
+        gpu.compute(ScanProblem(1, 100_003, 1, "float32"), caps, [Tensor(x)], [made[-1]])
+    assert made[0].array.tobytes() == made[1].array.tobytes() == made[2].array.tobytes()
+    np.testing.assert_allclose(made[0].array, running(x, False, False, False), rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [*SCANNED, "bool"])
+def test_positions(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str) -> None:
+    totals = [
+        *(int(n) for n in rng.choice(LENGTHS[1:], 3, replace=False)),
+        1_000_003 if dtype in ("bool", "float32") else 5,
+    ]
+    for total, share in zip(totals, (0.0, 0.1, 1.0, 0.5), strict=True):
+        chosen = rng.random(total) < share
+        x = np.where(chosen, rng.integers(1, 100, total), 0).astype(DTYPES[dtype].numpy)
+        positions, count = Tensor.empty((total,), np.int64), Tensor.empty((1,), np.int64)
+        gpu.compute(PositionsProblem(total, dtype), caps, [Tensor(x)], [positions, count])
+        assert count.array[0] == chosen.sum()
+        np.testing.assert_array_equal(positions.array[: chosen.sum()], np.flatnonzero(chosen))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_positions_of_special_floats(gpu: Harness, caps: DeviceCapabilities, dtype: str) -> None:
+    x = np.array([0.0, -0.0, np.nan, np.inf, -np.inf, 1.0, -0.0], dtype)
+    positions, count = Tensor.empty((7,), np.int64), Tensor.empty((1,), np.int64)
+    gpu.compute(PositionsProblem(7, dtype), caps, [Tensor(x)], [positions, count])
+    assert positions.array[: count.array[0]].tolist() == [2, 3, 4, 5]
 
 
 def expected_topk(x: np.ndarray, k: int, largest: bool) -> tuple[np.ndarray, np.ndarray]:

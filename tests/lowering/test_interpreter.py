@@ -20,10 +20,10 @@ from vkep.ir.custom import CustomProblem
 from vkep.ir.ops import KernelOp, Pointwise
 from vkep.ir.tensor import Storage, Tensor
 from vkep.kernels.indexing.scatter import ScatterElementsProblem
-from vkep.kernels.indexing.selection import CompactProblem
 from vkep.kernels.matmul.grouped import GroupedProductProblem
 from vkep.kernels.matmul.problem import MatMulProblem
 from vkep.kernels.problem import Need, NoReference, Problem
+from vkep.kernels.reductions.cumsum import PositionsProblem
 
 FLOAT, HALF, INT8 = DTYPES["float32"], DTYPES["float16"], DTYPES["int8"]
 
@@ -197,11 +197,11 @@ def test_an_output_in_the_memory_of_an_input() -> None:
 
 
 def test_elements_that_an_operation_leaves_undefined_stay_so() -> None:
-    host, place = Interpreter(), Tensor.contiguous(DTYPES["int32"], (4,))
-    host.put(place, np.array([0, 1, 1, 2]))
+    host, x = Interpreter(), Tensor.contiguous(DTYPES["int32"], (4,))
+    host.put(x, np.array([0, 1, 0, -1]))
     found, count = Tensor.contiguous(DTYPES["int64"], (4,)), Tensor.contiguous(DTYPES["int64"], (1,))
     copied = Tensor.contiguous(DTYPES["int64"], (4,))
-    host.run([KernelOp(CompactProblem(4), [place], [found, count]), Pointwise(copied, ex.leaf(found))])
+    host.run([KernelOp(PositionsProblem(4, "int32"), [x], [found, count]), Pointwise(copied, ex.leaf(found))])
     values = host.read(copied)
     assert isinstance(values, np.ma.MaskedArray)
     assert values.mask.tolist() == [False, False, True, True] and values[:2].tolist() == [1, 3]

@@ -15,8 +15,8 @@ from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
-from vkep.kernels.indexing.selection import CompactProblem, NonMaxSuppressionProblem
-from vkep.kernels.reductions.cumsum import ScanProblem
+from vkep.kernels.indexing.selection import NonMaxSuppressionProblem
+from vkep.kernels.reductions.cumsum import PositionsProblem, ScanProblem
 from vkep.kernels.tokens.token_paths import BifurcationProblem, WarpProblem
 from vkep.ops.allowed import ARITHMETIC, FLOATING, SIGNED, UNSIGNED
 from vkep.ops.gather import gathered, scatter_elements_
@@ -25,21 +25,19 @@ from vkep.ops.registry import SIZED, operator
 from vkep.sizes import largest, serves_others, smallest, whole
 
 
-def positions_of(b: Builder, mask: Tensor) -> list[Tensor]:
-    """The flat positions (int64, filled from the front) where ``mask`` (bool) is true, and their number (int64 [1])."""
-    total = mask.size
+def positions_of(b: Builder, x: Tensor) -> list[Tensor]:
+    """The flat positions (int64, filled from the front) where ``x`` is not 0 or false, and their number (int64 [1])."""
+    total = x.size
     if not total:
         return _nothing(b)
-    ones = b.pointwise("cast", mask, dtype=INT32)
     found, count = b.empty(INT64, [total]), b.empty(INT64, [1])
-    place = scan(b, b.reshape(ones, [total]), ScanProblem(1, total, 1, "int32"))
-    b.compute(CompactProblem(total), [place], [found, count])
+    b.compute(PositionsProblem(total, x.dtype.name), [b.contiguous(x)], [found, count])
     return [found, count]
 
 
 @operator("NonZeroFill", domain=SIZED, types={"x": (*ARITHMETIC, "bool")})
 def non_zero_fill(b: Builder, x: Tensor) -> list[Tensor]:
-    return positions_of(b, b.cast(x, BOOL))
+    return positions_of(b, x)
 
 
 @operator("NonZeroTake", domain=SIZED, types={})

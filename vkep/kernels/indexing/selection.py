@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vkep.kernels.kernel import Kernel, KernelCall
-from vkep.kernels.launch import ceil_div, flat_lanes, floor_power_of_two, grid, is_cpu
+from vkep.kernels.launch import ceil_div, floor_power_of_two, grid, is_cpu
 from vkep.kernels.problem import Need, Problem
 from vkep.kernels.reference import undefined
 from vkep.kernels.select import Candidate, Emission, implement
@@ -31,42 +31,10 @@ def _rows_reach(call: KernelCall) -> Mapping[str, int]:
     return {"picks": places * 4, "counts": pairs * 4, "rows": places * 24, "count": 8}
 
 
-COMPACT = Kernel(
-    "compact.comp", reach=lambda call: {"place": call["total"] * 4, "positions": call["total"] * 8, "count": 8}
-)
 NMS = Kernel("nms.comp", reach=_nms_reach)
 NMS_ROWS = Kernel("nms_rows.comp", reach=_rows_reach)
 #: the most boxes that a workgroup sorts at a time
 _SORTED = 1024
-
-
-@dataclass(frozen=True)
-class CompactProblem(Problem):
-    """``positions`` [total] and ``count`` [1] (both int64) of the set elements of a mask.
-
-    ``place`` int32 [total] is the mask's inclusive running sum.
-    """
-
-    total: int
-
-    def needs(self) -> tuple[Need, ...]:
-        return (Need("place", "int32", (self.total,)),)
-
-    def makes(self) -> tuple[Need, ...]:
-        return Need("positions", "int64", (self.total,)), Need("count", "int64", (1,))
-
-    def reference(self, place: np.ndarray) -> tuple[np.ndarray, ...]:
-        chosen = np.flatnonzero(np.diff(place, prepend=0))
-        positions = undefined(self.total)
-        positions[: len(chosen)] = chosen
-        return positions, place[-1:]
-
-
-def _compact(problem: CompactProblem, e: Emission) -> KernelCall:
-    return COMPACT.call(**flat_lanes(e.caps, problem.total), operands=e.operands, params={"total": problem.total})
-
-
-implement(CompactProblem, Candidate("compact", _compact))
 
 
 @dataclass(frozen=True)

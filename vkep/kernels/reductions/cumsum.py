@@ -1,22 +1,85 @@
-"""Running sums and products along the middle of a tensor viewed as [outer, axis, inner] (``shaders/cumsum.comp``)."""
+"""Running sums and products along the middle of a tensor viewed as [outer, axis, inner], and the places of a row's elements that
+are not 0 (``shaders/scan.comp``).
+
+A column that is too long for the lanes that it would have is divided into segments: one dispatch computes their totals, a second
+one the results, each segment from the totals before it. Data is read twice and written once. The totals before a segment are
+added by the segment's own lanes, so that no third dispatch is needed; for that the segments of a column are few.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from gpu_shared.capabilities import DeviceCapabilities
+from vkep.kernels.fastdiv import magic_params
 from vkep.kernels.kernel import Kernel, KernelCall
-from vkep.kernels.launch import ceil_div, element_defines, share_columns
-from vkep.kernels.reductions.columns import ColumnProblem, column_blocks
-from vkep.kernels.reference import wide
-from vkep.kernels.select import Candidate, Emission, implement
-
-CUMSUM = Kernel(
-    "cumsum.comp",
-    variants=tuple(map(element_defines, ("float32", "float16", "int32", "int64"))),
-    reach=lambda call: dict.fromkeys("xy", column_blocks(call) * call["axis"] * call.size_of("IN_T")),
+from vkep.kernels.launch import (
+    BUSY_GROUPS,
+    CPU_GROUPS,
+    ColumnShare,
+    ceil_div,
+    ceil_power_of_two,
+    element_defines,
+    element_type,
+    is_cpu,
+    lanes,
+    shuffle_sizes,
+    with_shuffles,
 )
+from vkep.kernels.problem import Need, Problem
+from vkep.kernels.reductions.columns import ColumnProblem
+from vkep.kernels.reference import undefined, wide
+from vkep.kernels.select import Candidate, Emission, implement
+from vkep.sizes import at_hand, matches
+
+#: element types of totals by the GLSL types
+_TOTALS = {
+    "float": "float32",
+    "double": "float64",
+    "int": "int32",
+    "uint": "uint32",
+    "int64_t": "int64",
+    "uint64_t": "uint64",
+}
+
+
+def _sum_defines(dtype: str) -> dict[str, str]:
+    defines = element_defines(dtype)
+    return {**defines, "SUM_T": defines["COMPUTE_T"]}
+
+
+def _position_defines(dtype: str) -> dict[str, str]:
+    return {**element_defines(dtype, "int64"), "SUM_T": "int", "POSITIONS": "1"}
+
+
+def _reach(call: KernelCall) -> Mapping[str, int]:
+    columns, positions = call["columns"], "POSITIONS" in call.defines
+    elements, segments, last = columns * call["axis"], call["segments"], call["STAGE"] == 1
+    return {
+        "x": elements * call.size_of("IN_T"),
+        "totals": columns * segments * call.size_of("SUM_T") if segments > 1 else 0,
+        "y": elements * call.size_of("OUT_T") if last else 0,
+        **({"count": 8 if last else 0} if positions else {}),
+    }
+
+
+SCAN = Kernel(
+    "scan.comp",
+    variants=with_shuffles(
+        *map(_sum_defines, ("float32", "float16", "int32")), *map(_position_defines, ("bool", "float32"))
+    )
+    + (_sum_defines("int64"), _position_defines("int64")),
+    reach=_reach,
+)
+#: the shortest segment of a lane on a CPU driver, and of a lane of a workgroup on a GPU
+_SHORTEST = 256, 4
+#: loads of a GPU's lane in flight
+_LOADS = 4
 
 
 @dataclass(frozen=True)
@@ -35,15 +98,107 @@ class ScanProblem(ColumnProblem):
         return y[:, ::step]
 
 
-def _scan(problem: ScanProblem, e: Emission) -> KernelCall:
-    share = share_columns(problem.columns, problem.axis, problem.inner, e.caps, shuffles=False)
-    return CUMSUM.call(
-        **share.launch,
-        operands=e.operands,
-        params=problem.params | {"segment": ceil_div(problem.axis, share.split)},
-        spec={"SPLIT": share.split, "EXCLUSIVE": int(problem.exclusive), "REVERSE": int(problem.reverse)},
-        defines=element_defines(problem.dtype) | ({"PRODUCT": "1"} if problem.product else {}),
-    )
+@dataclass(frozen=True)
+class PositionsProblem(Problem):
+    """``positions`` int64 [total] of the elements of ``x`` [total] that are not 0, in order. The first ``count`` int64 [1]
+    of them are written."""
+
+    total: int
+    dtype: str
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.total
+
+    def needs(self) -> tuple[Need, ...]:
+        return (Need("x", self.dtype, (self.total,), flat=True),)
+
+    def makes(self) -> tuple[Need, ...]:
+        return Need("positions", "int64", (self.total,)), Need("count", "int64", (1,))
+
+    def reference(self, x: np.ndarray) -> tuple[np.ndarray, ...]:
+        chosen = np.flatnonzero(x)
+        positions = undefined(self.total)
+        positions[: len(chosen)] = chosen
+        return positions, np.array([len(chosen)])
 
 
-implement(ScanProblem, Candidate("cumsum", _scan))
+@at_hand
+def _segments(columns: int, axis: int, inner: int, caps: DeviceCapabilities) -> int:
+    """Segments of a column, so that the device is busy."""
+    shortest, lane = _SHORTEST[0 if is_cpu(caps) else 1], lanes(caps, BUSY_GROUPS * CPU_GROUPS)
+    if is_cpu(caps):
+        wanted = min(CPU_GROUPS * caps.subgroup_size // columns, axis // shortest)
+        # an odd number: lanes whose places are a power of two apart would share few sets of a cache
+        return wanted - 1 | 1 if wanted > 1 else 1
+    if inner == 1:  # a workgroup for each
+        wanted = min(BUSY_GROUPS // columns, axis // (shortest * lane))
+    else:  # a lane for each, which reads about as many totals as elements at most
+        wanted = min(BUSY_GROUPS * lane // columns, math.isqrt(axis))
+    return max(wanted, 1)
+
+
+@at_hand
+def _shared_out(runs: int, length: int, rows: bool, wide: bool, caps: DeviceCapabilities) -> ColumnShare:
+    local, split = lanes(caps, runs), 1
+    if rows and not is_cpu(caps) and length > 8:
+        split = min(32 if length <= 1024 and runs >= BUSY_GROUPS else local, local, ceil_power_of_two(length))
+    shuffle, required = shuffle_sizes(caps, local) if split > 1 and not wide else (None, None)
+    return ColumnShare(split, split > 1, local, 0, shuffle, required)
+
+
+def _scan(
+    e: Emission,
+    columns: int,
+    axis: int,
+    inner: int,
+    results: Mapping[str, Any],
+    defines: Mapping[str, str],
+    spec: Mapping[str, int],
+) -> list[KernelCall]:
+    segments = _segments(columns, axis, inner, e.caps)
+    runs, segment = columns * segments, ceil_div(axis, segments)
+    total = _TOTALS[defines["SUM_T"]]
+    # shuffles of 64-bit types are an optional feature
+    share = _shared_out(runs, segment, matches(inner, 1), element_type(total).itemsize == 8, e.caps)
+    share = replace(share, groups=ceil_div(runs, share.local // share.split))
+    totals = e.target.scratch(total, (runs,)) if segments > 1 else None
+
+    def stage(number: int) -> KernelCall:
+        return SCAN.call(
+            **share.launch,
+            operands={"x": e["x"], "totals": totals, **(results if number else dict.fromkeys(results))},
+            params={
+                "columns": columns,
+                "axis": axis,
+                **magic_params("inner", inner),
+                **magic_params("segments", segments),
+                "segment": segment,
+            },
+            spec={
+                "SPLIT": share.split,
+                "SUBGROUP_LANES": share.shuffle or 1,
+                "STAGE": number,
+                "LOADS": 1 if is_cpu(e.caps) else _LOADS,
+                **spec,
+            },
+            defines={**defines, **share.defines},
+            flops=columns * axis,
+        )
+
+    return [stage(number) for number in range(int(segments == 1), 2)]
+
+
+def _sums(problem: ScanProblem, e: Emission) -> list[KernelCall]:
+    defines = _sum_defines(problem.dtype) | ({"PRODUCT": "1"} if problem.product else {})
+    spec = {"EXCLUSIVE": int(problem.exclusive), "REVERSE": int(problem.reverse)}
+    return _scan(e, problem.columns, problem.axis, problem.inner, {"y": e["y"]}, defines, spec)
+
+
+def _positions(problem: PositionsProblem, e: Emission) -> list[KernelCall]:
+    results = {"y": e["positions"], "count": e["count"]}
+    return _scan(e, 1, problem.total, 1, results, _position_defines(problem.dtype), {})
+
+
+implement(ScanProblem, Candidate("scan", _sums))
+implement(PositionsProblem, Candidate("positions", _positions))
