@@ -45,7 +45,7 @@ EXAMPLES = {
     "ray_service.py": (None, ["version 2: [9.0, 16.0]", "version 1: [6.0, 8.0]"]),
     "chat.py": (None, ["characters)"]),
     "chat_image.py": (None, ["characters)"]),
-    "transcribe.py": (None, ["0 s: "]),
+    "transcribe.py": (None, [" to ", " s: "]),
     "voice_activity.py": (None, ["sound 1: 62 chunks of 32 ms, speech in "]),
     "speak.py": (None, ["0.wav: ", " symbols in ", "2.wav: "]),
     "semantic_search.py": (None, [" Rice is cooked in", " Bread is baked"]),

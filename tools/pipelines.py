@@ -36,7 +36,7 @@ from tools.heap import resident_mb
 from tools.ort_cpu import cpu_session
 from vkep.generation import Generator
 from vkep.generation.audio import log_mel
-from vkep.models.language import BEGIN, write_language
+from vkep.models.language import write_language
 from vkep.models.starters import STARTERS
 from vkep.models.streams import CHUNKS, FEATURES, FRAMES
 from vkep.session.session_state import SessionState
@@ -156,6 +156,7 @@ def _optimum(folder: Path, stack: ExitStack) -> Opened:
 def _transcription(folder: Path, stack: ExitStack) -> Opened:
     STARTERS["whisper"].write(folder)
     generator = stack.enter_context(Generator(folder))
+    start = generator.decoder.folder.start_tokens
     encoder = cpu_session(folder / "encoder_model.onnx")
     theirs = CpuDecoder(folder / "decoder_model.onnx", folder / "decoder_with_past_model.onnx")
 
@@ -164,7 +165,7 @@ def _transcription(folder: Path, stack: ExitStack) -> Opened:
 
     def expected(size: int) -> list[int]:
         (states,) = encoder.run(None, {"input_features": log_mel(sound(size), folder)[None]})
-        return theirs.tokens([BEGIN], TOKENS, {"encoder_hidden_states": states})
+        return theirs.tokens(start, TOKENS, {"encoder_hidden_states": states})
 
     return Opened(
         lambda k: generator.generate(sound(k), max_tokens=TOKENS, ignore_end=True).tokens,

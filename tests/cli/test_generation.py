@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import wave
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from vkep.models.language import write_language
+from vkep.models.sources import write_sources
 from vkep.models.vision_language import write_vision_language
 
 pytest.importorskip("tokenizers")
@@ -28,6 +31,19 @@ def test_a_folder_answers_and_is_measured(run: Callable[..., Any], tmp_path: Pat
     found = json.loads(run("bench", tmp_path, "-p", 20, "-g", 4, "-n", 1, "--warmup", 1, "--json").stdout)["results"]
     assert [rate["test"] for rate in found] == ["pp20", "tg4"]
     assert all(rate["tokens_per_second"] > 0 for rate in found)
+
+
+def test_sounds_are_transcribed(run: Callable[..., Any], tmp_path: Path) -> None:
+    write_sources(tmp_path / "model", "whisper")
+    with wave.open(str(tmp_path / "a.wav"), "wb") as file:
+        file.setparams((1, 2, 16000, 0, "NONE", ""))
+        file.writeframes(np.random.default_rng(0).integers(-3000, 3000, 16000).astype("<i2").tobytes())
+    asked = ("transcribe", tmp_path / "model", tmp_path / "a.wav", "-n", 6, "-l", "de")
+    [found] = json.loads(run(*asked, "--json").stdout)["transcripts"]
+    assert found["language"] == "de" and found["segments"][0]["start"] <= 1
+    shown = run(*asked).stdout.splitlines()
+    assert len(shown) >= len(found["segments"]) and " s:" in shown[0]
+    assert run(*asked, "--task", "sing").exit_code == 2
 
 
 def test_a_prompt_has_images(run: Callable[..., Any], tmp_path: Path) -> None:

@@ -9,16 +9,17 @@ import onnx
 from onnx import TensorProto
 
 from vkep.models.language import BEGIN, END, Language, Writer, tokenizer
-from vkep.models.sources import SOURCES, encoder
+from vkep.models.sources import SOURCES, SPEECH, WHISPER, encoder
 
 
-def write_genai_sources(folder: Path) -> Language:
+def write_genai_sources(folder: Path, times: bool = False) -> Language:
     """Write Whisper as onnxruntime-genai's builder does: the encoder computes the keys and values of the source, and one decoder
-    reads them.
+    reads them. With ``times`` the tokenizer has the tokens of languages, tasks and times.
     """
+    lang = WHISPER if times else SOURCES
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(encoder("whisper", caches=True), folder / "encoder.onnx")
-    onnx.save(_genai_decoder(), folder / "decoder.onnx")
+    onnx.save(_genai_decoder(lang), folder / "decoder.onnx")
     parts = ("key", "value")
     sizes = {"num_hidden_layers": SOURCES.layers, "num_key_value_heads": SOURCES.heads, "head_size": SOURCES.size}
     decoder = {
@@ -43,12 +44,11 @@ def write_genai_sources(folder: Path) -> Language:
         "encoder": encoding | sizes,
     }
     (folder / "genai_config.json").write_text(json.dumps({"model": model, "search": {"do_sample": False}}))
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer()))
-    return SOURCES
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer(SPEECH if times else None)))
+    return lang
 
 
-def _genai_decoder() -> onnx.ModelProto:
-    lang = SOURCES
+def _genai_decoder(lang: Language) -> onnx.ModelProto:
     w = Writer("whisper_genai_decoder", lang, "fp32")
     ids = w.input("input_ids", ["batch", "length"], TensorProto.INT64)
     x = w.add("Gather", w.constant("table", w.weight("table", (lang.vocabulary, lang.hidden), 1.0)), ids)

@@ -13,6 +13,7 @@ from tests.generation.test_encoder_decoder import Sources, feeds_of
 from vkep.errors import InvalidInputError
 from vkep.generation import Generator
 from vkep.generation.beams import Hypothesis
+from vkep.models.language import BEGIN
 from vkep.models.sources import write_sources
 
 pytestmark = pytest.mark.gpu
@@ -63,7 +64,7 @@ def test_an_encoder_s_source(kind: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     source: Any = [5, 9, 77, 40] if kind == "t5" else rng.normal(0, 0.1, 16000).astype(np.float32)
     with Generator(tmp_path, fallback="error") as generator:
-        ours = generator.search(source, beams=3, count=2, max_tokens=5, ignore_end=True)
+        ours = generator.search(source, start=[BEGIN], beams=3, count=2, max_tokens=5, ignore_end=True)
     agree(ours, expected(Sources(tmp_path, feeds_of(tmp_path, source)).logits, 3, 5, 1.0, set()))
 
 

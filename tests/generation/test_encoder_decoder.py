@@ -106,7 +106,7 @@ def test_the_same_tokens(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     if kind == "t5":
         merged(tmp_path)
     with Generator(tmp_path, fallback="error") as generator:
-        answers = generator.generate(sources, max_tokens=8, ignore_end=True)
+        answers = generator.generate(sources, start=[BEGIN], max_tokens=8, ignore_end=True)
         assert [a.tokens for a in answers] == tokens
         assert answers[0].prompt == [BEGIN]
         latest = generator.decoder.sessions[-1]._parts.graph.latest

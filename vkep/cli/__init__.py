@@ -27,6 +27,7 @@ from vkep.cli.generation import generate_command
 from vkep.cli.model import model_command
 from vkep.cli.run import run_command
 from vkep.cli.serve import serve_command
+from vkep.cli.transcribe import transcribe_command
 from vkep.cli.tune import tune_command
 from vkep.cli.view import view_command
 
@@ -70,6 +71,7 @@ app.command("doctor")(doctor_command)
 app.command("model")(model_command)
 app.command("run")(run_command)
 app.command("generate")(generate_command)
+app.command("transcribe")(transcribe_command)
 app.command("chat")(chat_command)
 app.command("serve")(serve_command)
 app.command("bench")(bench_command)

@@ -30,6 +30,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         'vkep generate language/ -p "Once upon a time" --temperature 0.8 --seed 1',
         'vkep generate language/ --chat --system "Be brief." -p "Name three rivers."',
     ),
+    "transcribe": ("vkep transcribe whisper/ SOUND.wav", "vkep transcribe whisper/ SOUND.wav -l de --task translate"),
     "chat": ('vkep chat language/ --system "Be brief." --temperature 0.7',),
     "serve": (
         "vkep serve language/ model.onnx --port 8000",
@@ -69,7 +70,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
 #: commands by what they are for, in the order of the help
 PANELS: Mapping[str, tuple[str, ...]] = {
     "Start": ("devices", "doctor", "model"),
-    "Run models": ("run", "generate", "chat", "serve", "bench"),
+    "Run models": ("run", "generate", "transcribe", "chat", "serve", "bench"),
     "Understand a run": ("compare", "explain", "view", "tune"),
     "Files and integration": ("cache", "ort", "shaders", "vgf"),
 }

@@ -10,8 +10,17 @@ from vkep.generation.sampling import Sampling
 
 if TYPE_CHECKING:
     from vkep.generation.batch import Answer, Batch, Event
+    from vkep.generation.speech import Segment
+    from vkep.generation.transcribe import Transcript
 
-__all__ = ["Answer", "Batch", "Event", "Generator", "Sampling"]
+__all__ = ["Answer", "Batch", "Event", "Generator", "Sampling", "Segment", "Transcript"]
 
 # names that import numpy and onnx, which a `Generator` does while the driver opens
-__getattr__ = lazy(__name__, {"vkep.generation.batch": "Answer Batch Event"})
+__getattr__ = lazy(
+    __name__,
+    {
+        "vkep.generation.batch": "Answer Batch Event",
+        "vkep.generation.speech": "Segment",
+        "vkep.generation.transcribe": "Transcript",
+    },
+)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import wave
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,31 +21,87 @@ _MOST = {
     "feature_size": 1 << 10,
     "chunk_length": 600,
 }
+#: frames that are transformed at once
+_FRAMES = 3000
+
+
+@dataclass(frozen=True)
+class Features:
+    """The sizes of a model's features, as its folder's ``preprocessor_config.json`` has them, else Whisper's: 80 bands, windows
+    of 400 samples, one every 160, 30 seconds at once."""
+
+    rate: int
+    size: int
+    hop: int
+    bands: int
+    seconds: int
+
+    @classmethod
+    def read(cls, folder: Path) -> Features:
+        """The sizes in a folder. Raises `InvalidModelError` for sizes that no model has."""
+        given = Record.read(folder, SETTINGS, needed=False)
+        sizes = (
+            ("sampling_rate", 16000),
+            ("n_fft", 400),
+            ("hop_length", 160),
+            ("feature_size", 80),
+            ("chunk_length", 30),
+        )
+        found = cls(*(given.number(name, usual, _MOST[name]) for name, usual in sizes))
+        if not all((found.rate, found.size, found.hop, found.bands, found.seconds)):
+            raise InvalidModelError(f"{given.where}: a size is 0")
+        return found
+
+    @property
+    def frames(self) -> int:
+        """The frames that the model's encoder reads at once."""
+        return self.seconds * self.rate // self.hop
+
+    def of(self, samples: Array) -> Array:
+        """Features float32 [bands, frames] of all samples float32 [count]: a frame for each ``hop`` of them."""
+        padded = np.pad(samples.astype(np.float64), self.size // 2, mode="reflect" if samples.size > 1 else "edge")
+        window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(self.size) / self.size)
+        frames = np.lib.stride_tricks.sliding_window_view(padded, self.size)[:: self.hop][: samples.size // self.hop]
+        bands = mel_bands(self.bands, self.size, self.rate)
+        logs = np.empty((self.bands, len(frames)), np.float32)
+        for at in range(0, len(frames), _FRAMES):
+            energy = np.abs(np.fft.rfft(frames[at : at + _FRAMES] * window)) ** 2
+            logs[:, at : at + _FRAMES] = np.log10(np.maximum(bands @ energy.T, 1e-10))
+        return (np.maximum(logs, logs.max(initial=-10) - 8) + 4) / 4
 
 
 def log_mel(samples: Array, folder: Path) -> Array:
     """Features float32 [mels, frames] of samples at 16 kHz float32 [count], padded to the model's 30 seconds.
 
-    Sizes are those of the folder's ``preprocessor_config.json``, else Whisper's: 80 bands, windows of 400 samples, one every 160.
-    Raises `InvalidInputError` for longer audio, `InvalidModelError` for sizes that no model has.
+    Raises `InvalidInputError` for longer audio, `InvalidModelError` as `Features.read`.
     """
-    given = Record.read(folder, SETTINGS, needed=False)
-    sizes = (("sampling_rate", 16000), ("n_fft", 400), ("hop_length", 160), ("feature_size", 80), ("chunk_length", 30))
-    rate, size, hop, bands, seconds = (given.number(name, usual, _MOST[name]) for name, usual in sizes)
-    if not rate or not size or not hop or not bands:
-        raise InvalidModelError(f"{given.where}: a size is 0")
-    most = seconds * rate
+    sizes = Features.read(folder)
+    most = sizes.seconds * sizes.rate
     if samples.size > most:
         raise InvalidInputError(
-            f"{samples.size / rate:.1f} s of audio; the model hears {most / rate:g} s at once: cut it"
+            f"{samples.size / sizes.rate:.1f} s of audio; the model reads {sizes.seconds} s at once: use transcribe"
         )
-    padded = np.pad(samples.astype(np.float64), (0, most - samples.size))
-    padded = np.pad(padded, size // 2, mode="reflect")
-    frames = np.lib.stride_tricks.sliding_window_view(padded, size)[::hop][: most // hop]
-    window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(size) / size)
-    energy = np.abs(np.fft.rfft(frames * window)) ** 2
-    logs = np.log10(np.maximum(mel_bands(bands, size, rate) @ energy.T, 1e-10))
-    return ((np.maximum(logs, logs.max() - 8) + 4) / 4).astype(np.float32)
+    return sizes.of(np.pad(samples, (0, most - samples.size)))
+
+
+def read_wav(path: str | Path, rate: int = 16000) -> Array:
+    """The samples of a WAV file of 16 bits, float32 [count] in [-1, 1]; the mean of its channels.
+
+    Raises ``FileNotFoundError``, `InvalidInputError` for another form or another rate than ``rate`` (in Hz).
+    """
+    try:
+        with wave.open(str(path)) as file:
+            channels, width, found = file.getnchannels(), file.getsampwidth(), file.getframerate()
+            if (width, found) != (2, rate):
+                raise InvalidInputError(
+                    f"{path}: {8 * width} bits at {found} Hz, expected 16 bits at {rate} Hz: "
+                    f"ffmpeg -i {path} -ac 1 -ar {rate} -c:a pcm_s16le OUT.wav"
+                )
+            data = file.readframes(file.getnframes())
+    except (wave.Error, EOFError) as error:
+        raise InvalidInputError(f"{path} is no WAV file ({error}): ffmpeg -i {path} -ac 1 -ar {rate} OUT.wav") from None
+    whole = np.frombuffer(data[: len(data) // (2 * channels) * 2 * channels], "<i2").reshape(-1, channels)
+    return whole.mean(1, dtype=np.float32) / 32768
 
 
 def mel_bands(count: int, size: int, rate: int) -> Array:

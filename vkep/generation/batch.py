@@ -26,6 +26,7 @@ from vkep.generation.pace import Pace
 from vkep.generation.rewrite import FIRST_FEATURE
 from vkep.generation.rows import BufferRows, GrownRows, Rows
 from vkep.generation.sampling import Chances, Sampling
+from vkep.generation.speech import bounds
 from vkep.generation.text import TextStream
 from vkep.generation.vision import Image, images_of
 from vkep.text import shown
@@ -175,6 +176,11 @@ class Batch(Uncopied):
         return reader
 
     def _add(self, prompt: str | Sequence[int] | Array, sampling: Sampling, start: Sequence[int]) -> Answer:
+        speech = self._decoder.folder.speech
+        if sampling.timestamps and speech is None:
+            raise InvalidInputError(f"timestamps is True; no file of {self._decoder.folder.path} has tokens of times")
+        if sampling.timestamps and speech is not None and not len(start):
+            start = speech.start(None, "transcribe", times=True)
         tokens, source = self.tokens_of(prompt, start)
         grammar = self._begin(sampling.grammar) if sampling.grammar else None
         row = self._rows.take(tokens, {a._row for a in self._in_progress}, source)
@@ -388,7 +394,8 @@ class Batch(Uncopied):
         folder = self._decoder.folder
         first = any(not a.tokens for a in answers)
         never = (*folder.never, *folder.never_first) if first else folder.never
-        return Choice.of([a.sampling for a in answers], never)
+        times = (folder.speech.no_times, self._decoder.vocabulary) if folder.speech is not None else ()
+        return Choice.of([a.sampling for a in answers], never, times)
 
     def _choose(self, answers: Sequence[Answer | None], made: Made, choice: Choice) -> Made:
         """The run with the chosen tokens, which the host has not read: a decoder's own run has the most probable ones."""
@@ -407,7 +414,12 @@ class Batch(Uncopied):
         biases = [
             self._bias_of(a, made.logits.shape[2]) if a is not None and a._bias is not None else None for a in answers
         ]
-        return self._chooser.submit(made, choice, each, chances, seen, biases)
+        speech, vocabulary = self._decoder.folder.speech, self._decoder.vocabulary
+        within = [
+            bounds(speech, vocabulary, a.tokens) if a is not None and a.sampling.timestamps and speech else None
+            for a in answers
+        ]
+        return self._chooser.submit(made, choice, each, chances, seen, biases, within)
 
     def _bias_of(self, answer: Answer, vocabulary: int) -> Array | None:
         """What is added to an answer's logits; where this fails the answer ends with its next token."""

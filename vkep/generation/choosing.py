@@ -12,6 +12,7 @@ from vkep.generation.choices import LOGPROBS, Array, Choice, chooser, every, pad
 from vkep.generation.decoder import Decoder, Made
 from vkep.generation.encoder_decoder import EncoderDecoder
 from vkep.generation.sampling import MOST_LOGPROBS, Sampling
+from vkep.generation.speech import Bounds
 from vkep.session import InferenceSession, IOBinding
 
 
@@ -34,11 +35,12 @@ class Chooser:
         chances: Sequence[float],
         seen: Sequence[Sequence[int]],
         biases: Sequence[Array | None],
+        bounds: Sequence[Bounds | None],
     ) -> Made:
         """Submit the choice from a run's logits; returns the run with the tokens, which the next call overwrites.
 
-        Each sequence has its settings, its random number, the tokens that occurred if its penalty needs them, and its bias
-        (float32 [vocabulary]) or None.
+        Each sequence has its settings, its random number, the tokens that occurred if its penalty needs them, its bias
+        (float32 [vocabulary]) or None, and its bounds or None.
         ``choice`` has the options that any of them needs.
         """
         rows, _, vocabulary = made.logits.shape
@@ -54,6 +56,9 @@ class Chooser:
             places = itertools.count(1)
             binding.bind_cpu_input("bias", np.stack([np.zeros(vocabulary, np.float32), *given]))
             binding.bind_cpu_input("bias_of", np.array([0 if b is None else next(places) for b in biases], np.int64))
+        if choice.timed:
+            numbers = [(b or Bounds.none(vocabulary)).numbers for b in bounds]
+            binding.bind_cpu_input("bounds", np.array(numbers, np.int32))
         self._sessions[choice].run_with_iobinding(binding)
         tokens, chosen = self._tokens[rows]
         logprobs = self._logprobs[rows, vocabulary] if choice.extended else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,12 +99,29 @@ class EncoderDecoder:
         """Whether a cache grows by Concat: in optimum's form those of the tokens, not those of the source."""
         return not self.folder.cross and ".encoder." not in past
 
-    def source(self, given: Any) -> dict[str, Array]:
+    def source(self, given: Any) -> Encoded:
         """The encoder's inputs, from token ids, or for audio from samples at 16 kHz float32 [count] or features [mels,
-        frames].
+        frames]; or what it returned before, which the encoder does not read again.
 
         Raises `InvalidInputError` for a source that the encoder does not accept.
         """
+        return given if isinstance(given, Encoded) else Encoded(self._feeds(given))
+
+    def encode(self, source: Encoded) -> dict[str, DeviceTensor]:
+        """What the encoder makes of a source, by its outputs' names. Raises as `InferenceSession.run`."""
+        if not source.made:
+            binding = self.encoder.io_binding()
+            for name, array in source.feeds.items():
+                binding.bind_cpu_input(name, array)
+            names = [o.name for o in self.encoder.get_outputs()]
+            names = [n for n in names if n in self.becomes or (n == names[0] and not self.folder.cross)]
+            for name in names:
+                binding.bind_output(name)
+            self.encoder.run_with_iobinding(binding)
+            source.made = dict(zip(names, binding.results, strict=True))  # type: ignore[arg-type]
+        return source.made
+
+    def _feeds(self, given: Any) -> dict[str, Array]:
         if not self._audio:
             ids = np.asarray(given)
             if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
@@ -132,17 +149,25 @@ class EncoderDecoder:
             session.close()
 
 
+@dataclass(eq=False)
+class Encoded:
+    """A source: the encoder's inputs ``feeds``, and what it made of them once an answer needed it, which answers share. Its
+    memory is free when nothing refers to it."""
+
+    feeds: dict[str, Array]
+    made: dict[str, DeviceTensor] = field(default_factory=dict)  #: by the encoder's outputs
+
+
 @dataclass
 class _State:
     """One answer's source and caches."""
 
-    source: dict[str, Array]
-    states: DeviceTensor | None = None
+    source: Encoded
     caches: dict[str, DeviceTensor] | None = None  #: by the names of the later decoder's inputs
 
-    def clear(self) -> None:
-        """Drop the computed states and caches."""
-        old = [*(self.caches or {}).values()]
+    def clear(self, shared: Collection[str] = ()) -> None:
+        """Drop the computed caches, except those in ``shared``, which are the source's."""
+        old = [tensor for name, tensor in (self.caches or {}).items() if name not in shared]
         self.caches = None
         for tensor in old:
             tensor.close()
@@ -172,20 +197,23 @@ class SourceRows(Rows):
     def take(self, prompt: Sequence[int], busy: Collection[int], source: Any = None) -> int:
         given = self._model.source(source)
         row = super().take(prompt, busy)
-        self._states[row].clear()
+        self._clear(row)
         self._states[row] = _State(given)
         return row
+
+    def _clear(self, row: int) -> None:
+        self._states[row].clear(self._model.folder.cross.values())
 
     def _usable(self, row: int, count: int) -> int:
         return 0
 
     def _trim(self, row: int, count: int) -> None:
         self.held[row] = []
-        self._states[row].clear()
+        self._clear(row)
 
     def reserve(self, row: int, tokens: int) -> None:
         if row == len(self._states):
-            self._states.append(_State({}))
+            self._states.append(_State(Encoded({})))
 
     def feed(self, row: int, tokens: Sequence[int]) -> Made:
         return self._feed(row, np.array([tokens], np.int64), tokens)
@@ -198,21 +226,10 @@ class SourceRows(Rows):
 
     def _feed(self, row: int, ids: Array, tokens: Sequence[int]) -> Made:
         model, state = self._model, self._states[row]
-        if state.states is None and state.caches is None:
-            binding = model.encoder.io_binding()
-            for name, array in state.source.items():
-                binding.bind_cpu_input(name, array)
-            names = [o.name for o in model.encoder.get_outputs()]
-            names = [n for n in names if n in model.becomes or (n == names[0] and not model.folder.cross)]
-            for name in names:
-                binding.bind_output(name)
-            model.encoder.run_with_iobinding(binding)
-            states: dict[str, Any] = dict(zip(names, binding.results, strict=True))
-            if model.folder.cross:
-                empty = {n: model.session.empty_device_tensor(*of) for n, of in model.empty.items()}
-                state.caches = {**{model.becomes[n]: t for n, t in states.items()}, **empty}
-            else:
-                state.states = states[names[0]]
+        states = model.encode(state.source)
+        if model.folder.cross and state.caches is None:
+            empty = {n: model.session.empty_device_tensor(*of) for n, of in model.empty.items()}
+            state.caches = {**{model.becomes[n]: t for n, t in states.items()}, **empty}
         session = model.first if state.caches is None else model.session
         outputs = [o.name for o in session.get_outputs() if o.name == _LOGITS or o.name in model.becomes]
         caches = state.caches if state.caches is not None else {}
@@ -225,10 +242,9 @@ class SourceRows(Rows):
             if name == "input_ids":
                 binding.bind_cpu_input(name, ids)
             elif name == _STATES:
-                assert state.states is not None
-                binding.bind_input(name, state.states)
+                binding.bind_input(name, next(iter(states.values())))
             elif name == _MASK:
-                binding.bind_cpu_input(name, state.source["attention_mask"])
+                binding.bind_cpu_input(name, state.source.feeds["attention_mask"])
             else:
                 binding.bind_input(name, caches[name])
         for name in outputs:
@@ -269,10 +285,8 @@ class SourceRows(Rows):
     def close(self) -> None:
         for moves in self._copies.values():
             moves.close()
-        for state in self._states:
-            state.clear()
-            if state.states is not None:
-                state.states.close()
+        for row in range(len(self._states)):
+            self._clear(row)
         self._states, self.held = [], []
 
 

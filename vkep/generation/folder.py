@@ -12,9 +12,11 @@ from typing import Any
 from vkep.errors import InvalidInputError, InvalidModelError
 from vkep.files import file_inside, file_status, read_file
 from vkep.generation.sampling import Sampling
+from vkep.generation.speech import NO_TIMES, Speech
 from vkep.text import shown
 
 GENAI, CONFIG, GENERATION = "genai_config.json", "config.json", "generation_config.json"
+TOKENIZER = "tokenizer.json"
 #: limits of what a folder may say: its files come from strangers
 _MOST_BYTES, _MOST_LAYERS, _MOST_TOKENS = 1 << 28, 1024, 1 << 20
 #: settings of an answer that a folder may have
@@ -85,8 +87,14 @@ class ModelFolder:
     never_first: tuple[int, ...] = ()  #: tokens that are never the first of an answer
     audio: str = "input_features"  #: the encoder's input of features, where it reads audio
     cross: Mapping[str, str] = field(default_factory=dict)  #: encoder's outputs that are the decoder's inputs, by name
+    speech: Speech | None = None  #: of a model of speech whose answers may have times
     embeddings: Path | None = None  #: of a decoder that reads embeddings: what makes them of tokens
     vision: VisionFolder | None = None
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether there is a ``tokenizer.json``."""
+        return (self.path / TOKENIZER).is_file()
 
 
 def read_folder(path: str | Path) -> ModelFolder:
@@ -258,27 +266,28 @@ def _genai_encoder(found: ModelFolder, model: Record) -> ModelFolder:
         )
     }
     generation = Record.read(found.path, GENERATION, needed=False)
+    ids = _added_tokens(found.path)
+    begin, end = model.tokens("decoder_start_token_id"), model.tokens("eos_token_id")
     return replace(
         found,
         encoder=_file(found.path, encoder.text("filename"), GENAI),
         audio=encoder.record("inputs").text("audio_features"),
         cross=cross,
-        start_tokens=_named_tokens(found.path, model),
+        start_tokens=tuple(ids[name] for name in _START if name in ids) or begin,
+        speech=Speech.of_tokens(ids, begin, end),
         never=generation.tokens("suppress_tokens"),
         never_first=generation.tokens("begin_suppress_tokens"),
     )
 
 
-def _named_tokens(folder: Path, model: Record) -> tuple[int, ...]:
-    """The ids of `_START` in the folder's tokenizer, else the configuration's start token; none where no file has them."""
-    added = Record.read(folder, "tokenizer.json", needed=False).values.get("added_tokens")
-    ids = {
-        token["content"]: token.get("id")
+def _added_tokens(folder: Path) -> dict[str, int]:
+    """The ids of the tokens that the folder's tokenizer has beside those of its model, by their texts."""
+    added = Record.read(folder, TOKENIZER, needed=False).values.get("added_tokens")
+    return {
+        token["content"]: i
         for token in (added if isinstance(added, list) else [])
-        if isinstance(token, dict) and isinstance(token.get("content"), str)
+        if isinstance(token, dict) and isinstance(token.get("content"), str) and type(i := token.get("id")) is int
     }
-    found = tuple(i for name in _START if type(i := ids.get(name)) is int)
-    return found or model.tokens("decoder_start_token_id")
 
 
 def _optimum(folder: Path, config: Record) -> ModelFolder:
@@ -308,7 +317,12 @@ def _optimum(folder: Path, config: Record) -> ModelFolder:
     if not reads:
         return _with_embeddings(found, config)
     encoder = _file(folder, f"{path.rpartition('/')[0] or '.'}/{ENCODER}", CONFIG)
-    return replace(found, encoder=encoder, start_tokens=_start_tokens(config, generation))
+    begin = generation.tokens("decoder_start_token_id") or config.tokens("decoder_start_token_id")
+    if not begin:
+        raise InvalidModelError(f"{config.where}: no file says decoder_start_token_id")
+    speech = _speech(generation, begin, found.end_tokens)
+    start = speech.start(None, "transcribe", times=False) if speech is not None else begin
+    return replace(found, encoder=encoder, start_tokens=start, speech=speech)
 
 
 def _with_embeddings(found: ModelFolder, config: Record) -> ModelFolder:
@@ -324,17 +338,16 @@ def _with_embeddings(found: ModelFolder, config: Record) -> ModelFolder:
     )
 
 
-def _start_tokens(config: Record, generation: Record) -> tuple[int, ...]:
-    """The decoder's start tokens. Whisper has several: for English, transcription, no timestamps."""
-    start = generation.tokens("decoder_start_token_id") or config.tokens("decoder_start_token_id")
-    if not start:
-        raise InvalidModelError(f"{config.where}: no file says decoder_start_token_id")
-    return (
-        *start,
-        *generation.record("lang_to_id", needed=False).tokens("<|en|>"),
-        *generation.record("task_to_id", needed=False).tokens("transcribe"),
-        *generation.tokens("no_timestamps_token_id"),
-    )
+def _speech(generation: Record, begin: tuple[int, ...], end: frozenset[int]) -> Speech | None:
+    """The tokens of speech that ``generation_config.json`` has, by their texts."""
+    languages = generation.record("lang_to_id", needed=False)
+    tasks = generation.record("task_to_id", needed=False)
+    ids = {name: languages.number(name) for name in languages.values}
+    ids |= {f"<|{name}|>": tasks.number(name) for name in tasks.values}
+    ids |= dict(zip([NO_TIMES], generation.tokens("no_timestamps_token_id"), strict=False))
+    found = Speech.of_tokens(ids, begin, sorted(end))
+    latest = generation.number("max_initial_timestamp_index", 0)
+    return replace(found, latest=latest) if found is not None and latest else found
 
 
 def _file(folder: Path, name: str, source: str) -> Path:

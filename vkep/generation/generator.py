@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from vkep.generation.encoder_decoder import EncoderDecoder
     from vkep.generation.grammar import Grammar, Grammars
     from vkep.generation.images import ImageLike
+    from vkep.generation.speech import Segment
     from vkep.generation.text import Text, TextStream
+    from vkep.generation.transcribe import Sound, Transcript
     from vkep.session.options import SessionKeywords, SessionOptions
     from vkep.view.page import Page
 
@@ -290,6 +292,60 @@ class Generator(Uncopied):
             return found
         return [replace(one, text=self.text.decode(one.tokens)) for one in found]
 
+    @overload
+    def transcribe(
+        self, sounds: np.ndarray[Any, Any], *, language: str | None = None, task: str = "transcribe", **settings: Any
+    ) -> Transcript: ...
+    @overload
+    def transcribe(
+        self,
+        sounds: Sequence[np.ndarray[Any, Any]],
+        *,
+        language: str | None = None,
+        task: str = "transcribe",
+        **settings: Any,
+    ) -> list[Transcript]: ...
+    def transcribe(
+        self, sounds: Any, *, language: str | None = None, task: str = "transcribe", **settings: Any
+    ) -> Transcript | list[Transcript]:
+        """What was said in a sound of any length, or in each of several, with times: of models of speech.
+
+        Args:
+            sounds: samples at 16 kHz float32 [count], or features [bands, frames]; or a list of these, which are read at the
+                same time.
+            language: its code, such as "en"; None: the most probable one of each sound's first 30 seconds.
+            task: "transcribe", or "translate" into English.
+            settings: of `Sampling`; ``max_tokens`` is of each window of 30 seconds.
+
+        Raises as `vkep.generation.transcribe.Transcriber` and `Batch.step`.
+        """
+        from vkep.generation.transcribe import Transcript
+
+        many = isinstance(sounds, (list, tuple))
+        given, found = self._transcribed(sounds if many else [sounds], language, task, settings)
+        segments: list[list[Segment]] = [[] for _ in given]
+        for number, segment in found:
+            segments[number].append(segment)
+        made = [Transcript(sound.language, parts) for sound, parts in zip(given, segments, strict=True)]
+        return made if many else made[0]
+
+    def stream_transcript(
+        self, sound: np.ndarray[Any, Any], *, language: str | None = None, task: str = "transcribe", **settings: Any
+    ) -> Iterator[Segment]:
+        """Yield the segments of `transcribe` as windows are read."""
+        _, found = self._transcribed([sound], language, task, settings)
+        return (segment for _, segment in found)
+
+    def _transcribed(
+        self, sounds: Sequence[Any], language: str | None, task: str, settings: Mapping[str, Any]
+    ) -> tuple[list[Sound], Iterator[tuple[int, Segment]]]:
+        from vkep.generation.transcribe import Transcriber
+
+        decode = self.text.decode if self._decoder.folder.has_tokenizer else _no_text
+        made = Transcriber(self._decoder, decode, language, task, self.sampling(**settings))
+        given = [made.sound(sound) for sound in sounds]
+        return given, made.segments(self._batch, given, self._limit)
+
     def view(self, prompt: Prompt, **settings: Any) -> Page:
         """A page of an answer, token by token: see `vkep.InferenceSession.view`. The answer is generated three times.
         Raises as `generate`."""
@@ -316,6 +372,10 @@ class Generator(Uncopied):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _no_text(tokens: Sequence[int]) -> str:
+    return ""
 
 
 @steady

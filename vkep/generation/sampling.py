@@ -31,7 +31,7 @@ class Sampling:
     model's own end tokens do not end the answer. frequency_penalty, presence_penalty: subtracted from the logits of the answer's
     own tokens, for each time that a token occurred, and once. logit_bias: added to the logits of tokens, by id. logprobs: the
     number of most probable tokens that `Answer.logprobs` has beside the chosen one; None: no logarithms. grammar: the answer
-    follows it (`vkep.generation.grammar`); "": none.
+    follows it (`vkep.generation.grammar`); "": none. timestamps: the answer of a model of speech has tokens of times.
 
     Raises `InvalidInputError` for values out of range, or of other types; there are up to 16 stop texts of up to 1,024
     characters, and up to 4,096 stop tokens.
@@ -52,6 +52,7 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
     grammar: str = ""
+    timestamps: bool = False
 
     def __post_init__(self) -> None:
         wrong = []
@@ -70,9 +71,10 @@ class Sampling:
         tokens: Any = self.stop_tokens
         if not _is_list(tokens, Integral, MOST_TOKENS) or not all(0 <= token < 1 << 31 for token in tokens):
             wrong.append(f"stop_tokens is {shown(tokens)}, expected up to {MOST_TOKENS} token ids")
-        ignore_end: Any = self.ignore_end
-        if not isinstance(ignore_end, bool):
-            wrong.append(f"ignore_end is {shown(self.ignore_end)}, expected True or False")
+        for name in ("ignore_end", "timestamps"):
+            switch: Any = getattr(self, name)
+            if not isinstance(switch, bool):
+                wrong.append(f"{name} is {shown(switch)}, expected True or False")
         bias: Any = self.logit_bias
         numbers = _biases(bias)
         if numbers is None:

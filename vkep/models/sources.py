@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,6 +15,14 @@ from vkep.models.language import BEGIN, END, TEMPLATE, Language, Writer, tokeniz
 
 SOURCES = Language("t5", hidden=32, heads=2, kv_heads=2, size=16, wide=64, context=64)
 MELS, FRAMES = 80, 3000
+#: Whisper's tokens after those of `language.tokenizer`: those of times, one for each 0.02 s, follow the last of these
+SPEECH = {
+    text: END + 1 + k
+    for k, text in enumerate(
+        ("<|en|>", "<|de|>", "<|fr|>", "<|translate|>", "<|transcribe|>", "<|startofprev|>", "<|notimestamps|>")
+    )
+}
+WHISPER = replace(SOURCES, kind="whisper", vocabulary=SPEECH["<|notimestamps|>"] + 1 + FRAMES // 2 + 1)
 
 
 def write_sources(folder: Path, kind: str = "t5") -> Language:
@@ -26,18 +36,40 @@ def write_sources(folder: Path, kind: str = "t5") -> Language:
     onnx.save(encoder(kind), folder / "encoder_model.onnx")
     for name, first in (("decoder_model", True), ("decoder_with_past_model", False)):
         onnx.save(_decoder(kind, first), folder / f"{name}.onnx")
+    lang = _language(kind)
     config = {
         "model_type": kind,
         "is_encoder_decoder": True,
         "decoder_start_token_id": BEGIN,
         "eos_token_id": END,
         "max_target_positions": SOURCES.context,
-        "vocab_size": SOURCES.vocabulary,
+        "vocab_size": lang.vocabulary,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer()))
+    if kind == "whisper":
+        (folder / "generation_config.json").write_text(json.dumps(speech_generation()))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer(SPEECH if kind == "whisper" else None)))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
-    return SOURCES
+    return lang
+
+
+def _language(kind: str) -> Language:
+    return WHISPER if kind == "whisper" else SOURCES
+
+
+def speech_generation() -> dict[str, Any]:
+    """``generation_config.json`` of Whisper's form: the ids of languages, of tasks and of the first time."""
+    return {
+        "decoder_start_token_id": BEGIN,
+        "eos_token_id": END,
+        "pad_token_id": END,
+        "no_timestamps_token_id": SPEECH["<|notimestamps|>"],
+        "max_initial_timestamp_index": 50,
+        "lang_to_id": {name: i for name, i in SPEECH.items() if len(name) == len("<|en|>")},
+        "task_to_id": {name: SPEECH[f"<|{name}|>"] for name in ("transcribe", "translate")},
+        "is_multilingual": True,
+        "return_timestamps": False,
+    }
 
 
 def encoder(kind: str, caches: bool = False) -> onnx.ModelProto:
@@ -67,7 +99,7 @@ def encoder(kind: str, caches: bool = False) -> onnx.ModelProto:
 
 
 def _decoder(kind: str, first: bool) -> onnx.ModelProto:
-    lang = SOURCES
+    lang = _language(kind)
     w = Writer(f"{kind}_decoder", lang, "fp32")  # one name: both files have the same weights
     ids = w.input("input_ids", ["batch", "length"], TensorProto.INT64)
     states = w.input("encoder_hidden_states", ["batch", "states", lang.hidden]) if first else ""

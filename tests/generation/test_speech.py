@@ -1,0 +1,267 @@
+"""Transcriptions with times: the rules of tokens, windows and segments, and whole sounds against ONNX Runtime's CPU provider."""
+
+from __future__ import annotations
+
+import json
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.calls import noted
+from tests.generation.genai_sources import write_genai_sources
+from tests.generation.test_encoder_decoder import Sources
+from vkep.errors import InvalidInputError
+from vkep.generation import Generator, Sampling
+from vkep.generation.audio import Features, log_mel, read_wav
+from vkep.generation.choices import Choice
+from vkep.generation.choosing import Chooser
+from vkep.generation.decoder import Made
+from vkep.generation.folder import read_folder
+from vkep.generation.speech import Bounds, Speech, bounds, segments_of
+from vkep.generation.transcribe import Transcriber
+from vkep.models.language import BEGIN, END
+from vkep.models.sources import SPEECH, WHISPER, write_sources
+
+Array = np.ndarray[Any, Any]
+NO_TIMES = SPEECH["<|notimestamps|>"]
+FIRST = NO_TIMES + 1
+RULES = Speech(BEGIN, NO_TIMES, END)
+START = [BEGIN, SPEECH["<|en|>"], SPEECH["<|transcribe|>"]]
+
+
+def chosen_by_rules(scores: Array, tokens: list[int], never: tuple[int, ...] = (), latest: int = 50) -> int:
+    """The most probable token that may follow, token by token, as arXiv:2212.04356 and OpenAI's decoder say it."""
+    open_ = np.ones(len(scores), np.bool_)
+    open_[[NO_TIMES, *never]] = False
+    pairs = [t >= FIRST for t in tokens]
+    for token in range(len(scores)):
+        if not tokens and not FIRST <= token <= FIRST + latest:
+            open_[token] = False
+        if pairs[-1:] == [True] and (pairs[-2:] == [True, True] or len(pairs) == 1):
+            open_[token] &= token < FIRST  # a segment has begun
+        elif pairs[-1:] == [True]:
+            open_[token] &= token >= END  # a segment has ended: another one begins, or the answer ends
+        times = [t for t in tokens if t >= FIRST]
+        if times and token >= FIRST:
+            is_begin = pairs[-2:] == [False, True]
+            open_[token] &= token >= times[-1] if is_begin else token > times[-1]
+    values = np.where(open_, scores.astype(np.float64), -np.inf)
+    best = values.max()
+    mass = np.log(np.exp(values[FIRST:] - best).sum()) + best if np.isfinite(values[FIRST:]).any() else -np.inf
+    if mass > values[:FIRST].max():
+        values[:FIRST] = -np.inf
+    return int(values.argmax())
+
+
+def drawn_answer(rng: np.random.Generator) -> list[int]:
+    """Tokens that the rules allow, and some that they do not."""
+    tokens: list[int] = []
+    for _ in range(int(rng.integers(0, 9))):
+        scores = rng.normal(0, 1, WHISPER.vocabulary)
+        scores[FIRST:] -= rng.uniform(0, 9)
+        tokens.append(chosen_by_rules(scores, tokens))
+    return tokens if rng.random() < 0.9 else [int(t) for t in rng.integers(0, WHISPER.vocabulary, len(tokens))]
+
+
+@pytest.mark.gpu
+def test_the_device_chooses_by_the_rules(tmp_path: Path) -> None:
+    write_sources(tmp_path, "whisper")
+    rng = np.random.default_rng(1)
+    never = (3, END + 1)
+    choice = Choice.of([Sampling(timestamps=True)], never, (NO_TIMES, WHISPER.vocabulary))
+    only_times = 0
+    with Generator(tmp_path, fallback="error") as generator:
+        chooser = Chooser(generator.decoder)
+        for _ in range(60):
+            answers = [drawn_answer(rng) for _ in range(3)]
+            scores = rng.normal(0, 2, (3, 1, WHISPER.vocabulary)).astype(np.float32)
+            scores[:, :, FIRST:] -= rng.uniform(0, 9, (3, 1, 1)).astype(np.float32)
+            within = [*(bounds(RULES, WHISPER.vocabulary, a) for a in answers[:2]), None]
+            settings = [Sampling(timestamps=True)] * 2 + [Sampling()]
+            with generator.decoder.session.device_tensor(scores) as logits:
+                made = chooser.submit(Made(logits), choice, settings, [0.0] * 3, [()] * 3, [None] * 3, within)
+                found = made.on_host()
+            assert found[:2] == [chosen_by_rules(scores[k, 0], answers[k], never) for k in range(2)]
+            plain = scores[2, 0].copy()
+            plain[list(never)] = -np.inf
+            assert found[2] == plain.argmax()  # a sequence without times in the same batch
+            only_times += sum(t >= FIRST > scores[k, 0].argmax() for k, t in enumerate(found[:2]))
+        chooser.close()
+    assert only_times > 10
+
+
+def test_segments_of_a_window() -> None:
+    def times(*seconds: float) -> list[int]:
+        return [FIRST + round(50 * s) for s in seconds]
+
+    zero, two, four = times(0, 2, 4)
+    cases: list[tuple[list[int], list[tuple[int, int]], int]] = [
+        ([zero, 65, two], [(0, 100)], 3000),  # one segment, and nothing after it
+        ([zero, 65, 66], [(0, 1500)], 3000),  # no end: all of the window
+        ([zero, 65, two, two, 66, four], [(0, 100), (100, 200)], 3000),
+        ([zero, 65, two, two, 66], [(0, 100)], 200),  # the second segment is not finished: it is read again
+        ([zero, 65, two, four, 66, 67], [(0, 100)], 200),
+        ([zero, 65, two, two], [(0, 100)], 200),
+        ([], [(0, 1500)], 3000),
+    ]
+    for tokens, spans, advance in cases:
+        found, count = segments_of(RULES, tokens, 3000)
+        assert ([(start, end) for start, end, _ in found], count) == (spans, advance)
+    assert segments_of(RULES, [zero, 65], 700) == ([(0, 350, [zero, 65])], 700)
+
+
+def expected(folder: Path, features: Array, most: int, language: str) -> list[tuple[int, int, list[int]]]:
+    """The segments by ONNX Runtime's logits of each window, in steps of 0.02 s."""
+    found, seek, total = [], 0, features.shape[1]
+    start = [BEGIN, SPEECH[f"<|{language}|>"], SPEECH["<|transcribe|>"]]
+    while seek < total:
+        window = np.zeros((1, 80, 3000), np.float32)
+        part = features[:, seek : seek + 3000]
+        window[0, :, : part.shape[1]] = part
+        theirs, tokens = Sources(folder, {"input_features": window}), list[int]()
+        while len(tokens) < most:
+            token = chosen_by_rules(theirs.logits([*start[1:], *tokens]), tokens)
+            if token == END:
+                break
+            tokens.append(token)
+        parts, advance = segments_of(RULES, tokens, part.shape[1])
+        found += [(seek // 2 + a, seek // 2 + b, tokens) for a, b, tokens in parts]
+        seek += advance
+    return found
+
+
+def features_of(seed: int, seconds: float) -> Array:
+    """Features of noise: the answers of a random model need sounds that differ much."""
+    return np.random.default_rng(seed).normal(0, 2, (80, round(seconds * 100))).astype(np.float32)
+
+
+@pytest.mark.gpu
+def test_whole_sounds(tmp_path: Path) -> None:
+    write_sources(tmp_path, "whisper")
+    sounds = [features_of(k, seconds) for k, seconds in enumerate((70.5, 12, 45, 30))]
+    with Generator(tmp_path, fallback="error", max_sequences=3) as generator:
+        made = generator.transcribe(sounds, max_tokens=10)
+        windows = 0
+        for sound, one in zip(sounds, made, strict=True):
+            wanted = expected(tmp_path, sound, 10, one.language)
+            windows += len(wanted)
+            assert [(round(50 * s.start), round(50 * s.end), s.tokens) for s in one.segments] == wanted
+            padded = np.pad(sound, ((0, 0), (0, max(0, 3000 - sound.shape[1]))))[None, :, :3000]
+            scores = Sources(tmp_path, {"input_features": padded}).logits([])
+            assert one.language == max(("en", "de", "fr"), key=lambda name: scores[SPEECH[f"<|{name}|>"]])
+            assert one.text == "".join(
+                generator.text.decode([t for t in s.tokens if t < NO_TIMES]) for s in one.segments
+            )
+        assert windows > 8
+        streamed = list(generator.stream_transcript(sounds[0], language="fr", max_tokens=10))
+        assert [(round(50 * s.start), round(50 * s.end), s.tokens) for s in streamed] == expected(
+            tmp_path, sounds[0], 10, "fr"
+        )
+        again = generator.transcribe(sounds[2], language="de", task="translate", max_tokens=4)
+        assert again.language == "de" and again.tokens
+        answer = generator.generate(sounds[3], timestamps=True, max_tokens=6)  # one window, as any answer
+        assert answer.prompt == START and answer.tokens[0] >= FIRST
+
+
+@pytest.mark.gpu
+def test_the_encoder_runs_once_for_each_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_sources(tmp_path, "whisper")
+    with Generator(tmp_path, fallback="error") as generator:
+        encoder = generator.decoder.sessions[0]
+        runs = noted(monkeypatch, encoder, "run_with_iobinding", lambda *_: 1)
+        windows = noted(monkeypatch, Transcriber, "_begin", lambda *_: 1)
+        generator.transcribe(features_of(5, 20), max_tokens=5)  # detects a language, too
+        assert len(runs) == len(windows) > 1
+
+
+@pytest.mark.gpu
+def test_the_form_of_onnxruntime_genai(tmp_path: Path) -> None:
+    write_genai_sources(tmp_path, times=True)
+    with Generator(tmp_path, fallback="error") as generator:
+        speech = generator.decoder.folder.speech
+        assert speech is not None and speech.languages.keys() == {"en", "de", "fr"} and speech.no_times == NO_TIMES
+        made = generator.transcribe([features_of(1, 61), features_of(2, 31)], max_tokens=8)
+        for one in made:
+            tokens: list[int] = []
+            for segment in one.segments:
+                assert segment.tokens[0] >= FIRST and segment.end >= segment.start
+                tokens += segment.tokens
+            assert one.tokens == tokens and one.segments[-1].end <= 60 + 30
+        assert made[0].tokens == generator.transcribe(features_of(1, 61), max_tokens=8).tokens
+
+
+@pytest.mark.gpu
+def test_what_is_refused(tmp_path: Path) -> None:
+    write_sources(tmp_path, "whisper")
+    sound = np.zeros(1000, np.float32)
+    with Generator(tmp_path, fallback="error") as generator:
+        for settings, message in (
+            ({"language": "xx"}, "language is 'xx', expected None or one of de, en, fr"),
+            ({"task": "sing"}, "task is 'sing'"),
+            ({"stop": ["a"]}, "stop and grammar"),
+            ({"timestamps": 1}, "timestamps is 1, expected True or False"),
+        ):
+            with pytest.raises(InvalidInputError, match=message):
+                generator.transcribe(sound, **settings)
+        for wrong in (np.zeros((2, 2, 2), np.float32), np.zeros(4, np.int64), np.zeros(0, np.float32)):
+            with pytest.raises(InvalidInputError, match="the sound is"):
+                generator.transcribe(wrong)
+    write_sources(tmp_path / "t5", "t5")
+    with Generator(tmp_path / "t5", fallback="error") as generator:
+        with pytest.raises(InvalidInputError, match="has tokens of times"):
+            generator.transcribe(sound)
+        with pytest.raises(InvalidInputError, match="timestamps is True"):
+            generator.generate("a", timestamps=True)
+
+
+def test_features_of_long_sounds_are_those_of_their_parts(tmp_path: Path) -> None:
+    sound = np.random.default_rng(0).normal(0, 0.1, 16000 * 65).astype(np.float32)
+    whole = Features.read(tmp_path).of(sound)
+    assert whole.shape == (80, 6500)
+    part = Features.read(tmp_path).of(sound[: 16000 * 10])
+    np.testing.assert_allclose(whole[:, 10:900], part[:, 10:900], atol=0.2)  # the loudest of each differ
+    assert log_mel(sound[:16000], tmp_path).shape == (80, 3000)
+
+
+def test_wav_files(tmp_path: Path) -> None:
+    path = tmp_path / "sound.wav"
+
+    def write(rate: int, channels: int, samples: Array) -> None:
+        with wave.open(str(path), "wb") as file:
+            file.setparams((channels, 2, rate, 0, "NONE", ""))
+            file.writeframes(samples.astype("<i2").tobytes())
+
+    write(16000, 2, np.array([[100, 300], [-200, 0]]))
+    np.testing.assert_array_equal(read_wav(path), np.array([200, -100], np.float32) / 32768)
+    write(8000, 1, np.array([1]))
+    with pytest.raises(InvalidInputError, match="16 bits at 8000 Hz"):
+        read_wav(path)
+    path.write_bytes(b"RIFF")
+    with pytest.raises(InvalidInputError, match="no WAV file"):
+        read_wav(path)
+
+
+def test_tokens_of_a_folder(tmp_path: Path) -> None:
+    write_sources(tmp_path, "whisper")
+    found = read_folder(tmp_path)
+    assert found.start_tokens == (*START, NO_TIMES)
+    assert found.speech == Speech(
+        BEGIN,
+        NO_TIMES,
+        END,
+        {name: SPEECH[f"<|{name}|>"] for name in ("en", "de", "fr")},
+        {name: SPEECH[f"<|{name}|>"] for name in ("transcribe", "translate")},
+    )
+    path = tmp_path / "generation_config.json"
+    config = json.loads(path.read_text())
+    for name in ("lang_to_id", "task_to_id"):
+        del config[name]
+    path.write_text(json.dumps(config))  # a model of English
+    english = read_folder(tmp_path).speech
+    assert english is not None and english.start(None, "transcribe", times=True) == (BEGIN,)
+    with pytest.raises(InvalidInputError, match="transcribes English"):
+        english.start("de", "transcribe", times=True)
+    assert bounds(english, 400, []) == Bounds(FIRST, FIRST, FIRST + 50)

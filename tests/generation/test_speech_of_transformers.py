@@ -1,0 +1,108 @@
+"""Transcriptions of long sounds against transformers' own generation, with the same random weights in torch. Needs torch,
+transformers and optimum-onnx."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vkep.generation import Generator
+from vkep.models.language import BEGIN, END
+from vkep.models.sources import SPEECH, WHISPER, speech_generation
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+exporters = pytest.importorskip("optimum.exporters.onnx")
+pytestmark = pytest.mark.gpu
+Array = np.ndarray[Any, Any]
+SUPPRESSED = [3, 7, 200, SPEECH["<|startofprev|>"]]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """A Whisper with random weights, whose times are about as probable as its texts."""
+    torch.manual_seed(0)
+    config = transformers.WhisperConfig(
+        vocab_size=WHISPER.vocabulary,
+        num_mel_bins=80,
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=2,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_source_positions=1500,
+        max_target_positions=64,
+        decoder_start_token_id=BEGIN,
+        bos_token_id=END,
+        eos_token_id=END,
+        pad_token_id=END,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+        init_std=0.4,
+    )
+    made = transformers.WhisperForConditionalGeneration(config).eval()
+    given = {**speech_generation(), "suppress_tokens": SUPPRESSED, "begin_suppress_tokens": [32, END]}
+    made.generation_config = transformers.GenerationConfig(**given, max_length=64)
+    return made
+
+
+@pytest.fixture(scope="module")
+def generator(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Generator]:
+    folder = tmp_path_factory.mktemp("whisper")
+    model.save_pretrained(folder / "torch")
+    logging.getLogger("optimum").setLevel(logging.ERROR)
+    exporters.main_export(
+        str(folder / "torch"), folder / "onnx", task="automatic-speech-recognition-with-past", do_validation=False
+    )
+    assert json.loads((folder / "onnx" / "generation_config.json").read_text())["suppress_tokens"] == SUPPRESSED
+    with Generator(folder / "onnx", fallback="error") as opened:
+        yield opened
+
+
+def theirs(model: Any, features: Array, most: int, language: str | None, task: str | None) -> Any:
+    """Segments by transformers."""
+    with torch.no_grad():
+        made = model.generate(
+            torch.from_numpy(features)[None],
+            return_timestamps=True,
+            return_segments=True,
+            language=language,
+            task=task,
+            max_new_tokens=most,
+            do_sample=False,
+            temperature=None if features.shape[1] <= 3000 else 0.0,
+        )
+    return made["segments"][0]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_same_segments(model: Any, generator: Generator, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    seconds = float(rng.uniform(31, 110))
+    features = rng.normal(0, rng.uniform(0.5, 3), (80, round(100 * seconds))).astype(np.float32)
+    features *= np.repeat(rng.uniform(0, 2, (1, features.shape[1] // 50 + 1)), 50, 1)[:, : features.shape[1]].astype(
+        np.float32
+    )
+    most = int(rng.integers(4, 40))
+    language = [None, "en", "de", "fr"][int(rng.integers(4))]
+    task = ["transcribe", "translate"][int(rng.integers(2))]
+    wanted = theirs(model, features, most, language, task)
+    made = generator.transcribe(features, language=language, task=task, max_tokens=most)
+    found = [(s.tokens, round(s.start, 3), round(s.end, 3)) for s in made.segments]
+    assert found == [(s["tokens"].tolist(), round(float(s["start"]), 3), round(float(s["end"]), 3)) for s in wanted]
+
+
+def test_several_sounds_and_short_ones(model: Any, generator: Generator) -> None:
+    rng = np.random.default_rng(77)
+    sounds = [rng.normal(0, 2, (80, n)).astype(np.float32) for n in (3000, 4100, 3000, 6700)]
+    made = generator.transcribe(sounds, language="en", max_tokens=20)
+    for sound, one in zip(sounds, made, strict=True):
+        wanted = [t for s in theirs(model, sound, 20, "en", "transcribe") for t in s["tokens"].tolist()]
+        assert one.tokens == wanted

@@ -1,0 +1,163 @@
+"""Sounds of any length as text, with times: a model of speech reads windows of 30 seconds one after the other.
+
+A window begins where the last segment of the one before ended, as in OpenAI's decoder (arXiv:2212.04356, section 3.8) and in
+transformers' ``WhisperForConditionalGeneration``, without its optional repetitions at higher temperatures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from vkep.errors import InvalidInputError, VkepError
+from vkep.generation.audio import Features
+from vkep.generation.batch import Batch, Reader, rows_of
+from vkep.generation.encoder_decoder import EncoderDecoder
+from vkep.generation.rows import fed
+from vkep.generation.sampling import Sampling
+from vkep.generation.speech import FRAMES, SECONDS, Segment, Speech, segments_of
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """What was said in a sound. ``language`` is its code, such as "en" ("" where the model has no tokens for languages). ``text``
+    and those of the segments are "" where the folder has no ``tokenizer.json``."""
+
+    language: str
+    segments: list[Segment]
+
+    @property
+    def text(self) -> str:
+        """The texts of all segments."""
+        return "".join(segment.text for segment in self.segments)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens of all segments, with those of times."""
+        return [token for segment in self.segments for token in segment.tokens]
+
+
+@dataclass
+class Sound:
+    """A sound and how far it was read. ``features`` float32 [bands, frames]; ``total``: the frames that are read; ``start``: the
+    first tokens of each window's answer."""
+
+    features: Array
+    total: int
+    language: str = ""
+    start: tuple[int, ...] = ()
+    seek: int = 0
+    window: Any = None  #: the encoder's input, as of `EncoderDecoder.source`
+    reader: Reader | None = field(default=None, repr=False)
+
+
+class Transcriber:
+    """Transcribes sounds with a batch of answers, in which each sound has one at a time.
+
+    Raises `InvalidInputError` for a model that has no tokens of times, a language or a task that it has no token for, and for
+    settings that answers with times do not take.
+    """
+
+    def __init__(
+        self, decoder: Any, decode: Callable[[Sequence[int]], str], language: str | None, task: str, sampling: Sampling
+    ) -> None:
+        folder = decoder.folder
+        if not isinstance(decoder, EncoderDecoder) or folder.speech is None:
+            raise InvalidInputError(f"no file of {folder.path} has tokens of times: transcribe needs a model of speech")
+        if sampling.stop or sampling.grammar:
+            raise InvalidInputError("stop and grammar do not belong to transcriptions")
+        self._model, self._decode, self._sampling = decoder, decode, replace(sampling, timestamps=True)
+        self._speech: Speech = folder.speech
+        self._task, self._language = task, language
+        self._speech.start(language, task, times=True)  # raises before anything runs
+        self._sizes = Features.read(folder.path)
+
+    def sound(self, given: Any) -> Sound:
+        """A sound from samples at the model's rate float32 [count], or features [bands, frames]. Raises `InvalidInputError`."""
+        array = np.asarray(given)
+        if array.ndim == 1 and array.size and array.dtype == np.float32:
+            most = self._sizes.frames * self._sizes.hop
+            if array.size <= most:
+                array = np.pad(array, (0, most - array.size))
+            array = self._sizes.of(array)
+        if array.ndim != 2 or array.dtype.kind != "f" or not array.shape[1]:
+            raise InvalidInputError(
+                f"the sound is {array.dtype} {array.shape}; expected float32 samples at {self._sizes.rate} Hz, or "
+                f"features [{self._sizes.bands}, frames]"
+            )
+        return Sound(array, array.shape[1])
+
+    def segments(self, batch: Batch, sounds: Sequence[Sound], limit: int) -> Iterator[tuple[int, Segment]]:
+        """The segments as they are made, with the number of their sound; up to ``limit`` sounds are read at the same time. Raises
+        as `Batch.step`."""
+        waiting, reading = list(enumerate(sounds)), dict[int, Sound]()
+        try:
+            while waiting or reading:
+                while waiting and len(reading) < limit:
+                    number, sound = waiting.pop(0)
+                    reading[number] = sound
+                    self._begin(batch, sound)
+                batch.step()
+                for number, sound in list(reading.items()):
+                    assert sound.reader is not None
+                    if not sound.reader.answer.ended:
+                        continue
+                    for segment in self._finished(sound):
+                        yield number, segment
+                    if sound.seek < sound.total:
+                        self._begin(batch, sound)
+                    else:
+                        del reading[number]
+        finally:
+            for sound in reading.values():
+                if sound.reader is not None:
+                    batch.leave(sound.reader)
+
+    def _begin(self, batch: Batch, sound: Sound) -> None:
+        """Begin the answer to a sound's next window."""
+        size = self._sizes.frames
+        part = sound.features[:, sound.seek : sound.seek + size]
+        sound.window = self._model.source(np.pad(part, ((0, 0), (0, size - part.shape[1]))))
+        if not sound.start:
+            language = self._language
+            if language is None and self._speech.languages:
+                language = self._detected(sound.window)
+            sound.language = (language or "") if self._speech.languages else ""
+            sound.start = self._speech.start(language, self._task, times=True)
+        sound.reader = batch.read(sound.window, self._sampling, start=sound.start)
+
+    def _detected(self, window: Any) -> str:
+        """The most probable language of a window, by the token after the first one."""
+        rows = rows_of(self._model, 1)
+        try:
+            begin = [self._speech.begin]
+            made = fed(rows, rows.take(begin, (), window), begin)
+            logits = made.logits.numpy()[0, -1]
+        finally:
+            rows.close()
+        return max(self._speech.languages, key=lambda name: float(logits[self._speech.languages[name]]))
+
+    def _finished(self, sound: Sound) -> list[Segment]:
+        """The segments of a window whose answer has ended; the sound continues after them."""
+        assert sound.reader is not None
+        answer = sound.reader.answer
+        if answer.error is not None:
+            raise answer.error
+        if answer.reason in ("memory", "cancelled"):
+            raise VkepError(f"a window at {sound.seek * SECONDS / FRAMES:.2f} s was not finished: {answer.reason}")
+        frames = min(sound.total - sound.seek, self._sizes.frames)
+        found, advance = segments_of(self._speech, answer.tokens, frames)
+        offset = sound.seek * SECONDS / FRAMES
+        sound.seek += advance
+        return [
+            Segment(offset + start * SECONDS, offset + end * SECONDS, tokens, self._text(tokens))
+            for start, end, tokens in found
+        ]
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return self._decode([token for token in tokens if token < self._speech.no_times])
