@@ -11,6 +11,8 @@ from tests.calls import noted
 from vkep.errors import InvalidInputError
 from vkep.generation import Batch, Generator
 from vkep.generation.decoder import Decoder
+from vkep.models.language import write_language
+from vkep.models.sources import write_sources
 
 pytestmark = pytest.mark.gpu
 
@@ -56,6 +58,36 @@ def test_right_guesses_save_runs(
         runs.clear()
         assert guessing.generate([65, 66], max_tokens=16, ignore_end=True).tokens == expected
         assert len(runs) == 1 + -(-15 // (right + 1))  # a run makes the right tokens, and one more
+
+
+def test_a_draft_model(generator: Generator, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model itself as a draft is always right, another one rarely; the tokens are the same."""
+    guesses = noted(monkeypatch, Batch, "_test", lambda _, answer, guess: len(guess))
+    write_language(tmp_path, folder.name, context=48, layers=2)
+    prompts = [[5, 60, 7], list(range(40, 80))]
+    for prompt in prompts:
+        expected = generator.generate(prompt, max_tokens=16, ignore_end=True).tokens
+        for draft in (folder, tmp_path):
+            with Generator(folder, fallback="error", draft=draft, draft_tokens=3) as guessing:
+                for _ in range(2):  # the second time the draft's caches hold what was said
+                    guesses.clear()
+                    answer = guessing.generate(prompt, max_tokens=16, ignore_end=True)
+                    assert answer.tokens == expected
+                    if draft == folder:
+                        assert guesses == [3, 3, 3, 2]  # each run makes these and one more
+                sampled: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 8}
+                assert guessing.generate(prompt, **sampled).tokens == generator.generate(prompt, **sampled).tokens
+                together = guessing.generate([prompt, [7]], max_tokens=5, ignore_end=True)
+                assert together[0].tokens == expected[:5]
+
+
+def test_a_draft_of_another_kind(folder: Path, tmp_path: Path) -> None:
+    write_sources(tmp_path, "t5")
+    for first, second in ((folder, tmp_path), (tmp_path, folder)):
+        with pytest.raises(InvalidInputError, match="a model with an encoder"):
+            Generator(first, draft=second)
+    with pytest.raises(InvalidInputError, match="draft_tokens is 0"):
+        Generator(folder, draft=folder, draft_tokens=0)
 
 
 @pytest.mark.parametrize("lookup", [-1, 65])

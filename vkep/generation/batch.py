@@ -21,6 +21,7 @@ from vkep.generation.biases import Bias
 from vkep.generation.choices import Choice
 from vkep.generation.choosing import Chooser
 from vkep.generation.decoder import Decoder, Made
+from vkep.generation.draft import Draft
 from vkep.generation.encoder_decoder import EncoderDecoder, SourceRows
 from vkep.generation.pace import Pace
 from vkep.generation.rewrite import FIRST_FEATURE
@@ -129,17 +130,18 @@ class Batch(Uncopied):
         begin: Callable[[str], Grammar],
         limit: int,
         lookup: int = 0,
+        draft: Draft | None = None,
     ) -> None:
         self._decoder, self._encode, self._stream, self._begin = decoder, encode, stream, begin
         self._rows = rows_of(decoder, limit)
         self._chooser = Chooser(decoder)
         self._pace, self._turns = Pace(), 0
-        self._lookup = 0 if isinstance(decoder, EncoderDecoder) else lookup
+        self._lookup, self._draft = 0 if isinstance(decoder, EncoderDecoder) else lookup, draft
         self._in_progress: list[Answer] = []
         self._unread: deque[Answer] = deque()  # whose readers are deleted
         self._lock = threading.RLock()  # a call holds it; one may still run after its caller was interrupted
         #: whether a step is submitted before the host has read the tokens of the one before
-        self.runs_ahead = not lookup
+        self.runs_ahead = not lookup and draft is None
         self._ahead: _Ahead | None = None
         # the tokens chosen last, on the device and on the host
         self._known: tuple[DeviceTensor, list[int]] | None = None
@@ -296,7 +298,7 @@ class Batch(Uncopied):
             return events
         by_row = {a._row: a for a in ready}
         choice = self._choice(ready)
-        if self._lookup and len(self._in_progress) == 1 and choice.greedy and (guess := self._guess(ready[0])):
+        if len(self._in_progress) == 1 and choice.greedy and (guess := self._guess(ready[0])):
             return [*events, *self._test(ready[0], guess)]
         for rows, made in self._steps(ready, choice):
             answers = [by_row.get(row) for row in rows]
@@ -310,11 +312,24 @@ class Batch(Uncopied):
         return events
 
     def _guess(self, answer: Answer) -> list[int]:
+        """Tokens that may be an answer's next ones: what followed its last tokens before, else what the draft model says."""
+        known, context, most = (
+            [*answer.prompt, *answer.tokens],
+            self._decoder.folder.context,
+            answer.sampling.max_tokens,
+        )
+        limits = [context - len(known) - 1] if context else []
+        limits += [most - len(answer.tokens) - 1] if most is not None else []
+        found = self._looked_up(known, min([self._lookup, *limits])) if self._lookup else []
+        if not found and self._draft is not None:
+            vocabulary = self._decoder.vocabulary or FIRST_FEATURE
+            guess = self._draft.guess(known, min([self._draft.most, *limits]))
+            found = list(itertools.takewhile(lambda token: token < vocabulary, guess))
+        return found
+
+    def _looked_up(self, tokens: Sequence[int], room: int) -> list[int]:
         """What followed the last three, or two, tokens where they occurred before (prompt lookup decoding)."""
-        known = np.array([*answer.prompt, *answer.tokens])
-        context, most = self._decoder.folder.context, answer.sampling.max_tokens
-        left = [self._lookup, context - len(known) - 1 if context else self._lookup]
-        room = min(*left, most - len(answer.tokens) - 1 if most is not None else self._lookup)
+        known = np.array(tokens)
         for size in (3, 2) if room > 0 else ():
             count = len(known) - size
             same = np.ones(max(count, 0), np.bool_)

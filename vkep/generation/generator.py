@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from vkep.generation.batch import Answer, Batch, Reader
     from vkep.generation.beams import Hypothesis
     from vkep.generation.decoder import Decoder
+    from vkep.generation.draft import Draft
     from vkep.generation.encoder_decoder import EncoderDecoder
     from vkep.generation.grammar import Grammar, Grammars
     from vkep.generation.images import ImageLike
@@ -60,26 +61,40 @@ class Generator(Uncopied):
         lookup: up to so many tokens are guessed and tested in one run, where an answer repeats what the prompt or the
             answer said before; 0: none. The tokens are those of a run for each. It serves greedy answers, one at a time,
             of models without an encoder.
+        draft: the folder of a smaller model with the same tokens, as ``folder``: it guesses what ``lookup`` does not.
+        draft_tokens: up to so many tokens are guessed by ``draft``.
         options: of `vkep.InferenceSession`.
 
     Caches stay after an answer: a prompt that begins as an earlier one and its answer did only computes the rest. For
     one thread; close it, or use ``with``.
 
-    Raises ``FileNotFoundError``, `InvalidModelError`, `UnsupportedModelError`, `InvalidInputError` for
-    ``max_sequences`` below 1 or ``lookup`` above 64, and as `vkep.InferenceSession`.
+    Raises ``FileNotFoundError``, `InvalidModelError`, `UnsupportedModelError`, `InvalidInputError` for ``max_sequences`` below 1,
+    ``lookup`` or ``draft_tokens`` above 64 and a ``draft`` of or for a model with an encoder, and as `vkep.InferenceSession`.
     """
 
     _instead = "open the folder again, in each process"
 
     def __init__(
-        self, folder: str | Path, *, max_sequences: int = 16, lookup: int = 0, **options: Unpack[_Options]
+        self,
+        folder: str | Path,
+        *,
+        max_sequences: int = 16,
+        lookup: int = 0,
+        draft: str | Path | None = None,
+        draft_tokens: int = 4,
+        **options: Unpack[_Options],
     ) -> None:
         if max_sequences < 1:
             raise InvalidInputError(f"max_sequences is {max_sequences}, expected 1 or more")
         if not 0 <= lookup <= MOST_GUESSED:
             raise InvalidInputError(f"lookup is {lookup}, expected 0 to {MOST_GUESSED}")
+        if not 1 <= draft_tokens <= MOST_GUESSED:
+            raise InvalidInputError(f"draft_tokens is {draft_tokens}, expected 1 to {MOST_GUESSED}")
         self._limit, self._lookup = max_sequences, lookup
-        self._decoder: Decoder | EncoderDecoder = _opened(read_folder(local_folder(folder)), options, lookup)
+        read = read_folder(local_folder(folder))
+        small = read_folder(local_folder(draft)) if draft is not None else None
+        self._decoder: Decoder | EncoderDecoder
+        self._decoder, self._draft = _opened(read, small, options, lookup, draft_tokens)
         self._batch = self.batch(max_sequences)
 
     @functools.cached_property
@@ -109,7 +124,13 @@ class Generator(Uncopied):
         from vkep.generation.batch import Batch
 
         return Batch(
-            self._decoder, self._encode, self._text_stream, self._begin, max_sequences or self._limit, self._lookup
+            self._decoder,
+            self._encode,
+            self._text_stream,
+            self._begin,
+            max_sequences or self._limit,
+            self._lookup,
+            self._draft,
         )
 
     @functools.cached_property
@@ -365,6 +386,8 @@ class Generator(Uncopied):
     def close(self) -> None:
         """Close the session and its caches; idempotent."""
         self._batch.close()
+        if self._draft is not None:
+            self._draft.close()
         self._decoder.close()
 
     def __enter__(self) -> Generator:
@@ -379,12 +402,24 @@ def _no_text(tokens: Sequence[int]) -> str:
 
 
 @steady
-def _opened(folder: ModelFolder, options: Mapping[str, Any], lookup: int) -> Decoder | EncoderDecoder:
-    """The folder's sessions. Raises as `Generator`."""
+def _opened(
+    folder: ModelFolder, small: ModelFolder | None, options: Mapping[str, Any], lookup: int, guessed: int
+) -> tuple[Decoder | EncoderDecoder, Draft | None]:
+    """The folder's sessions, and those of a draft. Raises as `Generator`."""
+    if small is not None and (folder.encoder or small.encoder):
+        raise InvalidInputError(f"draft {small.path}: a model with an encoder neither has a draft nor is one")
     given = dict(options)
     with ContextAhead(options_of(**{k: v for k, v in given.items() if k != "context"}), given.get("context")) as ahead:
         from vkep.generation.decoder import Decoder
+        from vkep.generation.draft import Draft
         from vkep.generation.encoder_decoder import EncoderDecoder
 
         given["context"] = ahead.result()
-        return EncoderDecoder(folder, given) if folder.encoder else Decoder(folder, given, keep=1 + lookup)
+        if folder.encoder:
+            return EncoderDecoder(folder, given), None
+        decoder = Decoder(folder, given, keep=1 + max(lookup, guessed if small is not None else 0))
+        try:
+            return decoder, Draft(Decoder(small, given), guessed) if small is not None else None
+        except BaseException:
+            decoder.close()
+            raise
