@@ -26,8 +26,7 @@ class Draft:
         row = self._rows.take(known, ())
         rows, found = range(row, row + 1), list[int]()
         made = fed(self._rows, row, known[len(self._rows.held[row]) :])
-        while True:
-            assert made.tokens is not None
+        while made.tokens is not None:
             more = len(found) + 1 < count
             ahead = self._rows.ahead(rows, made.tokens) if more else None
             [token] = made.on_host()
@@ -39,6 +38,7 @@ class Draft:
                 made = ahead
             else:
                 [(_, made)] = self._rows.step({row: token}, (made.tokens, [token]))
+        return found
 
     def close(self) -> None:
         """Close the session and its caches."""
