@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,6 +56,14 @@ def serve_command(
             "--api-key", help=f"A key that requests must have; repeatable. Better: {_KEYS}, separated by commas."
         ),
     ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--adapter",
+            metavar="[MODEL:]NAME=PATH",
+            help="An .onnx_adapter file of a language model; requests give its NAME as the model. Repeatable.",
+        ),
+    ] = None,
     stop_s: Annotated[
         float, typer.Option("--stop-s", min=1, help="Seconds that requests in progress have after SIGTERM or Ctrl-C.")
     ] = 10.0,
@@ -68,6 +77,7 @@ def serve_command(
     """Serve models over HTTP: OpenAI's API, the Open Inference protocol (KServe v2), /metrics and /health."""
     with common.command(json_output, verbose):
         named = _named(models)
+        adapters = _adapters(adapter or [], named)
         if log not in ("text", "json", "none"):
             raise UsageError(f"--log is {log!r}, expected text, json or none")
         try:
@@ -90,6 +100,7 @@ def serve_command(
             rows=rows,
             wait_ms=wait_ms,
             max_sequences=max_sequences,
+            adapters=adapters,
             client_answers=client_answers,
             client_requests=client_requests,
             max_requests=max_requests,
@@ -125,6 +136,25 @@ def _named(models: list[str]) -> dict[str, str]:
         if not name or "/" in name or name in found:
             raise UsageError(f"{given}: each model needs a name of its own without slashes: NAME=PATH")
         found[name] = path
+    return found
+
+
+def _adapters(given: list[str], models: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Paths of adapters by name, by the model that they are for. Raises `UsageError`."""
+    folders = [name for name, path in models.items() if Path(path).is_dir()]
+    found: dict[str, dict[str, str]] = {}
+    for one in given:
+        left, _, path = one.partition("=")
+        model, _, name = left.rpartition(":")
+        if not model and len(folders) == 1:
+            model = folders[0]
+        if not path or not name or "/" in name or model not in folders:
+            raise UsageError(
+                f"--adapter {one}: expected NAME=PATH, or MODEL:NAME=PATH for one of several models; the folders are {folders}"
+            )
+        if not Path(path).is_file():
+            raise UsageError(f"--adapter {path}: there is no such file")
+        found.setdefault(model, {})[name] = path
     return found
 
 

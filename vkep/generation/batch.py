@@ -20,7 +20,7 @@ from vkep.errors import InvalidInputError, VkepError
 from vkep.generation.biases import Bias
 from vkep.generation.choices import Choice
 from vkep.generation.choosing import Chooser
-from vkep.generation.decoder import Decoder, Made
+from vkep.generation.decoder import Adapter, Decoder, Made
 from vkep.generation.draft import Draft
 from vkep.generation.encoder_decoder import EncoderDecoder, SourceRows
 from vkep.generation.pace import Pace
@@ -70,6 +70,7 @@ class Answer:
     _chances: Chances = field(default_factory=Chances, repr=False)
     _stream: TextStream | None = field(default=None, repr=False)
     _bias: Bias | None = field(default=None, repr=False)
+    _adapter: Adapter | None = field(default=None, repr=False)
     _images: Sequence[Image] = field(default=(), repr=False)  #: of its prompt: their features are kept as long
 
     @property
@@ -185,7 +186,11 @@ class Batch(Uncopied):
             start = speech.start(None, "transcribe", times=True)
         tokens, source = self.tokens_of(prompt, start)
         grammar = self._begin(sampling.grammar) if sampling.grammar else None
-        row = self._rows.take(tokens, {a._row for a in self._in_progress}, source)
+        known = self._decoder.adapters if isinstance(self._decoder, Decoder) else {}
+        if sampling.adapter and sampling.adapter not in known:
+            raise InvalidInputError(f"adapter is {shown(sampling.adapter)}; loaded are {sorted(known) or 'none'}")
+        adapter = known.get(sampling.adapter)
+        row = self._rows.take(tokens, {a._row for a in self._in_progress}, source, adapter)
         chances = Chances() if sampling.seed is None else Chances(sampling.seed)
         bias = Bias(sampling, grammar) if sampling.biased else None
         answer = Answer(
@@ -195,6 +200,7 @@ class Batch(Uncopied):
             _chances=chances,
             _stream=self._stream(sampling),
             _bias=bias,
+            _adapter=adapter,
             _images=images_of(prompt),
         )
         self._wait_for_turn(answer)
@@ -267,7 +273,8 @@ class Batch(Uncopied):
             ready = [a for a in self._in_progress if not self._is_behind(a)]
             part = self._rest(waiting)[: self._pace.most(len(ready))] if waiting is not None else []
             events = self._feed(waiting, part) if waiting is not None else []
-            events += self._decode(ready)
+            for adapter in dict.fromkeys(a._adapter for a in ready):  # weights are of a whole run
+                events += self._decode([a for a in ready if a._adapter is adapter])
             self._pace.stepped(len(part), len(ready))
             return events
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ from onnx import TensorProto
 
 from vkep import dtypes
 from vkep.device.tensor import DeviceTensor
-from vkep.errors import InvalidModelError, UnsupportedModelError
+from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelError
 from vkep.generation.caches import CacheSpec, RowCaches, element_of
 from vkep.generation.folder import ModelFolder
 from vkep.generation.rewrite import CHOSEN, EMBEDS, FEATURES, IDS, TOKENS, for_generation, with_embeddings
@@ -18,6 +19,7 @@ from vkep.generation.vision import Vision
 from vkep.graph.load import load_model
 from vkep.graph.model import Graph, Model, ValueInfo
 from vkep.session import InferenceSession, IOBinding, SessionOptions
+from vkep.session.ort_interface.adapters import AdapterFormat
 
 Array = np.ndarray[Any, Any]
 
@@ -47,6 +49,13 @@ class Made(NamedTuple):
         """The most probable tokens; waits for the run. Raises `InvalidInputError` as `DeviceTensor.check`."""
         assert self.chosen is not None
         return [int(token) for token in self.chosen.host_view()]
+
+
+@dataclass(eq=False)
+class Adapter:
+    """Tensors on the device that runs read in place of a model's weights, by these weights' names."""
+
+    tensors: Mapping[str, DeviceTensor]
 
 
 class Decoder:
@@ -85,8 +94,9 @@ class Decoder:
         self.session = InferenceSession(for_generation(model, self.logits, choose=True, keep=keep), **options)
         self._runs = 0
         self._results: dict[tuple[str, int], DeviceTensor] = {}
-        # by rows and the place of the tokens: the bound caches, and the binding
-        self._bound: dict[tuple[int, str], tuple[Mapping[str, DeviceTensor], IOBinding]] = {}
+        # by rows, the place of the tokens and the adapter: the bound caches, and the binding
+        self._bound: dict[tuple[int, str, Adapter | None], tuple[Mapping[str, DeviceTensor], IOBinding]] = {}
+        self.adapters: dict[str, Adapter] = {}  #: those of `load_adapter`, by name
         self._shape = next(o.shape for o in self.session.get_outputs() if o.name == self.logits)
         self._dtype = str(dtypes.from_onnx(self.element))
 
@@ -139,6 +149,31 @@ class Decoder:
         """New caches for several sequences."""
         return RowCaches(self.session, self.specs)
 
+    def load_adapter(self, content: AdapterFormat, name: str, where: str) -> None:
+        """Copy an adapter's tensors to the device, where runs of this name read them in place of the model's weights.
+
+        Raises `InvalidInputError` for tensors that the model does not take, with ``where`` they are from; `ArenaOutOfMemory`.
+        """
+        known = self.session._parts.overridable
+        arrays = {key: value.numpy() for key, value in content.get_parameters().items()}
+        for key, array in arrays.items():
+            shape = known[key].shape if key in known else None
+            element = dtypes.from_onnx(known[key].elem_type) if key in known else None
+            fits = shape is not None and len(shape) == array.ndim
+            if not fits or any(
+                isinstance(a, int) and a not in (0, b) for a, b in zip(shape or (), array.shape, strict=True)
+            ):
+                raise InvalidInputError(
+                    f"{where}: its {key!r} has the shape {list(array.shape)}; of the inputs that adapters replace, the model has "
+                    f"{'it with ' + str(list(shape)) if shape is not None else sorted(known)}"
+                )
+            if element is None or array.dtype != element.numpy:
+                raise InvalidInputError(f"{where}: its {key!r} is {array.dtype}, expected {element}")
+        made = Adapter({key: self.session.device_tensor(array) for key, array in arrays.items()})
+        old, self.adapters[name] = self.adapters.get(name), made
+        for bound in [key for key in self._bound if old is not None and key[2] is old]:
+            del self._bound[bound]  # answers in progress keep what they began with
+
     def on_rows(
         self,
         ids: Array | DeviceTensor,
@@ -146,20 +181,28 @@ class Decoder:
         caches: RowCaches,
         first: int,
         positions: Array | None = None,
+        adapter: Adapter | None = None,
     ) -> Made:
         """Run tokens ``ids`` int64 [rows, count] that follow ``lengths`` tokens in the rows from ``first``; the caches
-        of these rows grow by them. ``positions``: of `in_grid`. Raises as `InferenceSession.run`."""
+        of these rows grow by them. ``positions``: of `in_grid`. ``adapter``: of `load_adapter`. Raises as
+        `InferenceSession.run`."""
         count = ids.shape[1]
         most = max(lengths) + count
         # a prompt's mask ends with the prompt: GroupQueryAttention recognizes a prompt by this
         window = most if count > 1 else min(-(-most // _WINDOW) * _WINDOW, caches.capacity)
-        return self._run(ids, lengths, window, *caches.bound(first, len(lengths)), positions)
+        return self._run(ids, lengths, window, *caches.bound(first, len(lengths)), positions, adapter)
 
     def on_leading(
-        self, ids: Array | DeviceTensor, length: int, caches: RowCaches, row: int, positions: Array | None = None
+        self,
+        ids: Array | DeviceTensor,
+        length: int,
+        caches: RowCaches,
+        row: int,
+        positions: Array | None = None,
+        adapter: Adapter | None = None,
     ) -> Made:
         """As `on_rows`, where the model is not `by_rows`: tokens ``ids`` int64 [1, count] follow ``length`` tokens in a row."""
-        return self._run(ids, [length], length + ids.shape[1], *caches.leading(row, length), positions)
+        return self._run(ids, [length], length + ids.shape[1], *caches.leading(row, length), positions, adapter)
 
     def _run(
         self,
@@ -169,14 +212,17 @@ class Decoder:
         past: Mapping[str, DeviceTensor],
         present: Mapping[str, DeviceTensor],
         positions: Array | None,
+        adapter: Adapter | None,
     ) -> Made:
         rows = len(lengths)
         self._runs += 1
         place = f"tokens {self._runs % _PLACES}"
-        before, binding = self._bound.get((rows, place), (None, None))
+        before, binding = self._bound.get((rows, place, adapter), (None, None))
         if binding is None or before is not past:
             binding = self._binding(rows, past, present, place)
-            self._bound[rows, place] = past, binding
+            for name, tensor in adapter.tensors.items() if adapter is not None else ():
+                binding.bind_input(name, tensor)
+            self._bound[rows, place, adapter] = past, binding
         given: dict[str, Array | DeviceTensor] = {IDS: ids}
         if self.vision is not None:
             given[FEATURES] = self.vision.features
@@ -253,6 +299,9 @@ class Decoder:
         """Close the sessions."""
         self._close_vision()
         self._bound.clear()
+        for adapter in self.adapters.values():
+            for tensor in adapter.tensors.values():
+                tensor.close()
         for tensor in self._results.values():
             tensor.close()
         self.session.close()

@@ -26,9 +26,9 @@ class Draft:
         row = self._rows.take(known, ())
         rows, found = range(row, row + 1), list[int]()
         made = fed(self._rows, row, known[len(self._rows.held[row]) :])
-        while made.tokens is not None:
+        while (tokens := made.tokens) is not None:
             more = len(found) + 1 < count
-            ahead = self._rows.ahead(rows, made.tokens) if more else None
+            ahead = self._rows.ahead(rows, tokens) if more else None
             [token] = made.on_host()
             found.append(token)
             if not more:
@@ -37,7 +37,7 @@ class Draft:
                 self._rows.append({row: token})
                 made = ahead
             else:
-                [(_, made)] = self._rows.step({row: token}, (made.tokens, [token]))
+                [(_, made)] = self._rows.step({row: token}, (tokens, [token]))
         return found
 
     def close(self) -> None:

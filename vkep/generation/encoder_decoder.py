@@ -14,7 +14,7 @@ from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelError
 from vkep.generation.audio import log_mel
 from vkep.generation.caches import CAPACITY_STEP, Moves, element_of
-from vkep.generation.decoder import Made
+from vkep.generation.decoder import Adapter, Made
 from vkep.generation.folder import FIRST, LATER, MERGED, ModelFolder
 from vkep.generation.rewrite import for_generation
 from vkep.generation.rows import Rows
@@ -194,9 +194,11 @@ class SourceRows(Rows):
         self._states: list[_State] = []
         self._copies: dict[str, Moves] = {}  # by the type of caches
 
-    def take(self, prompt: Sequence[int], busy: Collection[int], source: Any = None) -> int:
+    def take(
+        self, prompt: Sequence[int], busy: Collection[int], source: Any = None, adapter: Adapter | None = None
+    ) -> int:
         given = self._model.source(source)
-        row = super().take(prompt, busy)
+        row = super().take(prompt, busy, adapter=adapter)
         self._clear(row)
         self._states[row] = _State(given)
         return row

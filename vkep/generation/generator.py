@@ -104,6 +104,22 @@ class Generator(Uncopied):
 
         return Text(self._decoder.folder.path)
 
+    def load_adapter(self, path: str | Path, name: str) -> None:
+        """Load an adapter file of ONNX Runtime's (``.onnx_adapter``, as Olive and onnxruntime-genai write LoRA weights) for
+        answers with ``adapter=name``. Its tensors stay on the device. Later answers with the name read these, answers in progress
+        those that were loaded before.
+
+        Raises ``FileNotFoundError``, `InvalidModelError` for another file, `InvalidInputError` for an empty name, tensors that
+        the model does not take and a model with an encoder; `ArenaOutOfMemory`.
+        """
+        from vkep.generation.decoder import Decoder
+        from vkep.session.ort_interface.adapters import AdapterFormat
+
+        decoder = self._decoder
+        if not name or not isinstance(decoder, Decoder):
+            raise InvalidInputError(f"adapter {name!r}: expected a name, and a model without an encoder")
+        decoder.load_adapter(AdapterFormat.read_adapter(path), name, f"the adapter {path}")
+
     @property
     def defaults(self) -> Sampling:
         """The folder's default settings, used where none are given."""

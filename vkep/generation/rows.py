@@ -11,7 +11,7 @@ import numpy as np
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError
 from vkep.generation.caches import CAPACITY_STEP
-from vkep.generation.decoder import Decoder, Made
+from vkep.generation.decoder import Adapter, Decoder, Made
 from vkep.generation.pace import CHUNK
 
 
@@ -22,13 +22,16 @@ class Rows(ABC):
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.held: list[list[int]] = []
+        self.adapters: dict[int, Adapter | None] = {}  #: those by which rows were computed
 
-    def take(self, prompt: Sequence[int], busy: Collection[int], source: Any = None) -> int:
+    def take(
+        self, prompt: Sequence[int], busy: Collection[int], source: Any = None, adapter: Adapter | None = None
+    ) -> int:
         """Take a row that is not ``busy`` for a new sequence: the one that already holds the longest prefix of the
-        prompt, which is kept except for the prompt's last token. ``source``: the encoder's input, if any. Raises
-        `InvalidInputError` where all are busy, `ArenaOutOfMemory`."""
+        prompt, which is kept except for the prompt's last token. ``source``: the encoder's input, if any. ``adapter``: of
+        `Decoder.load_adapter`. Raises `InvalidInputError` where all are busy, `ArenaOutOfMemory`."""
         free = [row for row in range(len(self.held)) if row not in busy]
-        shared = {row: self._shared(row, prompt) for row in free}
+        shared = {row: self._shared(row, prompt) if self.adapters.get(row) is adapter else 0 for row in free}
         row = max(free, key=lambda r: shared[r], default=-1)
         # leave another conversation's row alone while a new row may be added
         if row < 0 or (shared[row] * 2 < len(self.held[row]) and len(self.held) < self.limit):
@@ -41,6 +44,7 @@ class Rows(ABC):
         if row == len(self.held):
             self.held.append([])
         self._trim(row, shared.get(row, 0))
+        self.adapters[row] = adapter
         return row
 
     def _shared(self, row: int, prompt: Sequence[int]) -> int:
@@ -74,7 +78,7 @@ class Rows(ABC):
     def step(
         self, tokens: Mapping[int, int], known: tuple[DeviceTensor, list[int]] | None
     ) -> Iterator[tuple[range, Made]]:
-        """Run `Decoder.on_rows` on the next token of some rows (row: token id); yields each result with its rows.
+        """Run `Decoder.on_rows` on the next token of some rows of one adapter (row: token id); yields each result with its rows.
         ``known`` is a tensor of token ids on the device and the same ids on the host. The tensor is used where they are
         the tokens to run."""
 
@@ -95,6 +99,7 @@ class Rows(ABC):
         self._copy(row, into)
         self.held += [[] for _ in range(into + 1 - len(self.held))]
         self.held[into] = list(self.held[row])
+        self.adapters[into] = self.adapters.get(row)
 
     @abstractmethod
     def _copy(self, row: int, into: int) -> None:
@@ -165,7 +170,9 @@ class BufferRows(Rows):
         held = self.held[row]
         self.reserve(row, len(held) + len(tokens))
         positions = self._positions(row, tokens)
-        made = self._decoder.on_rows(self._decoder.ids(tokens), [len(held)], self._caches, row, positions)
+        made = self._decoder.on_rows(
+            self._decoder.ids(tokens), [len(held)], self._caches, row, positions, self.adapters.get(row)
+        )
         self.held[row] = [*held, *tokens]
         self._set_end(row, positions)
         return made
@@ -183,7 +190,12 @@ class BufferRows(Rows):
         same = on_device is not None and on_host == wanted
         ids = on_device if same and on_device is not None else np.array(wanted, np.int64)[:, None]
         made = self._decoder.on_rows(
-            ids, [len(self.held[row]) for row in rows], self._caches, rows[0], self._next(rows)
+            ids,
+            [len(self.held[row]) for row in rows],
+            self._caches,
+            rows[0],
+            self._next(rows),
+            self.adapters.get(rows[0]),
         )
         self.append(tokens)
         yield rows, made
@@ -192,7 +204,8 @@ class BufferRows(Rows):
         lengths = [len(self.held[row]) for row in rows]
         if max(lengths) >= self._caches.capacity:
             return None
-        return self._decoder.on_rows(tokens, lengths, self._caches, rows[0], self._next(rows))
+        adapter = self.adapters.get(rows[0])
+        return self._decoder.on_rows(tokens, lengths, self._caches, rows[0], self._next(rows), adapter)
 
     def _copy(self, row: int, into: int) -> None:
         self._caches.copy(row, into)
@@ -217,7 +230,7 @@ class GrownRows(BufferRows):
         held = self.held[row]
         self.reserve(row, len(held) + len(tokens))
         positions = self._positions(row, tokens)
-        made = self._decoder.on_leading(ids, len(held), self._caches, row, positions)
+        made = self._decoder.on_leading(ids, len(held), self._caches, row, positions, self.adapters.get(row))
         self.held[row] = [*held, *tokens]
         self._set_end(row, positions)
         return made
@@ -235,4 +248,5 @@ class GrownRows(BufferRows):
         length = len(self.held[rows[0]])
         if len(rows) > 1 or length + 1 >= self._caches.capacity:
             return None
-        return self._decoder.on_leading(tokens, length, self._caches, rows[0], self._next(rows))
+        adapter = self.adapters.get(rows[0])
+        return self._decoder.on_leading(tokens, length, self._caches, rows[0], self._next(rows), adapter)

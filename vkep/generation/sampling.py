@@ -32,6 +32,7 @@ class Sampling:
     own tokens, for each time that a token occurred, and once. logit_bias: added to the logits of tokens, by id. logprobs: the
     number of most probable tokens that `Answer.logprobs` has beside the chosen one; None: no logarithms. grammar: the answer
     follows it (`vkep.generation.grammar`); "": none. timestamps: the answer of a model of speech has tokens of times.
+    adapter: the name of `Generator.load_adapter`; "": the model as it is.
 
     Raises `InvalidInputError` for values out of range, or of other types; there are up to 16 stop texts of up to 1,024
     characters, and up to 4,096 stop tokens.
@@ -53,6 +54,7 @@ class Sampling:
     logprobs: int | None = None
     grammar: str = ""
     timestamps: bool = False
+    adapter: str = ""
 
     def __post_init__(self) -> None:
         wrong = []
@@ -81,9 +83,10 @@ class Sampling:
             wrong.append(
                 f"logit_bias is {shown(bias)}, expected up to {MOST_TOKENS} token ids with numbers of -100 to 100"
             )
-        grammar: Any = self.grammar
-        if not isinstance(grammar, str):
-            wrong.append(f"grammar is {shown(grammar)}, expected a text")
+        for name in ("grammar", "adapter"):
+            text: Any = getattr(self, name)
+            if not isinstance(text, str):
+                wrong.append(f"{name} is {shown(text)}, expected a text")
         if wrong:
             raise InvalidInputError("; ".join(wrong))
         object.__setattr__(self, "stop", tuple(stop))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -23,13 +24,18 @@ if TYPE_CHECKING:
     from vkep.serving.measures import Measures
 
 
-def open_generator(folder: Path, max_sequences: int, session: Mapping[str, Any]) -> Generator:
-    """The generator of a folder, with its tokenizer. Raises as `vkep.generation.Generator` and `Text`."""
+def open_generator(
+    folder: Path, max_sequences: int, session: Mapping[str, Any], adapters: Mapping[str, str | Path] | None = None
+) -> Generator:
+    """The generator of a folder, with its tokenizer and adapters by name. Raises as `vkep.generation.Generator`, `Text` and
+    `Generator.load_adapter`."""
     from vkep.generation import Generator
 
     generator = Generator(folder, max_sequences=max_sequences, **session)
     try:
         generator.text  # noqa: B018  # a service needs the tokenizer: what is wrong with it is said now
+        for name, path in (adapters or {}).items():
+            generator.load_adapter(path, name)
     except BaseException:
         generator.close()
         raise
@@ -66,6 +72,13 @@ class Language:
         ``opened``."""
         self.name, self.created, self._measures = name, int(time.time()), measures
         self.writer = Writer(opened, self._observe, max_sequences, client_answers)
+        self.base = ""  #: of a model with an adapter, whose name it has: the name of the model
+
+    def adapted(self, name: str) -> Language:
+        """The model with an adapter of its generator, by that name. It shares the model's batch, and ends with it."""
+        made = copy.copy(self)
+        made.name, made.base = name, self.name
+        return made
 
     def _observe(self, answers: int, tokens: int, seconds: float) -> None:
         self._measures.set("generation_answers", answers, model=self.name)
@@ -75,7 +88,7 @@ class Language:
 
     def card(self) -> dict[str, Any]:
         """The model in OpenAI's form."""
-        return card(self.name, self.created)
+        return card(self.name, self.created) | ({"parent": self.base} if self.base else {})
 
     def read(self, given: ChatRequest) -> Asked:
         """A request's tokens and settings: takes as long as its template and tokenizer do. Raises `ProtocolError`,
@@ -88,7 +101,7 @@ class Language:
                 raise ProtocolError(400, f"the chat template of model {self.name!r} takes no tools", "tools")
             if given.tool:
                 settings["grammar"] = form.grammar(given.tools, given.tool)
-        sampling = generator.sampling(**settings)
+        sampling = generator.sampling(**settings, adapter=self.name if self.base else "")
         if given.messages is not None:
             more: dict[str, Any] = {"tools": list(given.tools)} if given.tools else {}
             try:
@@ -162,8 +175,9 @@ class Language:
                 yield one
 
     def close(self) -> None:
-        """End the answers in progress, and close the model."""
-        self.writer.close()
+        """End the answers in progress, and close the model; of a model with an adapter the model does so."""
+        if not self.base:
+            self.writer.close()
 
 
 def _with_seed(sampling: Sampling, at: int) -> Sampling:

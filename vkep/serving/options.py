@@ -22,6 +22,7 @@ class ServiceOptions:
     client_requests: requests in progress of one client (0: any number), beyond them 429. max_requests: of all clients (0: any
     number), beyond them 503. A client is an address, or with ``keys`` a key. keys: texts of which each request to a model has one
     as ``Authorization: Bearer KEY``; without any, requests need none.
+    adapters: adapter files by the names that requests give in place of the model's, by the language model that they are for.
     session: as `vkep.SessionOptions`.
     """
 
@@ -39,6 +40,7 @@ class ServiceOptions:
     client_requests: int = 0
     max_requests: int = 0
     keys: Sequence[str] = ()
+    adapters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     session: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -75,6 +75,13 @@ class Service:
                         self.embedders[name] = Embedder(folder, one)
                     else:
                         self.languages[name] = self._language(name, folder)
+            for model, adapters in options.adapters.items():
+                if model not in self.languages or set(adapters) & {*models, *self.languages}:
+                    raise ValueError(
+                        f"adapters {list(adapters)} of {model!r}: expected names of their own, and one of the language models "
+                        f"{list(self.languages)}"
+                    )
+                self.languages |= {name: self.languages[model].adapted(name) for name in adapters}
         except BaseException:
             self.close()
             raise
@@ -99,7 +106,8 @@ class Service:
     def _language(self, name: str, folder: Path) -> Language:
         most = self.options.max_sequences
         of_client = self.options.client_answers or max(1, most * 3 // 4)
-        return Language(name, partial(open_generator, folder, most, self._session), most, of_client, self.measures)
+        opened = partial(open_generator, folder, most, self._session, self.options.adapters.get(name))
+        return Language(name, opened, most, of_client, self.measures)
 
     def _ran(self, model: str, version: str, rows: int, requests: int, seconds: float) -> None:
         tags = {"model": model, "version": version}
@@ -111,7 +119,7 @@ class Service:
 
     def language(self, name: str) -> Language:
         """A language model; the only one where the name is empty. Raises `ProtocolError` (404)."""
-        return _found(self.languages, name)
+        return _found(self.languages if name else {n: one for n, one in self.languages.items() if not one.base}, name)
 
     def embedder(self, name: str) -> Embedder:
         """A model of embeddings; the only one where the name is empty. Raises `ProtocolError` (404)."""

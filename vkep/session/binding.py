@@ -48,7 +48,7 @@ class IOBinding(Uncopied):
     def bind_cpu_input(self, name: str, arr_on_cpu: Array) -> None:
         """Bind an array of the input's shape and dtype. It is uploaded at each run. Raises `InvalidInputError` for a
         name that is no input."""
-        self._begin_binding(name, self._session.inputs, "input")
+        self._begin_binding(name, self._session.bindable, "input")
         self.inputs[name] = arr_on_cpu
 
     @overload
@@ -82,7 +82,7 @@ class IOBinding(Uncopied):
         """Bind a tensor on the session's device; or memory of ``shape`` and ``element_type`` at ``buffer_ptr``, a host
         address (``device_type="cpu"``), or the `OrtValue.data_ptr` of a value for the GPU. Raises `InvalidInputError`
         for a name that is no input or a tensor of another context, ``TypeError``, ``ValueError``."""
-        self._begin_binding(name, self._session.inputs, "input")
+        self._begin_binding(name, self._session.bindable, "input")
         what = f"input {name!r}"
         where = tensor if isinstance(tensor, str) else device_type
         if where is not None:

@@ -77,6 +77,7 @@ class SessionState:
         self.output_names = dict.fromkeys(self.outputs)
         self._sparse = {v.name for v in self.model.graph.outputs if v.sparse}
         self.overridable = {v.name: v for v in self.model.graph.overridable}
+        self.bindable = {**self.inputs, **self.overridable}
         self._gives_inputs = any(map(self._is_fed, self.outputs))
         self._overriding: dict[frozenset[str], PlannedGraph] = {}  # by the names of the weights that a run replaces
         self._adapters: WeakKeyDictionary[AdapterFormat, Mapping[str, DeviceTensor]] = WeakKeyDictionary()
