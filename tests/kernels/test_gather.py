@@ -191,6 +191,65 @@ def test_scatter_nd(
         assert noted(target) == ""
 
 
+def _places(rng: np.random.Generator, extent: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Indices with few duplicates or many, at all places, at one, or at equal distances."""
+    step = int(rng.choice([1, 1, 64]))
+    most = int(rng.choice([1, 3, extent, extent]))
+    return rng.integers(0, min(most, extent), shape) * step % extent
+
+
+@pytest.mark.parametrize("reduction", ["add", "mul", "max", "min"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8"])
+def test_many_updates_are_applied_in_order(
+    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str, reduction: str
+) -> None:
+    """The results equal those of updates one after another, bit by bit."""
+    ufunc = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}[reduction]
+    for count in (63, 64, 257, 3001):
+        extent, outer, inner = int(rng.integers(1, 3000)), int(rng.integers(1, 3)), int(rng.choice([1, 2, 3, 40]))
+        index_dtype = str(rng.choice(["int32", "int64"]))
+        values = rng.normal(size=(outer, max(extent, count), inner)) if dtype.startswith("f") else rng.integers(
+            0, 100, (outer, max(extent, count), inner)
+        )  # fmt: skip
+        data, updates = values[:, :extent].astype(dtype), values[:, -count:].astype(dtype)
+        indices, wide = _places(rng, extent, (outer, count, inner)), np.float32 if dtype == "float16" else dtype
+        at: list[Any] = list(np.indices(indices.shape, sparse=True))
+        want = data.copy()
+        for n in range(count):  # float16 rounds after each update
+            to = (at[0][:, 0], indices[:, n], at[2][:, 0])
+            want[to] = ufunc(want[to].astype(wide), updates[:, n].astype(wide)).astype(dtype)
+        y = Tensor.empty(data.shape, dtype)
+        problem = ScatterElementsProblem(data.shape, indices.shape, dtype, index_dtype, reduction, "beyond", axis=1)
+        inputs = [Tensor(data), Tensor(indices.astype(index_dtype)), Tensor(updates)]
+        assert noted(gpu.compute(problem, caps, inputs, [y], compare=False)) == ""
+        np.testing.assert_array_equal(y.array, want, f"{data.shape} {indices.shape}")
+
+        rows = indices[0, :, :1]
+        want = data[0].copy()
+        for n in range(count):
+            row = int(rows[n, 0])
+            want[row] = ufunc(want[row].astype(wide), updates[0, n].astype(wide)).astype(dtype)
+        y = Tensor.empty(want.shape, dtype)
+        nd = ScatterNDProblem(want.shape, rows.shape, dtype, index_dtype, reduction, "beyond")
+        inputs = [Tensor(data[0]), Tensor(rows.astype(index_dtype)), Tensor(updates[0])]
+        assert noted(gpu.compute(nd, caps, inputs, [y], indirect=True, compare=False)) == ""
+        np.testing.assert_array_equal(y.array, want, f"{data.shape} {indices.shape}")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "uint8", "float64", "bool"])
+def test_rows_move_in_units(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str) -> None:
+    for inner in (1, 2, 3, 4, 8, 12, 16, 48, 64, 129):
+        data, updates = (rng.integers(0, 2, (n, inner)).astype(dtype) for n in (50, 31))
+        rows = rng.permutation(50)[:31, None]
+        want = data.copy()
+        want[rows[:, 0]] = updates
+        y = Tensor.empty(want.shape, dtype)
+        for alignment in (1, 4, 16):
+            problem = ScatterNDProblem(data.shape, rows.shape, dtype, "int64", alignment=alignment)
+            gpu.compute(problem, caps, [Tensor(data), Tensor(rows), Tensor(updates)], [y])
+            np.testing.assert_array_equal(y.array, want)
+
+
 def test_scatter_keeps_what_has_no_update(gpu: Harness, caps: DeviceCapabilities) -> None:
     y = Tensor.empty((6,), np.float32)
     data, indices = Tensor(np.arange(6, dtype=np.float32)), Tensor(np.array([[1], [4]], np.int64))
