@@ -86,6 +86,21 @@ CASES: dict[str, tuple[str, Callable[[Draw], dict[str, Any]]]] = {
             "scores": draw.random((1, 2, low.shape[1]), FLOAT),
         },
     ),
+    "ones at as many places as there are, in a matrix whose width is their number": (
+        """(float[n] x) => (float[n,k] y) {
+            zero = Constant <value_ints: ints = [0]> () from = Constant <value_int: int = 0> ()
+            one = Constant <value_int: int = 1> ()
+            minus = Constant <value_ints: ints = [-1]> () ends = Constant <value_floats: floats = [1.0]> ()
+            i = NonZero(x) j = Squeeze(i, zero) n = Shape(x) k = Shape(j) both = Concat <axis: int = 0> (n, k)
+            z = ConstantOfShape(both) l = Squeeze(k, zero) r = Range(from, l, one) s = Add(j, r) u = Shape(s) w = Shape(u)
+            o = ConstantOfShape <value: tensor = int64[1] {1}> (w) m = Mul(o, minus) e = Equal(u, m) t = Where(e, o, u)
+            a = Expand(j, t) b = Unsqueeze(a, minus) c = Expand(r, t) d = Unsqueeze(c, minus) p = Concat <axis: int = -1> (b, d)
+            f = Shape <start: int = 2> (z) g = Concat <axis: int = 0> (u, f) v = Shape(g)
+            q = ConstantOfShape <value: tensor = int64[1] {1}> (v) h = Mul(q, minus) ee = Equal(g, h) tt = Where(ee, q, g)
+            x1 = Expand(ends, tt) x2 = Reshape(x1, g) y = ScatterND(z, p, x2)
+        }""",
+        lambda draw: {"x": np.r_[FLOAT(1), FLOAT(2), np.maximum(image(draw)[0], 0)]},
+    ),
     "a diagonal that moves": (
         "(float[n,m] x, int64 k) => (float[n,m] y) { y = Trilu <upper: int = 0> (x, k) }",
         lambda draw: {"x": image(draw), "k": np.array(draw.integers(2, 20))},

@@ -102,6 +102,20 @@ def test_one_plan_gives_the_results_of_a_plan_for_each_size(open_session: Open, 
     assert plans[5] <= 3 and plans[-1] <= 5
 
 
+@pytest.mark.parametrize("scale", [0.025, 0.0033333334, 300.0, 1.7])
+def test_scales_that_are_no_dyadic_fractions(open_session: Open, scale: float) -> None:
+    """The integers of a place by float32's nearest number of 1/40 are too large for kernels."""
+    text = f"""g (float[1,2,n] x) => (float[1,2,m] y) {{ s = Constant <value_floats: floats = [1.0, 1.0, {scale}]> ()
+        y = Resize <mode: string = "linear", coordinate_transformation_mode: string = "half_pixel"> (x, , s) }}"""
+    data = model(text, opset=18).SerializeToString()
+    session, peer = open_session(data), cpu_session(data)
+    for count in (6, 9, 7, 30, 22):
+        x = np.random.default_rng(count).random((1, 2, round(count / min(scale, 1))), np.float32)
+        [got] = session.run(None, {"x": x})
+        np.testing.assert_allclose(got, peer.run(None, {"x": x})[0], rtol=1e-5, atol=1e-5, strict=True)
+    assert planned(session) <= 3
+
+
 PYRAMID = """g (float[1,3,h,w] x) => (float[1,8,a,b] p1, float[1,8,c,d] p2, float[1,8,e,f] p3) {
     c1 = Conv <pads: ints = [1,1,1,1], strides: ints = [2,2]> (x, k1)
     c2 = Conv <pads: ints = [1,1,1,1], strides: ints = [2,2]> (c1, k2)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from vkep.errors import InvalidNode
 from vkep.sizes import called, is_size
 
 #: whole numbers below it are float32's
 _EXACT = 1 << 24
+#: the largest denominator of a small fraction, and integers that are large (kernels take numbers twice as large)
+_SMALL, _LARGE = 1 << 12, 1 << 29
 #: numerator and denominator
 Scale = tuple[int, int]
 
@@ -65,7 +69,8 @@ def resolve_resize(
         for a, scale in zip(chosen, scales, strict=True):
             if not (scale > 0 and math.isfinite(scale)):
                 raise InvalidNode(f"a scale of {scale} for an axis of {shape[a]}")
-            n, d = factors[a] = float(scale).as_integer_ratio()
+            n, d = float(scale).as_integer_ratio()
+            factors[a] = _fraction(n, d)
             if is_size(shape[a]) and max(n, d) < 1 << 12 and shape[a] * n < _EXACT:
                 out[a] = shape[a] * n // d
                 continue
@@ -77,6 +82,14 @@ def resolve_resize(
     else:
         raise InvalidNode("neither scales nor sizes are given")
     return Resized(tuple(out), tuple(factors))
+
+
+def _fraction(n: int, d: int) -> Scale:
+    """The scale, or the small fraction that it is float32's nearest number of, where its integers are too large for kernels that
+    make tables of positions for any size."""
+    small = Fraction(n, d).limit_denominator(_SMALL)
+    rounded = struct.unpack("<f", struct.pack("<f", small.numerator / small.denominator))[0]
+    return (small.numerator, small.denominator) if max(n, d) >= _LARGE and rounded == n / d else (n, d)
 
 
 def resolve_roi(rank: int, roi: Sequence[float], axes: Sequence[int] | None = None) -> tuple[float, ...]:

@@ -124,6 +124,11 @@ class CpuStep:
     lists: Mapping[str, HostValue] = field(default_factory=dict)
 
 
+def element_axis(k: int, count: int) -> int:
+    """What stands for an axis where element ``k`` of a value of ``count`` elements is a size: negative; -1 of the only one."""
+    return -1 if count == 1 else -2 - k
+
+
 @dataclass(frozen=True)
 class DeferredStep:
     """Plan the rest after the earlier steps have run: planning needs shapes, or ``values``, that those steps
@@ -134,7 +139,7 @@ class DeferredStep:
     outputs: tuple[str, ...]
     values: tuple[str, ...]  #: the values whose content the plan depends on
     constants: Mapping[str, Weight | HostValue]  #: the sequences and optionals whose elements are inputs
-    #: the names of the inputs' dimensions that are sizes, by input and axis, and of numbers that earlier steps compute (axis -1)
+    #: the names of the inputs' dimensions that are sizes, by input and axis, and of elements of ``values`` (`element_axis`)
     sizes: Mapping[tuple[str, int], str] = field(default_factory=dict)
 
 

@@ -153,8 +153,9 @@ def _objects(weight: Weight) -> np.ndarray[Any, Any]:
 
 def _folded(
     node: Node, types: Sequence[int], arrays: Sequence[np.ndarray[Any, Any] | None]
-) -> tuple[np.ndarray[Any, Any], int] | None:
-    """The result and its ONNX element type, computed with Python's numbers and sizes; None where no formula exists."""
+) -> tuple[np.ndarray[Any, Any] | list[np.ndarray[Any, Any] | None], int] | None:
+    """The result (or results) and its ONNX element type, computed with Python's numbers and sizes; None where no formula
+    exists."""
     op, first, kind = node.op_type, arrays[0], types[0]
     if first is None:
         return None
@@ -178,6 +179,8 @@ def _folded(
         return np.array(first.shape, object)[
             node.attributes.get("start", 0) : node.attributes.get("end")
         ], onnx.TensorProto.INT64
+    if op == "TopK" and kind == onnx.TensorProto.INT64 and first.ndim == 1:
+        return _top(first.tolist(), arrays[1], bool(node.attributes.get("largest", 1))), kind
     if op == "Range" and kind in _WHOLE:
         return _ranged(*arrays), kind
     if op == "Concat":
@@ -239,6 +242,21 @@ def _each(function: Callable[..., Any], *arrays: np.ndarray[Any, Any] | None) ->
     made = np.empty(parts[0].size, object)
     made[:] = [function(*row) for row in zip(*[p.reshape(-1).tolist() for p in parts], strict=True)]
     return made.reshape(parts[0].shape)
+
+
+def _top(values: list[Any], count: Any, most: bool) -> list[np.ndarray[Any, Any] | None]:
+    """The first of the sorted values, and their places: lengths that torch sorts to pack sequences. Raises ``ValueError``."""
+    if count is None or is_size(count.item()) or len(values) > _LARGEST_SHAPE:
+        raise ValueError("how many there are is not known, or they are too many")
+
+    def compared(i: int, j: int) -> int:
+        less, more = (i, j) if most else (j, i)
+        return int(values[less] < values[more]) - int(values[more] < values[less])
+
+    places = sorted(range(len(values)), key=functools.cmp_to_key(compared))[: count.item()]
+    made = np.empty(len(places), object)
+    made[:] = [values[place] for place in places]
+    return [made, np.array(places, object)]
 
 
 def _ranged(start: Any, limit: Any, delta: Any) -> Any:

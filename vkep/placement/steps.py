@@ -6,14 +6,16 @@ was computed elsewhere; nodes of one kind and stage form one convex island.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import from_onnx
 from vkep.graph.model import Node
 from vkep.graph.weights import SizesWeight, Weight
-from vkep.ir.infer import Known
+from vkep.ir.infer import Known, dtype_of, may_be_sizes
 from vkep.ir.program import (
     ControlStep,
     CpuStep,
@@ -27,6 +29,7 @@ from vkep.ir.program import (
     Program,
     SizedConstant,
     Step,
+    element_axis,
 )
 from vkep.passes.island import Island
 from vkep.placement.graph_islands import GraphIslands
@@ -176,15 +179,23 @@ class Placed:
         made = [n for node in self.deferred for n in node.outputs if n]
         inputs, constants = self._inputs_and_constants(self.deferred, set(made))
         outputs = tuple(n for n in made if n in set(self.outputs))
-        values = tuple([name for name in inputs if name in self.needed_values])
+        numbers = {name: weight for name in inputs if isinstance(weight := self.known.get(name), SizesWeight)}
+        # numbers that are formulas here stay sizes there: the host has them
+        given = {name for name, weight in numbers.items() if _may_be_sizes(weight)}
+        values = tuple([name for name in inputs if name in self.needed_values or name in given])
         lists = self._lists(self.deferred, set(made))
         sizes = {**self._sizes(inputs), **{(name, -1): name for name in values if name in self.made}}
+        for name in given:
+            elements = numbers[name].array().reshape(-1).tolist()
+            sizes.update(
+                {(name, element_axis(k, len(elements))): _name(n) for k, n in enumerate(elements) if is_size(n)}
+            )
         return DeferredStep(tuple(self.deferred), inputs, outputs, values, {**constants, **lists}, sizes)
 
     def _sizes(self, names: Iterable[str]) -> dict[tuple[str, int], str]:
         """The names of those dimensions of the values ``names`` that are sizes."""
         return {
-            (name, axis): f"{dim.terms} {dim.const}"
+            (name, axis): _name(dim)
             for name in names
             for axis, dim in enumerate(getattr(self.known.get(name), "shape", ()))
             if is_size(dim)
@@ -200,3 +211,13 @@ class Placed:
     def _lists(self, nodes: Sequence[Node], made: set[str]) -> dict[str, HostValue]:
         """The sequences and optionals among the inputs of a group of nodes."""
         return {n: self.lists[n] for node in nodes for n in node.reads if n in self.lists and n not in made}
+
+
+def _name(size: Any) -> str:
+    """The same for equal sizes of one trace."""
+    return f"{size.terms} {size.const}"
+
+
+def _may_be_sizes(weight: SizesWeight) -> bool:
+    dtype = dtype_of(weight)
+    return dtype is not None and may_be_sizes(dtype, math.prod(weight.shape))

@@ -41,6 +41,10 @@ def _length(shape: tuple[int, ...], dims: Dims, rng: np.random.Generator) -> Arr
     return np.full(shape, dims["sequence"])
 
 
+def _speed(shape: tuple[int, ...], dims: Dims, rng: np.random.Generator) -> Array:
+    return rng.uniform(0.8, 1.2, shape).astype(np.float32)
+
+
 def _scales(shape: tuple[int, ...], dims: Dims, rng: np.random.Generator) -> Array:
     """Of noise, lengths and the durations' noise: without noise the results are those of others."""
     return np.array([0, rng.uniform(0.8, 1.2), 0], np.float32)
@@ -161,7 +165,8 @@ _ALL = (
     *[_traced(name, "text") for name in ("bert", "bert@dynamo", "roberta", "distilbert", "albert", "electra", "mpnet")],
     *[_traced(name, "text") for name in ("t5_encoder", "bart_encoder", "gpt_neox@dynamo")],
     *[_traced(name, "audio") for name in ("wav2vec2", "hubert", "encodec", "dac", "moonshine@dynamo")],
-    *[_traced(name, "speech", ranges={"sequence": (4, 40, 1)}, quiet=True) for name in ("vits", "kokoro")],
+    _traced("vits", "speech", ranges={"sequence": (4, 40, 1)}, quiet=True),
+    _traced("kokoro", "speech", ranges={"sequence": (4, 40, 1)}, fills={"speed": _speed}, quiet=True),
     _traced("piper", "speech", ranges={"sequence": (4, 40, 1)}, fills={"count": _length, "scales": _scales}),
     *[_traced(name, "recurrent", ranges={"sequence": (4, 60, 1)}) for name in ("lstm", "lstm_large", "gru_large")],
     *[_traced(name, "decoder") for name in ("gpt2_cache", "llama_cache", "llama_cache@dynamo", "qwen3_cache")],

@@ -22,6 +22,8 @@ from torch import nn
 Tensor = Any
 #: of the smallest networks of these forms
 _STYLE, _SYMBOLS = 128, 40
+_PITCH = 200  #: Hz
+_PHASES = 11  #: magnitudes come before phases
 
 
 def _bare(package: str) -> Path:
@@ -49,7 +51,7 @@ def kokoro() -> nn.Module:
         "hidden_dim": 512,
         "style_dim": _STYLE,
         "n_layer": 2,
-        "max_dur": 8,
+        "max_dur": 4,
         "dropout": 0.2,
         "text_encoder_kernel_size": 5,
         "n_mels": 80,
@@ -66,6 +68,10 @@ def kokoro() -> nn.Module:
     with tempfile.NamedTemporaryFile() as file:
         torch.save({}, file.name)
         inner = models.KModel(repo_id="none", config=config, model=file.name, disable_complex=True)
+    with torch.no_grad():
+        inner.predictor.F0_proj.bias.fill_(_PITCH)  # else no sound has a voice
+        for conv in inner.decoder.generator.noise_convs:  # numbers next to 0 have the phases of their roundings
+            conv.weight[:, _PHASES:] = 0
     return models.KModelForONNX(inner)
 
 

@@ -23,7 +23,7 @@ from vkep import dtypes
 from vkep.errors import VkepError
 from vkep.graph.weights import ArrayWeight
 from vkep.ir.infer import Known, may_be_sizes, sizes_weight
-from vkep.ir.program import DeferredStep, KpStep, Over, Program, ValueSpec, VgfStep
+from vkep.ir.program import DeferredStep, KpStep, Over, Program, ValueSpec, VgfStep, element_axis
 from vkep.session.execution.executor import Executable
 from vkep.sizes import Formulas, Size, SizeError, Trace, clear_caches
 
@@ -56,7 +56,7 @@ class MakePlan(Protocol):
 class Opened(NamedTuple):
     """Sizes of a graph that are known to differ between runs before a second signature shows it."""
 
-    #: the name of a size by input and axis; axis -1: the only element of the input
+    #: the name of a size by input and axis; `element_axis`: an element of the input
     names: Mapping[tuple[str, int], str] = MappingProxyType({})
     #: whether the first plan has them: else only where some nodes wait for counts, whose plans would be made for each size
     at_once: bool = False
@@ -288,7 +288,7 @@ class SizedPlans:
             if isinstance(known, ValueSpec):
                 axes: Sequence[int] = range(len(known.shape))
             else:
-                axes = (-1,) if len(part.values) == 1 else ()
+                axes = [element_axis(k, len(part.values)) for k in range(len(part.values))]
             names.update({place + k: self._opened.names.get((name, axis), "") for k, axis in enumerate(axes)})
             place += len(part.values)
         return {at: name for at, name in names.items() if name}
