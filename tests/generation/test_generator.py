@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.calls import noted
 from tests.generation.reference import Reference
 from vkep.errors import InvalidInputError
 from vkep.generation import Generator, Sampling
@@ -260,3 +261,32 @@ def test_a_step_that_was_submitted_ahead_is_left_where_answers_change(
         alone.cancel(wanted)
     for one in (batch, other, alone):
         one.close()
+
+
+def test_prompts_that_begin_alike_share_what_was_computed(
+    generator: Generator, theirs: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = [int(t) for t in np.random.default_rng(8).integers(1, 250, 50)]
+    prompts = [[*system, *more] for more in ([7, 8], [9], [10, 11, 12], [])]
+    expected = [theirs.greedy(prompt, 6) for prompt in prompts]
+    runs = noted(monkeypatch, Decoder, "_run", lambda self, ids, *rest: int(ids.shape[1]))
+
+    def filled() -> int:
+        """Tokens of prompts that were computed."""
+        return sum(count for count in runs if count > 1)
+
+    batch = generator.batch(max_sequences=4)
+    answers = [batch.add(prompt, Sampling(max_tokens=6, ignore_end=True)) for prompt in prompts]  # before any is read
+    while batch.in_progress:
+        batch.step()
+    assert [a.tokens for a in answers] == expected
+    assert filled() <= 52 + 3  # parts of a single token are not counted
+    runs.clear()
+    late = batch.add(prompts[0], Sampling(max_tokens=6, ignore_end=True))
+    batch.step()
+    again = batch.add([*system, 20, 21], Sampling(max_tokens=4, ignore_end=True))  # while another one is in progress
+    while batch.in_progress:
+        batch.step()
+    assert late.tokens == expected[0] and again.tokens == theirs.greedy([*system, 20, 21], 4)
+    assert filled() <= 2
+    batch.close()

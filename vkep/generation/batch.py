@@ -271,6 +271,8 @@ class Batch(Uncopied):
                 self._rows.rewind(answer._row, len(answer.prompt) + len(answer.tokens) - 1)
             waiting = min(filter(self._is_behind, self._in_progress), key=lambda a: a._turn, default=None)
             ready = [a for a in self._in_progress if not self._is_behind(a)]
+            if waiting is not None:
+                self._rows.share(waiting._row, [*waiting.prompt, *waiting.tokens])
             part = self._rest(waiting)[: self._pace.most(len(ready))] if waiting is not None else []
             events = self._feed(waiting, part) if waiting is not None else []
             for adapter in dict.fromkeys(a._adapter for a in ready):  # weights are of a whole run

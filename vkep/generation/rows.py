@@ -12,7 +12,7 @@ from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError
 from vkep.generation.caches import CAPACITY_STEP
 from vkep.generation.decoder import Adapter, Decoder, Made
-from vkep.generation.pace import CHUNK
+from vkep.generation.pace import CHUNK, LEAST_CHUNK
 
 
 class Rows(ABC):
@@ -50,8 +50,20 @@ class Rows(ABC):
     def _shared(self, row: int, prompt: Sequence[int]) -> int:
         held = self.held[row]
         most = min(len(held), len(prompt) - 1)
-        same = next((k for k in range(most) if held[k] != prompt[k]), most)
-        return self._usable(row, same)
+        same = 0
+        while same < most and held[same : same + CHUNK] == list(prompt[same : same + CHUNK]):
+            same += CHUNK
+        return self._usable(row, next((k for k in range(same, most) if held[k] != prompt[k]), most))
+
+    def share(self, row: int, tokens: Sequence[int]) -> None:
+        """Copy what another row holds of a row's ``tokens``, on the device, where that saves `LEAST_CHUNK` tokens or more."""
+        adapter = self.adapters.get(row)
+        others = {r: self._shared(r, tokens) for r in range(len(self.held)) if self.adapters.get(r) is adapter}
+        best = max(others, key=lambda r: others[r])
+        if others[best] - len(self.held[row]) >= LEAST_CHUNK:
+            self._copy(best, row)
+            self.held[row] = list(self.held[best])
+            self._trim(row, others[best])
 
     def rewind(self, row: int, count: int) -> None:
         """Keep only the first ``count`` tokens: a step that failed is repeated."""
