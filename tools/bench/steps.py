@@ -13,12 +13,13 @@ In the form that optimum writes (``--form concat``) the caches grow by Concat:
 - **fixed**: each step has the same past, of the length that **grows** has half-way; new rows are written to the memory behind it;
 - **grows**: the past grows by one with each token, in one buffer;
 - **copied**: it grows, and each run makes new caches;
-- **numpy**: as copied, and the caches of each step are the arrays that the last one returned, as clients without a binding do.
+- **numpy**: as copied, and the caches of each step are the arrays that the last one returned, as clients without a binding do;
+- **numpy, ONNX Runtime** (with ``--ort``): the same through the plugin.
 
 Printed are the milliseconds of a step (median), their quotient with the first session's, and how many plans each session made.
 
     python -m tools.bench.steps --layers 4 --hidden 512 --precision int4 --tokens 100
-    python -m tools.bench.steps --form concat --layers 6 --hidden 512 --heads 8 --precision fp32 --tokens 200
+    python -m tools.bench.steps --form concat --layers 6 --hidden 512 --heads 8 --precision fp32 --tokens 200 --ort
 """
 
 from __future__ import annotations
@@ -137,6 +138,43 @@ class _Concat(Steps):
             self._own = list(results[: len(self._names)])
 
 
+class _ByOrt(Steps):
+    """Arrays through ONNX Runtime's plugin."""
+
+    def __init__(self, model: bytes, language: Language, room: int, at: int, way: Way) -> None:
+        import onnxruntime
+
+        import vkep.ort
+
+        vkep.ort.register()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        self._inside = onnxruntime.InferenceSession(model, options, providers=[vkep.ort.get_ep_name()])
+        self._names = [info.name for info in self._inside.get_inputs() if info.name.startswith("past_key_values")]
+        self._at, self._ids = at, np.ones((1, 1), np.int64)
+        kind = np.float16 if "float16" in self._inside.get_inputs()[-1].type else np.float32
+        self._past = [np.zeros((1, language.kv_heads, at, language.size), kind) for _ in self._names]
+
+    def step(self) -> float:
+        self._at += 1
+        feeds = {"input_ids": self._ids, "attention_mask": np.ones((1, self._at), np.int64)}
+        feeds |= dict(zip(self._names, self._past, strict=True))
+        start = time.perf_counter()
+        _, *self._past = self._inside.run(
+            ["logits", *[name.replace("past_key_values", "present") for name in self._names]], feeds
+        )
+        return 1e3 * (time.perf_counter() - start)
+
+    @property
+    def plans(self) -> int:
+        from vkep.ort.boundary import live
+
+        return max(node.planned.plan_count for node in live("OrtNodeComputeInfo"))
+
+    def close(self) -> None:
+        del self._inside
+
+
 #: by the model's form: the sessions
 FORMS: dict[str, tuple[type[Steps], dict[str, Way]]] = {
     "builder": (
@@ -160,7 +198,9 @@ FORMS: dict[str, tuple[type[Steps], dict[str, Way]]] = {
 }
 
 
-def measure(language: Language, precision: str, room: int, tokens: int, form: str) -> Iterator[str]:
+def measure(
+    language: Language, precision: str, room: int, tokens: int, form: str, by_ort: bool = False
+) -> Iterator[str]:
     """The table's lines."""
     model = language_model(language, precision).SerializeToString()
     kind, ways = FORMS[form]
@@ -168,6 +208,8 @@ def measure(language: Language, precision: str, room: int, tokens: int, form: st
     for name, way in ways.items():
         at = room // 4 + (tokens // 2 if form == "concat" and not way.grows else 0)
         sessions[name] = kind(model, language, room, at, way)
+    if by_ort:
+        sessions["numpy, ONNX Runtime"] = _ByOrt(model, language, room, room // 4, ways["numpy"])
     try:
         times: dict[str, list[float]] = {name: [] for name in sessions}
         for token in range(tokens + _WARM):
@@ -198,6 +240,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--precision", choices=PRECISIONS, default="int4")
     parser.add_argument("--room", type=int, default=512, help="positions that the caches have room for")
     parser.add_argument("--tokens", type=int, default=100)
+    parser.add_argument(
+        "--ort", action="store_true", help="with --form concat: arrays through ONNX Runtime's plugin too"
+    )
     given = parser.parse_args(arguments)
     language = replace(
         ARCHITECTURES["llama" if given.form == "builder" else "gpt2"],
@@ -210,7 +255,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         vocabulary=given.vocabulary,
         context=given.room,
     )
-    for line in measure(language, given.precision, given.room, min(given.tokens, given.room // 2), given.form):
+    for line in measure(
+        language, given.precision, given.room, min(given.tokens, given.room // 2), given.form, given.ort
+    ):
         print(line, flush=True)
     return 0
 
