@@ -153,14 +153,14 @@ class _ByOrt(Steps):
         self._names = [info.name for info in self._inside.get_inputs() if info.name.startswith("past_key_values")]
         self._at, self._ids = at, np.ones((1, 1), np.int64)
         kind = np.float16 if "float16" in self._inside.get_inputs()[-1].type else np.float32
-        self._past = [np.zeros((1, language.kv_heads, at, language.size), kind) for _ in self._names]
+        self._caches_now: list[Any] = [np.zeros((1, language.kv_heads, at, language.size), kind) for _ in self._names]
 
     def step(self) -> float:
         self._at += 1
-        feeds = {"input_ids": self._ids, "attention_mask": np.ones((1, self._at), np.int64)}
-        feeds |= dict(zip(self._names, self._past, strict=True))
+        feeds: dict[str, Any] = {"input_ids": self._ids, "attention_mask": np.ones((1, self._at), np.int64)}
+        feeds |= dict(zip(self._names, self._caches_now, strict=True))
         start = time.perf_counter()
-        _, *self._past = self._inside.run(
+        _, *self._caches_now = self._inside.run(
             ["logits", *[name.replace("past_key_values", "present") for name in self._names]], feeds
         )
         return 1e3 * (time.perf_counter() - start)

@@ -34,7 +34,7 @@ from vkep.placement.kompute import KOMPUTE
 from vkep.placement.kompute import find as find_kp
 from vkep.placement.nodes import check_known, check_sizes, lower_node
 from vkep.placement.policy import VGF, VULKAN, Partition, Policy
-from vkep.placement.repeats import without_repeats
+from vkep.placement.repeats import REPEATED, without_repeats
 from vkep.placement.sequences import dissolve, dissolves, named_elements
 from vkep.placement.steps import Placed
 from vkep.placement.texts import gives_texts, numbered
@@ -84,7 +84,9 @@ def lower(
                 return partitioner.postponed(partitioner.asks_inputs)
         try:
             partitioner.name_elements()
-            partitioner.placements += [Placement(node, "inlined") for node in (replaced.gone if replaced else ())]
+            partitioner.placements += [
+                Placement(node, "inlined", REPEATED) for node in (replaced.gone if replaced else ())
+            ]
             return partitioner.program()
         except OutOfDeviceMemoryError:  # fusion left a result in memory that exceeds one buffer: its node declines it
             if every_size:

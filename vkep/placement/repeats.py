@@ -24,6 +24,8 @@ from vkep.ir.infer import Known
 from vkep.placement.control import carried_condition
 from vkep.placement.inlined import Inlined, make_node, scope
 
+#: the reason of the nodes that are left out
+REPEATED = "a Gather repeats the rows"
 #: operators that give a single number another shape or type
 _SAME_NUMBER = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 
@@ -64,6 +66,12 @@ def without_repeats(
         kept += made[id(node)].nodes if id(node) in made else [] if id(node) in left else [node]
     weights = {name: weight for one in made.values() for name, weight in one.weights.items()}
     return Replaced(tuple(kept), weights, tuple(gone))
+
+
+def repeats_rows(body: Graph) -> bool:
+    """Whether a Loop's body, whose inputs and outputs are those that it declares, does what a step of such a loop does."""
+    states = len(body.inputs) == 3 and len(body.outputs) == 2
+    return states and _row(body, _Values({}, {})) is not None
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from vkep.placement.channels_last import is_channels_last, made_by, plain
 from vkep.placement.data_dependent import replacement_nodes
 from vkep.placement.partition import lower, place
 from vkep.placement.policy import VGF, VULKAN, Policy
+from vkep.placement.repeats import REPEATED
 from vkep.placement.sequences import ON_LISTS
 from vkep.placement.steps import Placed
 from vkep.sizes import Size, Trace, clear_caches
@@ -38,6 +39,7 @@ logger = logging.getLogger("vkep.ort")
 #: reasons of nodes that Vulkan was not asked for
 _ELSEWHERE = "another execution provider has it"
 _DRIVEN = "ONNX Runtime runs it; the nodes of its bodies are claimed by themselves"
+_ON_LISTS = "its sequences and optionals are values of ONNX Runtime's"
 _SHOWN = 3  #: reasons in a warning
 
 #: the value of the sizes while claims are made: that of images and sequences, so that few refusals depend on it
@@ -94,6 +96,7 @@ class Claims:
 class _Verdicts:
     """The result of lowering each node, by its outputs."""
 
+    repeated: set[tuple[str, ...]] = field(default_factory=set)  #: nodes of loops that a Gather replaces
     #: value: how many nodes compute something (are not folded): one, or with bodies theirs too
     taken: dict[tuple[str, ...], int] = field(default_factory=dict)
     reasons: dict[tuple[str, ...], str] = field(default_factory=dict)
@@ -160,6 +163,7 @@ def _verdicts(view: OrtGraphView, placements: Iterable[Placement]) -> _Verdicts:
     _judge(view, placements, verdicts)
     _keep_packed_together(view, verdicts)
     _give_up_what_its_driver_reads(view, verdicts)
+    _keep_repeats_together(view, verdicts)
     return verdicts
 
 
@@ -232,7 +236,8 @@ def known_values(view: OrtGraphView, size: Callable[[Dim], int] = _no_size) -> d
 
 
 def _judge(view: OrtGraphView, placements: Iterable[Placement], verdicts: _Verdicts) -> None:
-    on_lists = {n.outputs for n in view.graph.nodes if n.op_type in ON_LISTS and not _on_tensors(view, n)}
+    may_be = [n for n in view.graph.nodes if n.op_type in ON_LISTS or n.bodies]
+    on_lists = {n.outputs for n in may_be if not _on_tensors(view, n)}
     for placement in placements:
         node = placement.node
         if not any(name in view.pointers for name in node.outputs):
@@ -243,8 +248,11 @@ def _judge(view: OrtGraphView, placements: Iterable[Placement], verdicts: _Verdi
             verdicts.reasons[node.outputs] = (
                 _DRIVEN if node.bodies else "ONNX Runtime's interface does not give its attributes"
             )
+        elif placement.reason == REPEATED:
+            verdicts.taken[node.outputs] = count_nodes(node)
+            verdicts.repeated.add(node.outputs)
         elif node.outputs in on_lists:  # it, or a node that replaces it
-            verdicts.reasons[node.outputs] = "its sequences and optionals are values of ONNX Runtime's"
+            verdicts.reasons[node.outputs] = _ON_LISTS
         elif node.bodies:  # its bodies are asked when it is read
             verdicts.taken[node.outputs] = count_nodes(node)
         elif placement.where in (VULKAN, VGF, "folded"):
@@ -265,7 +273,8 @@ def count_nodes(node: Node) -> int:
 
 
 def _on_tensors(view: OrtGraphView, node: Node) -> bool:
-    return all(view.elem_type(name) for name in (*node.inputs, *node.outputs) if name)
+    names = {*node.reads, *node.outputs} - {"", *view.inner}  # the constants of bodies are tensors
+    return all(map(view.elem_type, names))
 
 
 def _assigned_elsewhere(view: OrtGraphView, node: Node) -> bool:
@@ -343,14 +352,25 @@ def _give_up_what_its_driver_reads(view: OrtGraphView, verdicts: _Verdicts) -> N
             )
 
 
+def _keep_repeats_together(view: OrtGraphView, verdicts: _Verdicts) -> None:
+    """Decline loops that a Gather replaces unless all of their nodes are in one island: sequences do not leave it."""
+    island = {name: stage for stage, nodes in _by_stage(view, verdicts).items() for n in nodes for name in n.outputs}
+    lists = [
+        (n, name) for n in view.graph.nodes if n.outputs in verdicts.repeated for name in n.reads if name in island
+    ]
+    if any(island[n.outputs[0]] != island[name] for n, name in lists if not view.elem_type(name)):
+        for outputs in verdicts.repeated:
+            del verdicts.taken[outputs]
+            verdicts.reasons[outputs] = _ON_LISTS
+
+
 def _info(view: OrtGraphView, name: str) -> ValueInfo | None:
     return view.value_info(name) if name else None
 
 
-def _islands(view: OrtGraphView, verdicts: _Verdicts, min_partition_size: int) -> list[tuple[Node, ...]]:
-    """Group the claimed nodes by stage: a node's stage is the latest of its inputs', plus one where an input is
-    computed on the other side. No path leaves a stage and returns, so each group is convex. Stages with fewer than
-    ``min_partition_size`` computing nodes are left out."""
+def _by_stage(view: OrtGraphView, verdicts: _Verdicts) -> dict[int, list[Node]]:
+    """The claimed nodes by stage: a node's stage is the latest of its inputs', plus one where an input is computed on the other
+    side. No path leaves a stage and returns, so each group is convex."""
     stages: dict[str, tuple[bool, int]] = {}
     groups: dict[int, list[Node]] = {}
     for node in view.graph.nodes:
@@ -359,5 +379,11 @@ def _islands(view: OrtGraphView, verdicts: _Verdicts, min_partition_size: int) -
         stages.update({n: (ours, stage) for n in node.outputs if n})
         if ours:
             groups.setdefault(stage, []).append(node)
+    return groups
+
+
+def _islands(view: OrtGraphView, verdicts: _Verdicts, min_partition_size: int) -> list[tuple[Node, ...]]:
+    """The groups of nodes that are fused: those of `_by_stage` with ``min_partition_size`` computing nodes at least."""
+    groups = _by_stage(view, verdicts)
     work = {stage: sum(verdicts.taken[n.outputs] for n in nodes) for stage, nodes in groups.items()}
     return [tuple(nodes) for stage, nodes in sorted(groups.items()) if work[stage] >= max(1, min_partition_size)]

@@ -20,6 +20,7 @@ from vkep.graph.weights import ArrayWeight, Content, Weight
 from vkep.ort.boundary import NULL, OrtError, ffi, lib
 from vkep.ort.memory.tensors import describe, shape_of, tensor_array
 from vkep.placement.inlined import rename
+from vkep.placement.repeats import repeats_rows
 
 if TYPE_CHECKING:
     from vkep.ort.api import Ort
@@ -145,6 +146,12 @@ class OrtGraphView:
     def is_run_by_its_node(self) -> bool:
         """Whether this is a body of an If, Loop or Scan that vkep can run whole: then the node is claimed, not what is in it."""
         return self.in_body and self._bodies_of(self._parent) is not None
+
+    @property
+    def declared(self) -> Graph:
+        """`graph` with the inputs and outputs that it declares."""
+        inputs, outputs = (tuple(map(self.value_info, names)) for names in (self.formal_inputs, self.outputs))
+        return dataclasses.replace(self.graph, inputs=inputs, outputs=outputs)
 
     @property
     def has_own_driver(self) -> bool:
@@ -300,11 +307,14 @@ class OrtGraphView:
         around = ort.items(api.Node_GetNumInputs, api.Node_GetInputs, kind, pointer)
         around += ort.items(api.Node_GetNumOutputs, api.Node_GetOutputs, kind, pointer)
         around += ort.items(api.Node_GetNumImplicitInputs, api.Node_GetImplicitInputs, kind, pointer)
-        if not all(_is_whole_bytes(self._elem_type_of(info)) for info in around if info != NULL):
+        tensors = all(_is_whole_bytes(self._elem_type_of(info)) for info in around if info != NULL)
+        if not tensors and op_type != "Loop":
             return None
         found: dict[str, OrtGraphView] = {}
         for name, graph in subgraphs(ort, pointer):
             body = found[name] = OrtGraphView(ort, graph, self._overrides, takes=self._takes)
+            if not tensors:  # no step of the loop runs
+                return found if repeats_rows(body.declared) else None
             borders = [*body.formal_inputs, *body.outputs]
             if not all(_is_whole_bytes(body.elem_type(n)) for n in borders) or not self._takes(body):
                 return None
