@@ -90,6 +90,18 @@ def test_a_program(folder: Path, options: list[str], none: str, cuda: str, cpu: 
     )
 
 
+@pytest.mark.parametrize(("replaced", "first"), [(set(), "CPUExecutionProvider"), ({""}, "AzureExecutionProvider")])
+def test_a_program_that_passes_all_available_providers(
+    registered: Any, replaced: set[str], first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list is by priority: Vulkan is before the CPU, and before all others where it is the default."""
+    monkeypatch.setattr(python_sessions, "replaced", replaced)
+    names = onnxruntime.get_available_providers()
+    assert names.index("VulkanExecutionProvider") < names.index(first) and len(set(names)) == len(names)
+    session = onnxruntime.InferenceSession(parser.parse_model(MODEL).SerializeToString(), providers=names)
+    assert session.get_providers()[:-1] == names[:-1] and "VulkanExecutionProvider" in session.get_providers()
+
+
 def test_a_module_and_a_command(folder: Path) -> None:
     made = found(folder, "-m", "vkep.ort", "--default", "-m", "program", "--flag")
     assert made["argv"] == ["--flag"] and made["none"] == "Vulkan" and made["path"] == str(folder)

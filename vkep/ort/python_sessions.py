@@ -71,7 +71,10 @@ def install(onnxruntime: ModuleType) -> None:
     available, device = onnxruntime.get_available_providers, onnxruntime.get_device
 
     def get_available_providers() -> list[str]:
-        names: list[str] = available()
+        """By their priority. ONNX Runtime puts plugins last, so a program that passes all would get the CPU."""
+        names: list[str] = [name for name in available() if name != EP_NAME]
+        if len(names) < len(available()):
+            names.insert(0 if "" in replaced or CPU not in names else names.index(CPU), EP_NAME)
         return [*(n for n in sorted(replaced) if n and n not in names), *names]
 
     def get_device() -> str:  # some programs read it before they look at providers

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from tools.bench.sizes import images, speech
+from tools.bench.sizes import images, music, speech, video
 from tools.half_precision.networks import prepare
 
 Tensor = Any
@@ -328,6 +328,37 @@ def _rt_detr() -> Traced:
     return Traced(Flat(inner, call), {"x": torch.rand(1, 3, _HEIGHT, _WIDTH)}, {"x": _IMAGE})
 
 
+def _sam2(part: str) -> Traced:
+    """Open are images, the points of objects, the objects, and the memories of earlier images (`video.FEATURES` squared each)."""
+    edge, wide, pixels, thin = video.FEATURES, video.WIDE, video.FEATURES**2, video.MEMORY
+    inputs = {
+        "image": {"x": torch.rand(2, 3, video.EDGE, video.EDGE)},
+        "masks": {
+            "features": torch.rand(1, wide, edge, edge),
+            "first": torch.rand(1, wide // 8, 4 * edge, 4 * edge),
+            "second": torch.rand(1, wide // 4, 2 * edge, 2 * edge),
+            "points": torch.rand(2, 3, 2) * video.EDGE,
+            "labels": torch.ones(2, 3, dtype=torch.int32),
+        },
+        "attention": {
+            "features": torch.rand(pixels, 1, wide),
+            "places": torch.rand(pixels, 1, wide),
+            "memory": torch.rand(3 * pixels, 1, thin),
+            "memory_places": torch.rand(3 * pixels, 1, thin),
+            "pointers": torch.rand(8, 1, thin),
+        },
+        "memory": {"features": torch.rand(2, wide, edge, edge), "object": torch.rand(2, 1, video.EDGE, video.EDGE)},
+    }
+    batch, prompt = {0: "batch"}, {0: "objects", 1: "count"}
+    names = {
+        "image": {"x": batch},
+        "masks": {"points": prompt, "labels": prompt},
+        "attention": {"memory": {0: "kept"}, "memory_places": {0: "kept"}, "pointers": {0: "pointers"}},
+        "memory": {"features": batch, "object": batch},
+    }
+    return Traced(video.Part(part), inputs[part], names[part])
+
+
 def _interpolated(model: nn.Module, x: Tensor) -> Tensor:
     return model(pixel_values=x, interpolate_pos_encoding=True).last_hidden_state
 
@@ -341,6 +372,11 @@ TRACED: Mapping[str, Callable[[], Traced]] = {
         for name in ("Esrgan", "PixelShuffle", "TextDetector", "TextReader", "TextAttention", "UNet", "Vgg", "Style")
     },
     "yolo": _PART(_own, "Yolo"),
+    "u2net": _PART(_own, "SaliencyNet"),
+    "yolo_nms": _PART(_own, "YoloWithNms"),
+    "yolo_end": _PART(_own, "YoloOfMost"),
+    **{f"sam2_{part}": _PART(_sam2, part) for part in video.PARTS},
+    "demucs": lambda: Traced(Flat(music.Separator()), {"x": torch.randn(1, 2, 4000)}, {"x": {2: "samples"}}),
     "inception": _PART(_own, "Inception", batch=True),
     "frames": _PART(_own, "Frames", channels=6),
     "sd_unet": _unet,

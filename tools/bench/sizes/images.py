@@ -121,6 +121,52 @@ class Yolo(nn.Module):  # type: ignore[misc]
         return torch.cat([(low + high) / 2 * stride, (high - low) * stride, torch.cat(scores, 2).sigmoid()], 1)
 
 
+def _lively(network: nn.Module) -> nn.Module:
+    """The network with weights that keep the size of values, so that scores differ by more than roundings."""
+    for part in network.modules():
+        if isinstance(part, nn.Conv2d):
+            nn.init.kaiming_normal_(part.weight)
+    return network
+
+
+class YoloWithNms(nn.Module):  # type: ignore[misc]
+    """YOLO with non-maximum suppression in the model, as ultralytics exports it: boxes are shifted by their class, so that only
+    those of one class suppress each other."""
+
+    def __init__(self) -> None:
+        import torchvision  # noqa: F401, declares the operator
+
+        super().__init__()
+        self.inner = _lively(Yolo())
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        [found] = self.inner(x)
+        middle, size = found[:2].T, found[2:4].T
+        corners = torch.cat([middle - size / 2, middle + size / 2], 1)
+        scores, kind = found[4:].max(0)
+        kept = scores > 0.5
+        corners, scores, kind = corners[kept], scores[kept], kind[kept]
+        chosen = torch.ops.torchvision.nms(corners + kind[:, None] * 1024.0, scores, 0.6)[:100]
+        return corners[chosen], scores[chosen]
+
+
+class YoloOfMost(nn.Module):  # type: ignore[misc]
+    """YOLOv10's end: the most probable places, then the most probable classes of these, without suppression."""
+
+    def __init__(self, most: int = 40) -> None:
+        super().__init__()
+        self.inner, self.most = _lively(Yolo()), most
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        boxes, scores = self.inner(x).transpose(1, 2).split([4, self.inner.classes], 2)
+        places = scores.amax(2).topk(self.most, 1)[1][:, :, None]
+        boxes = boxes.gather(1, places.expand(-1, -1, 4))
+        scores = scores.gather(1, places.expand(-1, -1, scores.shape[2])).flatten(1)
+        best, index = scores.topk(self.most, 1)
+        row = torch.div(index, self.inner.classes, rounding_mode="floor")
+        return boxes.gather(1, row[:, :, None].expand(-1, -1, 4)), best
+
+
 class TextDetector(nn.Module):  # type: ignore[misc]
     """PP-OCR's detection (DBNet): depthwise convolutions with squeeze and excitation, a pyramid, and transposed convolutions."""
 
@@ -233,6 +279,52 @@ class UNet(nn.Module):  # type: ignore[misc]
             dy, dx = beside.shape[2] - x.shape[2], beside.shape[3] - x.shape[3]
             x = join(torch.cat([beside, f.pad(x, [dx // 2, dx - dx // 2, dy // 2, dy - dy // 2])], 1))
         return self.last(x)
+
+
+class Residual(nn.Module):  # type: ignore[misc]
+    """U2-Net's block: a U-Net inside, down by pools that round up, and up to the sizes that were there before."""
+
+    def __init__(self, inside: int, middle: int, outside: int, levels: int) -> None:
+        super().__init__()
+        self.first, self.bottom = conv(inside, outside), conv(middle, middle)
+        self.down = nn.ModuleList([conv(outside if k == 0 else middle, middle) for k in range(levels)])
+        self.up = nn.ModuleList([conv(2 * middle, outside if k == 0 else middle) for k in range(levels)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, kept = self.first(x), []
+        x = first
+        for k, layer in enumerate(self.down):
+            kept.append(layer(x if k == 0 else f.max_pool2d(x, 2, 2, ceil_mode=True)))
+            x = kept[-1]
+        x = self.bottom(x)
+        for layer, beside in zip(reversed(self.up), reversed(kept), strict=True):
+            x = f.interpolate(x, size=beside.shape[2:], mode="bilinear", align_corners=False)
+            x = layer(torch.cat([x, beside], 1))
+        return x + first
+
+
+class SaliencyNet(nn.Module):  # type: ignore[misc]
+    """U2-Net, which removes backgrounds: blocks that are U-Nets in a U-Net, and masks of each level in the image's size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList([Residual(3, 8, 16, 3), Residual(16, 8, 24, 2), Residual(24, 8, 32, 1)])
+        self.up = nn.ModuleList([Residual(24 + 32, 8, 24, 2), Residual(16 + 24, 8, 16, 3)])
+        self.sides = nn.ModuleList([nn.Conv2d(w, 1, 3, 1, 1) for w in (16, 24, 32)])
+        self.last = nn.Conv2d(3, 1, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        a = self.down[0](x)
+        b = self.down[1](f.max_pool2d(a, 2, 2, ceil_mode=True))
+        c = self.down[2](f.max_pool2d(b, 2, 2, ceil_mode=True))
+        resized = [x.shape[2:], b.shape[2:], a.shape[2:]]
+        b = self.up[0](torch.cat([f.interpolate(c, size=resized[1], mode="bilinear"), b], 1))
+        a = self.up[1](torch.cat([f.interpolate(b, size=resized[2], mode="bilinear"), a], 1))
+        masks = [
+            f.interpolate(side(level), size=resized[0], mode="bilinear")
+            for side, level in zip(self.sides, (a, b, c), strict=True)
+        ]
+        return tuple(mask.sigmoid() for mask in (self.last(torch.cat(masks, 1)), *masks))
 
 
 class Inception(nn.Module):  # type: ignore[misc]

@@ -50,6 +50,15 @@ def _scales(shape: tuple[int, ...], dims: Dims, rng: np.random.Generator) -> Arr
     return np.array([0, rng.uniform(0.8, 1.2), 0], np.float32)
 
 
+def _points(shape: tuple[int, ...], dims: Dims, rng: np.random.Generator) -> Array:
+    return (rng.random(shape) * 64).astype(np.float32)
+
+
+def _labels(shape: tuple[int, ...], dims: Dims, rng: np.random.Generator) -> Array:
+    """Of points: in the object, or outside."""
+    return rng.integers(0, 2, shape).astype(np.int32)
+
+
 def _sparse(shape: tuple[int, ...], dims: Dims, rng: np.random.Generator) -> Array:
     return np.maximum(rng.standard_normal(shape), 0).astype(np.float32)
 
@@ -147,6 +156,9 @@ def _sides(step: int, least: int = 32, most: int = 96) -> dict[str, tuple[int, i
     return dict.fromkeys(("height", "width"), (least, most, step))
 
 
+#: memories of SAM 2, of 16 pixels each, and pointers to objects of four numbers each
+_KEPT = {"kept": (16, 112, 16), "pointers": (4, 64, 4)}
+
 _ALL = (
     *[_traced(name, "image", ranges=_sides(1, 8, 40)) for name in ("esrgan", "esrgan@dynamo", "pixelshuffle")],
     *[_traced(name, "image") for name in ("unet", "unet@dynamo", "vgg")],
@@ -154,6 +166,17 @@ _ALL = (
     _traced("inception", "image"),
     *[_traced(name, "image", ranges=_sides(32, 32, 192)) for name in ("yolo", "yolo@dynamo", "textdetector")],
     _traced("rt_detr", "image", ranges=_sides(32, 32, 192)),
+    *[_traced(name, "image", ranges=_sides(32, 64, 192)) for name in ("yolo_nms", "yolo_end")],
+    _traced("u2net", "image"),
+    _traced("sam2_image", "video", ranges={"batch": (1, 4, 1)}),
+    _traced(
+        "sam2_masks",
+        "video",
+        ranges={"objects": (1, 4, 1), "count": (1, 8, 1)},
+        fills={"points": _points, "labels": _labels},
+    ),
+    *[_traced(f"sam2_attention{form}", "video", ranges=_KEPT) for form in ("", "@dynamo")],
+    _traced("sam2_memory", "video", ranges={"batch": (1, 4, 1)}),
     _traced("frames", "image", ranges=_sides(4)),
     _traced("textreader", "line of text"),
     _traced("textattention", "line of text"),
@@ -165,6 +188,7 @@ _ALL = (
     *[_traced(name, "text") for name in ("bert", "bert@dynamo", "roberta", "distilbert", "albert", "electra", "mpnet")],
     *[_traced(name, "text") for name in ("t5_encoder", "bart_encoder", "gpt_neox@dynamo")],
     *[_traced(name, "audio") for name in ("wav2vec2", "hubert", "encodec", "dac", "moonshine@dynamo")],
+    _traced("demucs", "audio", ranges={"samples": (2000, 12000, 1)}),
     _traced("vits", "speech", ranges={"sequence": (4, 40, 1)}, quiet=True),
     _traced("kokoro", "speech", ranges={"sequence": (4, 40, 1)}, fills={"speed": _speed}, quiet=True),
     _traced("piper", "speech", ranges={"sequence": (4, 40, 1)}, fills={"count": _length, "scales": _scales}),
