@@ -142,6 +142,46 @@ CASES: dict[str, tuple[str, int, list[dict[str, tuple[int, ...]]]]] = {
         18,
         [{"x": (n, b, 4), "w": (1, 9, 4), "r": (1, 9, 3)} for n, b in ((5, 2), (6, 3), (9, 3), (1, 3), (12, 2))],
     ),
+    "a product with a constant that is repeated as often as a size says": (  # as an inverse STFT does
+        """g (float[1,2,n] x, float[1,1,8] w) => (float[1,1,m] y, float[4,n] z, float[4,1] u) {
+            shape = Shape(x)
+            one = Constant <value_ints: ints = [1]> ()
+            last = Constant <value_int: int = 2> ()
+            n = Gather(shape, last)
+            axis = Constant <value_ints: ints = [0]> ()
+            length = Unsqueeze(n, axis)
+            all = Concat <axis: int = 0> (one, one, length)
+            ones = ConstantOfShape <value: tensor = float[1] {1.0}> (all)
+            y = ConvTranspose <strides: ints = [4]> (ones, w)
+            few = Constant <value_ints: ints = [4, 1]> ()
+            start = Constant <value_ints: ints = [0]> ()
+            end = Constant <value_ints: ints = [4]> ()
+            two = Constant <value_ints: ints = [2]> ()
+            part = Slice(w, start, end, two)
+            u = Reshape(part, few)
+            flat = Concat <axis: int = 0> (one, length)
+            row = Reshape(ones, flat)
+            z = MatMul(u, row)
+        }""",
+        18,
+        [{"x": (1, 2, n), "w": (1, 1, 8)} for n in (5, 9, 16, 33, 12)],
+    ),
+    "repeats as torch writes them": (
+        """g (float[n,3] x, float[1,2,4] f) => (float[n,2,4] y) {
+            shape = Shape(x)
+            first = Constant <value_ints: ints = [0]> ()
+            n = Gather(shape, first)
+            one = Constant <value_ints: ints = [1]> ()
+            both = Concat <axis: int = 0> (one, n)
+            depth = Constant <value_int: int = 3> ()
+            counts = OneHot(first, depth, both)
+            flat = Constant <value_ints: ints = [-1]> ()
+            repeats = Reshape(counts, flat)
+            y = Tile(f, repeats)
+        }""",
+        18,
+        [{"x": (n, 3), "f": (1, 2, 4)} for n in (2, 3, 5, 4, 7)],
+    ),
     "masks of as many heads as the sizes say": (  # in the third, for a general plan, of one head, in memory of more
         """g (float[2,4,4,8] q, float[2,4,k,8] v, float[c,a,k] m) => (float[2,4,4,8] y) {
             shape = Constant <value_ints: ints = [-1, 4, 0]> ()

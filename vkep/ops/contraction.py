@@ -18,7 +18,7 @@ from vkep.kernels.problem import Problem
 from vkep.ops.allowed import FLOATING
 from vkep.ops.microsoft import MICROSOFT, activated
 from vkep.ops.registry import FLOATS, operator
-from vkep.sizes import cached, matches
+from vkep.sizes import cached, is_size, matches
 
 #: layers recur, and so do plans for other sizes: checked and derived values are cached
 _problem = cached(MatMulProblem)
@@ -94,7 +94,9 @@ def _product(
     out = b.empty(dtype, (*sizes, m, n))
     problem: Problem
     if dtype.name in FLOATS and x.dtype is y.dtype is dtype:
-        problem = _problem(m, n, k, *strides, batch=sizes, dtype=dtype.name, b_constant=y.storage.is_constant)
+        # what a constant repeats as often as a size says is no weight that can be packed
+        is_weight = y.storage.is_constant and not any(is_size(value) for value in (n, k, *strides[1]))
+        problem = _problem(m, n, k, *strides, batch=sizes, dtype=dtype.name, b_constant=is_weight)
     else:
         problem = GenericProductProblem(sizes, m, n, k, *strides, (x.dtype.name, y.dtype.name, dtype.name))
     b.compute(problem, [x, y], [out])

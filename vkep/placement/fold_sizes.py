@@ -36,6 +36,7 @@ _MOVES: Mapping[str, tuple[int, ...]] = {
     ),
     **dict.fromkeys(("Slice", "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze"), (0,)),
     **dict.fromkeys(("Pad", "ScatterElements", "ScatterND"), (0, 2)),
+    "OneHot": (2,),  # torch writes repeats of one axis with it
 }
 
 
@@ -234,7 +235,7 @@ def _moved(
         return None
     table = np.empty(len(elements), object)
     table[:] = elements
-    return [None if r is None else _object(table[r]) for r in made], types[0]
+    return [None if r is None else _object(table[r]) for r in made], types[moves[0]]
 
 
 def _each(function: Callable[..., Any], *arrays: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:

@@ -3,6 +3,7 @@ U-Net and older classifiers."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
@@ -134,8 +135,7 @@ class YoloWithNms(nn.Module):  # type: ignore[misc]
     those of one class suppress each other."""
 
     def __init__(self) -> None:
-        import torchvision  # noqa: F401, declares the operator
-
+        importlib.import_module("torchvision")  # declares the operator
         super().__init__()
         self.inner = _lively(Yolo())
 

@@ -172,7 +172,7 @@ _ALL = (
     _traced(
         "sam2_masks",
         "video",
-        ranges={"objects": (1, 4, 1), "count": (1, 8, 1)},
+        ranges={"objects": (2, 6, 1), "count": (2, 9, 1)},
         fills={"points": _points, "labels": _labels},
     ),
     *[_traced(f"sam2_attention{form}", "video", ranges=_KEPT) for form in ("", "@dynamo")],
