@@ -205,6 +205,27 @@ def test_numbers_that_divide_sizes_decide_between_two_plans() -> None:
         assert graph.count == count
 
 
+@pytest.mark.parametrize(
+    ("first", "then", "chosen"), [((24, 18), (12, 8), 0), ((16, 8), (8, 24), 1), ((96, 64), (64, 32), 1)]
+)
+def test_a_product_that_is_divisible_by_chance_is_no_reason_for_a_choice(
+    first: tuple[int, int], then: tuple[int, int], chosen: int
+) -> None:
+    """A product of halves; 4 divides it for both signatures, and for all sizes of their steps in the last cases only."""
+    found: list[bool] = []
+
+    def lower(known: Mapping[str, Any]) -> None:
+        n, m = known["x"].shape
+        found.append(divides(4, (n // 2) * (m // 2)))
+
+    graph = plans(Maker(lower))
+    run(graph, *first)
+    run(graph, *then)
+    assert found == [True, bool(chosen)] and graph.count == 1
+    run(graph, 6, 6)
+    assert graph.count == 1 + chosen
+
+
 def test_memory_that_has_room_for_more_is_a_size_from_the_start() -> None:
     def past(n: int, capacity: int) -> ValueSpec:
         return ValueSpec(DTYPES["float32"], (3, n), (3, capacity))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +15,8 @@ from vkep.sizes.size import Real, Size, SizeError, Terms, hint, is_size, made
 ZERO, NONZERO, AT_LEAST = "==", "!=", ">="
 #: the bound of a size that has none
 MOST = 1 << 62
+#: numbers that divide all sizes, and of which half is assumed: kernels ask for multiples of 8 at most
+_LARGE_STEP = 16
 #: maximum number of terms in a quotient of two polynomials
 _LONGEST_QUOTIENT = 16
 
@@ -88,16 +91,31 @@ class Trace:
         return not value.hint
 
     def vanishes(self, value: Size) -> bool:
-        """Whether a size is 0 now, and was in the runs before, so that a choice for it is worth a condition; in a general trace
-        none is. Then the condition is recorded."""
+        """Whether a size is 0 now, was in the runs before, and is in those that `_expected` gives, so that a choice for it is
+        worth a condition; in a general trace none is. Then the condition is recorded."""
         if self.general or value.hint:
             return False
         if self._seen and self.bounds(value) != (0, 0):
             zero = self.formulas([value])
             zero = replace(zero, relations=(ZERO,))
-            if not all(zero.hold(sizes) for sizes in self._seen):
+            if not all(map(zero.hold, (*self._seen, *self._expected))):
                 return False
         return self.is_zero(value)
+
+    @functools.cached_property
+    def _expected(self) -> list[list[int]]:
+        """Sizes that runs may have: more in one size, or in all, by the number that divides those so far; by half of a large one,
+        since a few runs may differ by more than they have to. A product of two sizes is divisible by chance where its factors
+        are not."""
+        now = self.values
+        columns = zip(*self._seen, now, strict=True)
+        common = [math.gcd(*column) for column in columns]
+        steps = [0 if size < 2 else n if n < _LARGE_STEP else n // 2 for n, size in zip(common, now, strict=True)]
+        one = [
+            [size + step * (k == at) for at, (size, step) in enumerate(zip(now, steps, strict=True))]
+            for k in range(len(now))
+        ]
+        return [*one, [size + step for size, step in zip(now, steps, strict=True)]]
 
     def fixed(self, value: Any, why: str) -> Any:
         """The current value, under the condition that it stays the same: of a float, that every size stays the same that it is
