@@ -67,7 +67,7 @@ void main() {
             uint at = k + n * SPLIT;
             if (REVERSE != 0u) at = args.axis - 1u - at;
             values[n] = IDENTITY;
-            if (k + n * SPLIT < end) values[n] = value_of(x.v[base + at * args.inner]);
+            if (SPLIT * LOADS == 1u || k + n * SPLIT < end) values[n] = value_of(x.v[base + at * args.inner]);
         }
         if (STAGE == 0u) {
             [[unroll]] for (uint n = 0u; n < LOADS; ++n) sum = combine(sum, values[n]);
@@ -75,7 +75,7 @@ void main() {
         }
         [[unroll]] for (uint n = 0u; n < LOADS; ++n) {
             uint at = k + n * SPLIT;
-            bool stored = at < end;
+            bool stored = SPLIT * LOADS == 1u || at < end;
             if (REVERSE != 0u) at = args.axis - 1u - at;
             SUM_T total, before = combine(running, scan_lanes(values[n], lane, SPLIT, total));
 #ifdef POSITIONS

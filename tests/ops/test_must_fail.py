@@ -146,6 +146,7 @@ CASES: dict[str, tuple[Any, ...]] = {
         {},
         21,
     ),
+    "a running sum of a scalar": ("CumSum", [scalar(1.0), scalar(0, np.int64)], {}, 21),
     "an axis that is a list": ("CumSum", [f(2, 3), i64(0, 0)], {}, 21),
     "a negative sample rate": (
         "MelWeightMatrix", [*(scalar(v, np.int64) for v in (8, 16, -8192)), scalar(0.0), scalar(1e3)], {}, 17,

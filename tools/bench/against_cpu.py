@@ -1,7 +1,7 @@
 """``python -m tools.bench.against_cpu``: single operators against ONNX Runtime's CPU provider, and detectors' ends.
 
-Sorting, selection, scans and indexing by long lists, which a GPU runs in several dispatches and whose time depends on the data.
-Each case runs in turns in both engines, from numpy inputs to numpy outputs; printed are the least times of the turns in
+Sorting, selection, reductions, scans and indexing by long lists, which a GPU runs in several dispatches and whose time depends on
+the data. Each case runs in turns in both engines, from numpy inputs to numpy outputs; printed are the least times of the turns in
 milliseconds, their quotient (above 1 vkep is slower), and whether the results agree. ``--profile`` lists the dispatches of a run.
 ``--processor`` compares the processor time of all threads, where other work keeps the machine busy; ONNX Runtime then has one
 thread, since others spin while they wait.
@@ -142,10 +142,26 @@ def _detr(count: int, classes: int) -> Case:
     )
 
 
-def _arg(shape: Sequence[int], axis: int) -> Case:
+def _arg(shape: Sequence[int], axis: int, op: str = "ArgMax") -> Case:
     out = [n for d, n in enumerate(shape) if d != axis]
-    text = f"(float[{_dims(shape)}] x) => (int64[{_dims(out)}] y) {{ y = ArgMax <axis: int = {axis}, keepdims: int = 0> (x) }}"
-    return Case(f"ArgMax of {'x'.join(map(str, shape))}, axis {axis}", text, _floats(*shape))
+    text = f"(float[{_dims(shape)}] x) => (int64[{_dims(out)}] y) {{ y = {op} <axis: int = {axis}, keepdims: int = 0> (x) }}"
+    return Case(f"{op} of {'x'.join(map(str, shape))}, axis {axis}", text, _floats(*shape))
+
+
+def _reduced(shape: Sequence[int], axis: int, op: str) -> Case:
+    out = [n for d, n in enumerate(shape) if d != axis]
+    text = f"""(float[{_dims(shape)}] x) => (float[{_dims(out)}] y) {{
+        d = Constant <value = int64[1] {{{axis}}}> () y = {op} <keepdims: int = 0> (x, d) }}"""
+    feeds = _floats(*shape) if op == "ReduceMax" else lambda rng: {"x": rng.random(shape, np.float32)}
+    return Case(f"{op} of {'x'.join(map(str, shape))}, axis {axis}", text, feeds, close=op != "ReduceMax")
+
+
+def _histogram(count: int, bins: int) -> Case:
+    """The numbers of elements of each bin, by OneHot and a sum."""
+    text = f"""(int64[{count}] i) => (float[{bins}] y) {{ d = Constant <value = int64 {{{bins}}}> ()
+        v = Constant <value = float[2] {{0, 1}}> () o = OneHot(i, d, v) a = Constant <value = int64[1] {{0}}> ()
+        y = ReduceSum <keepdims: int = 0> (o, a) }}"""
+    return Case(f"histogram of {count} in {bins}", text, lambda rng: {"i": rng.integers(0, bins, count)})
 
 
 def _dims(shape: Sequence[int]) -> str:
@@ -254,9 +270,16 @@ def cases() -> Iterator[Case]:
         yield _suppression(classes, count, most)
         yield _suppression(classes, count, most, every=True)
     yield _yolo(8400, 80)
+    yield _yolo(25_200, 80)
     yield _detr(8400, 80)
+    yield _detr(300, 80)
     for shape, axis in (((1, 1_000_000), 1), ((1, 80, 8400), 1), ((1, 8400, 80), 2), ((64, 128_256), 1)):
         yield _arg(shape, axis)
+        yield _reduced(shape, axis, "ReduceMax")
+        yield _reduced(shape, axis, "ReduceSum")
+    yield _arg((1, 100_000, 4), 1, "ArgMin")
+    yield _reduced((1, 100_000, 4), 1, "ReduceMean")
+    yield _histogram(100_000, 100)
     yield from _counted(8400)
     yield from _counted(672_000)
     yield _sum(1, 1_000_000)

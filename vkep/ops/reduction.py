@@ -174,6 +174,8 @@ def _hardmax(b: Builder, x: Tensor, axis: int) -> Tensor:
 
 
 def _running(b: Builder, x: Tensor, axis: Tensor, exclusive: int, reverse: int, product: bool) -> Tensor:
+    if not x.rank:
+        b.invalid("the input is a scalar, expected one axis or more")
     where = b.axis(int(b.number(axis, "axis")), x.rank)
     dense, sizes = middle(b, x, [where])
     return scan(b, dense, ScanProblem(*sizes, x.dtype.name, bool(exclusive), bool(reverse), product))

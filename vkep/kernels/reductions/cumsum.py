@@ -133,8 +133,8 @@ def _segments(columns: int, axis: int, inner: int, caps: DeviceCapabilities) -> 
         return wanted - 1 | 1 if wanted > 1 else 1
     if inner == 1:  # a workgroup for each
         wanted = min(BUSY_GROUPS // columns, axis // (shortest * lane))
-    else:  # a lane for each, which reads about as many totals as elements at most
-        wanted = min(BUSY_GROUPS * lane // columns, math.isqrt(axis))
+    else:  # a lane for each; with more segments it would read more totals than fewer elements save
+        wanted = min(BUSY_GROUPS * lane // columns, 2 * math.isqrt(axis))
     return max(wanted, 1)
 
 
