@@ -2,8 +2,9 @@
 // elements that are not 0, in order, and their number.
 //
 // A column has `segments` segments of `segment` elements, and SPLIT lanes share a segment, side by side along the axis (inner is 1
-// then). STAGE 0 writes the segments' totals [outer, segments, inner]. STAGE 1 adds those before its own and writes the results.
-// The order of additions is fixed, so results repeat. With REVERSE elements and segments are counted from the end.
+// then). STAGE 1 writes the segments' totals [outer, segments, inner]. STAGE 2 adds those before its own and writes the results.
+// STAGE 0 writes the results where a column is one segment. The order of additions is fixed, so results repeat. With REVERSE
+// elements and segments are counted from the end.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -22,7 +23,7 @@
 layout(constant_id = 4) const uint SPLIT = 1;  // a power of two
 layout(constant_id = 5) const uint EXCLUSIVE = 0;
 layout(constant_id = 6) const uint REVERSE = 0;
-layout(constant_id = 7) const uint STAGE = 1;
+layout(constant_id = 7) const uint STAGE = 0;
 layout(constant_id = 8) const uint LOADS = 1;  // of a lane in flight
 
 #ifdef PRODUCT
@@ -53,7 +54,7 @@ void main() {
     uint base = outer * args.axis * args.inner + i;
 
     SUM_T running = IDENTITY, sum = IDENTITY;
-    if (STAGE == 1u && args.segments > 1u) {
+    if (STAGE == 2u) {
         for (uint k = share; k < s; k += SPLIT)
             sum = combine(sum, totals.v[(outer * args.segments + k) * args.inner + i]);
         scan_lanes(sum, lane, SPLIT, running);
@@ -69,7 +70,7 @@ void main() {
             values[n] = IDENTITY;
             if (SPLIT * LOADS == 1u || k + n * SPLIT < end) values[n] = value_of(x.v[base + at * args.inner]);
         }
-        if (STAGE == 0u) {
+        if (STAGE == 1u) {
             [[unroll]] for (uint n = 0u; n < LOADS; ++n) sum = combine(sum, values[n]);
             continue;
         }
@@ -86,7 +87,7 @@ void main() {
             running = combine(running, total);
         }
     }
-    if (STAGE == 0u) {
+    if (STAGE == 1u) {
         scan_lanes(sum, lane, SPLIT, running);
         if (live && share == 0u) totals.v[run] = running;
     }

@@ -74,3 +74,23 @@ def test_few_plans_serve_every_size(open_session: Open, case: str, monkeypatch: 
         for got, expected in zip(session.run(None, feeds), peer.run(None, feeds), strict=True):
             np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4, strict=True)
     assert len(plans) <= 3
+
+
+def test_segments_for_few_long_columns_serve_many_short_ones(open_session: Open) -> None:
+    """And the other way round: their number follows the sizes, with no condition on them."""
+    text = """g (float[n,m,k] x) => (float[n,m,k] y, int64[3,c] at) {
+        d = Constant <value = int32 {1}> () y = CumSum <reverse: int = 1> (x, d) at = NonZero (x) }"""
+    session, draw = open_session(model(text, opset=18), fallback="error"), np.random.default_rng(6)
+    for shape in (
+        (2, 60_000, 3),
+        (3, 50_000, 2),
+        (20_000, 2, 5),
+        (4000, 17, 1),
+        (2, 2, 2),
+        (300, 700, 1),
+        (1, 90_001, 1),
+    ):
+        x = draw.integers(-1, 2, shape).astype(np.float32)
+        y, at = session.run(None, {"x": x})
+        np.testing.assert_array_equal(y, np.cumsum(x[:, ::-1], 1)[:, ::-1])
+        np.testing.assert_array_equal(at, np.stack(np.nonzero(x)))

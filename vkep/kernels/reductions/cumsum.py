@@ -35,7 +35,7 @@ from vkep.kernels.problem import Need, Problem
 from vkep.kernels.reductions.columns import ColumnProblem
 from vkep.kernels.reference import undefined, wide
 from vkep.kernels.select import Candidate, Emission, implement
-from vkep.sizes import at_hand, matches
+from vkep.sizes import at_hand, largest, matches, smallest
 
 #: element types of totals by the GLSL types
 _TOTALS = {
@@ -59,12 +59,12 @@ def _position_defines(dtype: str) -> dict[str, str]:
 
 def _reach(call: KernelCall) -> Mapping[str, int]:
     columns, positions = call["columns"], "POSITIONS" in call.defines
-    elements, segments, last = columns * call["axis"], call["segments"], call["STAGE"] == 1
+    elements, stage = columns * call["axis"], call["STAGE"]
     return {
         "x": elements * call.size_of("IN_T"),
-        "totals": columns * segments * call.size_of("SUM_T") if segments > 1 else 0,
-        "y": elements * call.size_of("OUT_T") if last else 0,
-        **({"count": 8 if last else 0} if positions else {}),
+        "totals": columns * call["segments"] * call.size_of("SUM_T") if stage else 0,
+        "y": elements * call.size_of("OUT_T") if stage != 1 else 0,
+        **({"count": 8 if stage != 1 else 0} if positions else {}),
     }
 
 
@@ -76,7 +76,7 @@ SCAN = Kernel(
     + (_sum_defines("int64"), _position_defines("int64")),
     reach=_reach,
 )
-#: the shortest segment of a lane on a CPU driver, and of a lane of a workgroup on a GPU
+#: the shortest segment of a lane on a CPU driver, and elements of a segment for each of its lanes on a GPU
 _SHORTEST = 256, 4
 #: loads of a GPU's lane in flight
 _LOADS = 4
@@ -123,18 +123,24 @@ class PositionsProblem(Problem):
         return positions, np.array([len(chosen)])
 
 
+def _shortest(inner: int, caps: DeviceCapabilities) -> int:
+    """Elements of the shortest segment."""
+    if is_cpu(caps):
+        return _SHORTEST[0]
+    return _SHORTEST[1] * (lanes(caps, BUSY_GROUPS) if matches(inner, 1) else 1)
+
+
 @at_hand
-def _segments(columns: int, axis: int, inner: int, caps: DeviceCapabilities) -> int:
+def _segments(columns: int, axis: int, inner: int, shortest: int, caps: DeviceCapabilities) -> int:
     """Segments of a column, so that the device is busy."""
-    shortest, lane = _SHORTEST[0 if is_cpu(caps) else 1], lanes(caps, BUSY_GROUPS * CPU_GROUPS)
     if is_cpu(caps):
         wanted = min(CPU_GROUPS * caps.subgroup_size // columns, axis // shortest)
         # an odd number: lanes whose places are a power of two apart would share few sets of a cache
         return wanted - 1 | 1 if wanted > 1 else 1
     if inner == 1:  # a workgroup for each
-        wanted = min(BUSY_GROUPS // columns, axis // (shortest * lane))
+        wanted = min(BUSY_GROUPS // columns, axis // shortest)
     else:  # a lane for each; with more segments it would read more totals than fewer elements save
-        wanted = min(BUSY_GROUPS * lane // columns, 2 * math.isqrt(axis))
+        wanted = min(BUSY_GROUPS * lanes(caps, columns) // columns, 2 * math.isqrt(axis), axis // shortest)
     return max(wanted, 1)
 
 
@@ -156,18 +162,21 @@ def _scan(
     defines: Mapping[str, str],
     spec: Mapping[str, int],
 ) -> list[KernelCall]:
-    segments = _segments(columns, axis, inner, e.caps)
+    shortest = _shortest(inner, e.caps)
+    most = _segments(columns, axis, inner, shortest, e.caps)
+    # a plan with sizes may have many more columns, of shorter axes
+    segments = smallest(most, largest(axis // shortest, 1))
     runs, segment = columns * segments, ceil_div(axis, segments)
     total = _TOTALS[defines["SUM_T"]]
     # shuffles of 64-bit types are an optional feature
     share = _shared_out(runs, segment, matches(inner, 1), element_type(total).itemsize == 8, e.caps)
     share = replace(share, groups=ceil_div(runs, share.local // share.split))
-    totals = e.target.scratch(total, (runs,)) if segments > 1 else None
+    totals = e.target.scratch(total, (runs,)) if most > 1 else None
 
     def stage(number: int) -> KernelCall:
         return SCAN.call(
             **share.launch,
-            operands={"x": e["x"], "totals": totals, **(results if number else dict.fromkeys(results))},
+            operands={"x": e["x"], "totals": totals, **(dict.fromkeys(results) if number == 1 else results)},
             params={
                 "columns": columns,
                 "axis": axis,
@@ -186,7 +195,7 @@ def _scan(
             flops=columns * axis,
         )
 
-    return [stage(number) for number in range(int(segments == 1), 2)]
+    return [stage(number) for number in ((1, 2) if most > 1 else (0,))]
 
 
 def _sums(problem: ScanProblem, e: Emission) -> list[KernelCall]:
