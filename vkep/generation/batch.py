@@ -137,7 +137,9 @@ class Batch(Uncopied):
         self._rows = rows_of(decoder, limit)
         self._chooser = Chooser(decoder)
         self._pace, self._turns = Pace(), 0
-        self._lookup, self._draft = 0 if isinstance(decoder, EncoderDecoder) else lookup, draft
+        # states of recurrent layers do not go back after a wrong guess
+        guesses = isinstance(decoder, Decoder) and not decoder.has_states
+        self._lookup, self._draft = (lookup, draft) if guesses else (0, None)
         self._in_progress: list[Answer] = []
         self._unread: deque[Answer] = deque()  # whose readers are deleted
         self._lock = threading.RLock()  # a call holds it; one may still run after its caller was interrupted

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from onnx import TensorProto, ValueInfoProto, helper
 
 from vkep import dtypes
@@ -23,13 +24,18 @@ CAPACITY_STEP = 64
 @dataclass(frozen=True)
 class CacheSpec:
     """One of a model's caches: the input ``past`` [batch, heads, length, size], and the output ``present`` that
-    replaces it."""
+    replaces it. With ``state`` a recurrent layer's state [batch, *state] instead, which has no length."""
 
     past: str
     present: str
     heads: int
     size: int
     dtype: str
+    state: tuple[int, ...] = ()
+
+    def shape(self, rows: int, capacity: int) -> tuple[int, ...]:
+        """Of a buffer for so many sequences and tokens."""
+        return (rows, *self.state) if self.state else (rows, self.heads, capacity, self.size)
 
 
 class RowCaches:
@@ -38,7 +44,7 @@ class RowCaches:
 
     def __init__(self, session: InferenceSession, specs: Sequence[CacheSpec]) -> None:
         self._session, self._specs = session, specs
-        self._moves = Moves(session, specs[0].dtype)
+        self._moves = {(s.dtype, len(s.state) or 3): Moves(session, s.dtype, 1 + (len(s.state) or 3)) for s in specs}
         self.rows = self.capacity = 0
         self._buffers: list[DeviceTensor] = []
         self._views: dict[tuple[int, int], tuple[dict[str, DeviceTensor], dict[str, DeviceTensor]]] = {}
@@ -57,9 +63,9 @@ class RowCaches:
         made: list[DeviceTensor] = []
         try:
             for place, spec in enumerate(self._specs):
-                made.append(self._session.empty_device_tensor((rows, spec.heads, capacity, spec.size), spec.dtype))
+                made.append(self._session.empty_device_tensor(spec.shape(rows, capacity), spec.dtype))
                 if self.rows:
-                    self._moves.copy(self._buffers[place], made[-1].rows(0, self.rows))
+                    self._moves_of(spec).copy(self._buffers[place], made[-1].rows(0, self.rows))
         except BaseException:
             for tensor in made:
                 tensor.close()
@@ -71,8 +77,17 @@ class RowCaches:
 
     def copy(self, row: int, into: int) -> None:
         """Copy the content of a row into another one."""
-        for tensor in self._buffers:
-            self._moves.copy(tensor.rows(row, 1), tensor.rows(into, 1))
+        for spec, tensor in zip(self._specs, self._buffers, strict=True):
+            self._moves_of(spec).copy(tensor.rows(row, 1), tensor.rows(into, 1))
+
+    def begin(self, row: int) -> None:
+        """Set the states of a row to 0: those before the first token."""
+        for spec, tensor in zip(self._specs, self._buffers, strict=True):
+            if spec.state:
+                tensor.rows(row, 1).write(np.zeros((1, *spec.state), DTYPES[spec.dtype].numpy))
+
+    def _moves_of(self, spec: CacheSpec) -> Moves:
+        return self._moves[spec.dtype, len(spec.state) or 3]
 
     def bound(self, first: int, count: int) -> tuple[Mapping[str, DeviceTensor], Mapping[str, DeviceTensor]]:
         """The bindings of a run on the rows from ``first``: inputs and outputs by name, the same objects until the
@@ -88,7 +103,10 @@ class RowCaches:
     def leading(self, row: int, length: int) -> tuple[Mapping[str, DeviceTensor], Mapping[str, DeviceTensor]]:
         """The bindings of a run on the first ``length`` tokens of one row: inputs and outputs in the same memory."""
         inputs, outputs = self.bound(row, 1)
-        views = [tensor.leading((*tensor.shape[:2], length, tensor.shape[3])) for tensor in inputs.values()]
+        views = [
+            tensor if spec.state else tensor.leading((*tensor.shape[:2], length, tensor.shape[3]))
+            for spec, tensor in zip(self._specs, inputs.values(), strict=True)
+        ]
         return dict(zip(inputs, views, strict=True)), dict(zip(outputs, views, strict=True))
 
     def close(self) -> None:
@@ -96,25 +114,27 @@ class RowCaches:
         for tensor in self._buffers:
             tensor.close()
         self._buffers, self._views, self.rows, self.capacity = [], {}, 0, 0
-        self._moves.close()
+        for moves in self._moves.values():
+            moves.close()
 
 
 class Moves:
     """Copies between device tensors."""
 
-    def __init__(self, session: InferenceSession, dtype: str) -> None:
-        self._owner, self._dtype = session, dtype
+    def __init__(self, session: InferenceSession, dtype: str, rank: int = 4) -> None:
+        self._owner, self._dtype, self._rank = session, dtype, rank
 
     @functools.cached_property
     def _sessions(self) -> tuple[InferenceSession, InferenceSession]:
         return tuple(
-            InferenceSession(_copy_model(self._dtype, longer), context=self._owner.lease) for longer in (False, True)
+            InferenceSession(_copy_model(self._dtype, longer, self._rank), context=self._owner.lease)
+            for longer in (False, True)
         )  # type: ignore[return-value]
 
     def copy(self, source: DeviceTensor, target: DeviceTensor) -> None:
         """Copy ``source`` [batch, heads, capacity, size] to the beginning of ``target``, whose capacity is at least as
-        large."""
-        more = target.shape[2] - source.shape[2]
+        large; of another rank to one of the same shape."""
+        more = target.shape[2] - source.shape[2] if self._rank == 4 else 0
         session = self._sessions[more > 0]
         binding = session.io_binding()
         binding.bind_input("x", source)
@@ -143,11 +163,11 @@ def element_of(value: ValueInfo, others: Collection[int] = ()) -> int:
     return value.elem_type
 
 
-def _copy_model(dtype: str, longer: bool) -> Any:
+def _copy_model(dtype: str, longer: bool, rank: int) -> Any:
     """A model whose ``y`` is ``x``, followed along the third axis by ``rest`` if ``longer``."""
 
     def info(name: str) -> ValueInfoProto:
-        return helper.make_tensor_value_info(name, DTYPES[dtype].onnx, [f"{name}{k}" for k in range(4)])
+        return helper.make_tensor_value_info(name, DTYPES[dtype].onnx, [f"{name}{k}" for k in range(rank)])
 
     if longer:
         nodes, inputs = [helper.make_node("Concat", ["x", "rest"], ["y"], axis=2)], [info("x"), info("rest")]

@@ -104,10 +104,15 @@ class Decoder:
         folder, inputs = self.folder, {v.name: v for v in graph.inputs}
         outputs = {v.name: v for v in graph.outputs}
         pairs = dict(folder.caches) or {n: p for n in inputs if (p := _present(n, outputs))}
+        if any(past in inputs and _state(inputs[past]) for past in pairs):
+            # a layer has keys and values, or states, and the folder lists both for all
+            pairs = {past: present for past, present in pairs.items() if past in inputs or present in outputs}
         missing = [n for n in (*pairs, *pairs.values()) if n not in inputs and n not in outputs]
         if missing or not pairs:
             raise InvalidModelError(f"{folder.decoder}: no cache of keys and values named {missing or 'past...'}")
         self.specs = [self._spec(inputs[past], present) for past, present in pairs.items()]
+        #: whether recurrent layers have states: a row cannot go back to fewer tokens
+        self.has_states = any(spec.state for spec in self.specs)
         plain = [o for o in outputs if o not in set(pairs.values())]
         self.logits = next((o for o in plain if o == "logits"), plain[0] if len(plain) == 1 else "")
         if not self.logits:
@@ -125,12 +130,15 @@ class Decoder:
             raise UnsupportedModelError(
                 f"{folder.decoder} has inputs {unknown or list(self._kinds)}; generation knows {known} and caches"
             )
-        readers = {(n.op_type, r) for n in graph.nodes for r in n.reads if r in pairs}
+        grown = {spec.past for spec in self.specs if not spec.state}
+        readers = {(n.op_type, r) for n in graph.nodes for r in n.reads if r in grown}
         #: whether several sequences run at once, each in a row of the caches
         self.by_rows = all(op in _ROW_OPERATORS for op, _ in readers)
 
     def _spec(self, past: ValueInfo, present: str) -> CacheSpec:
         shape, folder = past.shape or (), self.folder
+        if state := _state(past):
+            return CacheSpec(past.name, present, 0, 0, str(dtypes.from_onnx(element_of(past, _QUANTIZED))), state)
         if len(shape) != 4:
             raise UnsupportedModelError(
                 f"{folder.decoder}: cache {past.name!r} has shape {shape}, expected 4 dimensions"
@@ -327,6 +335,13 @@ def _present(past: str, outputs: Mapping[str, Any]) -> str:
         if past.startswith(old) and (name := new + past[len(old) :]) in outputs:
             return name
     return ""
+
+
+def _state(past: ValueInfo) -> tuple[int, ...]:
+    """The sizes of a recurrent layer's state but the first, which is open; () for a cache, whose length is open too."""
+    first, *sizes = past.shape or (0,)
+    fixed = tuple(size for size in sizes if isinstance(size, int))
+    return fixed if len(fixed) == len(sizes) and not isinstance(first, int) else ()
 
 
 def _size(shape: Sequence[Any] | None) -> int:

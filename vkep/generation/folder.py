@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -48,8 +49,8 @@ _START = ("<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>
 _IMAGE_TOKENS = ("image_token_id", "image_token_index")
 #: kinds of models whose images are cut into tiles, and those whose features of images have positions in three dimensions
 _TILED, _IN_GRID = ("idefics3", "smolvlm"), ("qwen2_vl", "qwen2_5_vl")
-#: the placeholders in the name patterns of genai_config.json
-_PAST = {f"past_{part}_names": f"present_{part}_names" for part in ("key", "value")}
+#: patterns in genai_config.json of the names of caches, and of states that recurrent layers have in their place
+_PAST = re.compile(r"past_(\w+)_names")
 
 
 @dataclass(frozen=True)
@@ -204,8 +205,8 @@ def _genai(folder: Path, config: Record) -> ModelFolder:
     layers = decoder.number("num_hidden_layers", most=_MOST_LAYERS)
     caches = {
         past: present
-        for part, other in _PAST.items()
-        if part in inputs.values and other in outputs.values
+        for part in inputs.values
+        if (named := _PAST.fullmatch(part)) and (other := f"present_{named[1]}_names") in outputs.values
         for past, present in zip(inputs.names(part, layers), outputs.names(other, layers), strict=True)
     }
     names = {name: what for what, name in inputs.values.items() if isinstance(name, str) and "%" not in name}

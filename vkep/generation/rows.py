@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -138,7 +139,17 @@ class BufferRows(Rows):
         self._ends: dict[int, int] = {}  # by row: the position after its tokens, where it is not their number
 
     def _usable(self, row: int, count: int) -> int:
-        return count
+        return count if not self._decoder.has_states or count == len(self.held[row]) else 0
+
+    @contextmanager
+    def _whole(self, rows: Iterable[int]) -> Iterator[None]:
+        """A run of some rows. Where it fails, states may be of some later token: these rows begin again."""
+        try:
+            yield
+        except BaseException:
+            for row in rows if self._decoder.has_states else ():
+                self._trim(row, 0)
+            raise
 
     def _trim(self, row: int, count: int) -> None:
         if count < len(self.held[row]) and self._ends.pop(row, None) is not None:
@@ -182,16 +193,35 @@ class BufferRows(Rows):
         held = self.held[row]
         self.reserve(row, len(held) + len(tokens))
         positions = self._positions(row, tokens)
-        made = self._decoder.on_rows(
-            self._decoder.ids(tokens), [len(held)], self._caches, row, positions, self.adapters.get(row)
-        )
+        with self._whole([row]):
+            self._begin(row)
+            made = self._decoder.on_rows(
+                self._decoder.ids(tokens), [len(held)], self._caches, row, positions, self.adapters.get(row)
+            )
         self.held[row] = [*held, *tokens]
         self._set_end(row, positions)
         return made
 
+    def _begin(self, row: int) -> None:
+        """Before a run of a row: states before its first token are 0."""
+        if self._decoder.has_states and not self.held[row]:
+            self._caches.begin(row)
+
     def step(
         self, tokens: Mapping[int, int], known: tuple[DeviceTensor, list[int]] | None
     ) -> Iterator[tuple[range, Made]]:
+        if not self._decoder.has_states:
+            yield self._step(tokens, known)
+            return
+        found = sorted(tokens)  # a run would change the states of rows between them
+        first = [row for row in found if row - 1 not in tokens]
+        for at, end in zip(first, [*first[1:], found[-1] + 1], strict=True):
+            part = {row: tokens[row] for row in found if at <= row < end}
+            with self._whole(part):
+                made = self._step(part, known if len(first) == 1 else None)
+            yield made
+
+    def _step(self, tokens: Mapping[int, int], known: tuple[DeviceTensor, list[int]] | None) -> tuple[range, Made]:
         rows = range(min(tokens), max(tokens) + 1)
         self.reserve(rows[-1], max(len(self.held[row]) for row in tokens) + 1)
         for row in rows:
@@ -210,11 +240,11 @@ class BufferRows(Rows):
             self.adapters.get(rows[0]),
         )
         self.append(tokens)
-        yield rows, made
+        return rows, made
 
     def ahead(self, rows: range, tokens: DeviceTensor) -> Made | None:
         lengths = [len(self.held[row]) for row in rows]
-        if max(lengths) >= self._caches.capacity:
+        if self._decoder.has_states or max(lengths) >= self._caches.capacity:
             return None
         adapter = self.adapters.get(rows[0])
         return self._decoder.on_rows(tokens, lengths, self._caches, rows[0], self._next(rows), adapter)
@@ -242,7 +272,9 @@ class GrownRows(BufferRows):
         held = self.held[row]
         self.reserve(row, len(held) + len(tokens))
         positions = self._positions(row, tokens)
-        made = self._decoder.on_leading(ids, len(held), self._caches, row, positions, self.adapters.get(row))
+        with self._whole([row]):
+            self._begin(row)
+            made = self._decoder.on_leading(ids, len(held), self._caches, row, positions, self.adapters.get(row))
         self.held[row] = [*held, *tokens]
         self._set_end(row, positions)
         return made
@@ -258,7 +290,7 @@ class GrownRows(BufferRows):
 
     def ahead(self, rows: range, tokens: DeviceTensor) -> Made | None:
         length = len(self.held[rows[0]])
-        if len(rows) > 1 or length + 1 >= self._caches.capacity:
+        if self._decoder.has_states or len(rows) > 1 or length + 1 >= self._caches.capacity:
             return None
         adapter = self.adapters.get(rows[0])
         return self._decoder.on_leading(tokens, length, self._caches, rows[0], self._next(rows), adapter)
