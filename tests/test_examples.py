@@ -50,6 +50,7 @@ EXAMPLES = {
     "speak.py": (None, ["0.wav: ", " symbols in ", "2.wav: "]),
     "semantic_search.py": (None, [" Rice is cooked in", " Bread is baked"]),
     "detect.py": (None, ["frame 9: ", "  class "]),
+    "video.py": (None, ["frame 29: ", "30 frames: "]),
     "own_shader.py": (None, ["uvec2 x at 0, uvec2 y at 8, uint n at 16, float a at 20", "right"]),
 }
 #: needs torch: run by tests/executorch/export/test_example.py
@@ -73,6 +74,7 @@ STARTED: dict[str, tuple[str, list[str]]] = {
     "speak.py": ("voice", []),
     "semantic_search.py": ("sentences", []),
     "detect.py": ("detector", []),
+    "video.py": ("detector", []),
 }
 
 

@@ -18,7 +18,8 @@ from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelEr
 from vkep.generation import Generator
 from vkep.generation.images import GENAI_SETTINGS, SETTINGS, Processor
 from vkep.generation.vision import FIRST_TOKEN, without_images
-from vkep.models.vision_language import IMAGE, write_vision_language
+from vkep.models.language import BEGIN
+from vkep.models.vision_language import IMAGE, write_florence, write_vision_language
 
 Image = pytest.importorskip("PIL.Image")
 Array = np.ndarray[Any, Any]
@@ -342,3 +343,69 @@ def test_a_prompt_names_the_tiles_of_an_image(tmp_path: Path) -> None:
         features = [t for t in tokens if t >= FIRST_TOKEN]
         assert features == sorted(features) and len(set(features)) == 48
         assert len(generator.generate([IMAGE, 7], images=[images()[1]], max_tokens=3, ignore_end=True).tokens) == 3
+
+
+# ---- an encoder that reads images and texts
+
+
+class Florence:
+    """The models of `write_florence` on ONNX Runtime, joined by numpy; the decoder computes all tokens again."""
+
+    def __init__(self, folder: Path) -> None:
+        names = ("vision_encoder", "embed_tokens", "encoder_model", "decoder_model")
+        self.vision, self.embed, self.encoder, self.decoder = (cpu_session(folder / f"onnx/{n}.onnx") for n in names)
+        self.processor = Processor.of(folder)
+
+    def greedy(self, prompt: list[int], given: list[Any], count: int) -> list[int]:
+        parts = [self.vision.run(None, {"pixel_values": self.processor.pixels(image).values})[0] for image in given]
+        [embeds] = self.embed.run(None, {"input_ids": np.array([prompt])})
+        joined = np.concatenate([*parts, embeds], axis=1)
+        mask = np.ones(joined.shape[:2], np.int64)
+        [states] = self.encoder.run(None, {"inputs_embeds": joined, "attention_mask": mask})
+        tokens = [BEGIN]
+        for _ in range(count):
+            [embeds] = self.embed.run(None, {"input_ids": np.array([tokens])})
+            known = {"inputs_embeds": embeds, "encoder_hidden_states": states, "encoder_attention_mask": mask}
+            tokens.append(int(self.decoder.run(["logits"], known)[0][0, -1].argmax()))
+        return tokens[1:]
+
+
+def test_an_encoder_reads_images_and_text(tmp_path: Path) -> None:
+    write_florence(tmp_path)
+    reference, prompt = Florence(tmp_path), list(b"What does the image show?")
+    with Generator(tmp_path, fallback="error") as generator:
+        for given in ([images()[0]], [images()[1]], images()[2:4], []):
+            answer = generator.generate(prompt, images=given, max_tokens=8, ignore_end=True)
+            assert answer.tokens == reference.greedy(prompt, given, 8)
+        best = generator.search(
+            generator.tokens(prompt, [images()[0]]), beams=1, count=1, max_tokens=8, ignore_end=True
+        )
+        assert best[0].tokens == reference.greedy(prompt, [images()[0]], 8)
+        assert not [n for s in generator.decoder.sessions for n in s.report().nodes if n.where == "cpu"]
+
+
+def test_the_tokens_of_florence_2_in_transformers(tmp_path: Path) -> None:
+    """Exported by torch. Pixels are those of transformers' processor."""
+    torch = pytest.importorskip("torch")
+    from tests.generation.florence_of_transformers import exported
+
+    model, processor = exported(tmp_path)
+    prompt, answers = list(b"What does the image describe?"), set()
+    with Generator(tmp_path, fallback="error") as generator:
+        for image in images()[:3]:
+            pixels = processor(image, return_tensors="pt")["pixel_values"]
+            np.testing.assert_allclose(Processor.of(tmp_path).pixels(image).values, pixels.numpy(), atol=2e-5)
+            marks = [model.config.image_token_id] * model.get_image_features(pixels).shape[1]
+            ids = torch.tensor([[*marks, *prompt]])
+            with torch.no_grad():
+                made = model.generate(
+                    input_ids=ids,
+                    attention_mask=torch.ones_like(ids),
+                    pixel_values=pixels,
+                    max_new_tokens=12,
+                    do_sample=False,
+                )
+            answer = generator.generate(prompt, images=[image], max_tokens=12)
+            assert answer.tokens == made[0, 1:].tolist()
+            answers.add(tuple(answer.tokens))
+    assert len(answers) == 3

@@ -12,10 +12,10 @@ from onnx import TensorProto
 from vkep import dtypes
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelError
+from vkep.generation import vision
 from vkep.generation.caches import CacheSpec, RowCaches, element_of
 from vkep.generation.folder import ModelFolder
-from vkep.generation.rewrite import CHOSEN, EMBEDS, FEATURES, IDS, TOKENS, for_generation, with_embeddings
-from vkep.generation.vision import Vision
+from vkep.generation.rewrite import CHOSEN, FEATURES, IDS, TOKENS, for_generation, with_embeddings
 from vkep.graph.load import load_model
 from vkep.graph.model import Graph, Model, ValueInfo
 from vkep.session import InferenceSession, IOBinding, SessionOptions
@@ -68,13 +68,8 @@ class Decoder:
         """``keep``: of a run's last tokens so many have logits."""
         self.folder = folder
         model = load_model(folder.decoder, max_nodes=SessionOptions.max_nodes)
-        self.vision: Vision | None = None
-        self.no_images = "has no encoder of images"  #: why, where it has no ``vision``
-        if folder.vision is not None:
-            try:
-                self.vision = Vision(folder.vision, options)
-            except UnsupportedModelError as error:  # it serves texts
-                self.no_images = f"cannot be used for images: {error}"
+        #: the encoder of images, or why it has none
+        self.vision, self.no_images = vision.opened(folder.vision, options)
         try:
             self._open(model, options, keep)
         except BaseException:
@@ -84,10 +79,8 @@ class Decoder:
     def _open(self, model: Model, options: Mapping[str, Any], keep: int) -> None:
         if self.folder.embeddings is not None:
             embeddings = load_model(self.folder.embeddings, max_nodes=SessionOptions.max_nodes)
-            width = next((v.shape[-1] for v in model.graph.inputs if v.name == EMBEDS and v.shape), None)
-            model = with_embeddings(model, embeddings, self.vision.element if self.vision is not None else 0)
-            if self.vision is not None:
-                self.vision.begin(width)
+            joined = self.vision.joined if self.vision is not None else with_embeddings
+            model = joined(model, embeddings)
         self._read(model.graph)
         # a step is submitted before the host has read the tokens of the one before
         options = {"run_ahead": True, **options}

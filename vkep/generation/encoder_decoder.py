@@ -12,12 +12,14 @@ import numpy as np
 from vkep import dtypes
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelError
+from vkep.generation import vision
 from vkep.generation.audio import log_mel
 from vkep.generation.caches import CAPACITY_STEP, Moves, element_of
 from vkep.generation.decoder import Adapter, Made
 from vkep.generation.folder import FIRST, LATER, MERGED, ModelFolder
-from vkep.generation.rewrite import for_generation
+from vkep.generation.rewrite import FEATURES, IDS, for_generation, with_embeddings
 from vkep.generation.rows import Rows
+from vkep.generation.vision import Image, images_of
 from vkep.graph.load import load_model
 from vkep.graph.model import Graph, Model
 from vkep.session import InferenceSession, SessionOptions
@@ -29,28 +31,37 @@ _STATES, _MASK, _LOGITS = "encoder_hidden_states", "encoder_attention_mask", "lo
 class EncoderDecoder:
     """The sessions of an encoder and of a decoder. In optimum's form the decoder's first run reads the encoder's
     states, later ones the caches of the first. In onnxruntime-genai's form the encoder writes the caches of the source,
-    and one decoder reads them.
+    and one decoder reads them. Where both read embeddings, in transformers.js' form, the source may have images (Florence-2,
+    arXiv:2311.06242).
 
     Raises as `InferenceSession`, ``FileNotFoundError``, `InvalidModelError` for a decoder without logits, and
     `UnsupportedModelError` for inputs that generation does not know.
     """
 
-    vision, no_images = None, "has no encoder of images"  #: as of `Decoder`
-
     def __init__(self, folder: ModelFolder, options: Mapping[str, Any]) -> None:
         """``options`` are of `InferenceSession`, with the context that all sessions share."""
         assert folder.encoder is not None
         self.folder = folder
-        models = [load_model(folder.decoder, max_nodes=SessionOptions.max_nodes)] if folder.cross else None
-        made = [for_generation(model, _LOGITS) for model in models or _decoders(folder.decoder.parent)]
+        models: Sequence[Model] = [_loaded(folder.decoder)] if folder.cross else _decoders(folder.decoder.parent)
+        embeddings = _loaded(folder.embeddings) if folder.embeddings is not None else None
+        if embeddings is not None:
+            models = [with_embeddings(model, embeddings) for model in models]
+        made = [for_generation(model, _LOGITS) for model in models]
         first, later = made[0], made[-1]
         logits = next((o for o in first.graph.outputs if o.name == _LOGITS), None)
         if logits is None or not logits.shape or not isinstance(logits.shape[-1], int):
             raise InvalidModelError(f"{folder.decoder}: no output named logits with the vocabulary as its last size")
         self.element, self.vocabulary = element_of(logits), logits.shape[-1]
-        self.encoder = InferenceSession(str(folder.encoder), **options)
-        self._opened = [self.encoder]
+        self._opened: list[InferenceSession] = []
+        #: as of `Decoder`
+        self.vision, self.no_images = vision.opened(folder.vision, options)
         try:
+            reader: Model | str = str(folder.encoder)
+            if embeddings is not None:
+                joined = self.vision.joined if self.vision is not None else with_embeddings
+                reader = joined(_loaded(folder.encoder), embeddings)
+            self.encoder = InferenceSession(reader, **options)
+            self._opened.append(self.encoder)
             self._read_encoder()
             for model in made:
                 self._opened.append(InferenceSession(model, **options))
@@ -72,7 +83,7 @@ class EncoderDecoder:
     def _read_encoder(self) -> None:
         inputs = {i.name: i for i in self.encoder.get_inputs()}
         self._audio = self.folder.audio if self.folder.audio in inputs else ""
-        if not set(inputs) <= {self.folder.audio, "input_ids", "attention_mask"}:
+        if not set(inputs) <= {self.folder.audio, IDS, FEATURES, "attention_mask"}:
             raise UnsupportedModelError(
                 f"{self.folder.encoder} has inputs {list(inputs)}; generation knows input_ids and {self.folder.audio}"
             )
@@ -105,7 +116,7 @@ class EncoderDecoder:
 
         Raises `InvalidInputError` for a source that the encoder does not accept.
         """
-        return given if isinstance(given, Encoded) else Encoded(self._feeds(given))
+        return given if isinstance(given, Encoded) else Encoded(self._feeds(given), images_of(given))
 
     def encode(self, source: Encoded) -> dict[str, DeviceTensor]:
         """What the encoder makes of a source, by its outputs' names. Raises as `InferenceSession.run`."""
@@ -113,6 +124,8 @@ class EncoderDecoder:
             binding = self.encoder.io_binding()
             for name, array in source.feeds.items():
                 binding.bind_cpu_input(name, array)
+            if self.vision is not None:
+                binding.bind_input(FEATURES, self.vision.features)
             names = [o.name for o in self.encoder.get_outputs()]
             names = [n for n in names if n in self.becomes or (n == names[0] and not self.folder.cross)]
             for name in names:
@@ -126,8 +139,9 @@ class EncoderDecoder:
             ids = np.asarray(given)
             if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
                 raise InvalidInputError(f"the source is {ids.dtype} {ids.shape}; expected a text, or token ids")
-            found = {"input_ids": ids[None].astype(np.int64), "attention_mask": np.ones((1, ids.size), np.int64)}
-            return {i.name: found[i.name] for i in self.encoder.get_inputs()}
+            ids = self.vision.places(ids.tolist()) if self.vision is not None else ids.astype(np.int64)
+            found = {IDS: ids[None], "attention_mask": np.ones((1, ids.size), np.int64)}
+            return {i.name: found[i.name] for i in self.encoder.get_inputs() if i.name in found}
         features = np.asarray(given)
         if features.ndim == 1 and features.dtype == np.float32:
             features = log_mel(features, self.folder.path)
@@ -147,6 +161,8 @@ class EncoderDecoder:
         """Close the sessions."""
         for session in self._opened:
             session.close()
+        if self.vision is not None:
+            self.vision.close()
 
 
 @dataclass(eq=False)
@@ -155,6 +171,7 @@ class Encoded:
     memory is free when nothing refers to it."""
 
     feeds: dict[str, Array]
+    images: Sequence[Image] = ()  #: whose features it reads
     made: dict[str, DeviceTensor] = field(default_factory=dict)  #: by the encoder's outputs
 
 
@@ -292,14 +309,18 @@ class SourceRows(Rows):
         self._states, self.held = [], []
 
 
+def _loaded(path: Path) -> Model:
+    return load_model(path, max_nodes=SessionOptions.max_nodes)
+
+
 def _decoders(folder: Path) -> tuple[Model, Model]:
     """The decoder of the first run, and that of later ones. Raises ``FileNotFoundError``."""
     if (folder / FIRST).is_file() and (folder / LATER).is_file():
-        first, later = (load_model(folder / name, max_nodes=SessionOptions.max_nodes) for name in (FIRST, LATER))
+        first, later = (_loaded(folder / name) for name in (FIRST, LATER))
         return first, later
     if not (folder / MERGED).is_file():
         raise FileNotFoundError(f"{folder} has neither {FIRST} and {LATER} nor {MERGED}")
-    merged = load_model(folder / MERGED, max_nodes=SessionOptions.max_nodes)
+    merged = _loaded(folder / MERGED)
     return branch(merged, "else_branch"), branch(merged, "then_branch")
 
 

@@ -55,8 +55,8 @@ _PAST = re.compile(r"past_(\w+)_names")
 
 @dataclass(frozen=True)
 class VisionFolder:
-    """The encoder of images. In a prompt the token ``mark`` stands for an image: it becomes the text ``before``, the image's
-    features, and the text ``after``."""
+    """The encoder of images. In a prompt the token ``mark`` (-1: none, images are before the prompt) stands for an image: it
+    becomes the text ``before``, the image's features, and the text ``after``."""
 
     root: Path  #: the model's folder, whose files say how images are read
     path: Path
@@ -239,7 +239,7 @@ def _genai_vision(found: ModelFolder, model: Record) -> VisionFolder | None:
 
 def _vision(path: Path, kind: str, config: Record, folder: Path) -> VisionFolder | None:
     """The encoder of images of a model; None where no file says which token stands for an image."""
-    mark = next((t for name in _IMAGE_TOKENS for t in config.tokens(name)), None)
+    mark = next((t for name in _IMAGE_TOKENS for t in config.tokens(name)), -1 if kind == "florence2" else None)
     if kind.startswith("gemma3"):
         tokenizer = Record.read(folder, "tokenizer_config.json", needed=False)
         begin = next(iter(config.tokens("boi_token_index")), None)
@@ -315,10 +315,12 @@ def _optimum(folder: Path, config: Record) -> ModelFolder:
         never=generation.tokens("suppress_tokens"),
         never_first=generation.tokens("begin_suppress_tokens"),
     )
+    found = _with_embeddings(found, config)
     if not reads:
-        return _with_embeddings(found, config)
+        return found
     encoder = _file(folder, f"{path.rpartition('/')[0] or '.'}/{ENCODER}", CONFIG)
-    begin = generation.tokens("decoder_start_token_id") or config.tokens("decoder_start_token_id")
+    starts = (record.tokens("decoder_start_token_id") for record in (generation, config, text))
+    begin = next(filter(None, starts), ())
     if not begin:
         raise InvalidModelError(f"{config.where}: no file says decoder_start_token_id")
     speech = _speech(generation, begin, found.end_tokens)

@@ -19,7 +19,8 @@ from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelEr
 from vkep.generation.caches import Moves, element_of
 from vkep.generation.folder import VisionFolder
 from vkep.generation.images import ImageLike, Pixels, Processor
-from vkep.generation.rewrite import FIRST_FEATURE
+from vkep.generation.rewrite import EMBEDS, FIRST_FEATURE, with_embeddings
+from vkep.graph.model import Model
 from vkep.session import InferenceSession
 from vkep.text import shown
 
@@ -106,6 +107,17 @@ def images_of(prompt: Any) -> Sequence[Image]:
     return prompt.images if isinstance(prompt, ImagePrompt) else ()
 
 
+def opened(folder: VisionFolder | None, options: Mapping[str, Any]) -> tuple[Vision | None, str]:
+    """The encoder of a folder's images; or None, and why the model reads none. Raises as `Vision`, but no
+    `UnsupportedModelError`: the model serves texts."""
+    if folder is None:
+        return None, "has no encoder of images"
+    try:
+        return Vision(folder, options), ""
+    except UnsupportedModelError as error:
+        return None, f"cannot be used for images: {error}"
+
+
 class Vision:
     """The encoder of a folder's images, and the table of their features.
 
@@ -143,6 +155,14 @@ class Vision:
         """The table [rows, width]."""
         assert self._table is not None
         return self._table
+
+    def joined(self, model: Model, embeddings: Model) -> Model:
+        """A model that reads embeddings, changed to read tokens and the features in the table, which is made for it. Raises as
+        `begin` and `with_embeddings`."""
+        width = next((v.shape[-1] for v in model.graph.inputs if v.name == EMBEDS and v.shape), None)
+        made = with_embeddings(model, embeddings, self.element)
+        self.begin(width)
+        return made
 
     def begin(self, width: Any) -> None:
         """Make the table for embeddings of ``width``. Raises `InvalidModelError` where the encoder's features have another one,

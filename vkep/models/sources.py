@@ -13,6 +13,7 @@ from onnx import TensorProto
 
 from vkep.models.language import BEGIN, END, TEMPLATE, Language, Writer, tokenizer
 
+EMBEDS = "inputs_embeds"
 SOURCES = Language("t5", hidden=32, heads=2, kv_heads=2, size=16, wide=64, context=64)
 MELS, FRAMES = 80, 3000
 #: Whisper's tokens after those of `language.tokenizer`: those of times, one for each 0.02 s, follow the last of these
@@ -35,7 +36,7 @@ def write_sources(folder: Path, kind: str = "t5") -> Language:
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(encoder(kind), folder / "encoder_model.onnx")
     for name, first in (("decoder_model", True), ("decoder_with_past_model", False)):
-        onnx.save(_decoder(kind, first), folder / f"{name}.onnx")
+        onnx.save(decoder(kind, first), folder / f"{name}.onnx")
     lang = _language(kind)
     config = {
         "model_type": kind,
@@ -73,13 +74,17 @@ def speech_generation() -> dict[str, Any]:
 
 
 def encoder(kind: str, caches: bool = False) -> onnx.ModelProto:
-    """The encoder; with ``caches`` it also computes the keys and values of the source for each layer of the decoder."""
+    """The encoder, which reads token ids, features, or of florence2 embeddings. With ``caches`` it also computes the keys and
+    values of the source for each layer of the decoder."""
     w = Writer(f"{kind}_encoder", SOURCES, "fp32")
-    if kind == "t5":
-        ids = w.input("input_ids", ["batch", "source"], TensorProto.INT64)
+    if kind != "whisper":
+        if kind == "florence2":
+            x = w.input(EMBEDS, ["batch", "source", SOURCES.hidden])
+        else:
+            ids = w.input("input_ids", ["batch", "source"], TensorProto.INT64)
+            table = w.weight("source.weight", (SOURCES.vocabulary, SOURCES.hidden), 1.0)
+            x = w.add("Gather", w.constant("source.weight", table), ids)
         mask = w.input("attention_mask", ["batch", "source"], TensorProto.INT64)
-        table = w.weight("source.weight", (SOURCES.vocabulary, SOURCES.hidden), 1.0)
-        x = w.add("Gather", w.constant("source.weight", table), ids)
         real = w.add("Unsqueeze", w.add("Cast", mask, to=TensorProto.FLOAT), w.constant("axis_2", [2]))
         x = w.add("Mul", x, real)
     else:
@@ -98,18 +103,21 @@ def encoder(kind: str, caches: bool = False) -> onnx.ModelProto:
     return w.finished()
 
 
-def _decoder(kind: str, first: bool) -> onnx.ModelProto:
+def decoder(kind: str, first: bool) -> onnx.ModelProto:
+    """The decoder of the ``first`` run, or that of later ones."""
     lang = _language(kind)
     w = Writer(f"{kind}_decoder", lang, "fp32")  # one name: both files have the same weights
-    ids = w.input("input_ids", ["batch", "length"], TensorProto.INT64)
+    if kind == "florence2":
+        x = w.input(EMBEDS, ["batch", "length", lang.hidden])
+    else:
+        ids = w.input("input_ids", ["batch", "length"], TensorProto.INT64)
+        x = w.add("Gather", w.constant("table", w.weight("table", (lang.vocabulary, lang.hidden), 1.0)), ids)
     states = w.input("encoder_hidden_states", ["batch", "states", lang.hidden]) if first else ""
     hidden = ""
-    if kind == "t5":
+    if kind != "whisper":
         mask = w.input("encoder_attention_mask", ["batch", "states"], TensorProto.INT64)
         real = w.add("Cast", w.add("Unsqueeze", mask, w.constant("axes_12", [1, 2])), to=TensorProto.BOOL)
         hidden = w.add("Where", real, w.constant("seen", 0.0), w.constant("unseen", -1e4))
-    table = w.weight("table", (lang.vocabulary, lang.hidden), 1.0)
-    x = w.add("Gather", w.constant("table", table), ids)
 
     def apart(value: str) -> str:
         shaped = w.add("Reshape", value, w.constant("apart", [0, -1, lang.heads, lang.size]))
@@ -133,7 +141,7 @@ def _decoder(kind: str, first: bool) -> onnx.ModelProto:
         scores = w.add("MatMul", q, w.add("Transpose", both[0], perm=[0, 1, 3, 2]))
         scores = w.add("Mul", scores, w.constant("scale", lang.size**-0.5))
         if causal and first:  # later tokens see all before them
-            length = w.add("Shape", ids, start=1, end=2)
+            length = w.add("Shape", normed, start=1, end=2)
             square = w.add("Concat", length, length, axis=0)
             ones = w.add("Expand", w.constant("unseen", -1e4), square)
             scores = w.add("Add", scores, w.add("Trilu", ones, w.constant("above", np.asarray(1)), upper=1))

@@ -11,9 +11,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from vkep.models import sources
 from vkep.models.builder import IR_VERSION, OPSET, GraphBuilder
 from vkep.models.language import (
     ARCHITECTURES,
+    BEGIN,
+    END,
     Language,
     embeddings_model,
     genai_config,
@@ -105,6 +108,29 @@ def write_vision_language(folder: Path, name: str = "llama", form: str = "transf
         (folder / path).write_text(json.dumps(config, indent=1), encoding="utf-8")
     write_tokenizer(folder, {"<image>": IMAGE}, chat_template=TEMPLATE)
     return language
+
+
+def write_florence(folder: Path) -> Language:
+    """Write an encoder and a decoder that read embeddings, and an encoder of images, as transformers.js has them of Florence-2
+    (arXiv:2311.06242). Returns what was written."""
+    (folder / "onnx").mkdir(parents=True, exist_ok=True)
+    models = {
+        "vision_encoder": vision_encoder(sources.SOURCES.hidden),
+        "embed_tokens": embeddings_model(sources.SOURCES),
+        "encoder_model": sources.encoder("florence2"),
+        "decoder_model": sources.decoder("florence2", first=True),
+        "decoder_with_past_model": sources.decoder("florence2", first=False),
+    }
+    for name, model in models.items():
+        onnx.save(model, folder / "onnx" / f"{name}.onnx")
+    text = {"decoder_start_token_id": BEGIN, "eos_token_id": END, "max_position_embeddings": sources.SOURCES.context}
+    sizes = {"do_center_crop": False, "size": {"height": EDGE, "width": EDGE}}
+    reads = {"image_processor_type": "CLIPImageProcessor", "image_mean": _MEAN, "image_std": _STD, **sizes}
+    config = {"model_type": "florence2", "is_encoder_decoder": True, "text_config": text}
+    for path, values in {"config.json": config, "preprocessor_config.json": reads}.items():
+        (folder / path).write_text(json.dumps(values, indent=1), encoding="utf-8")
+    write_tokenizer(folder)
+    return sources.SOURCES
 
 
 def _transformers(language: Language) -> dict[str, Any]:
