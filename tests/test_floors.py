@@ -52,6 +52,7 @@ FLOOR_OF = {
     "vkep.executorch": FRONT,
     "vkep.kompute": FRONT,
     "vkep.streaming": FRONT,
+    "vkep.tiles": FRONT,
     "vkep.optimum": FRONT,
     "vkep.cuda": FRONT,
     "vkep.ray": FRONT,
