@@ -45,6 +45,7 @@ EXAMPLES = {
     "ray_service.py": (None, ["version 2: [9.0, 16.0]", "version 1: [6.0, 8.0]"]),
     "chat.py": (None, ["characters)"]),
     "chat_image.py": (None, ["characters)"]),
+    "generate_image.py": (None, ["step 20 of 20, ", "image.png: 64 by 64 pixels"]),
     "transcribe.py": (None, [" to ", " s: "]),
     "voice_activity.py": (None, ["sound 1: 62 chunks of 32 ms, speech in "]),
     "speak.py": (None, ["0.wav: ", " symbols in ", "2.wav: "]),
@@ -62,6 +63,7 @@ NEEDS = {
     "ray_service.py": "ray",
     "chat.py": "jinja2",
     "chat_image.py": "PIL",
+    "generate_image.py": "diffusers",
     "transcribe.py": "tokenizers",
     "semantic_search.py": "tokenizers",
 }
@@ -69,6 +71,7 @@ NEEDS = {
 STARTED: dict[str, tuple[str, list[str]]] = {
     "chat.py": ("decoder", ["Name three rivers."]),
     "chat_image.py": ("images", []),
+    "generate_image.py": ("diffusion", []),
     "transcribe.py": ("whisper", []),
     "voice_activity.py": ("vad", []),
     "speak.py": ("voice", []),
@@ -111,7 +114,7 @@ def test_example(example: str, tmp_path: Path) -> None:
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    if NEEDS.get(example) != "ray":  # which logs there
+    if NEEDS.get(example) not in ("ray", "diffusers"):  # which log there
         assert result.stderr == ""  # the validation layers, where they are on, log there
     for text in expected:
         assert text in result.stdout
@@ -151,6 +154,7 @@ PAGES = [
                 "python-api",
                 "contexts",
                 "generation",
+                "pipelines",
                 "streaming",
                 "scaling",
                 "view",

@@ -36,30 +36,34 @@ from tools.heap import resident_mb
 from tools.ort_cpu import cpu_session
 from vkep.generation import Generator
 from vkep.generation.audio import log_mel
+from vkep.generation.images import Processor
 from vkep.models.language import write_language
 from vkep.models.starters import STARTERS
 from vkep.models.streams import CHUNKS, FEATURES, FRAMES
+from vkep.models.vision_language import IMAGE, write_vision_language
 from vkep.session.session_state import SessionState
 from vkep.streaming import StreamingSession
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "pipelines.md"
 BEGIN_TABLE, END_TABLE = "<!-- pipelines: python -m tools.pipelines --write -->", "<!-- end of the pipelines -->"
 SIZES, ITERATIONS = 10, 50
-#: tokens of an answer
-TOKENS = 8
+#: tokens of an answer, and steps of an image
+TOKENS, STEPS = 8, 4
 Array = np.ndarray[Any, Any]
 
 
 @dataclass
 class Opened:
     """A pipeline that is open. ``run`` and ``theirs`` (ONNX Runtime's CPU) take a number of 0 to 9, the size; both do ``steps``
-    steps and return tokens or an array. ``sessions`` are vkep's; ``crossed`` counts bytes where the client's own sessions run."""
+    steps and return tokens or an array. ``sessions`` are vkep's. Where the client has its own, ``crossed`` counts bytes and
+    ``plans`` plans."""
 
     run: Callable[[int], Any]
     theirs: Callable[[int], Any]
     steps: int
     sessions: Sequence[vkep.InferenceSession]
     crossed: Callable[[], Any] | None = None
+    plans: Callable[[], int] | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,40 @@ class Pipeline:
     open: Callable[[Path, ExitStack], Opened]
 
 
+# ---- clients' own sessions
+
+
+@contextmanager
+def _transferred() -> Iterator[list[int]]:
+    """Counts the bytes that the provider copies between host and device."""
+    from vkep.ort.memory.transfers import Transfers
+
+    found, own = [0], Transfers.run
+
+    def counted(self: Transfers, key: Any, hosts: Any, count: int) -> None:
+        found[0] += sum(key[2 * k + 1] for k in range(count))
+        own(self, key, hosts, count)
+
+    Transfers.run = counted  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        Transfers.run = own  # type: ignore[method-assign]
+
+
+def _plans_since_now() -> Callable[[], int]:
+    """Counts the plans of the provider's fused nodes that are made from now on."""
+    from vkep.ort.boundary import live
+
+    others = {id(node) for node in live("OrtNodeComputeInfo")}
+
+    def count() -> int:
+        nodes = [node for node in live("OrtNodeComputeInfo") if id(node) not in others]
+        return sum(node.planned.plan_count for node in nodes if hasattr(node, "planned"))
+
+    return count
+
+
 # ---- ONNX Runtime's CPU, step by step
 
 
@@ -80,14 +118,22 @@ class CpuDecoder:
     def __init__(self, first: Path, later: Path | None = None) -> None:
         self._sessions = [cpu_session(first), cpu_session(later)] if later else [cpu_session(first)] * 2
 
-    def tokens(self, prompt: Sequence[int], count: int, known: Mapping[str, Array] | None = None) -> list[int]:
-        """``count`` tokens after the prompt."""
+    def tokens(
+        self,
+        prompt: Sequence[int],
+        count: int,
+        known: Mapping[str, Array] | None = None,
+        embed: Callable[[Sequence[int]], Array] | None = None,
+    ) -> list[int]:
+        """``count`` tokens after the prompt; ``embed`` gives tokens' embeddings [1, tokens, hidden] to a decoder of those."""
         held, found, part, done = dict(known or {}), [], list(prompt), 0
         for k in range(count):
             session = self._sessions[k > 0]
             done += len(part)
             feeds = {"input_ids": np.array([part]), "attention_mask": np.ones((1, done), np.int64), **held}
             feeds["position_ids"] = np.arange(done - len(part), done)[None]
+            if embed is not None:
+                feeds["inputs_embeds"] = embed(part)
             for i in session.get_inputs():
                 if i.name.startswith("past") and i.name not in feeds:
                     feeds[i.name] = np.zeros((1, i.shape[1], 0, i.shape[3]), np.float32)
@@ -123,11 +169,11 @@ def _optimum(folder: Path, stack: ExitStack) -> Opened:
     from optimum.onnxruntime import ORTModelForCausalLM
 
     import vkep.optimum
-    from vkep.ort.memory.transfers import Transfers
 
     write_language(folder, "gpt2")
     vkep.optimum.register()
     stack.callback(vkep.optimum.unregister)
+    plans = _plans_since_now()
     model = ORTModelForCausalLM.from_pretrained(folder, provider="VulkanExecutionProvider")
     theirs = CpuDecoder(folder / "model.onnx")
 
@@ -136,21 +182,70 @@ def _optimum(folder: Path, stack: ExitStack) -> Opened:
         mask, count = torch.ones_like(ids), {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS}
         return model.generate(input_ids=ids, attention_mask=mask, pad_token_id=0, **count)[0, ids.shape[1] :].tolist()
 
-    @contextmanager
-    def crossed() -> Iterator[list[int]]:
-        found, own = [0], Transfers.run
+    return Opened(run, lambda k: theirs.tokens(_prompt(k), TOKENS), TOKENS, [], _transferred, plans)
 
-        def counted(self: Transfers, key: Any, hosts: Any, count: int) -> None:
-            found[0] += sum(key[2 * k + 1] for k in range(count))
-            own(self, key, hosts, count)
 
-        Transfers.run = counted  # type: ignore[method-assign]
-        try:
-            yield found
-        finally:
-            Transfers.run = own  # type: ignore[method-assign]
+def _chat_image(folder: Path, stack: ExitStack) -> Opened:
+    write_vision_language(folder)
+    generator = stack.enter_context(Generator(folder, max_sequences=1))
+    decoder = CpuDecoder(folder / "onnx" / "decoder_model_merged.onnx")
+    texts, vision = (cpu_session(folder / "onnx" / f"{name}.onnx") for name in ("embed_tokens", "vision_encoder"))
+    processor = Processor.of(folder)
 
-    return Opened(run, lambda k: theirs.tokens(_prompt(k), TOKENS), TOKENS, [], crossed)
+    def picture(size: int) -> Array:
+        return np.random.default_rng(size).integers(0, 256, (30 + 10 * size, 40, 3), np.uint8)
+
+    def expected(size: int) -> list[int]:
+        (features,) = vision.run(None, {"pixel_values": processor.pixels(picture(size)).values})
+
+        def embed(part: Sequence[int]) -> Array:
+            shown = np.equal(part, IMAGE)
+            (found,) = texts.run(None, {"input_ids": np.where(shown, 0, part)[None]})
+            found[0, shown] = features.reshape(-1, found.shape[2])[: shown.sum()]
+            return np.asarray(found)
+
+        return decoder.tokens([*[IMAGE] * features.shape[1], *_prompt(size)], TOKENS, embed=embed)
+
+    return Opened(
+        lambda k: (
+            generator.generate([IMAGE, *_prompt(k)], images=[picture(k)], max_tokens=TOKENS, ignore_end=True).tokens
+        ),
+        expected,
+        TOKENS,
+        generator.decoder.sessions,
+    )
+
+
+def _images(folder: Path, stack: ExitStack) -> Opened:
+    import diffusers
+    import onnxruntime
+    import torch
+    from optimum.onnxruntime import ORTStableDiffusionPipeline
+
+    import vkep.optimum
+
+    diffusers.utils.logging.set_verbosity_error()
+    STARTERS["diffusion"].write(folder)
+    vkep.optimum.register()
+    stack.callback(vkep.optimum.unregister)
+    plans, one_thread = _plans_since_now(), onnxruntime.SessionOptions()
+    one_thread.intra_op_num_threads = 1
+    pipelines = [
+        ORTStableDiffusionPipeline.from_pretrained(folder, **options)
+        for options in ({"provider": "VulkanExecutionProvider"}, {"session_options": one_thread})
+    ]
+
+    def drawn(pipeline: Any) -> Callable[[int], Array]:
+        pipeline.set_progress_bar_config(disable=True)
+
+        def run(size: int) -> Array:
+            settings = {"height": 64 + 16 * size, "width": 64 + 16 * (size % 4), "num_inference_steps": STEPS}
+            noise = torch.Generator().manual_seed(size)
+            return np.asarray(pipeline("a red boat", generator=noise, output_type="np", **settings).images)
+
+        return run
+
+    return Opened(*map(drawn, pipelines), STEPS, [], _transferred, plans)
 
 
 def _transcription(folder: Path, stack: ExitStack) -> Opened:
@@ -230,6 +325,10 @@ def _phonemes(size: int) -> dict[str, Array]:
 PIPELINES = {
     "chat": Pipeline("`vkep.generation`", "a token", _chat),
     "chat through Optimum": Pipeline("`ORTModelForCausalLM`, `vkep.optimum`", "a token", _optimum),
+    "chat about an image": Pipeline("`vkep.generation`", "a token", _chat_image),
+    "image generation (Stable Diffusion's form)": Pipeline(
+        "`ORTStableDiffusionPipeline`, `vkep.optimum`", "a step", _images
+    ),
     "transcription (Whisper)": Pipeline("`vkep.generation`", "a token", _transcription),
     "voice activity (silero-vad's form)": Pipeline(
         "`vkep.streaming`",
@@ -330,14 +429,14 @@ def _columns(opened: Opened, step: str, rounds: int, warnings: _Warnings) -> lis
         opened.run(k % SIZES)
         arena.append(sum(s.memory().arena.bytes_in_use for s in opened.sessions[:1]))
         resident.append(resident_mb())
-    plans = sum(s._parts.graph.plan_count for s in opened.sessions)
+    plans = opened.plans() if opened.plans else sum(s._parts.graph.plan_count for s in opened.sessions)
     memory = (
         f"{_kib(grown(arena))}, {grown(resident):.1f} MB" if opened.sessions else f"{grown(resident):.1f} MB (process)"
     )
     return [
         "all" if not cpu and not warnings.found else ", ".join(cpu) or "; ".join(warnings.found),
         worst,
-        str(plans) if opened.sessions else "",
+        str(plans),
         f"{_kib(crossed[0] / opened.steps)}, {step}",
         f"{ours:.2f}",
         f"{theirs:.2f}",
@@ -358,7 +457,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.pipelines", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", nargs="+", choices=list(PIPELINES), default=list(PIPELINES), metavar="NAME")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--write", action="store_true", help=f"write the table into {PAGE.name}")
+    parser.add_argument("--write", action="store_true", help=f"write these rows into the table of {PAGE.name}")
     given = parser.parse_args(arguments)
     lines = []
     for line in table(given.only, given.rounds):
@@ -366,8 +465,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lines.append(line)
     if given.write:
         text = PAGE.read_text(encoding="utf-8")
-        before, after = text.partition(BEGIN_TABLE)[0], text.partition(END_TABLE)[2]
-        PAGE.write_text(before + "\n".join([BEGIN_TABLE, *lines, END_TABLE]) + after, encoding="utf-8")
+        before, rest = text.split(BEGIN_TABLE)
+        table_, after = rest.split(END_TABLE)
+        rows = {line.split("|")[1].strip(): line for line in (*table_.splitlines(), *lines) if "|" in line}
+        head = lines[:2]
+        kept = [rows[name] for name in PIPELINES if name in rows]  # rows that were not measured now stay
+        PAGE.write_text(before + "\n".join([BEGIN_TABLE, *head, *kept, END_TABLE]) + after, encoding="utf-8")
     return int(any("differ:" in line for line in lines))
 
 

@@ -10,6 +10,9 @@ Optimum binds device memory for CUDA alone, since its tensors are torch's, and t
 models with the provider keep these in device memory: past and present keys and values, the encoder's states, and embeddings of
 prompts that an image pipeline passes in each step. For torch they are tensors on the CPU; what reads one copies it to the host.
 
+Image pipelines, with any provider, also get the methods for tiles that diffusers' autoencoders have
+(``pipeline.vae.enable_tiling()``).
+
 Needs optimum-onnx and torch (``pip install vkep[optimum]``).
 """
 
@@ -26,16 +29,22 @@ import torch
 from onnx import helper
 from onnxruntime.transformers.io_binding_helper import TypeHelper
 from optimum.onnxruntime import modeling_seq2seq
-from optimum.onnxruntime.base import ORTSessionMixin
+from optimum.onnxruntime.base import ORTParentMixin, ORTSessionMixin
 
 import vkep.ort
 from vkep.ort.names import EP_NAME
+from vkep.tiles import run_in_tiles
 
 __all__ = ["DeviceState", "register", "unregister"]
 
 #: inputs that a pipeline passes in many runs as the same tensor, which is therefore uploaded once
-_REPEATED = {"encoder_hidden_states", "text_embeds", "pooled_projections", "txt_ids", "img_ids"}
-_own: dict[str, Any] = {}  #: optimum's methods, while `register`'s are in their place
+_REPEATED = {
+    *("encoder_hidden_states", "text_embeds", "time_ids", "timestep_cond"),
+    *("pooled_projections", "txt_ids", "img_ids", "guidance"),
+}
+_own: dict[
+    tuple[type, str], Any
+] = {}  #: optimum's methods, while `register`'s are in their place; None: there was none
 
 
 def register() -> None:
@@ -43,15 +52,24 @@ def register() -> None:
     with it. A second call does nothing. Raises as `vkep.ort.register`."""
     vkep.ort.register()
     if not _own:
-        for name, method in _METHODS.items():
-            _own[name] = getattr(ORTSessionMixin, name)
-            setattr(ORTSessionMixin, name, method)
+        _replace(ORTSessionMixin, _METHODS)
+        _replace(ORTParentMixin, {"initialize_ort_attributes": _parts})
 
 
 def unregister() -> None:
     """Undo `register` for models that are opened from now on. The provider stays registered with ONNX Runtime."""
-    for name in list(_own):
-        setattr(ORTSessionMixin, name, _own.pop(name))
+    for kind, name in list(_own):
+        method = _own.pop((kind, name))
+        if method is None:
+            delattr(kind, name)
+        else:
+            setattr(kind, name, method)
+
+
+def _replace(kind: type, methods: Mapping[str, Callable[..., Any]]) -> None:
+    for name, method in methods.items():
+        _own[kind, name] = getattr(kind, name, None)
+        setattr(kind, name, method)
 
 
 class DeviceState(torch.Tensor):
@@ -156,11 +174,11 @@ class _Uploaded:
         #: the tensor, its version and its value: one tuple, since threads share this
         self._last: tuple[Callable[[], Any], int, Any] = (lambda: None, 0, None)
 
-    def of(self, tensor: torch.Tensor) -> Any:
-        """The value of a tensor on the host."""
+    def of(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
+        """The value of a tensor on the host; in ``dtype``, which is the same at every call."""
         known, version, value = self._last
         if known() is not tensor or version != tensor._version:
-            value = vkep.ort.to_device(tensor.numpy(force=True), self._device)
+            value = vkep.ort.to_device(tensor.to(dtype or tensor.dtype).numpy(force=True), self._device)
             self._last = weakref.ref(tensor), tensor._version, value
         return value
 
@@ -187,7 +205,7 @@ def _gather(element: int, rank: int, index: int) -> Any:
 
 def _initialize(self: Any, session: Any, use_io_binding: bool | None = None) -> None:
     """As optimum's; a model with the provider also gets a session that leaves its states on the device."""
-    _own["initialize_ort_attributes"](self, session, use_io_binding)
+    _own[ORTSessionMixin, "initialize_ort_attributes"](self, session, use_io_binding)
     names = [name for name in self.output_names if ".key" in name or ".value" in name]
     if isinstance(self, modeling_seq2seq.ORTEncoder):
         names.append("last_hidden_state")
@@ -202,12 +220,12 @@ def _onnx_inputs(self: Any, use_torch: bool, model_inputs: Mapping[str, Any]) ->
     if use_torch and isinstance(run, _Run) and self.provider == EP_NAME:
         for name in self.input_names:
             tensor = model_inputs.get(name)
-            if tensor is not None and TypeHelper.ort_type_to_torch_type(self.input_dtypes[name]) == tensor.dtype:
-                value = run.value_of(name, tensor)
+            if tensor is not None:
+                value = run.value_of(name, tensor, TypeHelper.ort_type_to_torch_type(self.input_dtypes[name]))
                 if value is not None:
                     values[name] = value
     rest = {name: torch.empty(0) if name in values else tensor for name, tensor in model_inputs.items()}
-    return _own["_prepare_onnx_inputs"](self, use_torch, rest) | values
+    return _own[ORTSessionMixin, "_prepare_onnx_inputs"](self, use_torch, rest) | values
 
 
 def _onnx_outputs(self: Any, use_torch: bool, onnx_outputs: Sequence[Any]) -> dict[str, Any]:
@@ -216,11 +234,13 @@ def _onnx_outputs(self: Any, use_torch: bool, onnx_outputs: Sequence[Any]) -> di
         name: onnx_outputs[k] for name, k in self.output_names.items() if not isinstance(onnx_outputs[k], np.ndarray)
     }
     if not use_torch:
-        return _own["_prepare_onnx_outputs"](
+        return _own[ORTSessionMixin, "_prepare_onnx_outputs"](
             self, use_torch, [o if isinstance(o, np.ndarray) else o.numpy() for o in onnx_outputs]
         )
     rest = [o if isinstance(o, np.ndarray) else np.empty(0, np.float32) for o in onnx_outputs]
-    return _own["_prepare_onnx_outputs"](self, use_torch, rest) | {n: DeviceState(v) for n, v in kept.items()}
+    return _own[ORTSessionMixin, "_prepare_onnx_outputs"](self, use_torch, rest) | {
+        n: DeviceState(v) for n, v in kept.items()
+    }
 
 
 _METHODS: dict[str, Callable[..., Any]] = {
@@ -241,12 +261,12 @@ class _Run:
         device = int(device) if device is not None and device.isdecimal() else device
         self._repeated = {name: _Uploaded(device) for name in _REPEATED}
 
-    def value_of(self, name: str, tensor: torch.Tensor) -> Any:
-        """The value of an input on the device; None where it is on the host alone."""
+    def value_of(self, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> Any:
+        """The value of an input on the device, in ``dtype``; None where it is on the host alone."""
         if isinstance(tensor, DeviceState):
             value = tensor.on_device()
-            return value if value is not None and tensor.numel() else None
-        return self._repeated[name].of(tensor) if name in _REPEATED and tensor.numel() else None
+            return value if value is not None and tensor.numel() and tensor.dtype == dtype else None
+        return self._repeated[name].of(tensor, dtype) if name in _REPEATED and tensor.numel() else None
 
     def __call__(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], run_options: Any = None) -> Any:
         session = self._session
@@ -262,3 +282,52 @@ class _Run:
         session.run_with_iobinding(binding, run_options)
         found = zip(names, binding.get_outputs(), strict=True)
         return [value if name in self._kept else value.numpy() for name, value in found]
+
+
+# ---- autoencoders in tiles
+
+
+def _parts(self: Any, parts: Any) -> None:
+    """As optimum's; an autoencoder gets the methods for tiles. Its class is not imported before, since that takes seconds."""
+    _own[ORTParentMixin, "initialize_ort_attributes"](self, parts)
+    kind = type(self)
+    if kind.__name__ == "ORTVae" and (kind, "enable_tiling") not in _own:
+        coded = {name: functools.partialmethod(_coded, getattr(kind, name)) for name in ("encode", "decode")}
+        _replace(kind, {"enable_tiling": _enable_tiling, "disable_tiling": _disable_tiling, **coded})  # type: ignore[dict-item]
+
+
+def _enable_tiling(self: Any, use_tiling: bool = True) -> None:
+    """Encode and decode images in tiles that overlap, as ``diffusers.AutoencoderKL.enable_tiling``, with its attributes:
+    ``tile_sample_min_size`` (pixels of a tile's side; at first the configuration's ``sample_size``) and ``tile_overlap_factor``
+    (the part of a tile that neighbours share)."""
+    self.use_tiling = use_tiling
+    if not hasattr(self, "tile_sample_min_size"):
+        self.tile_sample_min_size, self.tile_overlap_factor = self.config.sample_size, 0.25
+
+
+def _disable_tiling(self: Any) -> None:
+    """Encode and decode whole images again."""
+    self.use_tiling = False
+
+
+def _coded(self: Any, own: Callable[..., Any], given: Any, *rest: Any, **more: Any) -> Any:
+    """``encode`` or ``decode`` of an autoencoder: optimum's, for each tile where tiles are on."""
+    if not getattr(self, "use_tiling", False):
+        return own(self, given, *rest, **more)
+    encodes = own.__name__ == "encode"
+    scale = 2 ** (len(self.config.block_out_channels) - 1)
+    shared = int(self.tile_sample_min_size * self.tile_overlap_factor) // scale
+    each = scale if encodes else 1
+    tile, overlap = self.tile_sample_min_size // scale * each, shared * each
+    name = "latent_dist" if encodes else "sample"
+    made: list[Any] = []
+
+    def run(part: Any) -> Any:
+        made[:] = [own(self, torch.from_numpy(part), *rest, **(more | {"return_dict": True}))]
+        found = made[0][name]
+        return (found.parameters if encodes else found).numpy(force=True)
+
+    array = run_in_tiles(run, given.numpy(force=True), tile, overlap, step=each)
+    whole = torch.from_numpy(array)
+    made[0][name] = type(made[0][name])(whole) if encodes else whole
+    return made[0] if more.get("return_dict", True) else tuple(made[0].values())

@@ -36,9 +36,9 @@ PAGES: dict[str, tuple[list[str], Callable[[Path], None], list[str]]] = {
     "polygraphy": (["polygraphy"], _model, ["providers: ['VulkanExecutionProvider']", "All outputs matched"]),
     "onnxruntime-genai": (["onnxruntime_genai"], lambda folder: None, ["[1, 5, 7, 9, "]),
     "optimum": (
-        ["optimum.onnxruntime", "torch"],
+        ["optimum.onnxruntime", "torch", "diffusers"],
         lambda folder: None,
-        ["['VulkanExecutionProvider', 'CPUExecutionProvider'] tensor([[", "tensor([[  1,   2,   3, "],
+        ["['VulkanExecutionProvider', 'CPUExecutionProvider'] tensor([[", "tensor([[  1,   2,   3, ", "(96, 128)"],
     ),
     "sentence-transformers": (
         ["sentence_transformers", "optimum.onnxruntime"],

@@ -4,7 +4,6 @@ installed."""
 from __future__ import annotations
 
 import copy
-import json
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,8 @@ import numpy as np
 import pytest
 
 from tests.calls import noted
+from vkep.models.diffusion import LATENT, WIDTH, write_diffusion
+from vkep.models.diffusion import TOKENS as TOKENS_OF_A_PROMPT
 from vkep.models.language import write_language
 from vkep.models.sources import write_sources
 
@@ -161,73 +162,101 @@ def test_a_tensor_is_uploaded_again_only_if_it_changed(registered: Any) -> None:
     assert uploaded.of(torch.ones(2, 3)) is not first
 
 
-def write_diffusion(folder: Path) -> int:
-    """A small Stable Diffusion, exported by Optimum. Returns the bytes of a prompt's embedding with guidance."""
-    diffusers = pytest.importorskip("diffusers")
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    letters = {f"{c}{end}": 2 + k for k, (c, end) in enumerate((c, e) for c in "act" for e in ("", "</w>"))}
-    folder.mkdir()
-    (folder / "vocab.json").write_text(json.dumps({"<|startoftext|>": 0, "<|endoftext|>": 1, **letters}))
-    (folder / "merges.txt").write_text("#version: 0.2\n")
-    text = transformers.CLIPTextConfig(
-        vocab_size=20,
-        hidden_size=32,
-        intermediate_size=37,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=16,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=1,
-    )
-    diffusers.StableDiffusionPipeline(
-        vae=diffusers.AutoencoderKL(
-            down_block_types=("DownEncoderBlock2D",) * 2,
-            up_block_types=("UpDecoderBlock2D",) * 2,
-            block_out_channels=(32, 32),
-            latent_channels=4,
-            norm_num_groups=8,
-        ),
-        text_encoder=transformers.CLIPTextModel(text),
-        tokenizer=transformers.CLIPTokenizer(
-            str(folder / "vocab.json"), str(folder / "merges.txt"), model_max_length=16
-        ),
-        unet=diffusers.UNet2DConditionModel(
-            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-            up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-            sample_size=16,
-            block_out_channels=(32, 64),
-            layers_per_block=1,
-            cross_attention_dim=32,
-            attention_head_dim=8,
-            norm_num_groups=8,
-        ),
-        scheduler=diffusers.DDIMScheduler(),
-        safety_checker=None,
-        feature_extractor=None,
-        requires_safety_checker=False,
-    ).save_pretrained(folder / "torch")
-    made = optimum.ORTStableDiffusionPipeline.from_pretrained(str(folder / "torch"), export=True)
-    made.save_pretrained(folder / "onnx")
-    return 4 * 2 * 16 * 32
+# ---- images
 
 
-@pytest.mark.slow
-def test_an_image_uploads_its_prompt_once(registered: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def images(registered: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Opens a pipeline for images by its class."""
     import vkep.optimum
 
-    embedding = write_diffusion(tmp_path / "sd")
-
-    def opened(**options: Any) -> Callable[[], Any]:
-        pipeline = optimum.ORTStableDiffusionPipeline.from_pretrained(str(tmp_path / "sd" / "onnx"), **options)
-        settings = {"num_inference_steps": 4, "guidance_scale": 5.0, "output_type": "np"}
-        return lambda: pipeline("a cat", generator=torch.Generator().manual_seed(3), **settings).images
-
-    expected, plain = opened()(), opened(provider="VulkanExecutionProvider")
+    pytest.importorskip("diffusers")
+    write_diffusion(tmp_path / "diffusion")
     vkep.optimum.register()
-    ours = opened(provider="VulkanExecutionProvider")
-    for run in (plain, ours):
-        np.testing.assert_allclose(run(), expected, atol=1e-4)
-    assert crossing(monkeypatch, plain) - crossing(monkeypatch, ours) == 3 * embedding  # of four steps
+
+    def open_(kind: str = "ORTStableDiffusionPipeline", **options: Any) -> Any:
+        pipeline = getattr(optimum, kind).from_pretrained(tmp_path / "diffusion", **options)
+        pipeline.set_progress_bar_config(disable=True)
+        return pipeline
+
+    yield open_
     vkep.optimum.unregister()
+
+
+def drawn(pipeline: Any, **settings: Any) -> Any:
+    """An image float32 [1, height, width, 3] of four steps."""
+    settings = {"num_inference_steps": 4, "guidance_scale": 5.0, "output_type": "np"} | settings
+    return pipeline("a cat", generator=torch.Generator().manual_seed(3), **settings).images
+
+
+def test_an_image_uploads_its_prompt_once(images: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    import vkep.optimum
+
+    expected, ours = drawn(images()), images(provider="VulkanExecutionProvider")
+    vkep.optimum.unregister()
+    plain = images(provider="VulkanExecutionProvider")
+    vkep.optimum.register()
+    for pipeline in (plain, ours):
+        np.testing.assert_allclose(drawn(pipeline), expected, atol=1e-4)
+    copied = [crossing(monkeypatch, lambda p=p: drawn(p)) for p in (plain, ours)]  # type: ignore[misc]
+    assert copied[0] - copied[1] == 3 * (4 * 2 * TOKENS_OF_A_PROMPT * WIDTH)  # of four steps
+    steps = [crossing(monkeypatch, lambda n=n: drawn(ours, num_inference_steps=n)) for n in (4, 5)]  # type: ignore[misc]
+    assert (
+        steps[1] - steps[0] == 2 * (4 * 2 * LATENT * 8 * 8) + 8
+    )  # latents up and noise down, and the number of the step
+
+
+def test_steps_are_seen_changed_and_ended(images: Callable[..., Any]) -> None:
+    def changed(pipeline: Any, step: int, _: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        seen.append(step)
+        if step == 1:
+            pipeline._interrupt = True
+        return {"latents": tensors["latents"] * 0.9}
+
+    results = []
+    for pipeline in (images(), images(provider="VulkanExecutionProvider")):
+        seen: list[int] = []
+        results.append(drawn(pipeline, callback_on_step_end=changed))
+        assert seen == [0, 1]
+        results.append(drawn(pipeline))  # the next image is a whole one
+    np.testing.assert_allclose(results[2:], results[:2], atol=1e-4)
+    assert np.abs(results[0] - results[1]).max() > 0.1
+
+
+def test_images_in_tiles(images: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = {"image": torch.rand(1, 3, 160, 224), "strength": 0.9}
+    results = []
+    for options in ({}, {"provider": "VulkanExecutionProvider"}):
+        pipeline = images("ORTStableDiffusionImg2ImgPipeline", **options)
+        whole = drawn(pipeline, **settings)
+        pipeline.vae.enable_tiling()
+        with monkeypatch.context() as patch:
+            parts = [type(part) for part in (pipeline.vae.encoder, pipeline.vae.decoder)]
+            sizes = [noted(patch, part, "forward", lambda _, given, *a, **b: given.shape[2:]) for part in parts]
+            results.append(drawn(pipeline, **settings))
+        assert sizes == [[(64, 64)] * 3 * 5, [(8, 8)] * 3 * 5]
+        assert np.abs(results[-1] - whole).max() > 1e-3
+        pipeline.vae.disable_tiling()
+        np.testing.assert_array_equal(drawn(pipeline, **settings), whole)
+    np.testing.assert_allclose(results[1], results[0], atol=1e-4)
+    assert results[0].shape == (1, 160, 224, 3)
+
+
+def test_an_autoencoder_has_its_own_methods_again(images: Callable[..., Any]) -> None:
+    import vkep.optimum
+
+    vae = images().vae
+    assert hasattr(vae, "enable_tiling")
+    vkep.optimum.unregister()
+    assert not hasattr(vae, "enable_tiling") and type(vae).decode.__module__ == "optimum.onnxruntime.modeling_diffusion"
+    vkep.optimum.register()
+    assert hasattr(images().vae, "enable_tiling")
+
+
+def test_repeated_tensors_are_uploaded_in_the_models_type(registered: Any) -> None:
+    from vkep.optimum import _Uploaded
+
+    uploaded, tensor = _Uploaded(), torch.arange(6.0)
+    first = uploaded.of(tensor, torch.int64)
+    assert uploaded.of(tensor, torch.int64) is first and first.data_type() == "tensor(int64)"
+    np.testing.assert_array_equal(first.numpy(), np.arange(6))

@@ -15,6 +15,7 @@ from onnx import TensorProto
 from vkep.models.bert import BertShape, bert_features
 from vkep.models.builder import Array, GraphBuilder
 from vkep.models.detector import detector
+from vkep.models.diffusion import write_diffusion
 from vkep.models.language import PAD, write_language, write_tokenizer
 from vkep.models.sources import write_sources
 from vkep.models.streams import recognizer, voice_activity
@@ -173,6 +174,9 @@ STARTERS: Mapping[str, Starter] = {
     ),
     "images": Starter(
         "a folder with a language model that reads images, in the form of transformers.js", "images", _write_images
+    ),
+    "diffusion": Starter(
+        "a folder that generates images: Stable Diffusion's form, as optimum exports it", "diffusion", write_diffusion
     ),
     "sentences": Starter(
         "a folder of an encoder of sentences: BERT and its tokenizer of bytes", "sentences", _write_sentences
