@@ -245,7 +245,8 @@ def _images(folder: Path, stack: ExitStack) -> Opened:
 
         return run
 
-    return Opened(*map(drawn, pipelines), STEPS, [], _transferred, plans)
+    ours, theirs = map(drawn, pipelines)
+    return Opened(ours, theirs, STEPS, [], _transferred, plans)
 
 
 def _transcription(folder: Path, stack: ExitStack) -> Opened:

@@ -136,7 +136,7 @@ def exported(net: Any, path: Path, inputs: Mapping[str, Any], outputs: list[str]
     torch.onnx.export(net.eval(), values, path, **names, dynamic_axes=axes, opset_version=18, dynamo=False, **more)
 
 
-class Called(torch.nn.Module):  # type: ignore[misc]
+class Called(torch.nn.Module):  # type: ignore[misc, name-defined]
     """A module whose forward is a function of it and of tensors."""
 
     def __init__(self, net: Any, call: Any) -> None:
