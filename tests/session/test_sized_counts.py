@@ -163,3 +163,19 @@ def test_counts_that_follow_one_another_are_not_planned_for_each_combination(
         feeds = {"x0": x, "limits": np.array(chosen, FLOAT)}
         np.testing.assert_array_equal(session.run(None, feeds)[0], peer.run(None, feeds)[0])
     assert len(plans) <= 2 + 3 * 3  # of the model, and of what follows each count: for none, one and more
+
+
+def test_what_follows_a_count_reads_parts_of_the_inputs_without_copies(open_session: Open) -> None:
+    text = """g (float[n,8] x) => (float[k,6] y, float[k] z) {
+        cut = Constant <value_ints: ints = [2, 6]> () a, s = Split <axis: int = 1> (x, cut) t = Transpose (s) i = NonZero (a)
+        zero = Constant <value_ints: ints = [0]> () one = Constant <value_ints: ints = [1]> ()
+        all = Constant <value_ints: ints = [-1]> () r = Slice (i, zero, one) q = Reshape (r, all) y = Gather (s, q)
+        u = Slice (t, zero, one) v = Reshape (u, all) z = Gather (v, q) }"""
+    session, draw = open_session(model(text, opset=18), fallback="error"), np.random.default_rng(4)
+    for rows in (50, 7, 300):
+        x = np.maximum(draw.standard_normal((rows, 8)), 0).astype(np.float32)
+        y, z = session.run(None, {"x": x})
+        chosen = x[np.nonzero(x[:, :2])[0], 2:]
+        np.testing.assert_array_equal(y, chosen)
+        np.testing.assert_array_equal(z, chosen[:, 0])
+    assert {p.name for p in session.islands()[0].plan.outputs} == {"i/buffer", "i/count"}

@@ -37,6 +37,9 @@ from vkep.placement.growing import Growing
 from vkep.placement.kompute import KpRegions
 from vkep.sizes import Formulas, Trace, is_size, plain_text
 
+#: operators whose results are views of their first input, where they have one
+_VIEWS = ("Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
+
 
 class Placed:
     """The nodes that have been placed, by the step that will run them, and what is known of their values."""
@@ -128,8 +131,31 @@ class Placed:
             made[name] = SizedConstant(formulas, tuple(weight.shape), dtype)
         return made
 
+    def _defer_views(self) -> None:
+        """Repeat before the deferred nodes those that make their inputs as views of the program's inputs: an island would
+        copy these views for them."""
+        makers = {name: node for island in self.islands.values() for node in island.nodes for name in node.outputs}
+        kept = {*self.outputs, *self.needed_values}
+        repeated: dict[int, Node] = {}
+
+        def is_repeated(name: str) -> bool:
+            node = makers.get(name)
+            if node is None or node.domain or node.op_type not in _VIEWS or kept.intersection(node.outputs):
+                return False
+            if not all(is_repeated(read) or read not in self.made for read in node.reads):
+                return False
+            repeated[id(node)] = node
+            return True
+
+        for node in self.deferred:
+            for name in self._leaves(node.reads):
+                is_repeated(name)
+        self.deferred[:0] = repeated.values()
+
     def _steps(self) -> list[Step]:
-        reads_later = {n for node in self.deferred for n in self._leaves(node.reads)}
+        self._defer_views()
+        made_later = {n for node in self.deferred for n in node.outputs}
+        reads_later = {n for node in self.deferred for n in self._leaves(node.reads)} - made_later
         later = reads_later | set(self.outputs)
         outside = [node for nodes in self.cpu.values() for node, _ in nodes]
         outside += [node for nodes in self.control.values() for node in nodes]
