@@ -135,3 +135,38 @@ def test_products_of_turned_rows_with_a_weight(open_session: Open, monkeypatch: 
         x = draw.normal(0, 1, (6, size, 32)).astype(np.float32)
         np.testing.assert_allclose(session.run(None, {"x": x})[0], x.transpose(1, 0, 2) @ weight, rtol=1e-4, atol=1e-4)
     assert len(plans) <= 3
+
+
+FORWARD = "s = Shape <start = 1, end = 2> (x) zero = Constant <value_ints: ints = [0]> () n = Squeeze(s, zero)"
+TRANSFORMS = {
+    "real, one side": (1, "y = DFT <onesided = 1> (x, n, one)"),
+    "complex": (2, "y = DFT (x, n, one)"),
+    "inverse": (2, "y = DFT <inverse = 1> (x, n, one)"),
+    "of a length that is not given": (1, "y = DFT (x, , one)"),
+    "longer": (1, "l = Mul(n, two) y = DFT (x, l, one)"),
+}
+
+
+@pytest.mark.parametrize("case", TRANSFORMS)
+def test_transforms_of_a_length_that_is_a_size(open_session: Open, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, text = TRANSFORMS[case]
+    data = model(
+        f"""g (float[1,n,{parts}] x) => (float[1,m,2] y) <int64 one = {{1}}, int64 two = {{2}}> {{ {FORWARD} {text} }}""",
+        opset=20,
+    ).SerializeToString()
+    session, draw, plans = (
+        open_session(data),
+        np.random.default_rng(0),
+        noted(monkeypatch, Planner, "plan", lambda *_, **__: 1),
+    )
+    for size in (*SIZES, 127, 300):
+        x = draw.normal(0, 1, (1, size, parts)).astype(np.float32)
+        signal = x[..., 0] + 1j * (x[..., 1] if parts == 2 else 0)
+        length = 2 * size if case == "longer" else size
+        found = np.fft.ifft(signal, length) if case == "inverse" else np.fft.fft(signal, length)
+        found = found[:, : length // 2 + 1] if "one side" in case else found
+        expected = np.stack([found.real, found.imag], -1)
+        np.testing.assert_allclose(
+            session.run(None, {"x": x})[0], expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max()
+        )
+    assert len(plans) <= 3

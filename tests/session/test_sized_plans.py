@@ -226,6 +226,17 @@ def test_a_product_that_is_divisible_by_chance_is_no_reason_for_a_choice(
     assert graph.count == 1 + chosen
 
 
+def test_a_quotient_that_is_divisible_by_chance_is_no_reason_for_a_choice() -> None:
+    def lower(known: Mapping[str, Any]) -> None:
+        n, _ = known["x"].shape
+        _ = divides(4, n // 100)
+
+    graph = plans(Maker(lower))
+    for n in (417, 820, 501, 1600, 700):
+        run(graph, n, 2)
+    assert graph.count == 1
+
+
 def test_memory_that_has_room_for_more_is_a_size_from_the_start() -> None:
     def past(n: int, capacity: int) -> ValueSpec:
         return ValueSpec(DTYPES["float32"], (3, n), (3, capacity))

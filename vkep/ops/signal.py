@@ -11,23 +11,29 @@ import math
 import numpy as np
 
 from vkep.dtypes import FLOAT32
+from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.ops.allowed import FLOATING
 from vkep.ops.contraction import matrix_product
 from vkep.ops.gather import padded
+from vkep.ops.generators import positions
 from vkep.ops.microsoft import MICROSOFT
 from vkep.ops.registry import FLOATS, INDICES, operator
-from vkep.sizes import fixed
+from vkep.sizes import fixed, serves_others, whole
 
 _DOUBLES = (*FLOATS, "float64")
 
 #: largest length of one product, and the largest where the length has no factors
 _SHORT, _LONGEST = 128, 4096
+#: the largest length that is a size: kernels make its matrix
+_SIZED = 1024
 
 
 def fourier(b: Builder, x: Tensor, inverse: bool = False) -> Tensor:
     """The unscaled transform [rows, n, 2] along axis 1 of float32 or float64 ``x`` [rows, n, 1 (real) or 2 (complex)]."""
+    if serves_others(x.shape[1]) and x.dtype == FLOAT32 and x.shape[1] <= _SIZED:
+        return _multiplied(b, x, _matrix(b, x.shape[1], x.shape[2], inverse))
     rows, n, parts = x.shape[0], int(fixed(x.shape[1], "the transform's factors are constants")), x.shape[2]
     if n <= _SHORT:
         return _product(b, x, inverse)
@@ -55,14 +61,31 @@ def _wide(b: Builder, x: Tensor) -> Tensor:
 
 
 def _product(b: Builder, x: Tensor, inverse: bool) -> Tensor:
-    rows, n, parts = x.shape[0], int(x.shape[1]), int(x.shape[2])
+    n, parts = int(x.shape[1]), int(x.shape[2])
     # take the angle's index modulo n first: it keeps long transforms accurate
     angle = (2 if inverse else -2) * np.pi / n * (np.outer(np.arange(n), np.arange(n)) % n)
     cos, sin = np.cos(angle), np.sin(angle)
     of_real = np.stack([cos, sin], -1)  # [j, k, part of the result]
     matrix = of_real[:, None] if parts == 1 else np.stack([of_real, np.stack([-sin, cos], -1)], 1)
-    weights = b.constant(matrix.reshape(n * parts, n * 2).astype(x.dtype.numpy))
-    return b.reshape(matrix_product(b, b.reshape(x, (rows, n * parts)), weights), (rows, n, 2))
+    return _multiplied(b, x, b.constant(matrix.reshape(n * parts, n * 2).astype(x.dtype.numpy)))
+
+
+def _multiplied(b: Builder, x: Tensor, matrix: Tensor) -> Tensor:
+    rows, n, parts = x.shape
+    return b.reshape(matrix_product(b, b.reshape(x, (rows, n * parts)), matrix), (rows, n, 2))
+
+
+def _matrix(b: Builder, n: int, parts: int, inverse: bool) -> Tensor:
+    """The Fourier matrix for a length that is a size, float32 [n * parts, n * 2]."""
+    at = positions(b, n)
+    [j, k, modulus] = b.reads(b.reshape(at, (n, 1, 1, 1)), b.reshape(at, (1, 1, n, 1)), n)
+    angle = b.expr("mul", fn.cast(j * k % modulus, "float"), (2 if inverse else -2) * math.pi / n)
+    cos, sin = fn.cos(angle), fn.sin(angle)
+    made = b.empty(FLOAT32, (n, parts, n, 2))
+    for part, row in enumerate([(cos, sin), (-sin, cos)][: int(parts)]):
+        for column, value in enumerate(row):
+            b.store(value, FLOAT32, out=made.slice(1, part, 1).slice(3, column, 1))
+    return b.reshape(made, (n * parts, n * 2))
 
 
 def _fitted(b: Builder, x: Tensor, axis: int, length: int) -> Tensor:
@@ -123,11 +146,15 @@ def _scalar(b: Builder, t: Tensor | None, what: str) -> int | None:
     return None if t is None else int(fixed(b.number(t, what), "a transform's length and axis are constants"))
 
 
+def _length(b: Builder, t: Tensor | None) -> int | None:
+    return None if t is None else whole(b.number(t, "dft_length"))
+
+
 @operator("DFT", since=17, until=19, types={"T1": FLOATING, "T2": INDICES})
 def dft_17(
     b: Builder, x: Tensor, dft_length: Tensor | None = None, *, axis: int = 1, inverse: int = 0, onesided: int = 0
 ) -> Tensor:
-    length = _scalar(b, dft_length, "dft_length")
+    length = _length(b, dft_length)
     return transformed(b, x, b.axis(axis, x.rank), length, bool(inverse), bool(onesided))
 
 
@@ -142,7 +169,7 @@ def dft(
     onesided: int = 0,
 ) -> Tensor:
     where = _scalar(b, axis, "axis")
-    length = _scalar(b, dft_length, "dft_length")
+    length = _length(b, dft_length)
     return transformed(b, x, b.axis(-2 if where is None else where, x.rank), length, bool(inverse), bool(onesided))
 
 

@@ -104,18 +104,19 @@ class Trace:
 
     @functools.cached_property
     def _expected(self) -> list[list[int]]:
-        """Sizes that runs may have: more in one size, or in all, by the number that divides those so far; by half of a large one,
-        since a few runs may differ by more than they have to. A product of two sizes is divisible by chance where its factors
-        are not."""
+        """Sizes that runs may have: larger by the number that divides those so far (by half of a large one, since a few runs may
+        differ by more than they have to) in all of them, or in one by twice, four times and so on as much. A product of two
+        sizes, or a quotient, is divisible by chance where its parts are not."""
         now = self.values
         columns = zip(*self._seen, now, strict=True)
         common = [math.gcd(*column) for column in columns]
         steps = [0 if size < 2 else n if n < _LARGE_STEP else n // 2 for n, size in zip(common, now, strict=True)]
-        one = [
-            [size + step * (k == at) for at, (size, step) in enumerate(zip(now, steps, strict=True))]
-            for k in range(len(now))
-        ]
-        return [*one, [size + step for size, step in zip(now, steps, strict=True)]]
+        found = [[size + step for size, step in zip(now, steps, strict=True)]]
+        for k, step in enumerate(steps):
+            while 0 < step <= now[k]:
+                found.append([*now[:k], now[k] + step, *now[k + 1 :]])
+                step *= 2
+        return found
 
     def fixed(self, value: Any, why: str) -> Any:
         """The current value, under the condition that it stays the same: of a float, that every size stays the same that it is
