@@ -86,6 +86,8 @@ CASES: dict[str, str] = {
     "lengths in order": """m = Unsqueeze(n, zero) k = Constant<value_ints=[1,20,200]>() l = Concat<axis=0>(m, k)
         four = Constant<value_ints=[4]>() v, i = TopK(l, four) w, j = TopK<largest=0>(m, ones) a = Add(v, i) b = Add(a, w)
         c = Add(b, j) f = Cast<to=1>(c) y = Add(x, f)""",
+    "no rows of a width": """m = Unsqueeze(n, zero) s = Concat<axis=0>(zero, m) c = ConstantOfShape(s)
+        r = ReduceSum<keepdims=0>(c) y = Add(x, r)""",
     "the larger of two sizes": """s = Shape(x) l = ReduceMax<keepdims=0>(s) f = Cast<to=1>(l) y = Mul(x, f)""",
     "a size as the result": """f = Cast<to=1>(n) c = Constant<value_float=3.0>() y = Div(f, c)""",
 }

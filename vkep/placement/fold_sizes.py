@@ -78,9 +78,12 @@ def fold_with_sizes(
 ) -> Sequence[Weight | None] | None:
     """The outputs of a node whose inputs are known, with or without symbolic sizes among them; None for those that
     kernels compute. Raises `FoldError`."""
-    if node.op_type in _MAKES_DATA and not node.domain and serves_others(_count(node, inputs)):
-        return None
-    if not any(isinstance(w, SizesWeight) for w in inputs):
+    by_sizes = any(isinstance(w, SizesWeight) for w in inputs)
+    if node.op_type in _MAKES_DATA and not node.domain:
+        count = _count(node, inputs)
+        if serves_others(count) or (by_sizes and count == 0):  # its other dimensions are sizes
+            return None
+    if not by_sizes:
         return fold_weights(node, inputs, opsets)
     results = fold_sizes(node, inputs, opsets)
     if results is not None:

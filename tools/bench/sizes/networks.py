@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +199,7 @@ _ALL = (
     _catalog("gpt2step", "decoder"),
     _catalog("mobilenetv2", "batches", ranges={"batch": (2, 6, 1)}),
     *[_genai(name) for name in ("llama", "gemma2", "gpt2")],
+    _built("llama of 32 layers (genai)", "decoder", lambda: language_model(replace(ARCHITECTURES["llama"], layers=32))),
     *[_text(name, "loop") for name in ("loop", "growing loop", "scan", "rnn")],
     _text("non-zero", "count", fills={"x": _sparse}),
     *[_text(name, "count") for name in ("rows by a test", "compress", "unique", "greedy CTC")],
