@@ -86,6 +86,10 @@ CASES: dict[str, str] = {
     "lengths in order": """m = Unsqueeze(n, zero) k = Constant<value_ints=[1,20,200]>() l = Concat<axis=0>(m, k)
         four = Constant<value_ints=[4]>() v, i = TopK(l, four) w, j = TopK<largest=0>(m, ones) a = Add(v, i) b = Add(a, w)
         c = Add(b, j) f = Cast<to=1>(c) y = Add(x, f)""",
+    "a convolution as wide as the signal": """first = Constant<value_int=0>() step = Constant<value_int=1>()
+        p = Range(first, n, step) f = Cast<to=1>(p) hundred = Constant<value_float=100.0>() q = Div(f, hundred)
+        four = Constant<value_ints=[4]>() m = Unsqueeze(n, zero) s = Concat<axis=0>(four, ones, m) w = Expand(q, s)
+        t = Transpose<perm=[1,0]>(x) u = Unsqueeze(t, zero) c = Conv<group=4>(u, w) r = Reshape(c, four) y = Add(x, r)""",
     "no rows of a width": """m = Unsqueeze(n, zero) s = Concat<axis=0>(zero, m) c = ConstantOfShape(s)
         r = ReduceSum<keepdims=0>(c) y = Add(x, r)""",
     "the larger of two sizes": """s = Shape(x) l = ReduceMax<keepdims=0>(s) f = Cast<to=1>(l) y = Mul(x, f)""",

@@ -17,7 +17,7 @@ from vkep.kernels.matmul.tiles import EXACT_DIVISION_LIMIT, STORAGE
 from vkep.kernels.problem import Need, Problem, alignment_of
 from vkep.kernels.reference import windows
 from vkep.kernels.select import When
-from vkep.sizes import cached, matches
+from vkep.sizes import cached, matches, serves_others
 
 #: layout of images: x and y as [n, c, h, w], both as [n, h, w, c], or y alone
 NCHW, NHWC, TO_NHWC = "nchw", "nhwc", "nchw to nhwc"
@@ -189,6 +189,8 @@ def lying_as(problem: ConvProblem, x_last: bool, layout: str) -> ConvProblem:
 
 def is_depthwise(problem: ConvProblem) -> bool:
     """Whether it has one input channel per group, and a window small enough to unroll."""
+    if serves_others(problem.taps):
+        return False
     return problem.c == problem.groups > 1 and problem.taps <= _MAX_DEPTHWISE_TAPS
 
 
