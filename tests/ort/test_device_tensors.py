@@ -34,6 +34,18 @@ def test_values_come_back_as_they_went(on_gpu: OnGpu, dtype: str) -> None:
     np.testing.assert_array_equal(value.numpy(), array[::-1])
 
 
+def test_memory_stats_have_the_peak(registered: Any, on_gpu: OnGpu) -> None:
+    held = on_gpu(X)  # keeps the arena
+    before = registered.memory_stats()
+    large = on_gpu(np.zeros(1 << 22, np.uint8))
+    with_it = registered.memory_stats()
+    assert with_it.bytes_in_use - before.bytes_in_use >= 1 << 22
+    del large
+    gc.collect()
+    after = registered.memory_stats()
+    assert after.max_bytes_in_use >= with_it.bytes_in_use and after.bytes_limit == 0 and held.numpy().any()
+
+
 def test_an_empty_value(on_gpu: OnGpu) -> None:
     assert on_gpu(np.zeros((0, 4), np.float32)).numpy().shape == (0, 4)
 

@@ -20,7 +20,7 @@ from vkep.ort.names import EP_NAME, REGISTRATION_NAME
 _lock = threading.Lock()
 
 if TYPE_CHECKING:
-    from vkep.ort.memory.values import bind, to_device
+    from vkep.ort.memory.values import bind, memory_stats, to_device
 
 __all__ = [
     "EP_NAME",
@@ -28,6 +28,7 @@ __all__ = [
     "get_ep_name",
     "get_ep_names",
     "get_library_path",
+    "memory_stats",
     "register",
     "to_device",
     "unregister",
@@ -84,7 +85,7 @@ def unregister(name: str = REGISTRATION_NAME) -> None:
     importlib.import_module("vkep.ort.python_sessions").remove()
 
 
-__getattr__ = lazy(__name__, {"vkep.ort.memory.values": "bind to_device"})  # they import numpy
+__getattr__ = lazy(__name__, {"vkep.ort.memory.values": "bind memory_stats to_device"})  # they import numpy
 
 
 def _onnxruntime() -> Any:

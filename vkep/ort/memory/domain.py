@@ -18,7 +18,7 @@ import numpy as np
 from gpu_shared.errors import GpuError
 from gpu_shared.steady import settle
 from vkep.arena.config import ArenaConfig
-from vkep.arena.records import ArenaOutOfMemory
+from vkep.arena.records import ArenaOutOfMemory, ArenaStats
 from vkep.device.tensor import DeviceTensor, ExternalBlock
 from vkep.device.uses import Uses
 from vkep.dtypes import DType
@@ -272,6 +272,14 @@ def domain_of(pointer: int) -> MemoryDomain:
     if domain is None:
         raise ValueError(f"{pointer:#x} is no pointer of vkep's to device memory (of a closed session, perhaps)")
     return domain
+
+
+def stats_of(uuid: str) -> ArenaStats:
+    """The counters of the arena of a device; all 0 where it has none. Of two contexts on one device, those of the one that holds
+    more."""
+    with _registry_lock:
+        found = [d.arena.stats for d in _domains.values() if d.context.capabilities.uuid == uuid]
+    return max(found, key=lambda stats: stats.bytes_in_use, default=ArenaStats())
 
 
 def live_domains() -> dict[str, int]:

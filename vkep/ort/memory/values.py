@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from vkep.arena.records import ArenaStats
 from vkep.device.tensor import DLPACK_CPU, DLPACK_VULKAN
 from vkep.ort.names import EP_NAME
 
@@ -28,6 +29,18 @@ def to_device(array: Any, device: int | str | None = None) -> Any:
             f"{made.tensor_size_in_bytes()} bytes of device memory: not there; the log of vkep.ort says why"
         )
     return made
+
+
+def memory_stats(device: int | str | None = None) -> ArenaStats:
+    """What all sessions of the provider on ``device`` (as for `to_device`) hold in device memory, weights included:
+    ``bytes_in_use``, ``max_bytes_in_use`` (the peak since the first of them was opened), ``total_allocated_bytes``, and
+    ``bytes_limit``, the bound (``gpu_mem_limit``; 0: none). All are 0 where no session is open.
+
+    Raises `DeviceNotFoundError`.
+    """
+    from vkep.ort.memory.domain import stats_of
+
+    return stats_of(_selected(device, os.environ.get("VKEP_DEVICE"))[0])
 
 
 def bind(session: Any, inputs: Mapping[str, Any], outputs: Sequence[str] | Mapping[str, Any] | None = None) -> Any:
