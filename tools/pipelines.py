@@ -4,7 +4,7 @@
     python -m tools.pipelines --write             # writes it into docs/pipelines.md
     python -m tools.pipelines --only chat --rounds 20
 
-Each pipeline runs a model of ``vkep model`` through its client. The columns:
+Each pipeline runs a model of ``vkep model`` through its client, or models of `tools.bench.sizes`, which torch exports. Columns:
 
 - **on the device**: the operators of nodes that ran on the CPU, or "all";
 - **right**: the comparison with ONNX Runtime's CPU provider: the same tokens, or the largest difference, as a part of the largest
@@ -308,6 +308,35 @@ def _session(name: str, feed: Callable[[int], dict[str, Array]]) -> Any:
     return open_
 
 
+def _networks(*names: str) -> Any:
+    """Models of `tools.bench.sizes`, one after another, at ten sizes each."""
+
+    def open_(folder: Path, stack: ExitStack) -> Opened:
+        from tools.bench.sizes.networks import NETWORKS
+
+        ours: list[vkep.InferenceSession] = []
+        theirs: list[Any] = []
+        feeds: list[list[dict[str, Array]]] = []
+        for name in names:
+            network, path = NETWORKS[name], folder / f"{name}.onnx"
+            network.write(path)
+            ours.append(stack.enter_context(vkep.InferenceSession(path)))
+            theirs.append(cpu_session(path))
+            inputs, rng = ours[-1].get_inputs(), np.random.default_rng(0)
+            dims = list(dict.fromkeys(d for i in inputs for d in i.shape or () if isinstance(d, str)))
+            feeds.append([network.feeds(inputs, network.draw(dims, rng), rng) for _ in range(SIZES)])
+
+        def joined(sessions: Sequence[Any], size: int) -> Array:
+            results = [
+                r for session, given in zip(sessions, feeds, strict=True) for r in session.run(None, given[size])
+            ]
+            return np.concatenate([r.ravel() for r in results])
+
+        return Opened(lambda k: joined(ours, k), lambda k: joined(theirs, k), 1, ours)
+
+    return open_
+
+
 def _normal(*shape: int) -> Array:
     return np.random.default_rng(shape).standard_normal(shape, np.float32)
 
@@ -346,6 +375,25 @@ PIPELINES = {
     "detection (YOLOv8's form)": Pipeline(
         "`vkep.InferenceSession`", "ten frames", _session("detector", lambda k: {"images": _normal(1 + k, 3, 64, 64)})
     ),
+    "images and texts (CLIP, SigLIP, BLIP)": Pipeline(
+        "`vkep.InferenceSession`, three", "texts and images", _networks("clip", "siglip", "blip")
+    ),
+    "detection with suppression (YOLOv8's form)": Pipeline("`vkep.InferenceSession`", "a frame", _networks("yolo_nms")),
+    "detection without suppression (YOLOv10's and RT-DETR's forms)": Pipeline(
+        "`vkep.InferenceSession`, two", "a frame", _networks("yolo_end", "rt_detr")
+    ),
+    "objects in videos (SAM 2: image, masks, memory)": Pipeline(
+        "`vkep.InferenceSession`, four",
+        "a frame",
+        _networks("sam2_image", "sam2_masks", "sam2_attention", "sam2_memory"),
+    ),
+    "background removal (U2-Net's form)": Pipeline("`vkep.InferenceSession`", "an image", _networks("u2net")),
+    "upscaling (Real-ESRGAN's two forms)": Pipeline(
+        "`vkep.InferenceSession`, two", "an image", _networks("esrgan", "pixelshuffle")
+    ),
+    "frames between frames (RIFE's form)": Pipeline("`vkep.InferenceSession`", "a frame", _networks("frames")),
+    "audio separation (Demucs' form)": Pipeline("`vkep.InferenceSession`", "a sound", _networks("demucs")),
+    "audio codecs (EnCodec, DAC)": Pipeline("`vkep.InferenceSession`, two", "a sound", _networks("encodec", "dac")),
 }
 
 
@@ -386,6 +434,8 @@ class _Warnings(logging.Handler):
 def _compared(ours: Any, theirs: Any) -> str:
     if isinstance(ours, list):
         return "same tokens" if ours == theirs else f"tokens differ: {ours}, {theirs}"
+    if ours.shape != theirs.shape:
+        return f"shapes differ: {ours.shape}, {theirs.shape}"
     return f"difference {np.abs(ours - theirs).max() / np.abs(theirs).max():.0e}"
 
 

@@ -37,7 +37,7 @@ def test_the_table_has_a_line_for_a_model() -> None:
     assert list(table(rows))[2:] == lines
     assert rows[0].faults == [] and rows[1].faults == ["9 plans", "1 pipelines", "host 1.5"]
     old = "text | scan\n\n| scan | loop | 3 | old |\n| loop | loop | 3 |\n"
-    assert written(old, rows) == f"text | scan\n\n{lines[0]}\n| loop | loop | 3 |\n"
+    assert written(old, rows) == f"text | scan\n\n{lines[0]}\n| loop | loop | 3 |\n{lines[1]}\n"
 
 
 def test_sizes_are_within_a_factor_of_16() -> None:

@@ -359,6 +359,32 @@ def _sam2(part: str) -> Traced:
     return Traced(video.Part(part), inputs[part], names[part])
 
 
+def _pairs(kind: str) -> Traced:
+    """A model that compares images with texts: of CLIP, SigLIP, and BLIP, whose text reads the image by cross attention."""
+    import transformers as tf
+
+    text = {k: v for k, v in _TEXT.items() if k != "vocab_size"} | {"vocab_size": 64, "max_position_embeddings": 64}
+    image = {**_SMALL, "hidden_size": 64, "intermediate_size": 128, "image_size": 64, "patch_size": 16}
+    if kind == "blip":
+        text |= {"encoder_hidden_size": 64, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "sep_token_id": 2}
+        config = tf.BlipConfig(text_config=text, vision_config=image, projection_dim=32, image_text_hidden_size=32)
+        inner: nn.Module = tf.BlipForImageTextRetrieval(config)
+    else:
+        text |= {"eos_token_id": 63, "projection_dim": 32} if kind == "clip" else {"projection_size": 64}
+        name = {"clip": "CLIP", "siglip": "Siglip"}[kind]
+        inner = getattr(tf, f"{name}Model")(getattr(tf, f"{name}Config")(text_config=text, vision_config=image))
+
+    def call(model: nn.Module, x: Tensor, ids: Tensor) -> Tensor:
+        if kind == "blip":
+            return model(input_ids=ids, pixel_values=x, attention_mask=torch.ones_like(ids)).itm_score
+        return model(input_ids=ids, pixel_values=x).logits_per_image
+
+    images, names = (2, "batch") if kind == "blip" else (3, "images")
+    inputs = {"x": torch.rand(images, 3, 64, 64), "ids": torch.randint(3, 63, (2, 12))}
+    texts = "batch" if kind == "blip" else "texts"
+    return Traced(Flat(inner, call), inputs, {"x": {0: names}, "ids": {0: texts, 1: "sequence"}})
+
+
 def _interpolated(model: nn.Module, x: Tensor) -> Tensor:
     return model(pixel_values=x, interpolate_pos_encoding=True).last_hidden_state
 
@@ -373,6 +399,7 @@ TRACED: Mapping[str, Callable[[], Traced]] = {
     },
     "yolo": _PART(_own, "Yolo"),
     "u2net": _PART(_own, "SaliencyNet"),
+    **{kind: _PART(_pairs, kind) for kind in ("clip", "siglip", "blip")},
     "yolo_nms": _PART(_own, "YoloWithNms"),
     "yolo_end": _PART(_own, "YoloOfMost"),
     **{f"sam2_{part}": _PART(_sam2, part) for part in video.PARTS},

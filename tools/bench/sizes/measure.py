@@ -212,6 +212,9 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def written(text: str, rows: Sequence[Row]) -> str:
-    """A document whose table of models has the rows that were measured in place of those of the same models."""
+    """A document whose table of models has the rows that were measured in place of those of the same models; rows of models that
+    it does not have are last."""
     new = {line.split(" | ")[0]: line for line in list(table(rows))[2:]}
-    return "\n".join([new.get(line.split(" | ")[0], line) for line in text.split("\n")])
+    lines = [new.pop(line.split(" | ")[0], line) for line in text.split("\n")]
+    last = max((k for k, line in enumerate(lines) if line.split(" | ")[0][2:] in NETWORKS), default=len(lines) - 1)
+    return "\n".join([*lines[: last + 1], *new.values(), *lines[last + 1 :]])

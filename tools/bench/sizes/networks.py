@@ -157,6 +157,7 @@ def _sides(step: int, least: int = 32, most: int = 96) -> dict[str, tuple[int, i
 
 
 #: memories of SAM 2, of 16 pixels each, and pointers to objects of four numbers each
+_PAIRS = {"images": (2, 6, 1), "texts": (2, 6, 1), "batch": (2, 6, 1), "sequence": (5, 60, 1)}
 _KEPT = {"kept": (16, 112, 16), "pointers": (4, 64, 4)}
 
 _ALL = (
@@ -168,6 +169,7 @@ _ALL = (
     _traced("rt_detr", "image", ranges=_sides(32, 32, 192)),
     *[_traced(name, "image", ranges=_sides(32, 64, 192)) for name in ("yolo_nms", "yolo_end")],
     _traced("u2net", "image"),
+    *[_traced(name, "image and text", ranges=_PAIRS) for name in ("clip", "siglip", "blip")],
     _traced("sam2_image", "video", ranges={"batch": (1, 4, 1)}),
     _traced(
         "sam2_masks",
