@@ -409,3 +409,32 @@ def test_the_tokens_of_florence_2_in_transformers(tmp_path: Path) -> None:
             assert answer.tokens == made[0, 1:].tolist()
             answers.add(tuple(answer.tokens))
     assert len(answers) == 3
+
+
+def test_the_tokens_of_qwen_2_5_vl_in_transformers(tmp_path: Path) -> None:
+    """Its decoder is made by onnxruntime-genai's builder: positions of tokens have three numbers."""
+    torch = pytest.importorskip("torch")
+    version = pytest.importorskip("transformers").__version__
+    pytest.importorskip("onnxruntime_genai")
+    if int(version.split(".")[0]) < 5:
+        pytest.skip(f"the builder needs transformers 5; {version} is installed")
+    from tests.generation.qwen_of_builder import FIRST, LAST, exported
+
+    grid = torch.tensor([[1, 4, 6]])
+    model = exported(tmp_path, grid)
+    before, after, answers = [*b"ab", FIRST], [LAST, *b"what"], set()
+    with Generator(tmp_path / "built", fallback="error") as generator:
+        for image in (images()[0], images()[0][::-1].copy()):
+            pixels = Processor.of(tmp_path / "built").pixels(image)
+            assert [pixels.rows, pixels.columns] == grid[0, 1:].tolist()
+            ids = torch.tensor([[*before, *[IMAGE] * 6, *after]])
+            more = {"pixel_values": torch.tensor(pixels.values), "image_grid_thw": grid}
+            more["mm_token_type_ids"] = (ids == IMAGE).int()
+            with torch.no_grad():
+                made = model.generate(
+                    input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=10, do_sample=False, **more
+                )
+            answer = generator.generate([*before, IMAGE, *after], images=[image], max_tokens=10)
+            assert answer.tokens == made[0, ids.shape[1] :].tolist()
+            answers.add(tuple(answer.tokens))
+    assert len(answers) == 2

@@ -1,0 +1,139 @@
+"""A small Qwen2.5-VL of transformers with random weights: its decoder by onnxruntime-genai's builder, the rest by torch.
+
+The builder runs as a program of its own, and needs transformers 5. The encoder of images is exported for one grid of patches.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from vkep.models.language import BEGIN, END, write_tokenizer
+
+Tensor = Any
+VOCABULARY, IMAGE, FIRST, LAST = 264, 259, 261, 262
+
+
+def _model() -> Any:
+    text = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "bos_token_id": BEGIN,
+        "eos_token_id": END,
+        "rope_scaling": {"type": "mrope", "rope_type": "default", "mrope_section": [2, 3, 3]},
+        "initializer_range": 0.3,
+    }
+    vision = {
+        "depth": 2,
+        "hidden_size": 32,
+        "num_heads": 2,
+        "intermediate_size": 64,
+        "out_hidden_size": 64,
+        "patch_size": 8,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "window_size": 32,
+        "fullatt_block_indexes": [1],
+    }
+    marks = {
+        "image_token_id": IMAGE,
+        "video_token_id": 260,
+        "vision_start_token_id": FIRST,
+        "vision_end_token_id": LAST,
+    }
+    torch.manual_seed(0)
+    config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **marks)
+    return transformers.Qwen2_5_VLForConditionalGeneration(config).eval()
+
+
+class _Vision(nn.Module):  # type: ignore[misc]
+    def __init__(self, model: Any, grid: Tensor) -> None:
+        super().__init__()
+        self.model, self.grid = model, grid
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        found = self.model.model.get_image_features(pixels, self.grid)
+        found = getattr(found, "pooler_output", found)
+        return found[0] if isinstance(found, (tuple, list)) else found
+
+
+class _Embedding(nn.Module):  # type: ignore[misc]
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.table = model.get_input_embeddings()
+
+    def forward(self, ids: Tensor, features: Tensor) -> Tensor:
+        found = self.table(ids)
+        return found.masked_scatter((ids == IMAGE)[..., None].expand_as(found), features)
+
+
+def exported(folder: Path, grid: Tensor) -> Any:
+    """The model, whose files are written for images of ``grid`` int64 [1, 3]."""
+    model, source = _model(), folder / "source"
+    model.save_pretrained(source)
+    write_tokenizer(source)
+    built = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(source), "-o", str(folder / "built")]
+    options = ["-p", "fp32", "-e", "cpu", "-c", str(folder / "cache"), "--extra_options", "exclude_embeds=true"]
+    subprocess.run([*built, *options], check=True, capture_output=True, timeout=300)
+    count = int(grid.prod())
+    parts: dict[str, tuple[Any, dict[str, Tensor], str, dict[str, dict[int, str]]]] = {
+        "vision.onnx": (
+            _Vision(model, grid),
+            {"pixel_values": torch.rand(count, 2 * 3 * 8 * 8)},
+            "image_features",
+            {},
+        ),
+        "embedding.onnx": (
+            _Embedding(model),
+            {"input_ids": torch.tensor([[5, IMAGE, IMAGE, 7]]), "image_features": torch.rand(2, 64)},
+            "inputs_embeds",
+            {"input_ids": {1: "length"}, "image_features": {0: "count"}, "inputs_embeds": {1: "length"}},
+        ),
+    }
+    for name, (module, inputs, output, dims) in parts.items():
+        with torch.no_grad():
+            torch.onnx.export(
+                module.eval(),
+                tuple(inputs.values()),
+                str(folder / "built" / name),
+                dynamo=False,
+                opset_version=17,
+                input_names=list(inputs),
+                output_names=[output],
+                dynamic_axes=dims,
+            )
+    file = folder / "built" / "genai_config.json"
+    config = json.loads(file.read_text())
+    same = {name: name for name in ("pixel_values", "image_features", "input_ids", "inputs_embeds")}
+    config["model"] |= {
+        "image_token_id": IMAGE,
+        "vision": {"filename": "vision.onnx", "inputs": same, "outputs": same},
+        "embedding": {"filename": "embedding.onnx", "inputs": same, "outputs": same},
+    }
+    file.write_text(json.dumps(config))
+    reads = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "patch_size": 8,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+    }
+    reads |= {
+        "min_pixels": 32 * 32,
+        "max_pixels": 64 * 64,
+        "image_mean": [0.48, 0.46, 0.41],
+        "image_std": [0.27, 0.26, 0.28],
+    }
+    (folder / "built" / "preprocessor_config.json").write_text(json.dumps(reads))
+    return model
