@@ -61,6 +61,8 @@ def feeds_of(folder: Path, source: Any) -> dict[str, Array]:
     """The encoder's inputs for token ids, or audio."""
     if isinstance(source, list):
         return {"input_ids": np.array([source]), "attention_mask": np.ones((1, len(source)), np.int64)}
+    if not (folder / "generation_config.json").exists():
+        return {"input_values": source[None], "attention_mask": np.ones((1, source.size), np.int64)}
     return {"input_features": log_mel(source, folder)[None]}
 
 
@@ -91,7 +93,7 @@ def merged(folder: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["t5", "whisper"])
+@pytest.mark.parametrize("kind", ["t5", "whisper", "moonshine"])
 def test_the_same_tokens(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoder_decoder, "CAPACITY_STEP", 4)  # caches move to larger memory
     write_sources(tmp_path, kind)

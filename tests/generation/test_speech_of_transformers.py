@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -106,3 +107,39 @@ def test_several_sounds_and_short_ones(model: Any, generator: Generator) -> None
     for sound, one in zip(sounds, made, strict=True):
         wanted = [t for s in theirs(model, sound, 20, "en", "transcribe") for t in s["tokens"].tolist()]
         assert one.tokens == wanted
+
+
+def test_moonshine(tmp_path: Path) -> None:
+    """Its encoder reads samples, and its decoder a mask of them."""
+    torch.manual_seed(1)
+    config = transformers.MoonshineConfig(
+        vocab_size=320,
+        hidden_size=64,
+        intermediate_size=128,
+        encoder_num_hidden_layers=2,
+        decoder_num_hidden_layers=2,
+        encoder_num_attention_heads=4,
+        decoder_num_attention_heads=4,
+        max_position_embeddings=64,
+        bos_token_id=BEGIN,
+        eos_token_id=END,
+        decoder_start_token_id=BEGIN,
+        pad_token_id=256,
+    )
+    made = transformers.MoonshineForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for weight in made.parameters():
+            if weight.dim() > 1:
+                weight.normal_(0, 0.2)
+    made.save_pretrained(tmp_path / "torch")
+    task = "automatic-speech-recognition-with-past"
+    exporters.main_export(str(tmp_path / "torch"), tmp_path / "onnx", task=task, do_validation=False)
+    with Generator(tmp_path / "onnx", fallback="error") as generator:
+        for count in (16000, 23000, 41000):
+            samples = np.random.default_rng(count).normal(0, 0.1, count).astype(np.float32)
+            with torch.no_grad():
+                tokens = made.generate(
+                    input_values=torch.from_numpy(samples)[None], max_new_tokens=8, min_new_tokens=8, do_sample=False
+                )
+            answer = generator.generate(samples, max_tokens=8, ignore_end=True)
+            assert [*answer.prompt, *answer.tokens] == tokens[0].tolist()

@@ -93,6 +93,11 @@ CASES: dict[str, str] = {
     "no rows of a width": """m = Unsqueeze(n, zero) s = Concat<axis=0>(zero, m) c = ConstantOfShape(s)
         r = ReduceSum<keepdims=0>(c) y = Add(x, r)""",
     "the larger of two sizes": """s = Shape(x) l = ReduceMax<keepdims=0>(s) f = Cast<to=1>(l) y = Mul(x, f)""",
+    "a product with a number of a size": """f = Cast<to=1>(n) one = Constant<value_ints=[1,1]>() w = Reshape(f, one)
+        k = Constant<value_ints=[-1,1]>() c = Reshape(x, k) p = MatMul(c, w) four = Constant<value_ints=[-1,4]>()
+        y = Reshape(p, four)""",
+    "a convolution by a number of a size": """f = Cast<to=1>(n) one = Constant<value_ints=[1,1,1]>() w = Reshape(f, one)
+        c = Unsqueeze(x, ones) p = Conv(c, w) y = Squeeze(p, ones)""",
     "a size as the result": """f = Cast<to=1>(n) c = Constant<value_float=3.0>() y = Div(f, c)""",
 }
 

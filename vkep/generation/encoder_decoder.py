@@ -26,6 +26,7 @@ from vkep.session import InferenceSession, SessionOptions
 
 Array = np.ndarray[Any, Any]
 _STATES, _MASK, _LOGITS = "encoder_hidden_states", "encoder_attention_mask", "logits"
+_SAMPLES = "input_values"  #: the input of an encoder that reads samples (Moonshine)
 
 
 class EncoderDecoder:
@@ -82,10 +83,10 @@ class EncoderDecoder:
 
     def _read_encoder(self) -> None:
         inputs = {i.name: i for i in self.encoder.get_inputs()}
-        self._audio = self.folder.audio if self.folder.audio in inputs else ""
-        if not set(inputs) <= {self.folder.audio, IDS, FEATURES, "attention_mask"}:
+        self._audio = next((name for name in (self.folder.audio, _SAMPLES) if name in inputs), "")
+        if not set(inputs) <= {self._audio or IDS, FEATURES, "attention_mask"}:
             raise UnsupportedModelError(
-                f"{self.folder.encoder} has inputs {list(inputs)}; generation knows input_ids and {self.folder.audio}"
+                f"{self.folder.encoder} has inputs {list(inputs)}; generation knows input_ids, {self.folder.audio} and {_SAMPLES}"
             )
 
     def _pairs(self) -> dict[str, str]:
@@ -122,8 +123,9 @@ class EncoderDecoder:
         """What the encoder makes of a source, by its outputs' names. Raises as `InferenceSession.run`."""
         if not source.made:
             binding = self.encoder.io_binding()
-            for name, array in source.feeds.items():
-                binding.bind_cpu_input(name, array)
+            for argument in self.encoder.get_inputs():
+                if argument.name in source.feeds:
+                    binding.bind_cpu_input(argument.name, source.feeds[argument.name])
             if self.vision is not None:
                 binding.bind_input(FEATURES, self.vision.features)
             names = [o.name for o in self.encoder.get_outputs()]
@@ -140,8 +142,14 @@ class EncoderDecoder:
             if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
                 raise InvalidInputError(f"the source is {ids.dtype} {ids.shape}; expected a text, or token ids")
             ids = self.vision.places(ids.tolist()) if self.vision is not None else ids.astype(np.int64)
-            found = {IDS: ids[None], "attention_mask": np.ones((1, ids.size), np.int64)}
-            return {i.name: found[i.name] for i in self.encoder.get_inputs() if i.name in found}
+            return self._masked(IDS, ids[None])
+        if self._audio == _SAMPLES:
+            samples = np.asarray(given)
+            if samples.ndim != 1 or not samples.size or samples.dtype != np.float32:
+                raise InvalidInputError(
+                    f"the source is {samples.dtype} {samples.shape}; expected float32 samples at 16 kHz"
+                )
+            return self._masked(_SAMPLES, samples[None])
         features = np.asarray(given)
         if features.ndim == 1 and features.dtype == np.float32:
             features = log_mel(features, self.folder.path)
@@ -151,6 +159,10 @@ class EncoderDecoder:
             )
         dtype = dtypes.from_onnx(element_of(next(v for v in self.encoder.model.graph.inputs if v.name == self._audio)))
         return {self._audio: features[None].astype(dtype.numpy if dtype else np.float32)}
+
+    def _masked(self, name: str, given: Array) -> dict[str, Array]:
+        """An input [1, count] with a mask of ones, which the encoder or the decoder may read."""
+        return {name: given, "attention_mask": np.ones(given.shape, np.int64)}
 
     @property
     def sessions(self) -> list[InferenceSession]:

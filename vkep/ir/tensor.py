@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vkep.dtypes import DType
-from vkep.graph.weights import Weight
+from vkep.graph.weights import SizesWeight, Weight
 from vkep.sizes import cached, divides, matches, power_of_two_in, serves_others, whole, wholes
 
 
@@ -29,6 +29,11 @@ class Storage:
     def is_constant(self) -> bool:
         """Whether it holds a weight."""
         return self.weight is not None
+
+    @property
+    def may_be_packed(self) -> bool:
+        """Whether it holds a weight whose bytes are those of all runs: one of sizes is written by each plan."""
+        return self.weight is not None and not isinstance(self.weight, SizesWeight)
 
 
 @dataclass(slots=True, unsafe_hash=True)  # immutable by convention; a frozen class takes six times as long to construct

@@ -27,12 +27,12 @@ WHISPER = replace(SOURCES, kind="whisper", vocabulary=SPEECH["<|notimestamps|>"]
 
 
 def write_sources(folder: Path, kind: str = "t5") -> Language:
-    """Write ``kind`` t5, which reads token ids, or whisper, which reads features [80, 3000].
+    """Write ``kind`` t5, which reads token ids, whisper, which reads features [80, 3000], or moonshine, which reads samples.
 
     Raises ``ValueError`` for another kind.
     """
-    if kind not in ("t5", "whisper"):
-        raise ValueError(f"kind is {kind!r}, expected t5 or whisper")
+    if kind not in ("t5", "whisper", "moonshine"):
+        raise ValueError(f"kind is {kind!r}, expected t5, whisper or moonshine")
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(encoder(kind), folder / "encoder_model.onnx")
     for name, first in (("decoder_model", True), ("decoder_with_past_model", False)):
@@ -87,6 +87,15 @@ def encoder(kind: str, caches: bool = False) -> onnx.ModelProto:
         mask = w.input("attention_mask", ["batch", "source"], TensorProto.INT64)
         real = w.add("Unsqueeze", w.add("Cast", mask, to=TensorProto.FLOAT), w.constant("axis_2", [2]))
         x = w.add("Mul", x, real)
+    elif kind == "moonshine":
+        samples = w.input("input_values", ["batch", "samples"])
+        mask = w.input("attention_mask", ["batch", "samples"], TensorProto.INT64)
+        x = w.add("Mul", samples, w.add("Cast", mask, to=TensorProto.FLOAT))
+        kernel = w.constant("kernel", w.weight("kernel", (SOURCES.hidden, 1, 400), 0.5))
+        frames = w.add(
+            "Conv", w.add("Unsqueeze", x, w.constant("axis_1", [1])), kernel, strides=[400], kernel_shape=[400]
+        )
+        x = w.add("Transpose", frames, perm=[0, 2, 1])
     else:
         features = w.input("audio_features" if caches else "input_features", ["batch", MELS, FRAMES])
         kernel = w.constant("kernel", w.weight("kernel", (SOURCES.hidden, MELS, 3), 0.1))

@@ -95,7 +95,7 @@ def _product(
     problem: Problem
     if dtype.name in FLOATS and x.dtype is y.dtype is dtype:
         # what a constant repeats as often as a size says is no weight that can be packed
-        is_weight = y.storage.is_constant and not any(is_size(value) for value in (n, k, *strides[1]))
+        is_weight = y.storage.may_be_packed and not any(is_size(value) for value in (n, k, *strides[1]))
         problem = _problem(m, n, k, *strides, batch=sizes, dtype=dtype.name, b_constant=is_weight)
     else:
         problem = GenericProductProblem(sizes, m, n, k, *strides, (x.dtype.name, y.dtype.name, dtype.name))

@@ -58,7 +58,7 @@ def convolution(
 
 def _by_kernel(b: Builder, x: Tensor, w: Tensor, window: Window, group: int, exact: bool) -> Tensor:
     try:
-        problem = _conv_problem(x.shape, w.shape[0], window, group, x.dtype.name, w.storage.is_constant, exact)
+        problem = _conv_problem(x.shape, w.shape[0], window, group, x.dtype.name, w.storage.may_be_packed, exact)
     except ValueError as error:
         b.decline(str(error))
     weights, out = b.contiguous(w), b.empty(x.dtype, [x.shape[0], w.shape[0], *window.out])

@@ -135,7 +135,7 @@ def _applied(b: Builder, x: Tensor, matrices: Matrices, owners: Tensor | None = 
         packed = _applied_packed(b, x, matrices, owners)
         if packed is None:
             dense = b.contiguous(matrices.dense(b, x.dtype))
-            constant = dense.storage.is_constant
+            constant = dense.storage.may_be_packed
             packed = b.result(
                 GroupedProductProblem(blocks, rows, n, k, experts, x.dtype.name, constant), x, dense, owners
             )
