@@ -34,9 +34,11 @@ import vkep
 from tools.growth import grown
 from tools.heap import resident_mb
 from tools.ort_cpu import cpu_session
+from tools.speech_rules import chosen_by_rules
 from vkep.generation import Generator
 from vkep.generation.audio import log_mel
 from vkep.generation.images import Processor
+from vkep.generation.speech import segments_of
 from vkep.models.language import write_language
 from vkep.models.starters import STARTERS
 from vkep.models.streams import CHUNKS, FEATURES, FRAMES
@@ -124,9 +126,11 @@ class CpuDecoder:
         count: int,
         known: Mapping[str, Array] | None = None,
         embed: Callable[[Sequence[int]], Array] | None = None,
+        choose: Callable[[Array, list[int]], int] = lambda logits, found: int(logits.argmax()),
     ) -> list[int]:
-        """``count`` tokens after the prompt; ``embed`` gives tokens' embeddings [1, tokens, hidden] to a decoder of those."""
-        held, found, part, done = dict(known or {}), [], list(prompt), 0
+        """``count`` tokens after the prompt; ``embed`` gives tokens' embeddings [1, tokens, hidden] to a decoder of those.
+        ``choose`` takes the logits and the tokens so far."""
+        held, found, part, done = dict(known or {}), list[int](), list(prompt), 0
         for k in range(count):
             session = self._sessions[k > 0]
             done += len(part)
@@ -139,7 +143,7 @@ class CpuDecoder:
                     feeds[i.name] = np.zeros((1, i.shape[1], 0, i.shape[3]), np.float32)
             wanted = {i.name: feeds[i.name] for i in session.get_inputs()}
             results = dict(zip([o.name for o in session.get_outputs()], session.run(None, wanted), strict=True))
-            part = [int(results.pop("logits")[0, -1].argmax())]
+            part = [choose(results.pop("logits")[0, -1], found)]
             found += part
             held |= {name.replace("present", "past_key_values"): value for name, value in results.items()}
         return found
@@ -271,6 +275,52 @@ def _transcription(folder: Path, stack: ExitStack) -> Opened:
     )
 
 
+def _long_transcription(folder: Path, stack: ExitStack) -> Opened:
+    STARTERS["whisper"].write(folder)
+    generator = stack.enter_context(Generator(folder))
+    encoder = cpu_session(folder / "encoder_model.onnx")
+    theirs = CpuDecoder(folder / "decoder_model.onnx", folder / "decoder_with_past_model.onnx")
+    speech = generator.decoder.folder.speech
+    assert speech is not None
+    start = speech.start("en", "transcribe", times=True)
+
+    def sound(size: int) -> Array:
+        return _normal(80, 3100 + 300 * size) * 2
+
+    def expected(size: int) -> list[int]:
+        features, seek, found = sound(size), 0, list[int]()
+        while seek < features.shape[1]:
+            part = features[:, seek : seek + 3000]
+            window = np.pad(part, ((0, 0), (0, 3000 - part.shape[1])))
+            (states,) = encoder.run(None, {"input_features": window[None]})
+            tokens = theirs.tokens(start, TOKENS, {"encoder_hidden_states": states}, choose=chosen_by_rules)
+            tokens = tokens[: tokens.index(speech.end)] if speech.end in tokens else tokens
+            segments, frames = segments_of(speech, tokens, part.shape[1])
+            found += [token for _, _, more in segments for token in more]
+            seek += frames
+        return found
+
+    return Opened(
+        lambda k: generator.transcribe(sound(k), language="en", max_tokens=TOKENS).tokens,
+        expected,
+        1,
+        generator.decoder.sessions,
+    )
+
+
+def _speculation(folder: Path, stack: ExitStack) -> Opened:
+    for name, layers in (("model", 2), ("draft", 1)):
+        write_language(folder / name, "llama", layers=layers)
+    generator = stack.enter_context(Generator(folder / "model", draft=folder / "draft", max_sequences=1))
+    theirs = CpuDecoder(folder / "model" / "model.onnx")
+    return Opened(
+        lambda k: generator.generate(_prompt(k), max_tokens=TOKENS, ignore_end=True).tokens,
+        lambda k: theirs.tokens(_prompt(k), TOKENS),
+        TOKENS,
+        [*generator.decoder.sessions, *generator.draft_sessions],
+    )
+
+
 def _stream(name: str, constants: Mapping[str, int], feed: Callable[[int], dict[str, Array]], output: str) -> Any:
     def open_(folder: Path, stack: ExitStack) -> Opened:
         path = folder / "model.onnx"
@@ -359,7 +409,9 @@ PIPELINES = {
     "image generation (Stable Diffusion's form)": Pipeline(
         "`ORTStableDiffusionPipeline`, `vkep.optimum`", "a step", _images
     ),
+    "chat with a draft model": Pipeline("`vkep.generation`", "a token", _speculation),
     "transcription (Whisper)": Pipeline("`vkep.generation`", "a token", _transcription),
+    "transcription of 31 to 58 s, with times": Pipeline("`vkep.generation`", "a sound", _long_transcription),
     "voice activity (silero-vad's form)": Pipeline(
         "`vkep.streaming`",
         "a chunk",

@@ -13,6 +13,7 @@ import pytest
 from tests.calls import noted
 from tests.generation.genai_sources import write_genai_sources
 from tests.generation.test_encoder_decoder import Sources
+from tools.speech_rules import chosen_by_rules
 from vkep.errors import InvalidInputError
 from vkep.generation import Generator, Sampling
 from vkep.generation.audio import Features, log_mel, read_wav
@@ -30,30 +31,6 @@ NO_TIMES = SPEECH["<|notimestamps|>"]
 FIRST = NO_TIMES + 1
 RULES = Speech(BEGIN, NO_TIMES, END)
 START = [BEGIN, SPEECH["<|en|>"], SPEECH["<|transcribe|>"]]
-
-
-def chosen_by_rules(scores: Array, tokens: list[int], never: tuple[int, ...] = (), latest: int = 50) -> int:
-    """The most probable token that may follow, token by token, as arXiv:2212.04356 and OpenAI's decoder say it."""
-    open_ = np.ones(len(scores), np.bool_)
-    open_[[NO_TIMES, *never]] = False
-    pairs = [t >= FIRST for t in tokens]
-    for token in range(len(scores)):
-        if not tokens and not FIRST <= token <= FIRST + latest:
-            open_[token] = False
-        if pairs[-1:] == [True] and (pairs[-2:] == [True, True] or len(pairs) == 1):
-            open_[token] &= token < FIRST  # a segment has begun
-        elif pairs[-1:] == [True]:
-            open_[token] &= token >= END  # a segment has ended: another one begins, or the answer ends
-        times = [t for t in tokens if t >= FIRST]
-        if times and token >= FIRST:
-            is_begin = pairs[-2:] == [False, True]
-            open_[token] &= token >= times[-1] if is_begin else token > times[-1]
-    values = np.where(open_, scores.astype(np.float64), -np.inf)
-    best = values.max()
-    mass = np.log(np.exp(values[FIRST:] - best).sum()) + best if np.isfinite(values[FIRST:]).any() else -np.inf
-    if mass > values[:FIRST].max():
-        values[:FIRST] = -np.inf
-    return int(values.argmax())
 
 
 def drawn_answer(rng: np.random.Generator) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from vkep.generation.decoder import Decoder
 from vkep.generation.rows import BufferRows, GrownRows, fed
+from vkep.session import InferenceSession
 
 
 class Draft:
@@ -15,6 +16,11 @@ class Draft:
         """``most``: so many tokens are guessed."""
         self._decoder, self.most = decoder, most
         self._rows = BufferRows(decoder, 1) if decoder.by_rows else GrownRows(decoder, 1)
+
+    @property
+    def sessions(self) -> list[InferenceSession]:
+        """The sessions of the model."""
+        return self._decoder.sessions
 
     def guess(self, known: Sequence[int], count: int) -> list[int]:
         """Up to ``count`` tokens that follow ``known``; none for a sequence that is too long for the model, or has tokens that

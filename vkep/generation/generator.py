@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from vkep.generation.speech import Segment
     from vkep.generation.text import Text, TextStream
     from vkep.generation.transcribe import Sound, Transcript
+    from vkep.session import InferenceSession
     from vkep.session.options import SessionKeywords, SessionOptions
     from vkep.view.page import Page
 
@@ -129,6 +130,11 @@ class Generator(Uncopied):
     def decoder(self) -> Decoder | EncoderDecoder:
         """The model's session, with the roles of its inputs."""
         return self._decoder
+
+    @property
+    def draft_sessions(self) -> list[InferenceSession]:
+        """The sessions of the draft model; none without one."""
+        return self._draft.sessions if self._draft is not None else []
 
     def sampling(self, **settings: Any) -> Sampling:
         """The folder's settings with some of them replaced. Raises `InvalidInputError`, and ``TypeError`` for an

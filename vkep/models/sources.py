@@ -74,10 +74,10 @@ def speech_generation() -> dict[str, Any]:
 
 
 def encoder(kind: str, caches: bool = False) -> onnx.ModelProto:
-    """The encoder, which reads token ids, features, or of florence2 embeddings. With ``caches`` it also computes the keys and
-    values of the source for each layer of the decoder."""
+    """The encoder, which reads token ids, features, samples, or of florence2 embeddings. With ``caches`` it also computes the
+    keys and values of the source for each layer of the decoder."""
     w = Writer(f"{kind}_encoder", SOURCES, "fp32")
-    if kind != "whisper":
+    if kind not in ("whisper", "moonshine"):
         if kind == "florence2":
             x = w.input(EMBEDS, ["batch", "source", SOURCES.hidden])
         else:
@@ -123,7 +123,7 @@ def decoder(kind: str, first: bool) -> onnx.ModelProto:
         x = w.add("Gather", w.constant("table", w.weight("table", (lang.vocabulary, lang.hidden), 1.0)), ids)
     states = w.input("encoder_hidden_states", ["batch", "states", lang.hidden]) if first else ""
     hidden = ""
-    if kind != "whisper":
+    if kind not in ("whisper", "moonshine"):
         mask = w.input("encoder_attention_mask", ["batch", "states"], TensorProto.INT64)
         real = w.add("Cast", w.add("Unsqueeze", mask, w.constant("axes_12", [1, 2])), to=TensorProto.BOOL)
         hidden = w.add("Where", real, w.constant("seen", 0.0), w.constant("unseen", -1e4))
