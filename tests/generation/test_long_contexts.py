@@ -24,10 +24,8 @@ def test_a_prompt_of_8192_tokens(kind: str, tmp_path: Path) -> None:
     with Generator(tmp_path, fallback="error", max_sequences=1) as generator:
         session = generator.decoder.session
         assert generator.generate(prompt, max_tokens=4, ignore_end=True).tokens == theirs.greedy(prompt, 4)
-        used = session.memory().arena.bytes_in_use
         for count in (8000, 5000, 3000):
             part = [1, *prompt[:count]]
             assert generator.generate(part, max_tokens=2, ignore_end=True).tokens == theirs.greedy(part, 2)
         assert session._parts.graph.plan_count <= 6
-        assert session.memory().arena.bytes_in_use <= used + (32 << 20)  # other plans
-        assert used < 256 << 20
+        assert session.memory().arena.bytes_in_use < 256 << 20  # scores of all keys at once would take 8 times as much
