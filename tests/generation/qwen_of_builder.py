@@ -1,4 +1,5 @@
-"""A small Qwen2.5-VL of transformers with random weights: its decoder by onnxruntime-genai's builder, the rest by torch.
+"""A small Qwen2.5-VL or Qwen3-VL of transformers with random weights: its decoder by onnxruntime-genai's builder, which adds no
+features of images to later layers (Qwen3-VL's "deepstack"), the rest by torch.
 
 The builder runs as a program of its own, and needs transformers 5. The encoder of images is exported for one grid of patches.
 """
@@ -21,7 +22,7 @@ Tensor = Any
 VOCABULARY, IMAGE, FIRST, LAST = 264, 259, 261, 262
 
 
-def _model() -> Any:
+def _model(kind: str) -> Any:
     text = {
         "vocab_size": VOCABULARY,
         "hidden_size": 64,
@@ -54,6 +55,12 @@ def _model() -> Any:
         "vision_end_token_id": LAST,
     }
     torch.manual_seed(0)
+    if kind == "qwen3_vl":
+        rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "mrope_interleaved": True}
+        text |= {"head_dim": 16, "rope_scaling": rope}
+        vision |= {"deepstack_visual_indexes": [], "num_position_embeddings": 64}
+        found = transformers.Qwen3VLConfig(text_config=text, vision_config=vision, **marks)
+        return transformers.Qwen3VLForConditionalGeneration(found).eval()
     config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **marks)
     return transformers.Qwen2_5_VLForConditionalGeneration(config).eval()
 
@@ -79,9 +86,9 @@ class _Embedding(nn.Module):  # type: ignore[misc]
         return found.masked_scatter((ids == IMAGE)[..., None].expand_as(found), features)
 
 
-def exported(folder: Path, grid: Tensor) -> Any:
-    """The model, whose files are written for images of ``grid`` int64 [1, 3]."""
-    model, source = _model(), folder / "source"
+def exported(folder: Path, grid: Tensor, kind: str) -> Any:
+    """The model of ``kind`` qwen2_5_vl or qwen3_vl, whose files are written for images of ``grid`` int64 [1, 3]."""
+    model, source = _model(kind), folder / "source"
     model.save_pretrained(source)
     write_tokenizer(source)
     built = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(source), "-o", str(folder / "built")]

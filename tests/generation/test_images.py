@@ -411,7 +411,8 @@ def test_the_tokens_of_florence_2_in_transformers(tmp_path: Path) -> None:
     assert len(answers) == 3
 
 
-def test_the_tokens_of_qwen_2_5_vl_in_transformers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
+def test_the_tokens_of_qwen_vl_in_transformers(kind: str, tmp_path: Path) -> None:
     """Its decoder is made by onnxruntime-genai's builder: positions of tokens have three numbers."""
     torch = pytest.importorskip("torch")
     version = pytest.importorskip("transformers").__version__
@@ -421,7 +422,7 @@ def test_the_tokens_of_qwen_2_5_vl_in_transformers(tmp_path: Path) -> None:
     from tests.generation.qwen_of_builder import FIRST, LAST, exported
 
     grid = torch.tensor([[1, 4, 6]])
-    model = exported(tmp_path, grid)
+    model = exported(tmp_path, grid, kind)
     before, after, answers = [*b"ab", FIRST], [LAST, *b"what"], set()
     with Generator(tmp_path / "built", fallback="error") as generator:
         for image in (images()[0], images()[0][::-1].copy()):

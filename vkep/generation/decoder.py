@@ -117,6 +117,8 @@ class Decoder:
         self._has_grid = any(
             what == "position_ids" and len(inputs[n].shape or ()) == 3 for n, what in self._kinds.items()
         )
+        if self.vision is not None:
+            self.vision.in_grid = self._has_grid
         unknown = [n for n, what in self._kinds.items() if what not in (IDS, FEATURES, *_FEEDS)]
         if unknown or IDS not in self._kinds.values():
             known = sorted({IDS, *_FEEDS})

@@ -47,8 +47,8 @@ _CONTEXT = (
 _START = ("<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>")
 #: names of the token that stands for an image in a prompt
 _IMAGE_TOKENS = ("image_token_id", "image_token_index")
-#: kinds of models whose images are cut into tiles, and those whose features of images have positions in three dimensions
-_TILED, _IN_GRID = ("idefics3", "smolvlm"), ("qwen2_vl", "qwen2_5_vl")
+#: kinds of models whose images are cut into tiles
+_TILED = ("idefics3", "smolvlm")
 #: patterns in genai_config.json of the names of caches, and of states that recurrent layers have in their place
 _PAST = re.compile(r"past_(\w+)_names")
 
@@ -63,7 +63,6 @@ class VisionFolder:
     mark: int
     before: str = ""
     after: str = ""
-    in_grid: bool = False  #: whether its features have positions in three dimensions (Qwen2-VL)
     tiled: bool = False  #: whether an image is cut into tiles, whose rows and columns the prompt names (Idefics 3)
 
 
@@ -247,9 +246,7 @@ def _vision(path: Path, kind: str, config: Record, folder: Path) -> VisionFolder
             tokenizer.text(*names) for names in (("boi_token", "<start_of_image>"), ("eoi_token", "<end_of_image>"))
         ]
         return VisionFolder(folder, path, begin, f"\n\n{texts[0]}", f"{texts[1]}\n\n") if begin is not None else None
-    return (
-        VisionFolder(folder, path, mark, in_grid=kind in _IN_GRID, tiled=kind in _TILED) if mark is not None else None
-    )
+    return VisionFolder(folder, path, mark, tiled=kind in _TILED) if mark is not None else None
 
 
 def _genai_encoder(found: ModelFolder, model: Record) -> ModelFolder:

@@ -126,6 +126,8 @@ class Vision:
 
     def __init__(self, folder: VisionFolder, options: Mapping[str, Any]) -> None:
         self.folder, self._processor = folder, Processor.of(folder.root)
+        #: whether features have positions in three dimensions (Qwen2-VL and later): the decoder's input says it
+        self.in_grid = False
         self.session = InferenceSession(str(folder.path), **options)
         try:
             self._reads = [i.name for i in self.session.get_inputs()]
@@ -218,7 +220,7 @@ class Vision:
     def positions(self, tokens: Sequence[int]) -> Array:
         """Positions int64 [3, count] of a sequence's tokens from its first: an image's features stand in a grid, and the text
         after it goes on at the grid's larger edge (Qwen2-VL, arXiv:2409.12191, section 2.1)."""
-        in_grid = self.folder.in_grid and max(tokens, default=0) >= FIRST_TOKEN
+        in_grid = self.in_grid and max(tokens, default=0) >= FIRST_TOKEN
         images = {image.first: image for image in self._alive()} if in_grid else {}
         found: list[tuple[int, int, int]] = []
         at = 0
@@ -288,7 +290,7 @@ class Vision:
             count = features.nbytes // (self._width * features.dtype.itemsize)
             tiles = 1 if self._processor.patch else len(pixels.values)
             rows, columns = (n // self._processor.merge for n in (pixels.rows, pixels.columns))
-            right = count == rows * columns if self.folder.in_grid else count and count % tiles == 0
+            right = count == rows * columns if self.in_grid else count and count % tiles == 0
             if features.shape[-1] != self._width or not right:
                 raise InvalidModelError(
                     f"{self.folder.path} makes features {features.shape} of {tiles} images; expected [.., {self._width}]"
