@@ -93,18 +93,21 @@ def test_states_do_not_cross_the_bus(opened: Callable[..., Any], kind: str, monk
     def bytes_of(model: Any) -> int:
         """Bytes between host and device, but for the inputs."""
         generated(model, inputs_of(kind), num_beams=3)
+        encoder = getattr(
+            model, "encoder", None
+        )  # which Whisper runs for the language too, and for each part of a sound
+        runs = noted(monkeypatch, type(encoder), "_prepare_onnx_inputs", lambda *_: 1) if encoder is not None else [1]
         copied = crossing(monkeypatch, lambda: generated(model, inputs_of(kind), num_beams=3))
-        return copied - sum(tensor.nbytes for tensor in inputs_of(kind).values())
+        return copied - len(runs) * sum(tensor.nbytes for tensor in inputs_of(kind).values())
 
     import vkep.optimum
 
-    kept = bytes_of(opened(kind, provider="VulkanExecutionProvider"))
+    ours = opened(kind, provider="VulkanExecutionProvider")
+    kept = bytes_of(ours)
     vkep.optimum.unregister()
     copied = bytes_of(opened(kind, provider="VulkanExecutionProvider"))
-    assert kept < copied / 2 and kept < 3 * TOKENS * (4 * 2 * 3 * 320), (
-        kept,
-        copied,
-    )  # about the logits of 2 times 3 beams
+    most = 3 * TOKENS * (4 * 2 * 3 * ours.config.vocab_size)  # about the logits of 2 times 3 beams
+    assert kept < copied / 2 and kept < most, (kept, copied)
 
 
 def test_a_state_is_a_tensor(registered: Any) -> None:
