@@ -160,10 +160,10 @@ def test_a_decoder_whose_prompts_differ_in_length(device: str) -> None:
     assert check(case, device, 1, 12)["others"] == 2
 
 
-#: cases whose function bodies compute at run time, with sizes, what folds for one signature: other nodes make it then; and loops,
-#: which are unrolled for one signature; and scales in bfloat16, which a kernel reads from a buffer that a dispatch writes. Of
-#: those that are one plan in both ways, the results are compared
-_OTHER_BODIES = ("center_crop_pad", "linear_attention", "scan", "bf16_expanded")
+#: cases whose function bodies compute at run time, with sizes, what folds for one signature: other nodes make it then; loops,
+#: which are unrolled for one signature; a state without elements, which is a constant for one signature; and scales in bfloat16,
+#: which a kernel reads from a buffer that a dispatch writes. Of those that are one plan in both ways, the results are compared
+_OTHER_BODIES = ("center_crop_pad", "linear_attention", "kernel_size_one", "scan", "bf16_expanded")
 
 
 @functools.cache
@@ -207,14 +207,16 @@ def test_results_where_plans_differ(device: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("device", nightly_but(("cpu",), DEVICES))
-def test_node_cases(device: str) -> None:
+@pytest.mark.parametrize("third", nightly_but((0,), range(3)))
+def test_node_cases(device: str, third: int) -> None:
+    """Each third has most operators: the cases of one follow each other."""
     totals = collections.Counter[str]()
     for k, (name, case) in enumerate(_node_cases()):
-        if any(part in name for part in _OTHER_BODIES):
+        if k % 3 != third or any(part in name for part in _OTHER_BODIES):
             continue
         try:
             found = check(case, device, k, 40, general=bool(k % 2))
         except AssertionError as error:
             raise AssertionError(name) from error
         totals.update(kind for kind, count in found.items() if count > (kind == "others"))  # one is the case itself
-    assert totals["others"] > 1600 and totals["of 1"] > 1000
+    assert totals["others"] > 500 and totals["of 1"] > 330

@@ -84,10 +84,12 @@ def no_channels_last(problem: ConvProblem, caps: DeviceCapabilities) -> str:
         return "an input or a result without elements"
     if is_depthwise(problem):
         return "one channel a group leaves a matrix mostly empty"
+    if refused := _no_vectors(problem, caps):  # among them weights that are no constants, whose numbers may be sizes
+        return refused
     groups = problem.groups // groups_at_once(problem)
     if problem.c // groups % VECTOR or (groups > 1 and problem.oc // groups % VECTOR):
         return f"{problem.groups} groups that do not join to whole vectors of {VECTOR} channels"
-    return _no_vectors(problem, caps)
+    return ""
 
 
 def groups_at_once(problem: ConvProblem) -> int:
