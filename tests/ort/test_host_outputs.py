@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -66,3 +67,27 @@ def test_results_of_two_runs_are_two_arrays(session: OpenSession) -> None:
 def test_a_zero_sized_output(session: OpenSession) -> None:
     made = session(graph("g (float[n,4] x) => (float[n,4] y) { y = Add(x, x) }"), io="host")
     assert made.run(None, {"x": np.zeros((0, 4), np.float32)})[0].shape == (0, 4)
+
+
+def test_properties_of_plans_go_with_them(session: OpenSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window of a computed length has a plan for each, of which two are kept."""
+    from vkep.ort.nodes.fused import FusedNode
+
+    nodes: set[FusedNode] = set()
+    original = FusedNode.details
+
+    def spy(self: FusedNode, executable: Any) -> Any:
+        nodes.add(self)
+        return original(self, executable)
+
+    monkeypatch.setattr(FusedNode, "details", spy)
+    text = """g (float[n] x) => (float[n] y) {
+        zero = Constant <value_ints: ints = [0]> () s = Shape(x) n = Squeeze(s, zero) w = HannWindow(n) y = Mul(x, w) }"""
+    made = session(graph(text), all_on_vulkan=False, plan_cache_size=2)
+    for count in range(20, 140, 10):
+        x = np.ones(count, np.float32)
+        expected = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(count) / count)
+        np.testing.assert_allclose(made.run(None, {"x": x})[0], expected, atol=1e-6)
+    gc.collect()
+    [node] = nodes
+    assert 0 < len(node._plans) <= 3

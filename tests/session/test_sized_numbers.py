@@ -170,7 +170,7 @@ def test_transforms_of_a_length_that_is_a_size(open_session: Open, case: str, mo
         np.random.default_rng(0),
         noted(monkeypatch, Planner, "plan", lambda *_, **__: 1),
     )
-    for size in (*SIZES, 127, 300):
+    for size in (*(n for n in SIZES if n <= 64), 61):  # each run makes the matrix: not of more than 128 elements
         x = draw.normal(0, 1, (1, size, parts)).astype(np.float32)
         signal = x[..., 0] + 1j * (x[..., 1] if parts == 2 else 0)
         length = 2 * size if case == "longer" else size

@@ -26,13 +26,11 @@ _DOUBLES = (*FLOATS, "float64")
 
 #: largest length of one product, and the largest where the length has no factors
 _SHORT, _LONGEST = 128, 4096
-#: the largest length that is a size: kernels make its matrix
-_SIZED = 1024
 
 
 def fourier(b: Builder, x: Tensor, inverse: bool = False) -> Tensor:
     """The unscaled transform [rows, n, 2] along axis 1 of float32 or float64 ``x`` [rows, n, 1 (real) or 2 (complex)]."""
-    if serves_others(x.shape[1]) and x.dtype == FLOAT32 and x.shape[1] <= _SIZED:
+    if serves_others(x.shape[1]) and x.dtype == FLOAT32 and x.shape[1] <= _SHORT:  # each run makes the matrix
         return _multiplied(b, x, _matrix(b, x.shape[1], x.shape[2], inverse))
     rows, n, parts = x.shape[0], int(fixed(x.shape[1], "the transform's factors are constants")), x.shape[2]
     if n <= _SHORT:

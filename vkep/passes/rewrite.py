@@ -17,7 +17,7 @@ from vkep.ir.tensor import Storage, Tensor
 from vkep.kernels.problem import Problem
 from vkep.kernels.select import bind, supports
 
-#: the operations that replace an operation, in its place: none where writers do its work
+#: the operations that replace an operation, in its place: none where others do its work
 Changes = Mapping[Op, Sequence[Op]]
 
 
@@ -129,7 +129,7 @@ class Graph:
         return found
 
     def replace(self, changes: Changes) -> None:
-        """Put operations in the places of writers."""
+        """Put operations in the places of others."""
         producers, users = self._index
         for old, new in changes.items():
             for storage in written_by(old):
@@ -161,7 +161,7 @@ def read_by(op: Op) -> set[Storage]:
     return {t.storage for t in reads(op) if t.storage.weight is None}
 
 
-#: what an operation and writers are replaced by where a pattern matches at it; None where it does not
+#: what an operation and others are replaced by where a pattern matches at it; None where it does not
 Rule = Callable[[Op, Graph], Changes | None]
 
 

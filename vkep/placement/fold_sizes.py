@@ -252,6 +252,8 @@ def _top(values: list[Any], count: Any, most: bool) -> list[np.ndarray[Any, Any]
     """The first of the sorted values, and their places: lengths that torch sorts to pack sequences. Raises ``ValueError``."""
     if count is None or is_size(count.item()) or len(values) > _LARGEST_SHAPE:
         raise ValueError("how many there are is not known, or they are too many")
+    if not 0 <= count.item() <= len(values):
+        raise ValueError(f"{count.item()} of {len(values)} values")
 
     def compared(i: int, j: int) -> int:
         less, more = (i, j) if most else (j, i)

@@ -6,6 +6,7 @@ was computed elsewhere; nodes of one kind and stage form one convex island.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -136,21 +137,18 @@ class Placed:
         copy these views for them."""
         makers = {name: node for island in self.islands.values() for node in island.nodes for name in node.outputs}
         kept = {*self.outputs, *self.needed_values}
-        repeated: dict[int, Node] = {}
 
-        def is_repeated(name: str) -> bool:
+        @functools.cache
+        def chain(name: str) -> tuple[Node, ...]:
+            """The nodes that make a value as a view of the program's inputs, in their order; none where other nodes make it."""
             node = makers.get(name)
             if node is None or node.domain or node.op_type not in _VIEWS or kept.intersection(node.outputs):
-                return False
-            if not all(is_repeated(read) or read not in self.made for read in node.reads):
-                return False
-            repeated[id(node)] = node
-            return True
+                return ()
+            made = [chain(read) for read in node.reads if read in self.made]
+            return (*(n for nodes in made for n in nodes), node) if all(made) else ()
 
-        for node in self.deferred:
-            for name in self._leaves(node.reads):
-                is_repeated(name)
-        self.deferred[:0] = repeated.values()
+        nodes = [n for node in self.deferred for name in self._leaves(node.reads) for n in chain(name)]
+        self.deferred[:0] = {id(node): node for node in nodes}.values()
 
     def _steps(self) -> list[Step]:
         self._defer_views()
@@ -214,14 +212,14 @@ class Placed:
         for name in given:
             elements = numbers[name].array().reshape(-1).tolist()
             sizes.update(
-                {(name, element_axis(k, len(elements))): _name(n) for k, n in enumerate(elements) if is_size(n)}
+                {(name, element_axis(k, len(elements))): _key_of(n) for k, n in enumerate(elements) if is_size(n)}
             )
         return DeferredStep(tuple(self.deferred), inputs, outputs, values, {**constants, **lists}, sizes)
 
     def _sizes(self, names: Iterable[str]) -> dict[tuple[str, int], str]:
         """The names of those dimensions of the values ``names`` that are sizes."""
         return {
-            (name, axis): _name(dim)
+            (name, axis): _key_of(dim)
             for name in names
             for axis, dim in enumerate(getattr(self.known.get(name), "shape", ()))
             if is_size(dim)
@@ -239,7 +237,7 @@ class Placed:
         return {n: self.lists[n] for node in nodes for n in node.reads if n in self.lists and n not in made}
 
 
-def _name(size: Any) -> str:
+def _key_of(size: Any) -> str:
     """The same for equal sizes of one trace."""
     return f"{size.terms} {size.const}"
 

@@ -15,7 +15,8 @@ from vkep.sizes.size import Real, Size, SizeError, Terms, hint, is_size, made
 ZERO, NONZERO, AT_LEAST = "==", "!=", ">="
 #: the bound of a size that has none
 MOST = 1 << 62
-#: numbers that divide all sizes, and of which half is assumed: kernels ask for multiples of 8 at most
+#: a number of which all sizes so far may be multiples by chance: those to come are assumed to be multiples of half of it (kernels
+#: ask for multiples of 8 at most)
 _LARGE_STEP = 16
 #: maximum number of terms in a quotient of two polynomials
 _LONGEST_QUOTIENT = 16
@@ -104,8 +105,8 @@ class Trace:
 
     @functools.cached_property
     def _expected(self) -> list[list[int]]:
-        """Sizes that runs may have: larger by the number that divides those so far (by half of a large one, since a few runs may
-        differ by more than they have to) in all of them, or in one by twice, four times and so on as much. A product of two
+        """Sizes that runs may have: larger by the number that divides those so far (by half of a large one, see `_LARGE_STEP`) in
+        all of them, or in one by twice, four times and so on as much. A product of two
         sizes, or a quotient, is divisible by chance where its parts are not."""
         now = self.values
         columns = zip(*self._seen, now, strict=True)

@@ -71,9 +71,9 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
 SCAN = Kernel(
     "scan.comp",
     variants=with_shuffles(
-        *map(_sum_defines, ("float32", "float16", "int32")), *map(_position_defines, ("bool", "float32"))
+        *map(_sum_defines, ("float32", "float16", "int32")), *map(_position_defines, ("bool", "float32", "int64"))
     )
-    + (_sum_defines("int64"), _position_defines("int64")),
+    + (_sum_defines("int64"),),
     reach=_reach,
 )
 #: the shortest segment of a lane on a CPU driver, and elements of a segment for each of its lanes on a GPU

@@ -355,13 +355,18 @@ def _give_up_what_its_driver_reads(view: OrtGraphView, verdicts: _Verdicts) -> N
 def _keep_repeats_together(view: OrtGraphView, verdicts: _Verdicts) -> None:
     """Decline loops that a Gather replaces unless all of their nodes are in one island: sequences do not leave it."""
     island = {name: stage for stage, nodes in _by_stage(view, verdicts).items() for n in nodes for name in n.outputs}
+    makers = {name for n in view.graph.nodes for name in n.outputs}
     lists = [
-        (n, name) for n in view.graph.nodes if n.outputs in verdicts.repeated for name in n.reads if name in island
+        (n, name)
+        for n in view.graph.nodes
+        if n.outputs in verdicts.repeated
+        for name in n.reads
+        if name in makers and not view.elem_type(name)
     ]
-    if any(island[n.outputs[0]] != island[name] for n, name in lists if not view.elem_type(name)):
+    if any(island.get(n.outputs[0]) is None or island.get(n.outputs[0]) != island.get(name) for n, name in lists):
         for outputs in verdicts.repeated:
-            del verdicts.taken[outputs]
-            verdicts.reasons[outputs] = _ON_LISTS
+            if verdicts.taken.pop(outputs, None) is not None:
+                verdicts.reasons[outputs] = _ON_LISTS
 
 
 def _info(view: OrtGraphView, name: str) -> ValueInfo | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -181,9 +182,8 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         self._scratch: list[_Scratch] = []
         self._latest: tuple[bytes, dict[str, Known]] = b"", {}  # see `_specs`
         self._known: WeakKeyDictionary[Executable, _Details] = WeakKeyDictionary()
-        self._plans: WeakKeyDictionary[PlanRunner, _Details] = (
-            WeakKeyDictionary()
-        )  # those of the first sizes of each plan
+        #: by plan: the properties at the first sizes that were met, without the island, which would keep the plan
+        self._plans: WeakKeyDictionary[PlanRunner, _Details] = WeakKeyDictionary()
         self._domain = ffi.new("VkepDomain *", (runtime.domain.number, NUMBER_SHIFT, ALIGNMENT))
         declared = {v.name: v for v in graph.inputs}
         later = True
@@ -332,7 +332,9 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
             self.runtime.checks.expect()
         self._known[executable] = details
         if details.island is not None:
-            self._plans[details.island.runner] = details
+            alike = copy.copy(details)
+            alike.island = None
+            self._plans[details.island.runner] = alike
         return details
 
     def _input(self, name: str, tensor: Any, spec: Known) -> Any:
