@@ -130,6 +130,25 @@ def test_answers_with_adapters(adapted: Any, generator: Generator, monkeypatch: 
     batch.close()
 
 
+def test_rows_between_those_of_a_run_keep_their_tokens(generator: Generator) -> None:
+    """A row of another adapter fills its memory while the rows beside it run."""
+    prompts = [[int(t) for t in np.random.default_rng(k).integers(5, 250, n)] for k, n in enumerate((8, 30, 9))]
+    settings: dict[str, Any] = {"max_tokens": 50, "ignore_end": True, "temperature": 1.0, "seed": 7, "logprobs": 1}
+
+    def answers(which: list[int]) -> list[tuple[list[int], list[float]]]:
+        batch = generator.batch(max_sequences=4)
+        made = [batch.add(prompts[k], generator.sampling(adapter=("", "one", "")[k], **settings)) for k in which]
+        while batch.in_progress:
+            batch.step()
+        batch.close()
+        return [(a.tokens, [chance.value for chance in a.logprobs or ()]) for a in made]
+
+    alone = [answers([k])[0] for k in range(3)]
+    for (tokens, chances), (expected, theirs) in zip(answers([0, 1, 2]), alone, strict=True):
+        assert tokens == expected and len(chances) == 50
+        np.testing.assert_allclose(chances, theirs, atol=1e-3)
+
+
 def test_a_service(adapted: Any, generator: Generator) -> None:
     folder, files, _ = adapted
     expected = [generator.generate("hello", adapter=name, max_tokens=5, ignore_end=True).text for name in ("", "one")]
@@ -153,13 +172,19 @@ def test_a_service(adapted: Any, generator: Generator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"), [("x", "expected NAME=PATH"), ("other:x=a", "expected NAME=PATH"), ("x=none", "no such file")]
+    ("given", "says"),
+    [
+        (["x"], "expected NAME=PATH"),
+        (["other:x=a"], "expected NAME=PATH"),
+        (["a:x=none"], "no such file"),
+        (["a:x=FILE", "b:x=FILE"], "'x' is the name of another"),
+        (["a:b=FILE"], "'b' is the name of another"),
+    ],
 )
-def test_wrong_adapters_of_a_service(adapted: Any, given: str, says: str) -> None:
-    folder, _, _ = adapted
-    result = CliRunner().invoke(
-        app, ["serve", f"a={folder}", f"b={folder}", "--adapter", f"a:{given}" if "none" in given else given]
-    )
+def test_wrong_adapters_of_a_service(adapted: Any, given: list[str], says: str) -> None:
+    folder, files, _ = adapted
+    options = [part for one in given for part in ("--adapter", one.replace("FILE", str(files["one"])))]
+    result = CliRunner().invoke(app, ["serve", f"a={folder}", f"b={folder}", *options])
     assert result.exit_code == 2 and says in " ".join(result.output.replace("│", " ").split())
 
 

@@ -11,6 +11,7 @@ from tests.calls import noted
 from vkep.errors import InvalidInputError
 from vkep.generation import Batch, Generator
 from vkep.generation.decoder import Decoder
+from vkep.generation.draft import Draft
 from vkep.models.language import write_language
 from vkep.models.sources import write_sources
 
@@ -79,6 +80,19 @@ def test_a_draft_model(generator: Generator, folder: Path, tmp_path: Path, monke
                 assert guessing.generate(prompt, **sampled).tokens == generator.generate(prompt, **sampled).tokens
                 together = guessing.generate([prompt, [7]], max_tokens=5, ignore_end=True)
                 assert together[0].tokens == expected[:5]
+
+
+def test_a_draft_without_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError("no room")
+
+    with (
+        Generator(folder, fallback="error", draft=folder) as guessing,
+        Generator(folder, fallback="error") as generator,
+    ):
+        monkeypatch.setattr(Draft, "guess", full)
+        expected = generator.generate([5, 60, 7], max_tokens=6, ignore_end=True).tokens
+        assert guessing.generate([5, 60, 7], max_tokens=6, ignore_end=True).tokens == expected
 
 
 def test_a_draft_of_another_kind(folder: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from vkep.generation.choosing import Chooser
 from vkep.generation.decoder import Made
 from vkep.generation.folder import read_folder
 from vkep.generation.speech import Bounds, Speech, bounds, segments_of
-from vkep.generation.transcribe import Transcriber
+from vkep.generation.transcribe import Sound, Transcriber
 from vkep.models.language import BEGIN, END
 from vkep.models.sources import SPEECH, WHISPER, write_sources
 
@@ -152,6 +152,29 @@ def test_the_encoder_runs_once_for_each_window(tmp_path: Path, monkeypatch: pyte
         windows = noted(monkeypatch, Transcriber, "_begin", lambda *_: 1)
         generator.transcribe(features_of(5, 20), max_tokens=5)  # detects a language, too
         assert len(runs) == len(windows) > 1
+
+
+@pytest.mark.gpu
+def test_other_answers_are_in_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that has one of two rows; sounds that were read keep nothing on the device."""
+    write_sources(tmp_path, "whisper")
+    sounds: list[Sound] = []
+    original = Transcriber.sound
+
+    def kept(self: Transcriber, given: Any) -> Sound:
+        sounds.append(original(self, given))
+        return sounds[-1]
+
+    monkeypatch.setattr(Transcriber, "sound", kept)
+    features = [features_of(k, 31) for k in range(3)]
+    with Generator(tmp_path, fallback="error", max_sequences=2) as generator:
+        alone = [generator.transcribe(one, max_tokens=8).tokens for one in features]
+        other = generator.stream(features_of(9, 30), max_tokens=60, ignore_end=True)
+        next(other)
+        assert [one.tokens for one in generator.transcribe(features, max_tokens=8)] == alone
+        del other
+    assert len(sounds) == 6
+    assert all(part is None for one in sounds for part in (one.window, one.reader, one.features))
 
 
 @pytest.mark.gpu

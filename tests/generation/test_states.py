@@ -16,6 +16,7 @@ from tests.calls import noted
 from tests.generation.test_beams import agree
 from tests.generation.test_beams import expected as beams_of
 from tools.ort_cpu import cpu_session
+from vkep.errors import InvalidInputError
 from vkep.generation import Generator, Sampling
 from vkep.generation.decoder import Decoder
 from vkep.models.language import MICROSOFT, write_language
@@ -129,3 +130,11 @@ def test_states_stay_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         found = generator.search(prompts[0], beams=3, count=2, max_tokens=5, ignore_end=True)  # beams copy states
         agree(found, beams_of(lambda tokens: logits(theirs, [*prompts[0], *tokens]), 3, 5, 1.0, set()))
         batch.close()
+
+
+def test_models_with_states_neither_have_a_draft_nor_are_one(tmp_path: Path) -> None:
+    write_convolved(tmp_path)
+    write_language(tmp_path / "plain", "llama", context=48, layers=1)
+    for first, second in ((tmp_path, tmp_path / "plain"), (tmp_path / "plain", tmp_path)):
+        with pytest.raises(InvalidInputError, match="a model whose layers have states"):
+            Generator(first, draft=second)

@@ -154,6 +154,8 @@ def _adapters(given: list[str], models: Mapping[str, str]) -> dict[str, dict[str
             )
         if not Path(path).is_file():
             raise UsageError(f"--adapter {path}: there is no such file")
+        if name in models or any(name in names for names in found.values()):
+            raise UsageError(f"--adapter {one}: {name!r} is the name of another model or adapter")
         found.setdefault(model, {})[name] = path
     return found
 

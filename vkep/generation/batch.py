@@ -139,7 +139,7 @@ class Batch(Uncopied):
         self._pace, self._turns = Pace(), 0
         # states of recurrent layers do not go back after a wrong guess
         guesses = isinstance(decoder, Decoder) and not decoder.has_states
-        self._lookup, self._draft = (lookup, draft) if guesses else (0, None)
+        self._lookup, self._draft = lookup if guesses else 0, draft
         self._in_progress: list[Answer] = []
         self._unread: deque[Answer] = deque()  # whose readers are deleted
         self._lock = threading.RLock()  # a call holds it; one may still run after its caller was interrupted
@@ -277,6 +277,9 @@ class Batch(Uncopied):
                 self._rows.share(waiting._row, [*waiting.prompt, *waiting.tokens])
             part = self._rest(waiting)[: self._pace.most(len(ready))] if waiting is not None else []
             events = self._feed(waiting, part) if waiting is not None else []
+            # Room for all before any of them: a run writes a position in each row between its first and its last.
+            events += [event for a in ready if (event := self._without_memory(a)) is not None]
+            ready = [a for a in ready if not a.ended]
             for adapter in dict.fromkeys(a._adapter for a in ready):  # weights are of a whole run
                 events += self._decode([a for a in ready if a._adapter is adapter])
             self._pace.stepped(len(part), len(ready))
@@ -303,14 +306,11 @@ class Batch(Uncopied):
         return [self._took(answer, token, *self._logprobs([answer], made))]
 
     def _decode(self, ready: Sequence[Answer]) -> list[Event]:
-        events = [event for a in ready if (event := self._without_memory(a)) is not None]
-        ready = [a for a in ready if not a.ended]
-        if not ready:
-            return events
         by_row = {a._row: a for a in ready}
         choice = self._choice(ready)
         if len(self._in_progress) == 1 and choice.greedy and (guess := self._guess(ready[0])):
-            return [*events, *self._test(ready[0], guess)]
+            return self._test(ready[0], guess)
+        events: list[Event] = []
         for rows, made in self._steps(ready, choice):
             answers = [by_row.get(row) for row in rows]
             made = self._choose(answers, made, choice)
@@ -334,7 +334,11 @@ class Batch(Uncopied):
         found = self._looked_up(known, min([self._lookup, *limits])) if self._lookup else []
         if not found and self._draft is not None:
             vocabulary = self._decoder.vocabulary or FIRST_FEATURE
-            guess = self._draft.guess(known, min([self._draft.most, *limits]))
+            try:
+                guess = self._draft.guess(known, min([self._draft.most, *limits]))
+            except MemoryError as error:  # its caches cannot grow; the answer needs no guess
+                self._draft, guess = None, []
+                logger.warning("from now on the draft guesses nothing: no memory for its caches (%s)", str(error))
             found = list(itertools.takewhile(lambda token: token < vocabulary, guess))
         return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vkep.generation.decoder import Decoder
+from vkep.generation.rewrite import FIRST_FEATURE
 from vkep.generation.rows import BufferRows, GrownRows, fed
 from vkep.session import InferenceSession
 
@@ -25,9 +26,9 @@ class Draft:
     def guess(self, known: Sequence[int], count: int) -> list[int]:
         """Up to ``count`` tokens that follow ``known``; none for a sequence that is too long for the model, or has tokens that
         it does not know. Raises as `InferenceSession.run`, `ArenaOutOfMemory`."""
-        context, vocabulary = self._decoder.folder.context, self._decoder.vocabulary
+        context, vocabulary = self._decoder.folder.context, self._decoder.vocabulary or FIRST_FEATURE
         count = min(count, context - len(known) if context else count)
-        if count < 1 or (vocabulary and max(known) >= vocabulary):
+        if count < 1 or max(known) >= vocabulary:
             return []
         row = self._rows.take(known, ())
         rows, found = range(row, row + 1), list[int]()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
@@ -70,7 +71,8 @@ class Generator(Uncopied):
     one thread; close it, or use ``with``.
 
     Raises ``FileNotFoundError``, `InvalidModelError`, `UnsupportedModelError`, `InvalidInputError` for ``max_sequences`` below 1,
-    ``lookup`` or ``draft_tokens`` above 64 and a ``draft`` of or for a model with an encoder, and as `vkep.InferenceSession`.
+    ``lookup`` or ``draft_tokens`` above 64 and a ``draft`` of or for a model with an encoder or with states, and as
+    `vkep.InferenceSession`.
     """
 
     _instead = "open the folder again, in each process"
@@ -439,9 +441,17 @@ def _opened(
         given["context"] = ahead.result()
         if folder.encoder:
             return EncoderDecoder(folder, given), None
-        decoder = Decoder(folder, given, keep=1 + max(lookup, guessed if small is not None else 0))
-        try:
-            return decoder, Draft(Decoder(small, given), guessed) if small is not None else None
-        except BaseException:
-            decoder.close()
-            raise
+        with ExitStack() as opened:
+            decoder = Decoder(folder, given, keep=1 + max(lookup, guessed if small is not None else 0))
+            opened.callback(decoder.close)
+            draft = None
+            if small is not None:
+                guesser = Decoder(small, given)
+                opened.callback(guesser.close)
+                if decoder.has_states or guesser.has_states:  # they do not go back after a wrong guess
+                    raise InvalidInputError(
+                        f"draft {small.path}: a model whose layers have states neither has a draft nor is one"
+                    )
+                draft = Draft(guesser, guessed)
+            opened.pop_all()
+            return decoder, draft

@@ -31,7 +31,8 @@ class Sampling:
     model's own end tokens do not end the answer. frequency_penalty, presence_penalty: subtracted from the logits of the answer's
     own tokens, for each time that a token occurred, and once. logit_bias: added to the logits of tokens, by id. logprobs: the
     number of most probable tokens that `Answer.logprobs` has beside the chosen one; None: no logarithms. grammar: the answer
-    follows it (`vkep.generation.grammar`); "": none. timestamps: the answer of a model of speech has tokens of times.
+    follows it (`vkep.generation.grammar`); "": none. timestamps: the answer of a model of speech has tokens of times;
+    it is in English unless ``start`` has another language.
     adapter: the name of `Generator.load_adapter`; "": the model as it is.
 
     Raises `InvalidInputError` for values out of range, or of other types; there are up to 16 stop texts of up to 1,024

@@ -6,6 +6,7 @@ transformers' ``WhisperForConditionalGeneration``, without its optional repetiti
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +20,7 @@ from vkep.generation.encoder_decoder import EncoderDecoder
 from vkep.generation.rows import fed
 from vkep.generation.sampling import Sampling
 from vkep.generation.speech import FRAMES, SECONDS, Segment, Speech, segments_of
+from vkep.memory import ArenaOutOfMemory
 
 Array = np.ndarray[Any, Any]
 
@@ -44,16 +46,21 @@ class Transcript:
 
 @dataclass
 class Sound:
-    """A sound and how far it was read. ``features`` float32 [bands, frames]; ``total``: the frames that are read; ``start``: the
-    first tokens of each window's answer."""
+    """A sound and how far it was read. ``given``: samples or features; ``features`` float32 [bands, frames] while it is read;
+    ``total``: the frames that are read; ``start``: the first tokens of each window's answer."""
 
-    features: Array
-    total: int
+    given: Array
+    features: Array | None = field(default=None, repr=False)
+    total: int = 0
     language: str = ""
     start: tuple[int, ...] = ()
     seek: int = 0
     window: Any = None  #: the encoder's input, as of `EncoderDecoder.source`
     reader: Reader | None = field(default=None, repr=False)
+
+    def release(self) -> None:
+        """Drop what only reading needs, the encoder's results on the device among them."""
+        self.features = self.window = self.reader = None
 
 
 class Transcriber:
@@ -80,28 +87,36 @@ class Transcriber:
     def sound(self, given: Any) -> Sound:
         """A sound from samples at the model's rate float32 [count], or features [bands, frames]. Raises `InvalidInputError`."""
         array = np.asarray(given)
-        if array.ndim == 1 and array.size and array.dtype == np.float32:
-            most = self._sizes.frames * self._sizes.hop
-            if array.size <= most:
-                array = np.pad(array, (0, most - array.size))
-            array = self._sizes.of(array)
-        if array.ndim != 2 or array.dtype.kind != "f" or not array.shape[1]:
+        of_samples = array.ndim == 1 and array.size and array.dtype == np.float32
+        if not of_samples and (array.ndim != 2 or array.dtype.kind != "f" or not array.shape[1]):
             raise InvalidInputError(
                 f"the sound is {array.dtype} {array.shape}; expected float32 samples at {self._sizes.rate} Hz, or "
                 f"features [{self._sizes.bands}, frames]"
             )
-        return Sound(array, array.shape[1])
+        return Sound(array)
+
+    def _features(self, array: Array) -> Array:
+        if array.ndim == 2:
+            return array
+        most = self._sizes.frames * self._sizes.hop
+        return self._sizes.of(np.pad(array, (0, max(most - array.size, 0))))
 
     def segments(self, batch: Batch, sounds: Sequence[Sound], limit: int) -> Iterator[tuple[int, Segment]]:
-        """The segments as they are made, with the number of their sound; up to ``limit`` sounds are read at the same time. Raises
-        as `Batch.step`."""
-        waiting, reading = list(enumerate(sounds)), dict[int, Sound]()
+        """The segments as they are made, with the number of their sound; up to ``limit`` answers are in progress at the same
+        time, those of others among them. Raises as `Batch.step`."""
+        waiting, reading = deque(enumerate(sounds)), dict[int, Sound]()
         try:
             while waiting or reading:
-                while waiting and len(reading) < limit:
-                    number, sound = waiting.pop(0)
+                while waiting and len(batch.in_progress) < limit:
+                    number, sound = waiting[0]
+                    try:
+                        self._begin(batch, sound)
+                    except ArenaOutOfMemory:
+                        if not batch.in_progress:
+                            raise
+                        break  # until the caches of another answer are free
                     reading[number] = sound
-                    self._begin(batch, sound)
+                    waiting.popleft()
                 batch.step()
                 for number, sound in list(reading.items()):
                     assert sound.reader is not None
@@ -109,18 +124,24 @@ class Transcriber:
                         continue
                     for segment in self._finished(sound):
                         yield number, segment
+                    del reading[number]
                     if sound.seek < sound.total:
-                        self._begin(batch, sound)
+                        waiting.appendleft((number, sound))
                     else:
-                        del reading[number]
+                        sound.release()
         finally:
             for sound in reading.values():
                 if sound.reader is not None:
                     batch.leave(sound.reader)
+            for sound in sounds:
+                sound.release()
 
     def _begin(self, batch: Batch, sound: Sound) -> None:
         """Begin the answer to a sound's next window."""
         size = self._sizes.frames
+        if sound.features is None:
+            sound.features = self._features(sound.given)
+            sound.total = sound.features.shape[1]
         part = sound.features[:, sound.seek : sound.seek + size]
         sound.window = self._model.source(np.pad(part, ((0, 0), (0, size - part.shape[1]))))
         if not sound.start:
