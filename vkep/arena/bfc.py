@@ -175,7 +175,7 @@ class BfcArena:
 
     def shrink(self) -> int:
         """Return wholly free regions to the source, and restart the growth at ``initial_growth_chunk_size_bytes``.
-        Reserved blocks and chunks assigned to streams stay.
+        Reserved blocks stay, and chunks of streams whose work is not proven done.
 
         Returns:
             Bytes returned.

@@ -101,7 +101,7 @@ def slice_(
 
 
 def _distance(b: GraphBuilder, first: Size, last: Size) -> int | None:
-    """``last - first`` where both are the same symbolic integer plus a number."""
+    """``last - first`` where both are the same symbolic integer plus a number and it is not negative; else None."""
     if isinstance(first, int) or isinstance(last, int):
         return None
     base, offset = b.offsets.get(first.name, (first.name, 0))

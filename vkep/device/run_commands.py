@@ -115,6 +115,7 @@ class RunCommands:
 
     @steady
     def _make_host(self, side: int, which: Sequence[int]) -> HostPorts:
+        """Memory for a side that also has room for ``which``; a quarter more of each, once a port has outgrown the plan's."""
         with self._making:
             self._check_wanted()
             before = self._host[side]

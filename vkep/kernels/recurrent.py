@@ -171,7 +171,8 @@ def _split(problem: RecurrentProblem, caps: DeviceCapabilities) -> int:
 
 
 def _shared_bytes(problem: RecurrentProblem, split: int) -> int:
-    return 4 * problem.hidden * 4 + 4 * (split * CELLS[problem.cell] * problem.hidden if split > 1 else 1)
+    """Bytes of shared memory: ``hidden`` and ``extra`` of the shader, each 2 * hidden floats, and its ``partial``."""
+    return 4 * (2 + 2) * problem.hidden + 4 * (split * CELLS[problem.cell] * problem.hidden if split > 1 else 1)
 
 
 def _recurrent(problem: RecurrentProblem, e: Emission) -> KernelCall:

@@ -104,7 +104,8 @@ class Emitter(BaseTarget):
         return base is not None and base.is_hashed and "/".join(_packed_key(base, weight, tag)) in base.packed
 
     def prepack(self, weight: Tensor, transform: Callable[[np.ndarray], np.ndarray], tag: str) -> Tensor | None:
-        """The weight, transformed once and cached under ``tag``."""
+        """The weight, transformed once and cached under ``tag``; None where it is no constant. Raises `_MustPackError` where that
+        would pack now."""
         base = weight.storage.weight
         if base is None:
             return None

@@ -70,7 +70,7 @@ class Island:
         """Add the values ``wanted`` as output ports, and make the plan; None where the island makes none of them.
 
         ``tuned`` and ``trace`` as for `emit`; ``over``: values that a run writes to the memory of an input, each with that input.
-        Raises `InvalidNode` where its capacity is less.
+        Raises `InvalidNode` where such an input has too little room.
         """
         made = [n for node in self.nodes for n in node.outputs if n in wanted]
         ports, results, written, shared = list(self.ports), [], [], {}

@@ -148,7 +148,7 @@ class _Read:
 
 
 def _read_of(tensor: Tensor, user: Op, graph: Graph, scales: bool) -> _Read:
-    """The tensor that an operand of ``user`` is computed from by copies, with ``scales`` also by factors, alone."""
+    """The tensor that an operand of ``user`` is computed from by copies alone, with ``scales`` by copies and factors alone."""
     factor, ops = 1.0, list[Op]()
     while isinstance(op := graph.producer(tensor.storage, user), Pointwise):
         source, number = _copied(op, scales)

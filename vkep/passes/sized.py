@@ -70,7 +70,7 @@ class SizedNumbers:
         return Port(port.name, port.dtype, tuple(map(hint, port.shape)), hint(port.nbytes), port.is_input)
 
     def text(self, defines: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-        """Definitions of a shader, which must not depend on sizes."""
+        """Definitions of a shader. A size in them is fixed: the plan serves only sizes that give the same number."""
         return tuple([(name, fixed_text(text, self._trace, "it is in the text of a shader")) for name, text in defines])
 
     def reasons(self, rejected: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
@@ -85,7 +85,7 @@ class SizedNumbers:
         return fault[0], plain_text(fault[1])
 
     def spec(self, spec: Mapping[str, Any]) -> dict[str, int]:
-        """Specialization constants, which must not depend on sizes."""
+        """Specialization constants. One that depends on sizes is fixed: the plan serves only sizes that give the same number."""
         return {name: int(fixed(value, "it is a constant of a shader")) for name, value in spec.items()}
 
     def finished(self, lifetimes: Sequence[tuple[Storage, int, int]]) -> PlanSizes:

@@ -128,7 +128,7 @@ def analyse(
             flow.writes[INPUT, number] = Write(index, to_arena=not flow.linear)
     flow.outputs = (None,) * len(outputs)
     if flow.linear:
-        _Walk(values, steps, contexts, flow, as_stored).run(inputs, outputs)
+        _Walk(values, steps, contexts, flow, as_stored).fill(inputs, outputs)
     return flow
 
 
@@ -148,7 +148,8 @@ class _Walk:
         self.given: dict[int, int] = {}  #: maps a value to the numbers of the method's inputs that it is
         self.before: list[Place] = []  #: read before any write: the content left by the previous run
 
-    def run(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    def fill(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """Fill the flow: what each delegate's input and each output observes, and which writes some step reads in an arena."""
         for number, index in enumerate(inputs):
             self._put(index, (INPUT, number))
         self.given = {index: number for number, index in enumerate(inputs)}

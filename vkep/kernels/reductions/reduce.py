@@ -254,6 +254,7 @@ class _Pass:
         return max(1, min(ceil_div(wanted, share.groups), self.axis // least, MAX_GRID_AXIS))
 
     def loads(self) -> int:
+        """Number of loads that a lane has in flight (a power of two)."""
         if is_cpu(self.caps):
             return 4 if self.unit == 1 else 1  # more would not fit its registers
         if self.unit > 1:

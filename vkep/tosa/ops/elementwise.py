@@ -79,6 +79,7 @@ def round_(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
 
 @pointwise("Sign", types=NUMBERS, since=9)
 def sign(b: TosaBuilder, x: TosaTensor) -> TosaTensor:
+    """Of a float that is neither above nor below 0, the result is itself: NaN stays. An integer is 0 there."""
     zero = b.fill(x, 0)
     above, below = (b.elementwise("greater", *pair, dtype="bool") for pair in ((x, zero), (zero, x)))
     return b.select(above, b.fill(x, 1), b.select(below, b.fill(x, -1), zero if x.dtype == "int32" else x))
