@@ -4,25 +4,19 @@
     python examples/voice_activity.py vad.onnx [SOUND.wav ...]
 
 A real model: ``silero_vad.onnx`` of the package silero-vad (5 or 6), whose chunks begin with 64 samples of the one before.
-Files have one channel of 16 bits at 16 kHz; without any, two tones are taken.
+Files have 16 bits at 16 kHz; without any, two tones are taken.
 """
 
 from __future__ import annotations
 
 import sys
-import wave
 
 import numpy as np
 
+from vkep.generation.audio import read_wav
 from vkep.streaming import StreamingSession
 
 RATE, CHUNK = 16000, 512
-
-
-def read(path: str) -> np.ndarray:
-    """The samples, float32 in [-1, 1]."""
-    with wave.open(path) as file:
-        return np.frombuffer(file.readframes(file.getnframes()), np.int16).astype(np.float32) / 32768
 
 
 def main() -> None:
@@ -30,7 +24,7 @@ def main() -> None:
         raise SystemExit("usage: python examples/voice_activity.py MODEL.onnx [SOUND.wav ...]")
     times = np.arange(2 * RATE) / RATE
     tones = [np.sin(2 * np.pi * hz * times).astype(np.float32) for hz in (220, 880)]
-    sounds = [read(path) for path in sys.argv[2:]] or tones
+    sounds = [read_wav(path) for path in sys.argv[2:]] or tones
     before = 64 if "silero" in sys.argv[1] else 0
     count = max(map(len, sounds)) // CHUNK
     padded = np.zeros((len(sounds), before + count * CHUNK), np.float32)

@@ -42,9 +42,8 @@ _REPEATED = {
     *("encoder_hidden_states", "text_embeds", "time_ids", "timestep_cond"),
     *("pooled_projections", "txt_ids", "img_ids", "guidance"),
 }
-_own: dict[
-    tuple[type, str], Any
-] = {}  #: optimum's methods, while `register`'s are in their place; None: there was none
+#: optimum's methods, while `register`'s are in their place; None: there was none
+_own: dict[tuple[type, str], Any] = {}
 
 
 def register() -> None:

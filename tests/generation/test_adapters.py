@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import urllib.request
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -191,6 +193,8 @@ def test_wrong_adapters_of_a_service(adapted: Any, given: list[str], says: str) 
 def test_another_adapter_of_a_name(adapted: Any, generator: Generator) -> None:
     _, files, references = adapted
     settings: dict[str, Any] = {"adapter": "one", "max_tokens": 6, "ignore_end": True}
+    assert isinstance(generator.decoder, Decoder)
+    old = weakref.ref(generator.decoder.adapters["one"])
     batch = generator.batch(max_sequences=2)
     first = batch.add(PROMPT, generator.sampling(**settings))
     for _ in range(3):
@@ -202,6 +206,9 @@ def test_another_adapter_of_a_name(adapted: Any, generator: Generator) -> None:
     batch.close()
     assert first.tokens == references["one"].greedy(PROMPT, 6)
     assert second.tokens == references["two"].greedy(PROMPT, 6)
+    del batch, first, second
+    gc.collect()
+    assert old() is None  # no binding keeps its tensors
 
 
 def test_what_is_refused(adapted: Any, generator: Generator, tmp_path: Path) -> None:

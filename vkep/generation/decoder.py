@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from onnx import TensorProto
@@ -51,11 +51,17 @@ class Made(NamedTuple):
         return [int(token) for token in self.chosen.host_view()]
 
 
+#: by rows and the place of the tokens: the bound caches, and the binding
+_Bound: TypeAlias = dict[tuple[int, str], tuple[Mapping[str, DeviceTensor], IOBinding]]
+
+
 @dataclass(eq=False)
 class Adapter:
-    """Tensors on the device that runs read in place of a model's weights, by these weights' names."""
+    """Tensors on the device that runs read in place of a model's weights, by these weights' names. ``bound``: bindings of such
+    runs, which end with it."""
 
     tensors: Mapping[str, DeviceTensor]
+    bound: _Bound = field(default_factory=dict, repr=False)
 
 
 class Decoder:
@@ -87,8 +93,7 @@ class Decoder:
         self.session = InferenceSession(for_generation(model, self.logits, choose=True, keep=keep), **options)
         self._runs = 0
         self._results: dict[tuple[str, int], DeviceTensor] = {}
-        # by rows, the place of the tokens and the adapter: the bound caches, and the binding
-        self._bound: dict[tuple[int, str, Adapter | None], tuple[Mapping[str, DeviceTensor], IOBinding]] = {}
+        self._bound: _Bound = {}  # of runs without an adapter
         self.adapters: dict[str, Adapter] = {}  #: those of `load_adapter`, by name
         self._shape = next(o.shape for o in self.session.get_outputs() if o.name == self.logits)
         self._dtype = str(dtypes.from_onnx(self.element))
@@ -160,22 +165,23 @@ class Decoder:
         known = self.session._parts.overridable
         arrays = {key: value.numpy() for key, value in content.get_parameters().items()}
         for key, array in arrays.items():
-            shape = known[key].shape if key in known else None
-            element = dtypes.from_onnx(known[key].elem_type) if key in known else None
-            fits = shape is not None and len(shape) == array.ndim
-            if not fits or any(
-                isinstance(a, int) and a not in (0, b) for a, b in zip(shape or (), array.shape, strict=True)
+            info = known.get(key)
+            shape = info.shape if info is not None else None
+            if (
+                info is None
+                or shape is None
+                or len(shape) != array.ndim
+                or any(isinstance(a, int) and a not in (0, b) for a, b in zip(shape, array.shape, strict=True))
             ):
                 raise InvalidInputError(
                     f"{where}: its {key!r} has the shape {list(array.shape)}; of the inputs that adapters replace, the model has "
                     f"{'it with ' + str(list(shape)) if shape is not None else sorted(known)}"
                 )
+            element = dtypes.from_onnx(info.elem_type)
             if element is None or array.dtype != element.numpy:
                 raise InvalidInputError(f"{where}: its {key!r} is {array.dtype}, expected {element}")
-        made = Adapter({key: self.session.device_tensor(array) for key, array in arrays.items()})
-        old, self.adapters[name] = self.adapters.get(name), made
-        for bound in [key for key in self._bound if old is not None and key[2] is old]:
-            del self._bound[bound]  # answers in progress keep what they began with
+        # answers in progress keep the adapter that they began with
+        self.adapters[name] = Adapter({key: self.session.device_tensor(array) for key, array in arrays.items()})
 
     def on_rows(
         self,
@@ -220,12 +226,13 @@ class Decoder:
         rows = len(lengths)
         self._runs += 1
         place = f"tokens {self._runs % _PLACES}"
-        before, binding = self._bound.get((rows, place, adapter), (None, None))
+        known = self._bound if adapter is None else adapter.bound
+        before, binding = known.get((rows, place), (None, None))
         if binding is None or before is not past:
             binding = self._binding(rows, past, present, place)
             for name, tensor in adapter.tensors.items() if adapter is not None else ():
                 binding.bind_input(name, tensor)
-            self._bound[rows, place, adapter] = past, binding
+            known[rows, place] = past, binding
         given: dict[str, Array | DeviceTensor] = {IDS: ids}
         if self.vision is not None:
             given[FEATURES] = self.vision.features
@@ -303,6 +310,7 @@ class Decoder:
         self._close_vision()
         self._bound.clear()
         for adapter in self.adapters.values():
+            adapter.bound.clear()
             for tensor in adapter.tensors.values():
                 tensor.close()
         for tensor in self._results.values():
