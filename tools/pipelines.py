@@ -275,37 +275,42 @@ def _transcription(folder: Path, stack: ExitStack) -> Opened:
     )
 
 
-def _long_transcription(folder: Path, stack: ExitStack) -> Opened:
-    STARTERS["whisper"].write(folder)
-    generator = stack.enter_context(Generator(folder))
-    encoder = cpu_session(folder / "encoder_model.onnx")
-    theirs = CpuDecoder(folder / "decoder_model.onnx", folder / "decoder_with_past_model.onnx")
-    speech = generator.decoder.folder.speech
-    assert speech is not None
-    start = speech.start("en", "transcribe", times=True)
+def _long_transcription(together: int) -> Any:
+    """So many sounds at the same time; a step is one of them."""
 
-    def sound(size: int) -> Array:
-        return _normal(80, 3100 + 300 * size) * 2
+    def open_(folder: Path, stack: ExitStack) -> Opened:
+        STARTERS["whisper"].write(folder)
+        generator = stack.enter_context(Generator(folder))
+        encoder = cpu_session(folder / "encoder_model.onnx")
+        theirs = CpuDecoder(folder / "decoder_model.onnx", folder / "decoder_with_past_model.onnx")
+        speech = generator.decoder.folder.speech
+        assert speech is not None
+        start = speech.start("en", "transcribe", times=True)
 
-    def expected(size: int) -> list[int]:
-        features, seek, found = sound(size), 0, list[int]()
-        while seek < features.shape[1]:
-            part = features[:, seek : seek + 3000]
-            window = np.pad(part, ((0, 0), (0, 3000 - part.shape[1])))
-            (states,) = encoder.run(None, {"input_features": window[None]})
-            tokens = theirs.tokens(start, TOKENS, {"encoder_hidden_states": states}, choose=chosen_by_rules)
-            tokens = tokens[: tokens.index(speech.end)] if speech.end in tokens else tokens
-            segments, frames = segments_of(speech, tokens, part.shape[1])
-            found += [token for _, _, more in segments for token in more]
-            seek += frames
-        return found
+        def sounds(size: int) -> list[Array]:
+            return [_normal(80, 3100 + 300 * ((size + k) % SIZES)) * 2 for k in range(together)]
 
-    return Opened(
-        lambda k: generator.transcribe(sound(k), language="en", max_tokens=TOKENS).tokens,
-        expected,
-        1,
-        generator.decoder.sessions,
-    )
+        def one(features: Array) -> list[int]:
+            seek, found = 0, list[int]()
+            while seek < features.shape[1]:
+                part = features[:, seek : seek + 3000]
+                window = np.pad(part, ((0, 0), (0, 3000 - part.shape[1])))
+                (states,) = encoder.run(None, {"input_features": window[None]})
+                tokens = theirs.tokens(start, TOKENS, {"encoder_hidden_states": states}, choose=chosen_by_rules)
+                tokens = tokens[: tokens.index(speech.end)] if speech.end in tokens else tokens
+                segments, frames = segments_of(speech, tokens, part.shape[1])
+                found += [token for _, _, more in segments for token in more]
+                seek += frames
+            return found
+
+        return Opened(
+            lambda k: [t.tokens for t in generator.transcribe(sounds(k), language="en", max_tokens=TOKENS)],
+            lambda k: [one(sound) for sound in sounds(k)],
+            together,
+            generator.decoder.sessions,
+        )
+
+    return open_
 
 
 def _speculation(folder: Path, stack: ExitStack) -> Opened:
@@ -411,7 +416,8 @@ PIPELINES = {
     ),
     "chat with a draft model": Pipeline("`vkep.generation`", "a token", _speculation),
     "transcription (Whisper)": Pipeline("`vkep.generation`", "a token", _transcription),
-    "transcription of 31 to 58 s, with times": Pipeline("`vkep.generation`", "a sound", _long_transcription),
+    "transcription of 31 to 58 s, with times": Pipeline("`vkep.generation`", "a sound", _long_transcription(1)),
+    "the same of eight sounds together": Pipeline("`vkep.generation`", "a sound", _long_transcription(8)),
     "voice activity (silero-vad's form)": Pipeline(
         "`vkep.streaming`",
         "a chunk",

@@ -23,6 +23,7 @@ from vkep.generation.choosing import Chooser
 from vkep.generation.decoder import Adapter, Decoder, Made
 from vkep.generation.draft import Draft
 from vkep.generation.encoder_decoder import EncoderDecoder, SourceRows
+from vkep.generation.joined_rows import JoinedRows
 from vkep.generation.pace import Pace
 from vkep.generation.rewrite import FIRST_FEATURE
 from vkep.generation.rows import BufferRows, GrownRows, Rows
@@ -389,7 +390,8 @@ class Batch(Uncopied):
         return [len(self._rows.held[row]) for row in rows]
 
     def _keeps(self, made: Made | None, logits: bool = False) -> bool:
-        return made is None or (isinstance(self._decoder, Decoder) and self._decoder.keeps(made, logits))
+        decoder = self._decoder if isinstance(self._decoder, Decoder) else self._decoder.joined
+        return made is None or (decoder is not None and decoder.keeps(made, logits))
 
     def _go_ahead(self, ready: Sequence[Answer], rows: range, made: Made) -> Made | None:
         """Submit the step after ``made``, whose tokens the host has not read, if all answers continue unless an end
@@ -539,5 +541,5 @@ class Batch(Uncopied):
 def rows_of(decoder: Decoder | EncoderDecoder, limit: int) -> Rows:
     """The rows that a model's caches support."""
     if isinstance(decoder, EncoderDecoder):
-        return SourceRows(decoder, limit)
+        return SourceRows(decoder, limit) if decoder.joined is None else JoinedRows(decoder, limit)
     return BufferRows(decoder, limit) if decoder.by_rows else GrownRows(decoder, limit)

@@ -24,7 +24,8 @@ CAPACITY_STEP = 64
 @dataclass(frozen=True)
 class CacheSpec:
     """One of a model's caches: the input ``past`` [batch, heads, length, size], and the output ``present`` that
-    replaces it. With ``state`` a recurrent layer's state [batch, *state] instead, which has no length."""
+    replaces it. With ``state`` a recurrent layer's state [batch, *state] instead, which has no length; without ``present``
+    something that no run of the decoder changes, as the keys and values of a source."""
 
     past: str
     present: str
@@ -43,16 +44,31 @@ class RowCaches:
     to them in place."""
 
     def __init__(self, session: InferenceSession, specs: Sequence[CacheSpec]) -> None:
-        self._session, self._specs = session, specs
-        self._moves = {(s.dtype, len(s.state) or 3): Moves(session, s.dtype, 1 + (len(s.state) or 3)) for s in specs}
+        self._session = session
+        self._specs: list[CacheSpec] = []
+        self._moves: dict[tuple[str, int], Moves] = {}
         self.rows = self.capacity = 0
         self._buffers: list[DeviceTensor] = []
+        self._take(specs)
         self._views: dict[tuple[int, int], tuple[dict[str, DeviceTensor], dict[str, DeviceTensor]]] = {}
 
     @property
     def nbytes(self) -> int:
         """Bytes of device memory."""
         return sum(tensor.nbytes for tensor in self._buffers)
+
+    def _take(self, specs: Sequence[CacheSpec]) -> None:
+        self._specs += specs
+        for spec in specs:
+            kind = spec.dtype, len(spec.state) or 3
+            self._moves[kind] = self._moves.get(kind) or Moves(self._session, spec.dtype, 1 + kind[1])
+
+    def add(self, specs: Sequence[CacheSpec]) -> None:
+        """Have further caches in each row, whose sizes were not known before. Raises `ArenaOutOfMemory`."""
+        made = [self._session.empty_device_tensor(s.shape(self.rows, self.capacity), s.dtype) for s in specs]
+        self._take(specs)
+        self._buffers += made
+        self._views = {}
 
     def grow(self, rows: int, capacity: int) -> None:
         """Grow the capacity to this many sequences and tokens each; the content is kept. Raises `ArenaOutOfMemory`, and
@@ -75,9 +91,11 @@ class RowCaches:
         for tensor in old:
             tensor.close()
 
-    def copy(self, row: int, into: int) -> None:
-        """Copy the content of a row into another one."""
+    def copy(self, row: int, into: int, *, all_of_them: bool = True) -> None:
+        """Copy the content of a row into another one; unless ``all_of_them``, only of what runs change."""
         for spec, tensor in zip(self._specs, self._buffers, strict=True):
+            if not all_of_them and not spec.present:
+                continue
             self._moves_of(spec).copy(tensor.rows(row, 1), tensor.rows(into, 1))
 
     def begin(self, row: int) -> None:
@@ -85,6 +103,11 @@ class RowCaches:
         for spec, tensor in zip(self._specs, self._buffers, strict=True):
             if spec.state:
                 tensor.rows(row, 1).write(np.zeros((1, *spec.state), DTYPES[spec.dtype].numpy))
+
+    def fill(self, row: int, name: str, tensor: DeviceTensor) -> None:
+        """Copy a tensor [1, ...] of the shape of a row of the cache ``name`` into the row."""
+        spec, buffer = next((s, b) for s, b in zip(self._specs, self._buffers, strict=True) if s.past == name)
+        self._moves_of(spec).copy(tensor, buffer.rows(row, 1))
 
     def _moves_of(self, spec: CacheSpec) -> Moves:
         return self._moves[spec.dtype, len(spec.state) or 3]
@@ -96,18 +119,20 @@ class RowCaches:
         if found is None:
             views = [tensor.rows(first, count) for tensor in self._buffers]
             pairs = list(zip(self._specs, views, strict=True))
-            found = {spec.past: view for spec, view in pairs}, {spec.present: view for spec, view in pairs}
+            changed = {spec.present: view for spec, view in pairs if spec.present}
+            found = {spec.past: view for spec, view in pairs}, changed
             self._views[first, count] = found
         return found
 
     def leading(self, row: int, length: int) -> tuple[Mapping[str, DeviceTensor], Mapping[str, DeviceTensor]]:
         """The bindings of a run on the first ``length`` tokens of one row: inputs and outputs in the same memory."""
-        inputs, outputs = self.bound(row, 1)
+        inputs, _ = self.bound(row, 1)
         views = [
             tensor if spec.state else tensor.leading((*tensor.shape[:2], length, tensor.shape[3]))
             for spec, tensor in zip(self._specs, inputs.values(), strict=True)
         ]
-        return dict(zip(inputs, views, strict=True)), dict(zip(outputs, views, strict=True))
+        by_output = {spec.present: view for spec, view in zip(self._specs, views, strict=True) if spec.present}
+        return dict(zip(inputs, views, strict=True)), by_output
 
     def close(self) -> None:
         """Free the memory."""

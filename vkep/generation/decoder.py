@@ -70,12 +70,21 @@ class Decoder:
     Raises as `InferenceSession`, and `UnsupportedModelError` for a model with inputs that generation does not know.
     """
 
-    def __init__(self, folder: ModelFolder, options: Mapping[str, Any], keep: int = 1) -> None:
-        """``keep``: of a run's last tokens so many have logits."""
-        self.folder = folder
-        model = load_model(folder.decoder, max_nodes=SessionOptions.max_nodes)
+    def __init__(
+        self,
+        folder: ModelFolder,
+        options: Mapping[str, Any],
+        keep: int = 1,
+        model: Model | None = None,
+        given: Sequence[str] = (),
+    ) -> None:
+        """``keep``: of a run's last tokens so many have logits. ``model``: in place of the folder's, of a decoder that reads what
+        an encoder made, with the names of these inputs, ``given``."""
+        self.folder, self.given = folder, given
         #: the encoder of images, or why it has none
-        self.vision, self.no_images = vision.opened(folder.vision, options)
+        self.vision, self.no_images = vision.opened(folder.vision, options) if model is None else (None, "")
+        if model is None:
+            model = load_model(folder.decoder, max_nodes=SessionOptions.max_nodes)
         try:
             self._open(model, options, keep)
         except BaseException:
@@ -101,7 +110,7 @@ class Decoder:
     def _read(self, graph: Graph) -> None:
         folder, inputs = self.folder, {v.name: v for v in graph.inputs}
         outputs = {v.name: v for v in graph.outputs}
-        pairs = dict(folder.caches) or {n: p for n in inputs if (p := _present(n, outputs))}
+        pairs = dict(folder.caches) or {n: p for n in inputs if (p := _present(n, outputs)) and n not in self.given}
         if any(past in inputs and _state(inputs[past]) for past in pairs):
             # a layer has keys and values, or states, and the folder lists both for all
             pairs = {past: present for past, present in pairs.items() if past in inputs or present in outputs}
@@ -117,7 +126,7 @@ class Decoder:
             raise InvalidModelError(f"{folder.decoder}: none of its outputs {plain} is named logits")
         self.element = element_of(outputs[self.logits])
         self.vocabulary = _size(outputs[self.logits].shape)
-        self._kinds = {n: folder.inputs.get(n, n) for n in inputs if n not in pairs}
+        self._kinds = {n: folder.inputs.get(n, n) for n in inputs if n not in pairs and n not in self.given}
         #: whether a token's position has three numbers
         self._has_grid = any(
             what == "position_ids" and len(inputs[n].shape or ()) == 3 for n, what in self._kinds.items()

@@ -15,8 +15,9 @@ from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelEr
 from vkep.generation import vision
 from vkep.generation.audio import log_mel
 from vkep.generation.caches import CAPACITY_STEP, Moves, element_of
-from vkep.generation.decoder import Adapter, Made
+from vkep.generation.decoder import Adapter, Decoder, Made
 from vkep.generation.folder import FIRST, LATER, MERGED, ModelFolder
+from vkep.generation.own_lengths import with_lengths
 from vkep.generation.rewrite import FEATURES, IDS, for_generation, with_embeddings
 from vkep.generation.rows import Rows
 from vkep.generation.vision import Image, images_of
@@ -25,7 +26,7 @@ from vkep.graph.model import Graph, Model
 from vkep.session import InferenceSession, SessionOptions
 
 Array = np.ndarray[Any, Any]
-_STATES, _MASK, _LOGITS = "encoder_hidden_states", "encoder_attention_mask", "logits"
+STATES, _MASK, LOGITS = "encoder_hidden_states", "encoder_attention_mask", "logits"
 _SAMPLES = "input_values"  #: the input of an encoder that reads samples (Moonshine)
 
 
@@ -47,13 +48,16 @@ class EncoderDecoder:
         embeddings = _loaded(folder.embeddings) if folder.embeddings is not None else None
         if embeddings is not None:
             models = [with_embeddings(model, embeddings) for model in models]
-        made = [for_generation(model, _LOGITS) for model in models]
+        made = [for_generation(model, LOGITS) for model in models]
         first, later = made[0], made[-1]
-        logits = next((o for o in first.graph.outputs if o.name == _LOGITS), None)
+        own = self._with_lengths(models[-1])
+        logits = next((o for o in first.graph.outputs if o.name == LOGITS), None)
         if logits is None or not logits.shape or not isinstance(logits.shape[-1], int):
             raise InvalidModelError(f"{folder.decoder}: no output named logits with the vocabulary as its last size")
         self.element, self.vocabulary = element_of(logits), logits.shape[-1]
         self._opened: list[InferenceSession] = []
+        #: the later decoder with rows of own lengths, which share runs; None where its form is not known
+        self.joined: Decoder | None = None
         #: as of `Decoder`
         self.vision, self.no_images = vision.opened(folder.vision, options)
         try:
@@ -64,14 +68,18 @@ class EncoderDecoder:
             self.encoder = InferenceSession(reader, **options)
             self._opened.append(self.encoder)
             self._read_encoder()
-            for model in made:
+            for model in made if own is None else made[:-1]:
                 self._opened.append(InferenceSession(model, **options))
+            if own is not None:
+                given = [v.name for v in own.graph.inputs if self.is_of_source(v.name)]
+                self.joined = Decoder(folder, options, model=own, given=given)
+                self._opened.append(self.joined.session)
             self.first, self.session = self._opened[1], self._opened[-1]
             #: outputs of all sessions that the decoder reads later, by name
             self.becomes = self._pairs()
             self.empty = self._empty(later.graph)
-            for session in self._opened[1:]:
-                known = {_STATES, _MASK, "input_ids", *self.becomes.values()}
+            for session in self._opened[1 : None if own is None else -1]:
+                known = {STATES, _MASK, "input_ids", *self.becomes.values()}
                 unknown = [i.name for i in session.get_inputs() if i.name not in known]
                 if unknown:
                     raise UnsupportedModelError(
@@ -80,6 +88,24 @@ class EncoderDecoder:
         except BaseException:
             self.close()
             raise
+
+    def _with_lengths(self, later: Model) -> Model | None:
+        """The decoder of later runs with rows of own lengths, of models whose sources have one size."""
+        if self.folder.kind != "whisper":
+            return None
+        of_source = [v.shape or () for v in later.graph.inputs if self.is_of_source(v.name)]
+        if any(
+            len(shape) != 4 or not isinstance(shape[1], int) or not isinstance(shape[3], int) for shape in of_source
+        ):
+            return None
+        outputs = [o.name for o in later.graph.outputs]
+        own = {n.replace("present.", "past_key_values."): n for n in outputs if n.startswith("present.")}
+        pairs = self.folder.caches or {past: n for past, n in own.items() if not self.is_of_source(past)}
+        return with_lengths(later, pairs, LOGITS)
+
+    def is_of_source(self, past: str) -> bool:
+        """Whether an input of the decoder has keys or values of the source."""
+        return past in self.folder.cross.values() or ".encoder." in past
 
     def _read_encoder(self) -> None:
         inputs = {i.name: i for i in self.encoder.get_inputs()}
@@ -109,7 +135,7 @@ class EncoderDecoder:
 
     def grows(self, past: str) -> bool:
         """Whether a cache grows by Concat: in optimum's form those of the tokens, not those of the source."""
-        return not self.folder.cross and ".encoder." not in past
+        return not self.folder.cross and not self.is_of_source(past)
 
     def source(self, given: Any) -> Encoded:
         """The encoder's inputs, from token ids, or for audio from samples at 16 kHz float32 [count] or features [mels,
@@ -171,6 +197,8 @@ class EncoderDecoder:
 
     def close(self) -> None:
         """Close the sessions."""
+        if self.joined is not None:
+            self.joined.close()
         for session in self._opened:
             session.close()
         if self.vision is not None:
@@ -262,9 +290,9 @@ class SourceRows(Rows):
             empty = {n: model.session.empty_device_tensor(*of) for n, of in model.empty.items()}
             state.caches = {**{model.becomes[n]: t for n, t in states.items()}, **empty}
         session = model.first if state.caches is None else model.session
-        outputs = [o.name for o in session.get_outputs() if o.name == _LOGITS or o.name in model.becomes]
+        outputs = [o.name for o in session.get_outputs() if o.name == LOGITS or o.name in model.becomes]
         caches = state.caches if state.caches is not None else {}
-        for past in [model.becomes[name] for name in outputs if name != _LOGITS]:
+        for past in [model.becomes[name] for name in outputs if name != LOGITS]:
             if past in caches and model.grows(past):
                 caches[past] = _with_room(session, caches[past], len(tokens))
         binding = session.io_binding()
@@ -272,7 +300,7 @@ class SourceRows(Rows):
             name = argument.name
             if name == "input_ids":
                 binding.bind_cpu_input(name, ids)
-            elif name == _STATES:
+            elif name == STATES:
                 binding.bind_input(name, next(iter(states.values())))
             elif name == _MASK:
                 binding.bind_cpu_input(name, state.source.feeds["attention_mask"])
@@ -283,7 +311,7 @@ class SourceRows(Rows):
             binding.bind_output(name, place if place is not None and place.capacity else None)
         session.run_with_iobinding(binding)
         made: dict[str, Any] = {model.becomes.get(n, n): t for n, t in zip(outputs, binding.results, strict=True)}
-        logits: DeviceTensor = made.pop(_LOGITS)
+        logits: DeviceTensor = made.pop(LOGITS)
         state.caches = {**caches, **made}
         self.held[row] = [*self.held[row], *tokens]
         for name in made.keys() & caches.keys():
@@ -295,18 +323,15 @@ class SourceRows(Rows):
         caches = {}
         for name, tensor in (source.caches or {}).items():
             caches[name] = tensor
-            if not self._is_of_source(name):  # what the source made is shared
+            if not self._model.is_of_source(name):  # what the source made is shared
                 caches[name] = self._model.session.empty_device_tensor(tensor.whole.shape, tensor.dtype.name)
                 self._moves(tensor.dtype.name).copy(tensor.whole, caches[name])
                 if tensor.capacity:
                     caches[name] = caches[name].leading(tensor.shape)
         for name, tensor in (old.caches or {}).items():
-            if not self._is_of_source(name):
+            if not self._model.is_of_source(name):
                 tensor.close()
         self._states[into] = replace(source, caches=caches)
-
-    def _is_of_source(self, name: str) -> bool:
-        return name in self._model.folder.cross.values() or ".encoder." in name
 
     def _moves(self, dtype: str) -> Moves:
         if dtype not in self._copies:
