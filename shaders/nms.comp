@@ -42,11 +42,13 @@ vec4 corners(vec4 box) {
     return vec4(min(box.xy, box.zw), max(box.xy, box.zw));
 }
 
+// Rounded as the operator's definition is: a GPU's own quotient of equal boxes may exceed 1, and so a threshold.
 float overlap(vec4 a, vec4 b) {
     vec2 shared_size = max(min(a.zw, b.zw) - max(a.xy, b.xy), vec2(0.0));
-    float both = shared_size.x * shared_size.y;
-    float area_a = (a.z - a.x) * (a.w - a.y), area_b = (b.z - b.x) * (b.w - b.y);
-    return area_a <= 0.0 || area_b <= 0.0 || both <= 0.0 ? 0.0 : both / (area_a + area_b - both);
+    precise float both = shared_size.x * shared_size.y;
+    precise float area_a = (a.z - a.x) * (a.w - a.y), area_b = (b.z - b.x) * (b.w - b.y);
+    precise float either = area_a + area_b - both;
+    return area_a <= 0.0 || area_b <= 0.0 || both <= 0.0 ? 0.0 : quotient_by_usual(both, either);
 }
 
 void main() {

@@ -111,7 +111,7 @@ def test_values_that_are_not_finite_spread_by_one_pixel_at_most(
     w = rng.standard_normal((STEM.oc, STEM.c, STEM.kh, STEM.kw)).astype(np.float16)
     x[0, 1, 6, 10] = value
     y = Tensor.empty((STEM.n, STEM.oh, STEM.ow, STEM.oc), np.float16)
-    gpu.compute(few(STEM), matrices, [Tensor(x), Tensor(w)], [y])
+    gpu.compute(few(STEM), matrices, [Tensor(x), Tensor(w)], [y], compare=False)  # the reference does not spread it
     rows = [oh for oh in range(STEM.oh) if 0 <= 6 - (2 * oh - 3) < 7]
     inside = [ow for ow in range(STEM.ow) if 0 <= 10 - (2 * ow - 3) < 7]
     beside = [ow for ow in range(STEM.ow) if 10 - (2 * ow - 3) == 7]  # the last wide pixel's other half
