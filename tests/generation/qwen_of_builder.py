@@ -1,14 +1,12 @@
 """A small Qwen2.5-VL or Qwen3-VL of transformers with random weights: its decoder by onnxruntime-genai's builder, which adds no
 features of images to later layers (Qwen3-VL's "deepstack"), the rest by torch.
 
-The builder runs as a program of its own, and needs transformers 5. The encoder of images is exported for one grid of patches.
+The encoder of images is exported for one grid of patches.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,8 @@ import torch
 import transformers
 from torch import nn
 
-from vkep.models.language import BEGIN, END, write_tokenizer
+from tests.generation.built import build
+from vkep.models.language import BEGIN, END
 
 Tensor = Any
 VOCABULARY, IMAGE, FIRST, LAST = 264, 259, 261, 262
@@ -76,60 +75,11 @@ class _Vision(nn.Module):  # type: ignore[misc]
         return found[0] if isinstance(found, (tuple, list)) else found
 
 
-class _Embedding(nn.Module):  # type: ignore[misc]
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.table = model.get_input_embeddings()
-
-    def forward(self, ids: Tensor, features: Tensor) -> Tensor:
-        found = self.table(ids)
-        return found.masked_scatter((ids == IMAGE)[..., None].expand_as(found), features)
-
-
 def exported(folder: Path, grid: Tensor, kind: str) -> Any:
     """The model of ``kind`` qwen2_5_vl or qwen3_vl, whose files are written for images of ``grid`` int64 [1, 3]."""
-    model, source = _model(kind), folder / "source"
-    model.save_pretrained(source)
-    write_tokenizer(source)
-    built = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(source), "-o", str(folder / "built")]
-    options = ["-p", "fp32", "-e", "cpu", "-c", str(folder / "cache"), "--extra_options", "exclude_embeds=true"]
-    subprocess.run([*built, *options], check=True, capture_output=True, timeout=300)
-    count = int(grid.prod())
-    parts: dict[str, tuple[Any, dict[str, Tensor], str, dict[str, dict[int, str]]]] = {
-        "vision.onnx": (
-            _Vision(model, grid),
-            {"pixel_values": torch.rand(count, 2 * 3 * 8 * 8)},
-            "image_features",
-            {},
-        ),
-        "embedding.onnx": (
-            _Embedding(model),
-            {"input_ids": torch.tensor([[5, IMAGE, IMAGE, 7]]), "image_features": torch.rand(2, 64)},
-            "inputs_embeds",
-            {"input_ids": {1: "length"}, "image_features": {0: "count"}, "inputs_embeds": {1: "length"}},
-        ),
-    }
-    for name, (module, inputs, output, dims) in parts.items():
-        with torch.no_grad():
-            torch.onnx.export(
-                module.eval(),
-                tuple(inputs.values()),
-                str(folder / "built" / name),
-                dynamo=False,
-                opset_version=17,
-                input_names=list(inputs),
-                output_names=[output],
-                dynamic_axes=dims,
-            )
-    file = folder / "built" / "genai_config.json"
-    config = json.loads(file.read_text())
-    same = {name: name for name in ("pixel_values", "image_features", "input_ids", "inputs_embeds")}
-    config["model"] |= {
-        "image_token_id": IMAGE,
-        "vision": {"filename": "vision.onnx", "inputs": same, "outputs": same},
-        "embedding": {"filename": "embedding.onnx", "inputs": same, "outputs": same},
-    }
-    file.write_text(json.dumps(config))
+    model = _model(kind)
+    pixels = torch.rand(int(grid.prod()), 2 * 3 * 8 * 8)
+    built = build(folder, model, _Vision(model, grid), pixels, IMAGE, {"image_token_id": IMAGE})
     reads = {
         "image_processor_type": "Qwen2VLImageProcessor",
         "patch_size": 8,
@@ -142,5 +92,5 @@ def exported(folder: Path, grid: Tensor, kind: str) -> Any:
         "image_mean": [0.48, 0.46, 0.41],
         "image_std": [0.27, 0.26, 0.28],
     }
-    (folder / "built" / "preprocessor_config.json").write_text(json.dumps(reads))
+    (built / "preprocessor_config.json").write_text(json.dumps(reads))
     return model

@@ -104,8 +104,17 @@ class Decoder:
         self._results: dict[tuple[str, int], DeviceTensor] = {}
         self._bound: _Bound = {}  # of runs without an adapter
         self.adapters: dict[str, Adapter] = {}  #: those of `load_adapter`, by name
+        #: of prompts with images that ask for no other
+        self.of_images: Adapter | None = None
         self._shape = next(o.shape for o in self.session.get_outputs() if o.name == self.logits)
         self._dtype = str(dtypes.from_onnx(self.element))
+        path = self.folder.vision.adapter if self.folder.vision is not None else None
+        if self.vision is not None and path is not None:
+            try:
+                self.of_images = self._adapter(AdapterFormat.read_adapter(path), f"the adapter {path}")
+            except BaseException:
+                self.session.close()
+                raise
 
     def _read(self, graph: Graph) -> None:
         folder, inputs = self.folder, {v.name: v for v in graph.inputs}
@@ -171,6 +180,10 @@ class Decoder:
 
         Raises `InvalidInputError` for tensors that the model does not take, with ``where`` they are from; `ArenaOutOfMemory`.
         """
+        # answers in progress keep the adapter that they began with
+        self.adapters[name] = self._adapter(content, where)
+
+    def _adapter(self, content: AdapterFormat, where: str) -> Adapter:
         known = self.session._parts.overridable
         arrays = {key: value.numpy() for key, value in content.get_parameters().items()}
         for key, array in arrays.items():
@@ -189,8 +202,7 @@ class Decoder:
             element = dtypes.from_onnx(info.elem_type)
             if element is None or array.dtype != element.numpy:
                 raise InvalidInputError(f"{where}: its {key!r} is {array.dtype}, expected {element}")
-        # answers in progress keep the adapter that they began with
-        self.adapters[name] = Adapter({key: self.session.device_tensor(array) for key, array in arrays.items()})
+        return Adapter({key: self.session.device_tensor(array) for key, array in arrays.items()})
 
     def on_rows(
         self,
@@ -318,7 +330,7 @@ class Decoder:
         """Close the sessions."""
         self._close_vision()
         self._bound.clear()
-        for adapter in self.adapters.values():
+        for adapter in (*self.adapters.values(), *([self.of_images] if self.of_images is not None else [])):
             adapter.bound.clear()
             for tensor in adapter.tensors.values():
                 tensor.close()

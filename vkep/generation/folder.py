@@ -49,6 +49,10 @@ _START = ("<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>
 _IMAGE_TOKENS = ("image_token_id", "image_token_index")
 #: kinds of models whose images are cut into tiles
 _TILED = ("idefics3", "smolvlm")
+#: kinds of models whose texts number images, and what follows an image in a message
+_NUMBERED = {"phi3v": "\n", "phi4mm": ""}
+#: names in genai_config.json of the encoder's inputs, and in models
+_GENAI_INPUTS = {"attention_mask": "image_attention_mask"}
 #: patterns in genai_config.json of the names of caches, and of states that recurrent layers have in their place
 _PAST = re.compile(r"past_(\w+)_names")
 
@@ -64,6 +68,13 @@ class VisionFolder:
     before: str = ""
     after: str = ""
     tiled: bool = False  #: whether an image is cut into tiles, whose rows and columns the prompt names (Idefics 3)
+    #: what follows an image in a message where texts number them, as ``<|image_1|>`` (Phi), and tokens as -1; None: they do not
+    numbered: str | None = None
+    steps: str = ""  #: the file that says how images are read, where the folder names it
+    inputs: Mapping[str, str] = field(
+        default_factory=dict
+    )  #: roles of the encoder's inputs by name, where they are not the usual ones
+    adapter: Path | None = None  #: LoRA weights of prompts with images
 
 
 @dataclass(frozen=True)
@@ -233,18 +244,28 @@ def _genai_vision(found: ModelFolder, model: Record) -> VisionFolder | None:
         return None
     path = _file(found.path, vision.text("filename"), GENAI)
     config = Record.read(found.path, CONFIG, needed=False)
-    return _vision(path, found.kind, Record({**config.values, **model.values}, model.where), found.path)
+    made = _vision(path, found.kind, Record({**config.values, **model.values}, model.where), found.path)
+    steps, adapter = vision.text("config_filename", ""), vision.text("adapter_filename", "")
+    named = vision.record("inputs", needed=False).values.items()
+    return made and replace(
+        made,
+        steps=steps,
+        inputs={name: _GENAI_INPUTS.get(what) or what for what, name in named if isinstance(name, str)},
+        adapter=_file(found.path, adapter, GENAI) if adapter else None,
+    )
 
 
 def _vision(path: Path, kind: str, config: Record, folder: Path) -> VisionFolder | None:
     """The encoder of images of a model; None where no file says which token stands for an image."""
     mark = next((t for name in _IMAGE_TOKENS for t in config.tokens(name)), -1 if kind == "florence2" else None)
+    if kind in _NUMBERED:
+        return VisionFolder(folder, path, -1, numbered=_NUMBERED[kind])
     if kind.startswith("gemma3"):
         tokenizer = Record.read(folder, "tokenizer_config.json", needed=False)
-        begin = next(iter(config.tokens("boi_token_index")), None)
         texts = [
             tokenizer.text(*names) for names in (("boi_token", "<start_of_image>"), ("eoi_token", "<end_of_image>"))
         ]
+        begin = next(iter(config.tokens("boi_token_index")), _added_tokens(folder).get(texts[0]))
         return VisionFolder(folder, path, begin, f"\n\n{texts[0]}", f"{texts[1]}\n\n") if begin is not None else None
     return VisionFolder(folder, path, mark, tiled=kind in _TILED) if mark is not None else None
 

@@ -6,6 +6,7 @@ This module imports little: a generator imports numpy, onnx and most of vkep whi
 from __future__ import annotations
 
 import functools
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -166,27 +167,40 @@ class Generator(Uncopied):
 
     def tokens(self, prompt: Prompt, images: Sequence[ImageLike] = ()) -> Sequence[int]:
         """The tokens of a text, or of token ids, with the features of ``images`` where the prompt has the model's token for an
-        image, else before the prompt. They serve as a prompt as long as they live.
+        image (of Phi's models ``<|image_1|>`` in a text, -1 among ids), else before the prompt. They serve as a prompt as long as
+        they live.
 
         Raises `InvalidInputError` where the model reads no images, for what is no image, and for another number of images
         than the prompt has tokens for.
         """
-        found = self._encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        vision = self._decoder.vision
+        numbered = (
+            r"<\|image_([0-9]{1,9})\|>"
+            if vision is not None and vision.folder.numbered is not None and len(images)
+            else ""
+        )
+        if isinstance(prompt, str):
+            found = self.text.encode(prompt, numbered=numbered)
+        else:
+            found = [int(token) for token in prompt]
         if not len(images):
             return found
         decoder = self._decoder
-        if decoder.vision is None:
+        if vision is None:
             raise InvalidInputError(f"images are passed, and the model of {decoder.folder.path} {decoder.no_images}")
-        return decoder.vision.prompt(
-            found, images, lambda text: self.text.encode(text, special=False), decoder.folder.context
-        )
+        return vision.prompt(found, images, lambda text: self.text.encode(text, special=False), decoder.folder.context)
 
     def chat_tokens(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> Sequence[int]:
         """As `Text.chat`, with the images of the messages' parts: see `vkep.generation.vision.without_images`."""
         from vkep.generation.vision import without_images
 
-        texts, images = without_images(messages)
-        return self.tokens(self.text.chat(texts, **more), images)
+        vision = self._decoder.vision
+        if vision is None or vision.folder.numbered is None:
+            texts, images = without_images(messages)
+            return self.tokens(self.text.chat(texts, **more), images)
+        name, after = secrets.token_hex(8), vision.folder.numbered
+        texts, images = without_images(messages, lambda number: f"{name}i{number}i{after}")
+        return self.tokens(self.text.chat(texts, numbered=f"{name}i([0-9]+)i", **more), images)
 
     def _begin(self, grammar: str) -> Grammar:
         return self.grammars.begin(grammar)
@@ -318,6 +332,7 @@ class Generator(Uncopied):
         from vkep.generation.batch import rows_of
         from vkep.generation.beams import Search, search
         from vkep.generation.rows import fed
+        from vkep.generation.vision import images_of
 
         tokens, source = self._batch.tokens_of(prompt, start)
         folder = self._decoder.folder
@@ -329,7 +344,7 @@ class Generator(Uncopied):
         asked = Search(beams, count, most, length_penalty, ends)
         rows = rows_of(self._decoder, beams)
         try:
-            row = rows.take(tokens, (), source)
+            row = rows.take(tokens, (), source, self._decoder.of_images if images_of(prompt) else None)
             found = search(rows, self._decoder, row, fed(rows, row, tokens), asked)
         finally:
             rows.close()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelError
+from vkep.generation.crops import Crops, longest_edge, nearest_ratio
 from vkep.generation.folder import Record
 from vkep.generation.templates import MissingPackageError
 from vkep.text import shown
@@ -41,18 +42,23 @@ _KINDS = {
     "SmolVLM": "tiles",
     "Qwen2VL": "patches",
 }
+#: what Phi3ImageTransform of onnxruntime-extensions does, whose attributes it does not read
+_PHI3 = Crops(336, 16, longest_edge, fixed=True)
+_CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+_PHI4_PATCH, _MOST_CROPS = 14, 64
 _GENAI_FILTERS = {"NEAREST": 0, "LANCZOS": _LANCZOS, "LINEAR": _BILINEAR, "CUBIC": _BICUBIC}
 
 
 @dataclass(frozen=True)
 class Pixels:
     """What a vision encoder reads of one image: ``values`` float32 [tiles, 3, height, width]. An image that was cut has
-    ``rows`` by ``columns`` tiles, then one of the whole; others have one tile, and no rows. Of an encoder of patches (Qwen2-VL):
-    [patches, numbers], in ``rows`` by ``columns`` patches."""
+    ``rows`` by ``columns`` tiles, then one of the whole (by `Crops` before them); others have one tile, and no rows. Of an
+    encoder of patches (Qwen2-VL): [patches, numbers], in ``rows`` by ``columns`` patches. ``mask``: of `Crops.cut`."""
 
     values: Array
     rows: int = 0
     columns: int = 0
+    mask: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,7 @@ class Processor:
     frames: int = 1  #: of a patch
     pixels_from: int = 0  #: bounds of the pixels of an image that becomes patches
     pixels_to: int = 0
+    crops: Crops | None = None  #: how an image is cut for Phi's encoders
     square: bool = False  #: whether the image is padded to a square with the mean's color
     filter: int = _BICUBIC
     factor: float = 1 / 255
@@ -77,13 +84,18 @@ class Processor:
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
 
     @classmethod
-    def of(cls, folder: Path) -> Processor:
-        """What a folder's file says. Raises `InvalidModelError`, and `UnsupportedModelError` for steps that are unknown here."""
+    def of(cls, folder: Path, named: str = "") -> Processor:
+        """What a folder's file says; ``named``: its file of onnxruntime-genai's steps, which is read where `SETTINGS` is absent
+        or of a class of transformers that is unknown here. Raises `InvalidModelError`, and `UnsupportedModelError` for steps that
+        are unknown."""
+        steps = named or GENAI_SETTINGS
         if (folder / SETTINGS).is_file():
-            return _transformers(Record.read(folder, SETTINGS))
-        if (folder / GENAI_SETTINGS).is_file():
-            return _genai(Record.read(folder, GENAI_SETTINGS))
-        raise InvalidModelError(f"{folder} has neither {SETTINGS} nor {GENAI_SETTINGS}, which say how images are read")
+            given = Record.read(folder, SETTINGS)
+            if _stem(given) in _KINDS or not named:
+                return _transformers(given)
+        if (folder / steps).is_file():
+            return _genai(Record.read(folder, steps))
+        raise InvalidModelError(f"{folder} has neither {SETTINGS} nor {steps}, which say how images are read")
 
     def pixels(self, image: ImageLike) -> Pixels:
         """Raises `InvalidInputError` for what is no image, `MissingPackageError` without Pillow."""
@@ -94,6 +106,8 @@ class Processor:
                     f"a square around an image of {picture.size} pixels has more than {_MOST_PIXELS}"
                 )
             picture = _padded(picture, self.mean)
+        if self.crops is not None:
+            return Pixels(*self.crops.cut(picture, self._scaled))
         if self.patch:
             return self._patches(picture)
         if self.tile:
@@ -226,12 +240,20 @@ def _cropped(values: Array, crop: tuple[int, int]) -> Array:
     return values
 
 
+def _reader(given: Record) -> str:
+    return given.text("image_processor_type", "") or given.text("feature_extractor_type", "")
+
+
+def _stem(given: Record) -> str:
+    return _reader(given).removesuffix("Fast").removesuffix("ImageProcessor").removesuffix("FeatureExtractor")
+
+
 def _transformers(given: Record) -> Processor:
-    name = given.text("image_processor_type", "") or given.text("feature_extractor_type", "")
-    stem = name.removesuffix("Fast").removesuffix("ImageProcessor").removesuffix("FeatureExtractor")
+    stem = _stem(given)
     if stem not in _KINDS:
         raise UnsupportedModelError(
-            f"{given.where}: images are read by {shown(name)}; known are {', '.join(_KINDS)} of transformers' ImageProcessors"
+            f"{given.where}: images are read by {shown(_reader(given))}; known are {', '.join(_KINDS)} of transformers' "
+            "ImageProcessors"
         )
     values, kind = given.values, _KINDS[stem]
     processor = Processor(filter=given.number("resample", _LANCZOS if kind == "tiles" else _BICUBIC, 5))
@@ -309,7 +331,19 @@ def _genai(given: Record) -> Processor:
         elif name == "Permute3D":
             if attrs.values.get("dims") != [2, 0, 1]:
                 raise UnsupportedModelError(f"{attrs.where}: dims {shown(attrs.values.get('dims'))} are not supported")
-        elif name not in ("DecodeImage", "ConvertRGB"):
+        elif name == "Phi3ImageTransform":
+            processor = replace(processor, crops=_PHI3, factor=1 / 255, mean=_CLIP_MEAN, std=_CLIP_STD)
+        elif name == "Phi4VisionDynamicPreprocess":
+            most, edge = (
+                attrs.number("dynamic_hd", 36, _MOST_CROPS),
+                attrs.number("dyhd_base_resolution", 448, _LONGEST_EDGE),
+            )
+            if not most or not edge or edge % _PHI4_PATCH:
+                raise InvalidModelError(
+                    f"{attrs.where}: {shown(attrs.values)}; expected crops, and a multiple of {_PHI4_PATCH}"
+                )
+            processor = replace(processor, crops=Crops(edge, most, nearest_ratio, patch=_PHI4_PATCH))
+        elif name not in ("DecodeImage", "ConvertRGB", "Phi4VisionProcessor"):
             raise UnsupportedModelError(f"{operation.where}: operation {shown(name)} is not supported")
     return processor
 

@@ -104,7 +104,7 @@ def with_embeddings(decoder: Model, embeddings: Model, images: int = 0) -> Model
 
 def _texts(embeddings: Model) -> Graph:
     """The part of a model of embeddings that reads ``input_ids`` alone: without the nodes by which onnxruntime-genai's puts
-    features of images into them."""
+    features of images and of sounds into them."""
     graph = embeddings.graph
     makers = {output: node for node in graph.nodes for output in node.outputs}
     others = {v.name for v in graph.inputs} - {IDS}
@@ -115,10 +115,13 @@ def _texts(embeddings: Model) -> Graph:
     name, without = result.name, dict[str, str]()  # the results of these nodes by what they replace
     while name in others and name in makers:
         node = makers[name]
-        into = [n for place in _JOINED_AT.get(node.op_type, ()) if (n := node.inputs[place]) not in others]
+        joined = [node.inputs[place] for place in _JOINED_AT.get(node.op_type, ())]
+        into = [n for n in joined if n not in others] or (joined if len(joined) == 1 else [])
         if into:
             without[name] = into[0]
         name = into[0] if into else node.inputs[0]
+    for name in reversed(list(without)):  # features of one kind, then those of another
+        without[name] = without.get(without[name], without[name])
     used, nodes = {without.get(result.name, result.name)}, list[Node]()
     for node in reversed(graph.nodes):
         if used & set(node.outputs):

@@ -58,13 +58,18 @@ class Text:
         self._folder = folder
 
     @steady
-    def encode(self, text: str, special: bool = True) -> list[int]:
+    def encode(self, text: str, special: bool = True, numbered: str = "") -> list[int]:
         """The tokens of a text; with ``special`` also those that the tokenizer puts around a prompt. The texts of special
-        tokens in it become these tokens. Raises `InvalidInputError` for a text that UTF-8 cannot have (lone surrogates), or
-        that the tokenizer fails for."""
-        return self._encoded(self._tokenizer, text, special)
+        tokens in it become these tokens. ``numbered``: a regular expression with one group, a number k, and what it finds
+        becomes the token -k; the texts between are encoded apart. Raises `InvalidInputError` for a text that UTF-8 cannot have
+        (lone surrogates), or that the tokenizer fails for."""
+        return self._encoded(self._tokenizer, text, special, numbered)
 
-    def _encoded(self, tokenizer: Any, text: str, special: bool) -> list[int]:
+    def _encoded(self, tokenizer: Any, text: str, special: bool, numbered: str = "") -> list[int]:
+        if numbered:
+            pieces = enumerate(re.split(numbered, text))
+            parts = [[-int(t)] if k % 2 else self._encoded(tokenizer, t, special and not k) for k, t in pieces if t]
+            return [token for part in parts for token in part]
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -86,11 +91,14 @@ class Text:
             return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     @steady
-    def chat(self, messages: Sequence[Mapping[str, Any]], *, special: bool = False, **more: Any) -> list[int]:
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, special: bool = False, numbered: str = "", **more: Any
+    ) -> list[int]:
         """The tokens of a conversation up to where the next answer begins, by the folder's chat template.
 
         ``messages`` are objects with ``role`` and ``content``; ``more`` are further values of the template, such as ``tools``.
-        Texts of special tokens in them stay texts, unless ``special``: a message cannot end itself and begin another. Raises
+        Texts of special tokens in them stay texts, unless ``special``: a message cannot end itself and begin another.
+        ``numbered`` as of `encode`. Raises
         `InvalidInputError` where the folder has no template or the template refuses the messages.
         """
         template, values = self._template
@@ -99,7 +107,9 @@ class Text:
         text = render(template, {**values, "add_generation_prompt": True, **given})
         tokens: list[int] = []
         for piece, is_mark in marks.split(text):  # the template has the special tokens
-            tokens += self._encoded(self._plain if is_mark else self._tokenizer, piece, special=False)
+            tokens += self._encoded(
+                self._plain if is_mark else self._tokenizer, piece, special=False, numbered=numbered
+            )
         return tokens
 
     @property

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 
 from vkep import dtypes
 from vkep.device.tensor import ALIGNMENT, DeviceTensor
@@ -20,7 +21,7 @@ from vkep.generation.caches import Moves, element_of
 from vkep.generation.folder import VisionFolder
 from vkep.generation.images import ImageLike, Pixels, Processor
 from vkep.generation.rewrite import EMBEDS, FIRST_FEATURE, with_embeddings
-from vkep.graph.model import Model
+from vkep.graph.model import Model, ValueInfo
 from vkep.session import InferenceSession
 from vkep.text import shown
 
@@ -34,7 +35,10 @@ _ROWS, _MOST_ROWS = 64, 1 << 17
 _KEPT = 32
 #: types of the parts of messages that are images
 _PARTS = ("image", "image_url")
+#: roles of the encoder's inputs: pixels, a mask of them, patches in each direction, the size of an image that was cut, its mask
 _PIXELS, _MASK, _GRID = "pixel_values", "pixel_attention_mask", "image_grid_thw"
+_SIZES, _CROPS_MASK = "image_sizes", "image_attention_mask"
+_ROLES = (_PIXELS, _MASK, _GRID, _SIZES, _CROPS_MASK)
 
 
 @dataclass(eq=False)
@@ -62,9 +66,12 @@ class ImagePrompt(list[int]):
         self.images = tuple(images)
 
 
-def without_images(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[ImageLike]]:
+def without_images(
+    messages: Sequence[Mapping[str, Any]], written: Callable[[int], str] | None = None
+) -> tuple[list[Mapping[str, Any]], list[ImageLike]]:
     """Messages as chat templates read them, and the images of their parts: of ``{"type": "image", "image": ...}`` an `ImageLike`,
-    of OpenAI's ``{"type": "image_url", "image_url": {"url": ...}}`` a data URL (RFC 2397) in base64.
+    of OpenAI's ``{"type": "image_url", "image_url": {"url": ...}}`` a data URL (RFC 2397) in base64. ``written``: the text of the
+    image of a number from 1; the parts of a message with images then become one text.
 
     Raises `InvalidInputError` for another URL: nothing is downloaded.
     """
@@ -77,11 +84,18 @@ def without_images(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[
             for part in parts:
                 if isinstance(part, Mapping) and part.get("type") in _PARTS:
                     images.append(_image_of(part))
-                    part = {"type": "image"}
+                    part = {"type": "text", "text": written(len(images))} if written is not None else {"type": "image"}
                 kept.append(part)
-            message = {**message, "content": kept}
+            message = {**message, "content": kept if written is None else "".join(map(_text_of, kept))}
         found.append(message)
     return found, images
+
+
+def _text_of(part: Any) -> str:
+    text = part.get("text") if isinstance(part, Mapping) else part
+    if not isinstance(text, str):
+        raise InvalidInputError(f"a part of a message is {shown(part)}; expected a text, or an image")
+    return text
 
 
 def _image_of(part: Mapping[str, Any]) -> ImageLike:
@@ -100,6 +114,12 @@ def _image_of(part: Mapping[str, Any]) -> ImageLike:
         return base64.b64decode(data, validate=True)
     except ValueError as error:
         raise InvalidInputError(f"image_url has no base64: {error}") from None
+
+
+def _numbers(port: ValueInfo) -> np.dtype[Any]:
+    found = dtypes.from_onnx(element_of(port, (TensorProto.BOOL, TensorProto.INT64)))
+    assert found is not None
+    return found.numpy
 
 
 def images_of(prompt: Any) -> Sequence[Image]:
@@ -125,20 +145,21 @@ class Vision:
     """
 
     def __init__(self, folder: VisionFolder, options: Mapping[str, Any]) -> None:
-        self.folder, self._processor = folder, Processor.of(folder.root)
+        self.folder, self._processor = folder, Processor.of(folder.root, folder.steps)
         #: whether features have positions in three dimensions (Qwen2-VL and later): the decoder's input says it
         self.in_grid = False
         self.session = InferenceSession(str(folder.path), **options)
         try:
-            self._reads = [i.name for i in self.session.get_inputs()]
-            if _PIXELS not in self._reads or not {*self._reads} <= {_PIXELS, _MASK, _GRID}:
-                raise UnsupportedModelError(
-                    f"{folder.path} has inputs {self._reads}; generation knows {_PIXELS}, {_MASK} and {_GRID}"
-                )
             graph = self.session.model.graph
+            #: the encoder's inputs, and the types of their elements, by their roles
+            self._reads = {folder.inputs.get(i.name, i.name): (i, _numbers(i)) for i in graph.inputs}
+            if _PIXELS not in self._reads or not {*self._reads} <= self._made():
+                raise UnsupportedModelError(
+                    f"{folder.path} has inputs {[i.name for i in graph.inputs]}; generation knows {', '.join(_ROLES)}, the last "
+                    "two of images that are cut as onnxruntime-genai's Phi models have it"
+                )
             #: the ONNX type of features
             self.element = element_of(graph.outputs[0])
-            self._pixels = next(v for v in graph.inputs if v.name == _PIXELS)
             self._dtype = str(dtypes.from_onnx(self.element))
             self._moves = Moves(self.session, self._dtype)
         except BaseException:
@@ -151,6 +172,11 @@ class Vision:
         self._kept: OrderedDict[bytes, Image] = OrderedDict()  # by a digest of their pixels, the latest last
         self._next = FIRST_TOKEN
         self._width = 0
+
+    def _made(self) -> set[str]:
+        """The roles of inputs that the processor makes."""
+        crops = self._processor.crops
+        return {_PIXELS, _MASK, _GRID, *([_SIZES] if crops else []), *([_CROPS_MASK] if crops and crops.patch else [])}
 
     @property
     def features(self) -> DeviceTensor:
@@ -187,9 +213,13 @@ class Vision:
         Raises `InvalidInputError` for marks of another number of images, for what is no image, and for images with more features
         than the model takes, `ArenaOutOfMemory`.
         """
-        marks = tokens.count(self.folder.mark)
-        if marks not in (0, len(images)):
-            raise InvalidInputError(f"the prompt has marks of {marks} images, and {len(images)} images are passed")
+        places = self._marks(tokens)
+        marks = len(set(places.values()))
+        if marks not in (0, len(images)) or max(places.values(), default=0) >= max(marks, 1):
+            numbers = "" if self.folder.numbered is None else f" numbered {sorted(k + 1 for k in set(places.values()))}"
+            raise InvalidInputError(
+                f"the prompt has marks of {marks} images{numbers}, and {len(images)} images are passed"
+            )
         read: list[Image] = []
         for image in images:
             count = sum(one.count for one in read)
@@ -198,11 +228,17 @@ class Vision:
                     f"{len(read)} of {len(images)} images have {count} features; the model takes {context or _MOST_ROWS} tokens"
                 )
             read.append(self._read(image))
-        parts = iter([self._part(image, encode) for image in read])
+        parts = [self._part(image, encode) for image in read]
         found = [] if marks else [token for part in parts for token in part]
-        for token in tokens:
-            found += next(parts) if token == self.folder.mark and images else [token]
+        for at, token in enumerate(tokens):
+            found += parts[places[at]] if at in places else [token]
         return ImagePrompt(found, read)
+
+    def _marks(self, tokens: Sequence[int]) -> dict[int, int]:
+        """Which image stands at which place of a prompt."""
+        if self.folder.numbered is not None:
+            return {at: -token - 1 for at, token in enumerate(tokens) if token < 0}
+        return {at: k for k, at in enumerate(at for at, token in enumerate(tokens) if token == self.folder.mark)}
 
     def places(self, tokens: Sequence[int]) -> Array:
         """Tokens int64 [count] with the places of images' features in the table. Raises `InvalidInputError` for features that it
@@ -262,7 +298,8 @@ class Vision:
     def _read(self, image: ImageLike) -> Image:
         pixels = self._processor.pixels(image)
         form = (pixels.values.shape, pixels.rows, pixels.columns)
-        digest = hashlib.sha256(repr(form).encode() + pixels.values.tobytes()).digest()
+        mask = b"" if pixels.mask is None else pixels.mask.tobytes()
+        digest = hashlib.sha256(repr(form).encode() + pixels.values.tobytes() + mask).digest()
         with self._encoding:
             known = self._kept.pop(digest, None) or self._encoded(pixels)
             self._kept[digest] = known
@@ -271,24 +308,26 @@ class Vision:
         return known
 
     def _encoded(self, pixels: Pixels) -> Image:
-        dtype = dtypes.from_onnx(element_of(self._pixels))
-        assert dtype is not None
-        values = pixels.values.astype(dtype.numpy)
-        if len(self._pixels.shape or ()) == 5:  # [images, tiles, 3, height, width]
+        values = pixels.values
+        if len(self._reads[_PIXELS][0].shape or ()) == 5:  # [images, tiles, 3, height, width]
             values = values[None]
+        given = {
+            _PIXELS: values,
+            _MASK: np.ones((*values.shape[:-3], *values.shape[-2:]), np.bool_),
+            _GRID: np.array([[1, pixels.rows, pixels.columns]], np.int64),
+            _SIZES: np.array([[n * values.shape[-1] for n in (pixels.rows, pixels.columns)]], np.int64),
+            _CROPS_MASK: np.array(pixels.mask)[None],
+        }
         binding = self.session.io_binding()
-        binding.bind_cpu_input(_PIXELS, values)
-        if _MASK in self._reads:
-            binding.bind_cpu_input(_MASK, np.ones((*values.shape[:-3], *values.shape[-2:]), np.bool_))
-        if _GRID in self._reads:
-            binding.bind_cpu_input(_GRID, np.array([[1, pixels.rows, pixels.columns]], np.int64))
+        for role, (port, kind) in self._reads.items():
+            binding.bind_cpu_input(port.name, given[role].astype(kind))
         binding.bind_output(self.session.get_outputs()[0].name)
         self.session.run_with_iobinding(binding)
         [features] = binding.results
         assert isinstance(features, DeviceTensor)
         with features:
             count = features.nbytes // (self._width * features.dtype.itemsize)
-            tiles = 1 if self._processor.patch else len(pixels.values)
+            tiles = 1 if self._processor.patch or self._processor.crops else len(pixels.values)
             rows, columns = (n // self._processor.merge for n in (pixels.rows, pixels.columns))
             right = count == rows * columns if self.in_grid else count and count % tiles == 0
             if features.shape[-1] != self._width or not right:

@@ -37,18 +37,18 @@ TEMPLATE = (
 )
 
 
-def vision_encoder(width: int) -> onnx.ModelProto:
-    """Input `pixel_values` float32 [images, 3, 32, 32], output `image_features` [images, 16, width]: patches by a convolution
-    (arXiv:2010.11929), and a layer with a residual."""
+def vision_encoder(width: int, edge: int = EDGE) -> onnx.ModelProto:
+    """Input `pixel_values` float32 [images, 3, edge, edge], output `image_features` [images, (edge / 8)², width]: patches by a
+    convolution (arXiv:2010.11929), and a layer with a residual."""
     w = GraphBuilder("vision_encoder")
-    x = w.input("pixel_values", ["images", 3, EDGE, EDGE])
+    x = w.input("pixel_values", ["images", 3, edge, edge])
     kernel = w.constant("patches", w.weight("patches", (width, 3, PATCH, PATCH), (3 * PATCH**2) ** -0.5))
     x = w.add("Conv", x, kernel, kernel_shape=[PATCH] * 2, strides=[PATCH] * 2)
     x = w.add("Reshape", x, w.constant("flat", [0, width, -1]))
     x = w.add("Transpose", x, perm=[0, 2, 1])
     normed = w.layer_norm(x, "norm", width, 1e-6)
     x = w.add("Add", x, w.add("Relu", w.linear(normed, "inner", width, width)))
-    w.output(x, "image_features", ["images", (EDGE // PATCH) ** 2, width])
+    w.output(x, "image_features", ["images", (edge // PATCH) ** 2, width])
     return w.model()
 
 
