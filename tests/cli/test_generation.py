@@ -38,11 +38,13 @@ def test_sounds_are_transcribed(run: Callable[..., Any], tmp_path: Path) -> None
     with wave.open(str(tmp_path / "a.wav"), "wb") as file:
         file.setparams((1, 2, 16000, 0, "NONE", ""))
         file.writeframes(np.random.default_rng(0).integers(-3000, 3000, 16000).astype("<i2").tobytes())
-    asked = ("transcribe", tmp_path / "model", tmp_path / "a.wav", "-n", 6, "-l", "de")
+    asked = ("transcribe", tmp_path / "model", tmp_path / "a.wav", "-n", 6, "-l", "de", "--condition-on-prev-tokens")
     [found] = json.loads(run(*asked, "--json").stdout)["transcripts"]
     assert found["language"] == "de" and found["segments"][0]["start"] <= 1
     shown = run(*asked).stdout.splitlines()
     assert len(shown) >= len(found["segments"]) and " s:" in shown[0]
+    both = run("transcribe", tmp_path / "model", *[tmp_path / "a.wav"] * 2, *asked[3:]).stdout.splitlines()
+    assert both == [f"{tmp_path / 'a.wav'}:", *shown] * 2
     assert run(*asked, "--task", "sing").exit_code == 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,10 @@ class Sources:
         results = session.run(None, {k: v for k, v in feeds.items() if k in wanted})
         return dict(zip((o.name for o in session.get_outputs()), results, strict=True))
 
-    def logits(self, tokens: list[int]) -> Array:
-        """Of the token after the first one and these [vocabulary]."""
+    def logits(self, tokens: list[int], first: Sequence[int] = (BEGIN,)) -> Array:
+        """Of the token after the first ones and these [vocabulary]."""
         known, name = self._known, "decoder_model"
-        for token in [BEGIN, *tokens]:
+        for token in [*first, *tokens]:
             results = self._run(name, {**known, "input_ids": np.array([[token]], np.int64)})
             last = results.pop("logits")[0, -1]
             known = known | {n.replace("present.", "past_key_values."): v for n, v in results.items()}

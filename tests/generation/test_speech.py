@@ -15,12 +15,13 @@ from tests.generation.genai_sources import write_genai_sources
 from tests.generation.test_encoder_decoder import Sources
 from tools.speech_rules import chosen_by_rules
 from vkep.errors import InvalidInputError
-from vkep.generation import Generator, Sampling
+from vkep.generation import Batch, Generator, Sampling
 from vkep.generation.audio import Features, log_mel, read_wav
 from vkep.generation.choices import Choice
 from vkep.generation.choosing import Chooser
 from vkep.generation.decoder import Made
 from vkep.generation.folder import read_folder
+from vkep.generation.long_form import OPENAI, LongForm, compression_ratio
 from vkep.generation.speech import Bounds, Speech, bounds, segments_of
 from vkep.generation.transcribe import Sound, Transcriber
 from vkep.models.language import BEGIN, END
@@ -90,17 +91,26 @@ def test_segments_of_a_window() -> None:
     assert segments_of(RULES, [zero, 65], 700) == ([(0, 350, [zero, 65])], 700)
 
 
-def expected(folder: Path, features: Array, most: int, language: str) -> list[tuple[int, int, list[int]]]:
-    """The segments by ONNX Runtime's logits of each window, in steps of 0.02 s."""
-    found, seek, total = [], 0, features.shape[1]
+def expected(
+    folder: Path, features: Array, most: int, language: str, continued: bool = False
+) -> list[tuple[int, int, list[int]]]:
+    """The segments by ONNX Runtime's logits of each window, in steps of 0.02 s. If ``continued``, an answer begins with the last
+    tokens of the segments before it."""
+    found, seek, total = list[tuple[int, int, list[int]]](), 0, features.shape[1]
     start = [BEGIN, SPEECH[f"<|{language}|>"], SPEECH["<|transcribe|>"]]
     while seek < total:
         window = np.zeros((1, 80, 3000), np.float32)
         part = features[:, seek : seek + 3000]
         window[0, :, : part.shape[1]] = part
         theirs, tokens = Sources(folder, {"input_features": window}), list[int]()
+        earlier = [t for _, _, s in found for t in (s[:-1] if len(s) > 2 and s[-2] >= FIRST else s)]
+        first = (
+            [SPEECH["<|startofprev|>"], *earlier[-(WHISPER.context // 2 - 1) :], BEGIN]
+            if continued and found
+            else [BEGIN]
+        )
         while len(tokens) < most:
-            token = chosen_by_rules(theirs.logits([*start[1:], *tokens]), tokens)
+            token = chosen_by_rules(theirs.logits([*start[1:], *tokens], first), tokens)
             if token == END:
                 break
             tokens.append(token)
@@ -141,6 +151,58 @@ def test_whole_sounds(tmp_path: Path) -> None:
         assert again.language == "de" and again.tokens
         answer = generator.generate(sounds[3], timestamps=True, max_tokens=6)  # one window, as any answer
         assert answer.prompt == START and answer.tokens[0] >= FIRST
+
+
+@pytest.mark.gpu
+def test_windows_continue_the_text_before(tmp_path: Path) -> None:
+    write_sources(tmp_path, "whisper")
+    sounds = [features_of(k, seconds) for k, seconds in enumerate((70.5, 12, 100))]
+    with Generator(tmp_path, fallback="error") as generator:
+        made = generator.transcribe(sounds, max_tokens=10, language="en", condition_on_prev_tokens=True)
+        found = [[(round(50 * s.start), round(50 * s.end), s.tokens) for s in one.segments] for one in made]
+        assert found == [expected(tmp_path, sound, 10, "en", continued=True) for sound in sounds]
+        plain = generator.transcribe(sounds, max_tokens=10, language="en")
+        assert [one.tokens for one in plain] != [one.tokens for one in made]
+
+
+@pytest.mark.gpu
+def test_answers_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each window is read at the temperatures until an answer passes; at the last one it is taken as it is."""
+    write_sources(tmp_path, "whisper")
+    sound, temperatures = features_of(3, 40), (0.0, 0.4, 0.9)
+    with Generator(tmp_path, fallback="error") as generator:
+        read = noted(
+            monkeypatch, Batch, "read", lambda _, window, sampling, start: (id(window), sampling.temperature, start)
+        )
+        encoder = noted(monkeypatch, generator.decoder.sessions[0], "run_with_iobinding", lambda *_: 1)
+        settings: dict[str, Any] = {"language": "en", "max_tokens": 6, "temperature": temperatures, "top_k": 1}
+        never = generator.transcribe(sound, **settings, compression_ratio_threshold=100.0)
+        assert {temperature for _, temperature, _ in read} == {0.0}
+        read.clear()
+        encoder.clear()
+        always = generator.transcribe(sound, **settings, logprob_threshold=0.0, condition_on_prev_tokens=True)
+        assert always.tokens == never.tokens  # the most probable token at any temperature, and no text of a hot answer
+        assert [temperature for _, temperature, _ in read] == [*temperatures] * len(encoder)
+        assert len(encoder) > 1 and {len(start) for *_, start in read} == {3}
+        silent = generator.transcribe(sound, **settings, logprob_threshold=0.0, no_speech_threshold=0.0)
+        assert not silent.segments
+
+
+def test_settings_of_long_sounds() -> None:
+    form, rest = LongForm.taken({"temperature": [0, 0.5], "top_k": 3, "logprob_threshold": -1})
+    assert form == LongForm(temperature=(0, 0.5), logprob_threshold=-1) and rest == {"top_k": 3}
+    assert LongForm.taken({"temperature": 0.5}) == (LongForm(), {"temperature": 0.5})
+    assert LongForm(**OPENAI).weighs
+    wrong: Any
+    for wrong, message in (
+        ({"condition_on_prev_tokens": 1}, "condition_on_prev_tokens is 1, expected True or False"),
+        ({"temperature": (0.0, -1.0)}, "temperature is"),
+        ({"logprob_threshold": "x"}, "logprob_threshold is 'x', expected a number, or None"),
+        ({"no_speech_threshold": 0.5}, "logprob_threshold is not: both decide together"),
+    ):
+        with pytest.raises(InvalidInputError, match=message):
+            LongForm(**wrong)
+    assert compression_ratio([7] * 90, 1767) > 10 > 1 > compression_ratio([1, 2, 3], 1767)
 
 
 @pytest.mark.gpu
@@ -202,6 +264,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
             ({"language": "xx"}, "language is 'xx', expected None or one of de, en, fr"),
             ({"task": "sing"}, "task is 'sing'"),
             ({"stop": ["a"]}, "stop and grammar"),
+            ({"no_speech_threshold": 0.5}, "logprob_threshold is not"),
             ({"timestamps": 1}, "timestamps is 1, expected True or False"),
         ):
             with pytest.raises(InvalidInputError, match=message):
@@ -254,13 +317,18 @@ def test_tokens_of_a_folder(tmp_path: Path) -> None:
         END,
         {name: SPEECH[f"<|{name}|>"] for name in ("en", "de", "fr")},
         {name: SPEECH[f"<|{name}|>"] for name in ("transcribe", "translate")},
+        previous=SPEECH["<|startofprev|>"],
     )
     path = tmp_path / "generation_config.json"
     config = json.loads(path.read_text())
     for name in ("lang_to_id", "task_to_id"):
         del config[name]
     path.write_text(json.dumps(config))  # a model of English
+    del config["prev_sot_token_id"]
+    config["suppress_tokens"] = [1, 2, 77, 78]  # without a name it is the last but one of these
+    path.write_text(json.dumps(config))
     english = read_folder(tmp_path).speech
+    assert english is not None and english.previous == 77
     assert english is not None and english.start(None, "transcribe", times=True) == (BEGIN,)
     with pytest.raises(InvalidInputError, match="transcribes English"):
         english.start("de", "transcribe", times=True)

@@ -67,7 +67,7 @@ def generator(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield opened
 
 
-def theirs(model: Any, features: Array, most: int, language: str | None, task: str | None) -> Any:
+def theirs(model: Any, features: Array, most: int, language: str | None, task: str | None, **settings: Any) -> Any:
     """Segments by transformers."""
     with torch.no_grad():
         made = model.generate(
@@ -77,27 +77,71 @@ def theirs(model: Any, features: Array, most: int, language: str | None, task: s
             language=language,
             task=task,
             max_new_tokens=most,
-            do_sample=False,
-            temperature=None if features.shape[1] <= 3000 else 0.0,
+            **{"do_sample": False, "temperature": None if features.shape[1] <= 3000 else 0.0, **settings},
         )
     return made["segments"][0]
+
+
+def drawn_features(rng: np.random.Generator) -> Array:
+    """Of 31 to 110 seconds, which get louder and quieter."""
+    features = rng.normal(0, rng.uniform(0.5, 3), (80, round(100 * float(rng.uniform(31, 110))))).astype(np.float32)
+    loudness = np.repeat(rng.uniform(0, 2, (1, features.shape[1] // 50 + 1)), 50, 1)
+    return features * loudness[:, : features.shape[1]].astype(np.float32)
+
+
+def same(made: Any, wanted: Any) -> bool:
+    """Whether segments are the same."""
+    found = [(s.tokens, round(s.start, 3), round(s.end, 3)) for s in made.segments]
+    return found == [(s["tokens"].tolist(), round(float(s["start"]), 3), round(float(s["end"]), 3)) for s in wanted]
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_same_segments(model: Any, generator: Generator, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    seconds = float(rng.uniform(31, 110))
-    features = rng.normal(0, rng.uniform(0.5, 3), (80, round(100 * seconds))).astype(np.float32)
-    features *= np.repeat(rng.uniform(0, 2, (1, features.shape[1] // 50 + 1)), 50, 1)[:, : features.shape[1]].astype(
-        np.float32
-    )
+    features = drawn_features(rng)
     most = int(rng.integers(4, 40))
     language = [None, "en", "de", "fr"][int(rng.integers(4))]
     task = ["transcribe", "translate"][int(rng.integers(2))]
     wanted = theirs(model, features, most, language, task)
     made = generator.transcribe(features, language=language, task=task, max_tokens=most)
-    found = [(s.tokens, round(s.start, 3), round(s.end, 3)) for s in made.segments]
-    assert found == [(s["tokens"].tolist(), round(float(s["start"]), 3), round(float(s["end"]), 3)) for s in wanted]
+    assert same(made, wanted)
+
+
+#: what a random model's answers meet sometimes: tokens repeat, and the best of 1,767 tokens has a probability of 0.05 to 0.5
+THRESHOLDS = {
+    "compression_ratio_threshold": (1.2, 2.0),
+    "logprob_threshold": (-2.6, -1.2),
+    "no_speech_threshold": (0.0, 0.003),
+}
+
+
+def test_the_same_long_forms(model: Any, generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows that continue the text of those before; answers that are made again at a higher temperature (with the most probable
+    token, here in both engines), and after which a window does not continue; windows without speech."""
+    monkeypatch.setattr(torch, "multinomial", lambda chances, num_samples: chances.argmax(-1, keepdim=True))
+    counts = dict.fromkeys(("continued", "again", "silent"), 0)
+    for seed in range(9):
+        rng = np.random.default_rng(100 + seed)
+        features, most = drawn_features(rng), int(rng.integers(4, 28))
+        given = {name: float(rng.uniform(*span)) for name, span in THRESHOLDS.items() if rng.random() < 0.7}
+        if "logprob_threshold" not in given:
+            given.pop("no_speech_threshold", None)
+        temperatures = [(0.0,), (0.0, 0.3), (0.0, 0.7), (0.0, 0.2, 0.8)][int(rng.integers(4))]
+        settings: dict[str, Any] = {
+            "condition_on_prev_tokens": bool(rng.random() < 0.8),
+            "temperature": temperatures,
+            **given,
+        }
+        wanted = theirs(model, features, most, "en", "transcribe", **settings, top_k=0)
+        made = generator.transcribe(features, language="en", max_tokens=most, **settings, top_k=1)
+        assert same(made, wanted), settings
+        plain = generator.transcribe(features, language="en", max_tokens=most)
+        lower = generator.transcribe(features, language="en", max_tokens=most, **{**settings, "temperature": (0.0,)})
+        loud = {name: value for name, value in settings.items() if name != "no_speech_threshold"}
+        counts["continued"] += made.tokens != plain.tokens
+        counts["again"] += lower.tokens != made.tokens
+        counts["silent"] += generator.transcribe(features, language="en", max_tokens=most, **loud).tokens != made.tokens
+    assert min(counts.values()) > 1, counts
 
 
 def test_several_sounds_and_short_ones(model: Any, generator: Generator) -> None:

@@ -66,6 +66,7 @@ class Answer:
     reason: str = ""
     error: VkepError | None = field(default=None, repr=False)
     logprobs: list[Logprob] = field(default_factory=list, repr=False)  #: of ``tokens``, where the settings ask for them
+    end_logprob: Logprob | None = field(default=None, repr=False)  #: the same of the end token
     _row: int = field(default=-1, repr=False)
     _turn: int = field(default=0, repr=False)  #: of its prompt among those of other answers
     _chances: Chances = field(default_factory=Chances, repr=False)
@@ -494,6 +495,7 @@ class Batch(Uncopied):
         if answer.error is not None:
             return self._ended(answer, None, "", "error")
         if token in ends:
+            answer.end_logprob = logprob
             return self._ended(answer, token, "", "stop")
         answer.tokens.append(token)
         if logprob is not None:

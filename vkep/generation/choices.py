@@ -86,8 +86,9 @@ def chooser(element: int, choice: Choice) -> onnx.ModelProto:
     (`vkep.generation.speech.Bounds.numbers`).
 
     Outputs: ``tokens`` int64 [batch, 1], the next step's input; ``chosen`` int32 [batch], for the host. Where it is extended also
-    logarithms of the model's own probabilities: ``logprob`` float32 [batch, 1] of the chosen token, ``top`` float32 [batch, k] of
-    the most probable ones, ``top_tokens`` int32 [batch, k]. k is `MOST_LOGPROBS`, or the vocabulary where it has fewer.
+    logarithms of the model's own probabilities (where it is timed, among the tokens that may follow): ``logprob`` float32
+    [batch, 1] of the chosen token, ``top`` float32 [batch, k] of the most probable ones, ``top_tokens`` int32 [batch, k]. k is
+    `MOST_LOGPROBS`, or the vocabulary where it has fewer.
     """
     inputs = [helper.make_tensor_value_info("logits", element, ["batch", "length", "vocabulary"])]
     weights: dict[str, Array] = {}
@@ -136,7 +137,7 @@ def chooser(element: int, choice: Choice) -> onnx.ModelProto:
     if choice.extended:
         weights["k"] = np.array([MOST_LOGPROBS], np.int64)
         nodes += [
-            helper.make_node("Squeeze", ["last", "axis"], ["flat_last"], name="flat_last"),
+            helper.make_node("Squeeze", ["timed" if choice.timed else "last", "axis"], ["flat_last"], name="flat_last"),
             helper.make_node("LogSoftmax", ["flat_last"], ["logs"], name="logs", axis=-1),
             helper.make_node("GatherElements", ["logs", "tokens"], ["logprob"], name="logprob", axis=1),
             helper.make_node("Shape", ["logs"], ["count"], name="count", start=1),
@@ -162,7 +163,7 @@ def _timed(read: str, choice: Choice, weights: dict[str, Array]) -> list[onnx.No
         "ids": ids,
         "may": ~np.isin(ids, [*choice.never, before]),
         "is_text": ids <= before,
-        "least": np.array(-1e30, np.float32),  # finite: the sum over none is a number
+        "lowest": np.array(-1e30, np.float32),  # finite: the sum over none is a number
         "zero": np.array(0, np.int32),
         "times": np.array([before + 1], np.int64),
         "begin": np.array([0], np.int64),
@@ -170,7 +171,7 @@ def _timed(read: str, choice: Choice, weights: dict[str, Array]) -> list[onnx.No
     }
     body = onnx.parser.parse_function("""
         <opset_import: ["" : 18], domain: "vkep.generation">
-        timed (read, bounds, ids, may, is_text, least, zero, begin, times, to, axis, last_axis) => (timed)
+        timed (read, bounds, ids, may, is_text, lowest, zero, begin, times, to, axis, last_axis) => (timed)
         {
             apart = Unsqueeze(bounds, axis)
             text, first, last, weighed = Split <axis = 2, num_outputs = 4> (apart)
@@ -186,8 +187,8 @@ def _timed(read: str, choice: Choice, weights: dict[str, Array]) -> list[onnx.No
             free = Not(rules)
             ruled = And(either, may)
             open = Or(ruled, free)
-            allowed = Where(open, read, least)
-            kept = Max(allowed, least)
+            allowed = Where(open, read, lowest)
+            kept = Max(allowed, lowest)
             texts = Slice(kept, begin, times, last_axis)
             stamps = Slice(kept, times, to, last_axis)
             mass = ReduceLogSumExp <keepdims = 1> (stamps, last_axis)
@@ -195,7 +196,7 @@ def _timed(read: str, choice: Choice, weights: dict[str, Array]) -> list[onnx.No
             more = Greater(mass, best)
             only = And(more, rules)
             dropped = And(only, is_text)
-            timed = Where(dropped, least, kept)
+            timed = Where(dropped, lowest, kept)
         }
     """)
     given = (read, *body.input[1:])

@@ -13,7 +13,7 @@ from typing import Any
 from vkep.errors import InvalidInputError, InvalidModelError
 from vkep.files import file_inside, file_status, read_file
 from vkep.generation.sampling import Sampling
-from vkep.generation.speech import NO_TIMES, Speech
+from vkep.generation.speech import NO_TIMES, PREVIOUS, Speech
 from vkep.text import shown
 
 GENAI, CONFIG, GENERATION = "genai_config.json", "config.json", "generation_config.json"
@@ -366,6 +366,9 @@ def _speech(generation: Record, begin: tuple[int, ...], end: frozenset[int]) -> 
     ids = {name: languages.number(name) for name in languages.values}
     ids |= {f"<|{name}|>": tasks.number(name) for name in tasks.values}
     ids |= dict(zip([NO_TIMES], generation.tokens("no_timestamps_token_id"), strict=False))
+    # OpenAI's list of suppressed tokens ends with those of earlier text and of no speech
+    earlier = generation.tokens("prev_sot_token_id") or generation.tokens("suppress_tokens")[-2:-1]
+    ids |= dict(zip([PREVIOUS], earlier, strict=False))
     found = Speech.of_tokens(ids, begin, sorted(end))
     latest = generation.number("max_initial_timestamp_index", 0)
     return replace(found, latest=latest) if found is not None and latest else found

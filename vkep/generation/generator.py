@@ -375,7 +375,7 @@ class Generator(Uncopied):
                 same time.
             language: its code, such as "en"; None: the most probable one of each sound's first 30 seconds.
             task: "transcribe", or "translate" into English.
-            settings: of `Sampling`; ``max_tokens`` is of each window of 30 seconds.
+            settings: of `vkep.generation.long_form.LongForm`, and of `Sampling`; ``max_tokens`` is of each window of 30 seconds.
 
         Raises as `vkep.generation.transcribe.Transcriber` and `Batch.step`.
         """
@@ -399,10 +399,12 @@ class Generator(Uncopied):
     def _transcribed(
         self, sounds: Sequence[Any], language: str | None, task: str, settings: Mapping[str, Any]
     ) -> tuple[list[Sound], Iterator[tuple[int, Segment]]]:
+        from vkep.generation.long_form import LongForm
         from vkep.generation.transcribe import Transcriber
 
+        form, rest = LongForm.taken(settings)
         decode = self.text.decode if self._decoder.folder.has_tokenizer else _no_text
-        made = Transcriber(self._decoder, decode, language, task, self.sampling(**settings))
+        made = Transcriber(self._decoder, decode, language, task, self.sampling(**rest), form)
         given = [made.sound(sound) for sound in sounds]
         return given, made.segments(self._batch, given, self._limit)
 

@@ -14,6 +14,8 @@ _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 _TASKS = ("transcribe", "translate")
 #: the text of the token after which an answer has no times
 NO_TIMES = "<|notimestamps|>"
+#: the text of the token that the text of earlier windows begins with
+PREVIOUS = "<|startofprev|>"
 #: the latest first time of an answer, where no file says it: one second (arXiv:2212.04356, section 4.5)
 _LATEST = 50
 
@@ -24,7 +26,8 @@ class Speech:
 
     begin: what answers begin with. languages, tasks: token ids by name, such as "en" and "transcribe"; a model of one language
     has none. no_times: the token after which an answer has no times; those of the times follow it, one for each 0.02 s. end: what
-    ends an answer. latest: the latest first time, in steps of 0.02 s.
+    ends an answer. latest: the latest first time, in steps of 0.02 s. previous: what the text of earlier windows begins with, if
+    the model has such a token.
     """
 
     begin: int
@@ -33,6 +36,7 @@ class Speech:
     languages: Mapping[str, int] = field(default_factory=dict)
     tasks: Mapping[str, int] = field(default_factory=dict)
     latest: int = _LATEST
+    previous: int | None = None
 
     @classmethod
     def of_tokens(cls, ids: Mapping[str, int], begin: Sequence[int], end: Sequence[int]) -> Speech | None:
@@ -41,7 +45,12 @@ class Speech:
             return None
         languages = {found[1]: i for text, i in ids.items() if (found := _LANGUAGE.fullmatch(text))}
         tasks = {name: ids[f"<|{name}|>"] for name in _TASKS if f"<|{name}|>" in ids}
-        return cls(begin[0], ids[NO_TIMES], min(end), languages, tasks)
+        return cls(begin[0], ids[NO_TIMES], min(end), languages, tasks, previous=ids.get(PREVIOUS))
+
+    @property
+    def no_speech(self) -> int:
+        """The token whose probability after the first one is that of no speech: the one before `no_times`."""
+        return self.no_times - 1
 
     @property
     def first_time(self) -> int:

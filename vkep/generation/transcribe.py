@@ -1,7 +1,7 @@
 """Sounds of any length as text, with times: a model of speech reads windows of 30 seconds one after the other.
 
 A window begins where the last segment of the one before ended, as in OpenAI's decoder (arXiv:2212.04356, section 3.8) and in
-transformers' ``WhisperForConditionalGeneration``, without its optional repetitions at higher temperatures.
+transformers' ``WhisperForConditionalGeneration``. `vkep.generation.long_form` has what a window takes from those before it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import numpy as np
 
 from vkep.errors import InvalidInputError, VkepError
 from vkep.generation.audio import Features
-from vkep.generation.batch import Batch, Reader, rows_of
+from vkep.generation.batch import Answer, Batch, Reader, rows_of
 from vkep.generation.encoder_decoder import EncoderDecoder
-from vkep.generation.rows import fed
+from vkep.generation.long_form import LongForm, prompt_of
+from vkep.generation.rows import Rows, fed
 from vkep.generation.sampling import Sampling
-from vkep.generation.speech import FRAMES, SECONDS, Segment, Speech, segments_of
+from vkep.generation.speech import FRAMES, PREVIOUS, SECONDS, Segment, Speech, segments_of
 from vkep.memory import ArenaOutOfMemory
 
 Array = np.ndarray[Any, Any]
@@ -47,7 +48,7 @@ class Transcript:
 @dataclass
 class Sound:
     """A sound and how far it was read. ``given``: samples or features; ``features`` float32 [bands, frames] while it is read;
-    ``total``: the frames that are read; ``start``: the first tokens of each window's answer."""
+    ``total``: the frames that are read; ``start``: the first tokens of each window's answer, after the text that it continues."""
 
     given: Array
     features: Array | None = field(default=None, repr=False)
@@ -56,6 +57,10 @@ class Sound:
     start: tuple[int, ...] = ()
     seek: int = 0
     window: Any = None  #: the encoder's input, as of `EncoderDecoder.source`
+    prompt: tuple[int, ...] = ()  #: the first tokens of the window's answer
+    segments: list[Segment] = field(default_factory=list, repr=False)  #: which the next window's answer may continue
+    continues: bool = True  #: whether it does
+    attempt: int = 0  #: of the window, each at another temperature
     reader: Reader | None = field(default=None, repr=False)
 
     def release(self) -> None:
@@ -71,18 +76,34 @@ class Transcriber:
     """
 
     def __init__(
-        self, decoder: Any, decode: Callable[[Sequence[int]], str], language: str | None, task: str, sampling: Sampling
+        self,
+        decoder: Any,
+        decode: Callable[[Sequence[int]], str],
+        language: str | None,
+        task: str,
+        sampling: Sampling,
+        long_form: LongForm,
     ) -> None:
         folder = decoder.folder
         if not isinstance(decoder, EncoderDecoder) or folder.speech is None:
             raise InvalidInputError(f"no file of {folder.path} has tokens of times: transcribe needs a model of speech")
         if sampling.stop or sampling.grammar:
             raise InvalidInputError("stop and grammar do not belong to transcriptions")
-        self._model, self._decode, self._sampling = decoder, decode, replace(sampling, timestamps=True)
+        self._model, self._decode, self._form = decoder, decode, long_form
+        if long_form.weighs and sampling.logprobs is None:
+            sampling = replace(sampling, logprobs=0)
+        sampling = replace(sampling, timestamps=True)
+        #: of the attempts at a window
+        self._samplings = [replace(sampling, temperature=t) for t in long_form.temperature] or [sampling]
         self._speech: Speech = folder.speech
         self._task, self._language = task, language
         self._speech.start(language, task, times=True)  # raises before anything runs
+        if long_form.condition_on_prev_tokens and self._speech.previous is None:
+            raise InvalidInputError(
+                f"condition_on_prev_tokens is True, and no file of {folder.path} has the token {PREVIOUS} (prev_sot_token_id)"
+            )
         self._sizes = Features.read(folder.path)
+        self._apart: Rows = rows_of(decoder, 1)  #: for answers' first logits alone
 
     def sound(self, given: Any) -> Sound:
         """A sound from samples at the model's rate float32 [count], or features [bands, frames]. Raises `InvalidInputError`."""
@@ -125,7 +146,7 @@ class Transcriber:
                     for segment in self._finished(sound):
                         yield number, segment
                     del reading[number]
-                    if sound.seek < sound.total:
+                    if sound.window is not None or sound.seek < sound.total:
                         waiting.appendleft((number, sound))
                     else:
                         sound.release()
@@ -135,9 +156,15 @@ class Transcriber:
                     batch.leave(sound.reader)
             for sound in sounds:
                 sound.release()
+            self._apart.close()
 
     def _begin(self, batch: Batch, sound: Sound) -> None:
-        """Begin the answer to a sound's next window."""
+        """Begin the answer to a sound's next window, or make that of the last one again."""
+        if sound.window is None:
+            self._next_window(sound)
+        sound.reader = batch.read(sound.window, self._samplings[sound.attempt], start=sound.prompt)
+
+    def _next_window(self, sound: Sound) -> None:
         size = self._sizes.frames
         if sound.features is None:
             sound.features = self._features(sound.given)
@@ -150,21 +177,31 @@ class Transcriber:
                 language = self._detected(sound.window)
             sound.language = (language or "") if self._speech.languages else ""
             sound.start = self._speech.start(language, self._task, times=True)
-        sound.reader = batch.read(sound.window, self._sampling, start=sound.start)
+        earlier = prompt_of(self._speech, sound.segments if sound.continues else (), self._model.folder.context)
+        sound.prompt = (*earlier, *sound.start)
 
     def _detected(self, window: Any) -> str:
         """The most probable language of a window, by the token after the first one."""
-        rows = rows_of(self._model, 1)
-        try:
-            begin = [self._speech.begin]
-            made = fed(rows, rows.take(begin, (), window), begin)
-            logits = made.logits.numpy()[0, -1]
-        finally:
-            rows.close()
+        logits = self._after(window, [self._speech.begin])
         return max(self._speech.languages, key=lambda name: float(logits[self._speech.languages[name]]))
 
+    def _after(self, window: Any, tokens: Sequence[int]) -> Array:
+        """The logits [vocabulary] of the token after some of an answer."""
+        made = fed(self._apart, self._apart.take(tokens, (), window), tokens)
+        logits: Array = made.logits.numpy()[0, -1].astype(np.float64)
+        return logits
+
+    def _has_no_speech(self, sound: Sound, answer: Answer) -> bool:
+        most = self._form.no_speech_threshold
+        if most is None or not self._form.is_unlikely(answer):
+            return False
+        first = len(answer.prompt) - len(sound.start)
+        logits = self._after(sound.window, answer.prompt[: first + 1])
+        return float(np.exp(logits[self._speech.no_speech] - np.logaddexp.reduce(logits))) > most
+
     def _finished(self, sound: Sound) -> list[Segment]:
-        """The segments of a window whose answer has ended; the sound continues after them."""
+        """The segments of a window whose answer has ended; the sound continues after them. None where the window's answer is made
+        again."""
         assert sound.reader is not None
         answer = sound.reader.answer
         if answer.error is not None:
@@ -172,13 +209,25 @@ class Transcriber:
         if answer.reason in ("memory", "cancelled"):
             raise VkepError(f"a window at {sound.seek * SECONDS / FRAMES:.2f} s was not finished: {answer.reason}")
         frames = min(sound.total - sound.seek, self._sizes.frames)
+        sound.continues = self._form.continues(answer.sampling.temperature)
+        silent = self._has_no_speech(sound, answer)
+        if not silent and self._form.fails(answer, self._speech.end, self._model.vocabulary):
+            sound.attempt += 1
+            if sound.attempt < len(self._samplings):
+                return []
+        sound.window, sound.attempt = None, 0
+        if silent:
+            sound.seek += frames
+            return []
         found, advance = segments_of(self._speech, answer.tokens, frames)
         offset = sound.seek * SECONDS / FRAMES
         sound.seek += advance
-        return [
+        made = [
             Segment(offset + start * SECONDS, offset + end * SECONDS, tokens, self._text(tokens))
             for start, end, tokens in found
         ]
+        sound.segments = (sound.segments + made) if self._form.condition_on_prev_tokens else []
+        return made
 
     def _text(self, tokens: Sequence[int]) -> str:
         return self._decode([token for token in tokens if token < self._speech.no_times])

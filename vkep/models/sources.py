@@ -65,6 +65,7 @@ def speech_generation() -> dict[str, Any]:
         "eos_token_id": END,
         "pad_token_id": END,
         "no_timestamps_token_id": SPEECH["<|notimestamps|>"],
+        "prev_sot_token_id": SPEECH["<|startofprev|>"],
         "max_initial_timestamp_index": 50,
         "lang_to_id": {name: i for name, i in SPEECH.items() if len(name) == len("<|en|>")},
         "task_to_id": {name: SPEECH[f"<|{name}|>"] for name in ("transcribe", "translate")},
