@@ -76,6 +76,88 @@ def test_a_chat_has_images(client: Any, running: Running) -> None:
         )
 
 
+def _url(value: int, form: str = "PNG") -> tuple[Any, str]:
+    """An image of one color, and its data URL."""
+    image = pytest.importorskip("PIL.Image")
+    file, picture = io.BytesIO(), image.fromarray(np.full((20 + value % 30, 40, 3), value, np.uint8))
+    picture.save(file, form)
+    return picture, f"data:image/{form.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def test_a_chat_has_images_in_several_turns(client: Any, running: Running) -> None:
+    """Two images in a message, another one in a later turn: each answer is the generator's."""
+    pictures, urls = zip(*(_url(value) for value in (10, 90, 200)), strict=True)
+    text = {"type": "text", "text": "and this?"}
+    asked = {"model": "images", "max_tokens": 6, "temperature": 0}
+
+    def parts(images: Any, key: str) -> list[dict[str, Any]]:
+        made = {
+            "image": lambda i: {"type": "image", "image": i},
+            "url": lambda i: {"type": "image_url", "image_url": {"url": i}},
+        }
+        return [*map(made[key], images), text]
+
+    with Generator(running.log.parent / "images") as generator:
+        generator.text  # noqa: B018
+        theirs: list[Any] = [{"role": "user", "content": parts(urls[:2], "url")}]
+        own: list[Any] = [{"role": "user", "content": parts(pictures[:2], "image")}]
+        answers = []
+        for more in (1, 2, 3):
+            found = client.chat.completions.create(messages=theirs, **asked)
+            expected = generator.chat(own, max_tokens=6)
+            assert found.choices[0].message.content == expected.text
+            assert found.usage.prompt_tokens == len(expected.prompt)
+            answers.append(expected.text)
+            said = {"role": "assistant", "content": expected.text}
+            last = slice(2, 3) if more == 1 else slice(0, 0)
+            theirs += [said, {"role": "user", "content": parts(urls[last], "url") if more == 1 else "And?"}]
+            own += [said, {"role": "user", "content": parts(pictures[last], "image") if more == 1 else "And?"}]
+        swapped = client.chat.completions.create(
+            messages=[{"role": "user", "content": parts([urls[1], urls[0]], "url")}], **asked
+        )
+        assert (
+            swapped.choices[0].message.content
+            == generator.chat(
+                [{"role": "user", "content": parts([pictures[1], pictures[0]], "image")}], max_tokens=6
+            ).text
+        )
+    assert len(set(answers)) > 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (
+            "https://example.org/a.png",
+            r"messages\[1\].content\[1\]: image_url is 'https://example.org/a.png'; expected data:",
+        ),
+        ("file:///etc/passwd", r"messages\[1\].content\[1\]: image_url is 'file:///etc/passwd'; expected data:"),
+        ("data:image/png,abc", r"image_url is 'data:image/png'; expected data:image/...;base64,"),
+        ("data:image/png;base64,*", r"messages\[1\].content\[1\]: image_url has no base64"),
+        ("data:image/png;base64,", "image 2 of 2: no image that Pillow reads"),
+        (f"data:image/png;base64,{base64.b64encode(b'no image').decode()}", "image 2 of 2: no image that Pillow reads"),
+        ("cut", "image 2 of 2: the image cannot be read"),
+        ("EPS", "image 2 of 2: no image that Pillow reads"),
+    ],
+)
+def test_wrong_images_are_refused(client: Any, running: Running, wrong: str, message: str) -> None:
+    """Beside a right one, in a later message; the service goes on."""
+    right = _url(30)[1]
+    if wrong == "cut":
+        head, data = right.split(",")
+        file = base64.b64decode(data)
+        wrong = f"{head},{base64.b64encode(file[: len(file) * 2 // 3]).decode()}"
+    elif wrong == "EPS":
+        wrong = _url(30, "EPS")[1]
+    image, other = ({"type": "image_url", "image_url": {"url": url}} for url in (right, wrong))
+    first, text = {"role": "user", "content": [image]}, {"type": "text", "text": "?"}
+    asked = {"model": "images", "max_tokens": 2}
+    with pytest.raises(openai.BadRequestError, match=message) as error:
+        client.chat.completions.create(messages=[first, {"role": "user", "content": [text, other]}], **asked)
+    assert error.value.param == "messages"
+    assert client.chat.completions.create(messages=[first], **asked).usage.completion_tokens == 2
+
+
 def test_a_stream_has_the_same_text(client: Any, alone: Any) -> None:
     chunks = list(client.chat.completions.create(**ASKED, stream=True, stream_options={"include_usage": True}))
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == alone.text

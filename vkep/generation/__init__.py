@@ -10,16 +10,18 @@ from vkep.generation.sampling import Sampling
 
 if TYPE_CHECKING:
     from vkep.generation.batch import Answer, Batch, Event
+    from vkep.generation.regions import Region, TaskAnswer
     from vkep.generation.speech import Segment
     from vkep.generation.transcribe import Transcript
 
-__all__ = ["Answer", "Batch", "Event", "Generator", "Sampling", "Segment", "Transcript"]
+__all__ = ["Answer", "Batch", "Event", "Generator", "Region", "Sampling", "Segment", "TaskAnswer", "Transcript"]
 
 # names that import numpy and onnx, which a `Generator` does while the driver opens
 __getattr__ = lazy(
     __name__,
     {
         "vkep.generation.batch": "Answer Batch Event",
+        "vkep.generation.regions": "Region TaskAnswer",
         "vkep.generation.speech": "Segment",
         "vkep.generation.transcribe": "Transcript",
     },

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from vkep.generation.encoder_decoder import EncoderDecoder
     from vkep.generation.grammar import Grammar, Grammars
     from vkep.generation.images import ImageLike
+    from vkep.generation.regions import TaskAnswer
     from vkep.generation.speech import Segment
     from vkep.generation.text import Text, TextStream
     from vkep.generation.transcribe import Sound, Transcript
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 
 #: largest number of tokens that a run tests
 MOST_GUESSED = 64
+#: the kind of models whose prompts may be names of tasks
+TASKED = "florence2"
 Prompt: TypeAlias = "str | Sequence[int] | np.ndarray[Any, Any]"
 
 
@@ -179,10 +182,7 @@ class Generator(Uncopied):
             if vision is not None and vision.folder.numbered is not None and len(images)
             else ""
         )
-        if isinstance(prompt, str):
-            found = self.text.encode(prompt, numbered=numbered)
-        else:
-            found = [int(token) for token in prompt]
+        found = self._encode(prompt, numbered) if isinstance(prompt, str) else [int(token) for token in prompt]
         if not len(images):
             return found
         decoder = self._decoder
@@ -205,8 +205,12 @@ class Generator(Uncopied):
     def _begin(self, grammar: str) -> Grammar:
         return self.grammars.begin(grammar)
 
-    def _encode(self, prompt: str) -> list[int]:
-        return self.text.encode(prompt)
+    def _encode(self, prompt: str, numbered: str = "") -> list[int]:
+        if self._decoder.folder.kind == TASKED:
+            from vkep.generation.regions import task_prompt
+
+            prompt = task_prompt(prompt)
+        return self.text.encode(prompt, numbered=numbered)
 
     def _text_stream(self, sampling: Sampling) -> TextStream | None:
         if "text" not in vars(self) and not sampling.stop and not sampling.grammar:
@@ -310,6 +314,43 @@ class Generator(Uncopied):
     def stream_chat(self, messages: Sequence[Mapping[str, Any]], **settings: Any) -> Iterator[str]:
         """Yield the text of `chat` as it is generated."""
         return self.stream(self.chat_tokens(messages), **settings)
+
+    def vision_task(
+        self, task: str, image: ImageLike, text: str = "", *, box: Sequence[float] = (), **settings: Any
+    ) -> TaskAnswer:
+        """The answer of a model of Florence-2's form to one of `vkep.generation.regions.TASKS` about an image, with the regions
+        that it names in the image's pixels.
+
+        Args:
+            task: such as "<OD>", "<CAPTION>", "<OCR_WITH_REGION>".
+            text: what tasks such as "<OPEN_VOCABULARY_DETECTION>" ask about.
+            box: left, top, right and bottom in pixels, of tasks about a region, such as "<REGION_TO_CATEGORY>".
+            settings: fields of `Sampling` that replace the folder's.
+
+        Raises `InvalidInputError` for another task or model, or where a task takes no text or box; and as `generate`.
+        """
+        from vkep.generation.images import opened
+        from vkep.generation.regions import task_of
+
+        self._check_tasks()
+        picture = opened(image)
+        answer = self.generate(task_of(task, text, box, picture.size), images=[picture], **settings)
+        return self.read_task(task, answer.tokens, picture.size)
+
+    def read_task(self, task: str, tokens: Sequence[int], size: tuple[int, int]) -> TaskAnswer:
+        """What the tokens of an answer to a task say, about an image of ``size`` (width and height in pixels). Raises
+        `InvalidInputError` for another task or model."""
+        from vkep.generation.regions import TaskAnswer, regions_of, unnamed_phrases
+
+        self._check_tasks()
+        text = self.text.decode(tokens, special=True)
+        regions = regions_of(task, text, size, unnamed_phrases(self._decoder.folder.path))
+        return TaskAnswer(text, regions, tuple(tokens))
+
+    def _check_tasks(self) -> None:
+        folder = self._decoder.folder
+        if folder.kind != TASKED:
+            raise InvalidInputError(f"a model of kind {folder.kind!r} has no tasks; expected {TASKED} ({folder.path})")
 
     def search(
         self,

@@ -99,7 +99,7 @@ class Processor:
 
     def pixels(self, image: ImageLike) -> Pixels:
         """Raises `InvalidInputError` for what is no image, `MissingPackageError` without Pillow."""
-        picture = _picture(image)
+        picture = opened(image)
         if self.square:
             if max(picture.size) ** 2 > _MOST_PIXELS:
                 raise InvalidInputError(
@@ -183,7 +183,8 @@ class Processor:
         return np.ascontiguousarray(scaled.transpose(2, 0, 1))
 
 
-def _picture(image: ImageLike) -> Picture:
+def opened(image: ImageLike) -> Picture:
+    """An image of Pillow in RGB, turned as its file says. Raises as `Processor.pixels`."""
     try:
         from PIL import Image, ImageOps
     except ImportError as error:

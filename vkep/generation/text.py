@@ -85,10 +85,10 @@ class Text:
         return plain
 
     @steady
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, without special ones. Raises `InvalidModelError` where the tokenizer fails."""
+    def decode(self, tokens: Sequence[int], special: bool = False) -> str:
+        """The text of tokens, with ``special`` that of special ones too. Raises `InvalidModelError` where the tokenizer fails."""
         with _panics(InvalidModelError, f"the tokenizer of {self._folder} fails for these tokens"):
-            return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+            return str(self._tokenizer.decode(list(tokens), skip_special_tokens=not special))
 
     @steady
     def chat(

@@ -77,13 +77,13 @@ def without_images(
     """
     found: list[Mapping[str, Any]] = []
     images: list[ImageLike] = []
-    for message in messages:
+    for number, message in enumerate(messages):
         parts = message.get("content")
         if isinstance(parts, (list, tuple)) and any(isinstance(p, Mapping) and p.get("type") in _PARTS for p in parts):
             kept: list[Any] = []
-            for part in parts:
+            for at, part in enumerate(parts):
                 if isinstance(part, Mapping) and part.get("type") in _PARTS:
-                    images.append(_image_of(part))
+                    images.append(_image_of(part, f"messages[{number}].content[{at}]"))
                     part = {"type": "text", "text": written(len(images))} if written is not None else {"type": "image"}
                 kept.append(part)
             message = {**message, "content": kept if written is None else "".join(map(_text_of, kept))}
@@ -98,22 +98,22 @@ def _text_of(part: Any) -> str:
     return text
 
 
-def _image_of(part: Mapping[str, Any]) -> ImageLike:
+def _image_of(part: Mapping[str, Any], where: str) -> ImageLike:
     if part["type"] == "image":
         if part.get("image") is None:
-            raise InvalidInputError(f"a part of type image has {shown(sorted(part))}, expected image")
+            raise InvalidInputError(f"{where}: a part of type image has {shown(sorted(part))}, expected image")
         return part["image"]
     given = part.get("image_url")
     url = given.get("url") if isinstance(given, Mapping) else given
     head, comma, data = url.partition(",") if isinstance(url, str) else ("", "", "")
     if not head.startswith("data:") or not head.endswith(";base64") or not comma:
         raise InvalidInputError(
-            f"image_url is {shown(head if comma else url)}; expected data:image/...;base64,...: nothing is downloaded"
+            f"{where}: image_url is {shown(head if comma else url)}; expected data:image/...;base64,...: nothing is downloaded"
         )
     try:
         return base64.b64decode(data, validate=True)
     except ValueError as error:
-        raise InvalidInputError(f"image_url has no base64: {error}") from None
+        raise InvalidInputError(f"{where}: image_url has no base64: {error}") from None
 
 
 def _numbers(port: ValueInfo) -> np.dtype[Any]:
@@ -227,7 +227,10 @@ class Vision:
                 raise InvalidInputError(
                     f"{len(read)} of {len(images)} images have {count} features; the model takes {context or _MOST_ROWS} tokens"
                 )
-            read.append(self._read(image))
+            try:
+                read.append(self._read(image))
+            except InvalidInputError as error:
+                raise InvalidInputError(f"image {len(read) + 1} of {len(images)}: {error}") from None
         parts = [self._part(image, encode) for image in read]
         found = [] if marks else [token for part in parts for token in part]
         for at, token in enumerate(tokens):

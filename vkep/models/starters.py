@@ -19,7 +19,7 @@ from vkep.models.diffusion import write_diffusion
 from vkep.models.language import PAD, write_language, write_tokenizer
 from vkep.models.sources import write_sources
 from vkep.models.streams import recognizer, voice_activity
-from vkep.models.vision_language import write_vision_language
+from vkep.models.vision_language import write_florence, write_vision_language
 from vkep.models.voice import voice
 
 PROGRAM = Path(__file__).with_name("program.pte")
@@ -146,6 +146,10 @@ def _write_images(folder: Path) -> None:
     write_vision_language(folder)
 
 
+def _write_florence(folder: Path) -> None:
+    write_florence(folder)
+
+
 def _write_program(path: Path) -> None:
     path.write_bytes(PROGRAM.read_bytes())
 
@@ -174,6 +178,9 @@ STARTERS: Mapping[str, Starter] = {
     ),
     "images": Starter(
         "a folder with a language model that reads images, in the form of transformers.js", "images", _write_images
+    ),
+    "florence": Starter(
+        "a folder in Florence-2's form: answers about an image by tasks, with regions", "florence", _write_florence
     ),
     "diffusion": Starter(
         "a folder that generates images: Stable Diffusion's form, as optimum exports it", "diffusion", write_diffusion

@@ -30,6 +30,8 @@ EDGE, PATCH, IMAGE = 32, 8, 259
 #: of an encoder of patches: frames of a patch, and patches in each direction that become a feature
 FRAMES, MERGE = 2, 2
 _MEAN, _STD = [0.48, 0.46, 0.41], [0.27, 0.26, 0.28]
+#: tokens of locations in images, in thousandths of their width and height
+LOCATIONS = {f"<loc_{16 * k}>": 260 + k for k in range(60)}
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{% if m['content'] is string %}{{ m['content'] }}{% else %}"
     "{% for part in m['content'] %}{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}{% endfor %}"
@@ -129,7 +131,7 @@ def write_florence(folder: Path) -> Language:
     config = {"model_type": "florence2", "is_encoder_decoder": True, "text_config": text}
     for path, values in {"config.json": config, "preprocessor_config.json": reads}.items():
         (folder / path).write_text(json.dumps(values, indent=1), encoding="utf-8")
-    write_tokenizer(folder)
+    write_tokenizer(folder, LOCATIONS)
     return sources.SOURCES
 
 
