@@ -14,6 +14,7 @@ from vkep.dtypes import DTYPES
 from vkep.errors import Decline, InvalidNode
 from vkep.ir import tensor as view
 from vkep.kernels.reductions.norm import (
+    ChannelFactorsProblem,
     GroupNormProblem,
     LayerNormProblem,
     LocalResponseNormProblem,
@@ -195,6 +196,48 @@ def test_moments_of_long_rows(
     _, mean, inv_std = normalised(x, 1e-5, center=not rms)
     np.testing.assert_allclose(results[0].array, mean, rtol=1e-6)
     np.testing.assert_allclose(results[1].array, inv_std, rtol=1e-4)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("images", "channels", "positions", "groups", "dtype", "offset"),
+    [
+        (2, 32, 4096, 4, "float16", 16),
+        (1, 40, 500, 4, "float16", 16),
+        (3, 24, 77, 2, "float16", 2),
+        (2, 12, 3000, 6, "float32", 16),
+        (1, 320, 1024, 32, "float16", 16),
+        (2, 6, 1, 1, "float32", 16),
+    ],
+)
+def test_factors_of_channels(
+    gpu: Harness,
+    rng: np.random.Generator,
+    images: int,
+    channels: int,
+    positions: int,
+    groups: int,
+    dtype: str,
+    offset: int,
+    last: bool,
+) -> None:
+    caps = dataclasses.replace(gpu.caps, device_type="discrete", compute_units=7)
+    x = (rng.normal(size=(images, channels, positions)) * 0.5 + rng.normal(size=(1, channels, 1)) * 4).astype(dtype)
+    scale, bias = (rng.normal(size=channels).astype(dtype) for _ in range(2))
+    results = [Tensor.empty((images, channels), np.float32) for _ in range(2)]
+    problem = ChannelFactorsProblem(images, channels, positions, groups, dtype, 1e-3, last)
+    given = np.ascontiguousarray(x.transpose(0, 2, 1)) if last else x
+    gpu.compute(problem, caps, [Tensor(given, offset=offset), Tensor(scale), Tensor(bias)], results)
+    normed = normalised(x.reshape(images, groups, -1), 1e-3)[0].reshape(x.shape)
+    want = normed * scale[:, None].astype(np.float64) + bias[:, None]
+    got = x.astype(np.float64) * results[0].array[..., None] + results[1].array[..., None]
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+
+
+def test_channels_of_a_group_that_lie_apart_are_not_read_so() -> None:
+    problem = ChannelFactorsProblem(1, 32, 4096, 32, "float16", 1e-5, last=True)
+    with pytest.raises(Decline, match="groups of 1 channels lie apart"):
+        choose(problem, GPU)
 
 
 def test_few_long_rows_gain_by_moments_on_a_gpu() -> None:

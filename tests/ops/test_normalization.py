@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_shared.capabilities import DeviceCapabilities
 from tests.ops.cases import Array, assert_like, by_reference, check, model_of, on_vulkan
 from tests.ops.microsoft import LOOSE, MS, RNG, Inputs, against, normal, silu
 from vkep.errors import VkepError
@@ -145,11 +144,12 @@ def test_norms_of_few_long_rows(
     """As on a GPU: their statistics first, then an operation on each element, which others may join."""
     asked: list[tuple[int, int]] = []
 
-    def gains(rows: int, axis: int, caps: DeviceCapabilities) -> bool:
+    def gains(rows: int, axis: int, *_: object) -> bool:
         asked.append((rows, axis))
         return True
 
     monkeypatch.setattr(normalization, "gains_by_moments", gains)
+    monkeypatch.setattr(normalization, "gains_by_factors", gains)
     rng = np.random.default_rng(5)
     row = shape[1:2] if op_type.startswith(("Instance", "Group")) else shape[attributes["axis"] :]
     values = {"x": rng.normal(3, 2, shape), "scale": rng.normal(1, 0.3, row), "bias": rng.normal(0, 1, row)}

@@ -16,12 +16,14 @@ from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor
 from vkep.kernels.reductions.norm import (
+    ChannelFactorsProblem,
     GroupNormProblem,
     LayerNormProblem,
     LocalResponseNormProblem,
     LpNormProblem,
     MomentsProblem,
     SoftmaxProblem,
+    gains_by_factors,
     gains_by_moments,
 )
 from vkep.ops.allowed import FLOATING, SINGLE, every
@@ -319,17 +321,14 @@ def _group_norm(b: Builder, x: Tensor, groups: int, scale: Tensor, bias: Tensor,
         scale, bias = (b.reshape(t, (1, groups, channels // max(groups, 1), 1)) for t in (scale, bias))
         return b.reshape(_wide_norm(b, rows, [2, 3], scale, bias, epsilon, x.dtype)[0], x.shape)
     problem = GroupNormProblem(images, channels, spatial, x.dtype.name, groups, epsilon)
-    if not gains_by_moments(images * groups, channels // groups * spatial, b.caps):
+    if not gains_by_factors(images * groups, channels // groups * spatial, x.dtype.name, b.caps):
         return b.result(problem, x, scale, bias, shape=x.shape)
-    mean, inv_std = _moments(b, x, images * groups, epsilon)
-    each = (images, groups, channels // groups)
-    mean, inv_std = (b.reshape(t, (images, groups, 1)).expand(each) for t in (mean, inv_std))
-    scale, bias = (b.reshape(t, (1, *each[1:])) for t in (scale, bias))
     # a factor and a shift for each channel: the result has the shape of x, and may have its layout
-    factor = b.pointwise("mul", inv_std, scale)
-    shift = b.pointwise(lambda mean, inv_std, scale, bias: bias - mean * (inv_std * scale), mean, inv_std, scale, bias)
+    factors = b.empty(FLOAT32, (images, channels)), b.empty(FLOAT32, (images, channels))
+    by_channel = ChannelFactorsProblem(images, channels, spatial, groups, x.dtype.name, epsilon)
+    b.compute(by_channel, [b.contiguous(t) for t in (x, scale, bias)], list(factors))
     lead = (images, channels, *[1] * (x.rank - 2))
-    return b.pointwise("mul_add", x, b.reshape(factor, lead), b.reshape(shift, lead))
+    return b.pointwise("mul_add", x, *(b.reshape(t, lead) for t in factors))
 
 
 def _moments(b: Builder, x: Tensor, rows: int, epsilon: float, rms: bool = False) -> tuple[Tensor, Tensor]:

@@ -19,10 +19,15 @@ from vkep.ir.ops import KernelOp, Op, Pointwise
 from vkep.ir.tensor import Storage, Tensor, alignment, channels_first, channels_last, collapse, same_shape
 from vkep.kernels.conv.problem import NCHW, NHWC, ConvProblem, lying_as
 from vkep.kernels.images.pool import PoolProblem
+from vkep.kernels.images.resize import ResizeProblem
 from vkep.kernels.problem import Problem
+from vkep.kernels.reductions.norm import ChannelFactorsProblem
 from vkep.kernels.reductions.reduce import ReduceProblem
 from vkep.kernels.select import choose, supports
 from vkep.sizes import matches
+
+#: problems whose kernels read images with channels last too
+_READ_LAST = (PoolProblem, ResizeProblem, ReduceProblem, ChannelFactorsProblem)
 
 
 def lay_out(ops: Sequence[Op], caps: DeviceCapabilities) -> list[Op]:
@@ -44,6 +49,8 @@ class _ImageLayout:
         self._labels: list[str] = []  #: of the operation that is being placed
         #: how many writes of each storage are still to come
         self._to_write = Counter(t.storage for op in ops for t in op.outputs)
+        #: of storages that several expressions write, their results
+        self._parts = _written_in_parts(ops)
         #: computed with channels last: results computed from it have channels last too
         self._last: set[Storage] = set()
         self._moved: dict[Storage, tuple[Tensor, Tensor]] = {}  #: the whole tensor, and its elements in the new layout
@@ -81,7 +88,9 @@ class _ImageLayout:
         elif self._moved and any(map(self._is_last, views)) and self._is_replaceable(out):
             out = self._moved_to_last(out)
             views = [channels_last(view) for view in views]
-        if views != given:
+        if (part := self._part_last(out, views)) is not None:
+            out, views = channels_last(part), [channels_last(view) for view in views]
+        if views != given or out is not op.out:
             read = iter(views)  # in the order of the leaves
             expr = ex.substitute(op.expr, lambda leaf: ex.leaf(next(read)) if leaf.tensor else None)
             op = Pointwise(out, expr, op.labels, op.is_check)
@@ -101,22 +110,29 @@ class _ImageLayout:
         self._add_changed(op, problem, [x, weights], [out])
 
     def _added_channels_last(self, op: KernelOp) -> bool:
-        """Add a pool or a reduction of images with channels last, if its kernels support them."""
+        """Add a kernel that reads images with channels last, if it supports them: a pool, a resampling, a reduction, or the
+        statistics of a norm."""
         problem = op.problem
-        if not isinstance(problem, (PoolProblem, ReduceProblem)) or not self._is_last(x := self._source(op.inputs[0])):
+        if not isinstance(problem, _READ_LAST) or not self._is_last(x := self._source(op.inputs[0])):
             return False
-        out = op.outputs[0]
+        [out, *others], spatial = op.outputs, math.prod(x.shape[2:])
+        gives_image = isinstance(problem, (PoolProblem, ResizeProblem))
+        fits = not gives_image or self._is_replaceable(out)
         if isinstance(problem, PoolProblem):
             changed: Problem = replace(problem, channels_last=True)
-            fits = self._is_replaceable(out)
+        elif isinstance(problem, ResizeProblem):
+            changed, fits = problem.with_channels_last(), fits and problem.shape == x.shape
+        elif isinstance(problem, ChannelFactorsProblem):
+            changed = replace(problem, last=True)
+            fits = (problem.channels, problem.positions) == (x.shape[1], spatial)
         else:  # [n, ..., c]: the spatial axes are in the middle
             changed = replace(problem, outer=x.shape[0], inner=x.shape[1])
-            fits = problem.inner == 1 and problem.axis == math.prod(x.shape[2:])
+            fits = problem.inner == 1 and problem.axis == spatial
         if not (fits and supports(changed, self.caps)):
             return False
-        if isinstance(problem, PoolProblem):
+        if gives_image:
             out = self._moved_to_last(out)
-        self._add_changed(op, changed, [channels_last(x)], [out])
+        self._add_changed(op, changed, [channels_last(x), *op.inputs[1:]], [out, *others])
         return True
 
     def _kernel(self, op: KernelOp) -> None:
@@ -148,6 +164,19 @@ class _ImageLayout:
     def _is_replaceable(self, out: Tensor) -> bool:
         """Whether another buffer may replace that of a result: the operation fills it, and no later one writes to it."""
         return out.storage.port is None and self._to_write[out.storage] == 1 and out.is_whole
+
+    def _part_last(self, out: Tensor, views: Sequence[Tensor]) -> Tensor | None:
+        """Where a part of a [n, c, ...] (of a Concat of channels) is, if the whole has channels last: from its first part on, if
+        that one's operand has."""
+        whole = self._parts.get(out.storage)
+        if whole is None:
+            return None
+        if out.storage not in self._moved:
+            if out.offset or not any(map(self._is_last, views)):
+                del self._parts[out.storage]
+                return None
+            self._moved_to_last(whole)
+        return relaid(out, *self._moved[out.storage])
 
     def _is_last(self, view: Tensor) -> bool:
         """Whether the elements of a [n, c, ...] have the layout [n, ..., c], because a kernel wrote them so."""
@@ -217,6 +246,42 @@ class _ImageLayout:
         made = Tensor.contiguous(like.dtype, channels_last(like).shape)
         self._last.add(made.storage)
         return made
+
+
+def _written_in_parts(ops: Iterable[Op]) -> dict[Storage, Tensor]:
+    """Storages that expressions fill with ranges of channels, one after the other, and that are more than copied: each as a
+    [n, c, ...]."""
+    parts: dict[Storage, list[Tensor]] = defaultdict(list)
+    others: set[Storage] = set()
+    read: set[Storage] = set()
+    for op in ops:
+        if isinstance(op, Pointwise):
+            parts[op.out.storage].append(op.out)
+        else:
+            others.update(t.storage for t in op.outputs)
+        if isinstance(op, KernelOp) or not isinstance(op.expr, ex.Leaf):
+            read.update(t.storage for t in op.inputs)
+    inner = {s for s in read - others if s.port is None}
+    joined = {s: _joined(outs) for s, outs in parts.items() if len(outs) > 1 and s in inner}
+    return {storage: whole for storage, whole in joined.items() if whole is not None}
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor | None:
+    """The whole [n, c, ...] of which the parts are ranges of channels, in order; None where they are others."""
+    first = parts[0]
+    if first.rank not in (3, 4, 5) or any(part.rank != first.rank for part in parts):
+        return None
+    images, _, *spatial = first.shape
+    channels = sum(part.shape[1] for part in parts)
+    whole = Tensor.contiguous(first.dtype, (images, channels, *spatial), first.storage)
+    at = 0
+    for part in parts:
+        n, c, *rest = part.shape
+        in_line = matches(part.offset, at) and all(map(matches, part.strides, whole.strides))
+        if not (in_line and part.dtype is first.dtype and same_shape((n, *rest), (images, *spatial))):
+            return None
+        at += c * math.prod(spatial)
+    return whole if whole.is_whole else None
 
 
 def _as_image(x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from vkep.passes.cache_updates import update_into_attention, update_into_product
 from vkep.passes.copies import elide_copy
 from vkep.passes.dead import remove_dead
 from vkep.passes.fuse import fuse_epilogue, fuse_pointwise
+from vkep.passes.group_norms import group_norm
 from vkep.passes.in_place import in_place
 from vkep.passes.layout import lay_out
 from vkep.passes.norms import add_to_norm, head_norms_into_update, norm_into_products
@@ -34,6 +35,7 @@ def _by(rule: Rule, *, backward: bool = False) -> Callable[[list[Op], Goal], lis
 
 
 PASSES: tuple[Pass, ...] = (
+    Pass("group norms", _by(group_norm)),
     Pass("layout", lambda ops, goal: lay_out(ops, goal.caps)),
     Pass("dead operations", remove_dead),
     Pass("attention", _by(fuse_attention)),

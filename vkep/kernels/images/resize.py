@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -34,6 +35,8 @@ from vkep.kernels.problem import Need, Problem
 from vkep.kernels.reference import wide
 from vkep.kernels.select import Candidate, Emission, implement
 from vkep.sizes import at_hand, largest, matches
+
+T = TypeVar("T")
 
 
 def axis_defines(dtype: str, out: str) -> dict[str, str]:
@@ -139,6 +142,16 @@ class ResizeProblem(Problem):
     def crops(self) -> bool:
         """Whether the input's region of interest counts (tf_crop_and_resize)."""
         return self.mode.coordinates == "tf_crop_and_resize"
+
+    def with_channels_last(self) -> ResizeProblem:
+        """The problem of the same images [n, c, ...] that lie as [n, ..., c]."""
+
+        def last(of_axes: tuple[T, ...]) -> tuple[T, ...]:
+            return (of_axes[0], *of_axes[2:], of_axes[1])
+
+        rank = len(self.shape)
+        roi = None if self.roi is None else (*last(self.roi[:rank]), *last(self.roi[rank:]))
+        return replace(self, shape=last(self.shape), out_shape=last(self.out_shape), scales=last(self.scales), roi=roi)
 
     def span(self, axis: int) -> tuple[float, float]:
         """The part of an axis that is resized."""

@@ -16,6 +16,7 @@ from vkep.kernels.launch import (
     SHUFFLE,
     ceil_div,
     element_defines,
+    element_type,
     flat_lanes,
     floor_power_of_two,
     grid,
@@ -27,7 +28,7 @@ from vkep.kernels.launch import (
     shuffle_sizes,
     with_shuffles,
 )
-from vkep.kernels.matmul.cooperative_tiles import compute_units
+from vkep.kernels.matmul.cooperative_tiles import compute_units, float16_shape
 from vkep.kernels.problem import Need, Problem, alignment_of
 from vkep.kernels.reductions.columns import ColumnProblem, column_blocks
 from vkep.kernels.select import Candidate, Emission, implement, takes_floats
@@ -196,15 +197,26 @@ def _part_reach(call: KernelCall) -> Mapping[str, int]:
 
 
 MOMENTS = Kernel("moments.comp", variants=row_variants(), reach=_part_reach)
+
+
+def _joined_reach(call: KernelCall) -> Mapping[str, int]:
+    rows = 4 * call["rows"]
+    factors = call["groups"] * call["each"] * call.size_of("IN_T")
+    results = {"mean": rows, "inv_std": rows, "factor": rows * call["each"], "shift": rows * call["each"]}
+    return {"x": 3 * rows * call["parts"], "scale": factors, "bias": factors, **results}
+
+
 JOIN_MOMENTS = Kernel(
     "moments_join.comp",
-    variants=with_shuffles({}),
-    reach=lambda call: {"x": 12 * call["rows"] * call["parts"], "mean": 4 * call["rows"], "inv_std": 4 * call["rows"]},
+    variants=with_shuffles(*map(element_defines, ("float32", "float16"))),
+    reach=_joined_reach,
 )
 #: lanes of a workgroup that reads a part of a row, units that one of them reads at a time, and workgroups that fill a core
 _PART_LANES, _PART_UNITS, _PARTS_A_CORE = 256, 8, 8
 #: elements from which on a row is worth dispatches for its statistics
 _LONG_ROW = 1 << 15
+#: the same beside convolutions with channels last
+_SHORT_ROW = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -237,28 +249,131 @@ class MomentsProblem(Problem):
         return mean, 1 / np.sqrt(np.mean((x - mean[:, None]) ** 2, axis=1) + self.epsilon)
 
 
+@dataclass(frozen=True)
+class ChannelFactorsProblem(Problem):
+    """``factor`` and ``shift``, float32 [images, channels], by which x * factor + shift is the group norm of ``x``
+    [images, channels, positions] with ``scale`` and ``bias`` [channels]. With ``last`` x lies as [images, positions, channels].
+    Floats only; ``alignment`` as in `LayerNormProblem`."""
+
+    images: int
+    channels: int
+    positions: int
+    groups: int
+    dtype: str
+    epsilon: float
+    last: bool = False
+    alignment: int = 1
+
+    def needs(self) -> tuple[Need, ...]:
+        shape = (self.images, self.channels, self.positions)
+        return (
+            Need("x", self.dtype, (shape[0], shape[2], shape[1]) if self.last else shape, flat=True),
+            *(Need(name, self.dtype, (self.channels,), flat=True) for name in ("scale", "bias")),
+        )
+
+    def makes(self) -> tuple[Need, ...]:
+        return tuple(Need(name, "float32", (self.images, self.channels), flat=True) for name in ("factor", "shift"))
+
+    @property
+    def rows(self) -> int:
+        """Groups of all images."""
+        return self.images * self.groups
+
+    @property
+    def each(self) -> int:
+        """Channels of a group."""
+        return self.channels // self.groups
+
+    @property
+    def axis(self) -> int:
+        """Elements of a group."""
+        return self.each * self.positions
+
+    @property
+    def flops(self) -> int:
+        return 6 * self.rows * self.axis
+
+    def placed(self, operands: Mapping[str, Any]) -> ChannelFactorsProblem:
+        return replace(self, alignment=alignment_of(operands["x"]))
+
+    def reference(self, x: np.ndarray, scale: np.ndarray, bias: np.ndarray) -> tuple[np.ndarray, ...]:
+        first = x.transpose(0, 2, 1) if self.last else x
+        rows = first.reshape(self.images, self.groups, -1)
+        mean = rows.mean(axis=2)
+        inv_std = 1 / np.sqrt(np.mean((rows - mean[..., None]) ** 2, axis=2) + self.epsilon)
+        factor = np.repeat(inv_std, self.each, axis=1) * scale
+        return factor, bias - np.repeat(mean, self.each, axis=1) * factor
+
+
+#: bytes of a group's channels, which lie side by side with channels last, from which on reading them so is worth it
+_SIDE_BY_SIDE = 8
+
+
+def _takes_factors(problem: ChannelFactorsProblem, caps: DeviceCapabilities) -> str:
+    if problem.last and problem.each * element_type(problem.dtype).itemsize < _SIDE_BY_SIDE:
+        return f"groups of {problem.each} channels lie apart"
+    return takes_floats(problem, caps)
+
+
 @at_hand
 def gains_by_moments(rows: int, axis: int, caps: DeviceCapabilities) -> bool:
     """Whether a norm of rows is faster by their statistics first, since a workgroup for each row leaves a GPU idle."""
     return not is_cpu(caps) and rows < 4 * compute_units(caps) and axis >= _LONG_ROW
 
 
+@at_hand
+def gains_by_factors(rows: int, axis: int, dtype: str, caps: DeviceCapabilities) -> bool:
+    """As `gains_by_moments`, for groups of an image's channels: beside convolutions with channels last also where rows are short,
+    since by factors the norm keeps that layout."""
+    lies_last = dtype == "float16" and float16_shape(caps) is not None and axis >= _SHORT_ROW
+    return gains_by_moments(rows, axis, caps) or (lies_last and not is_cpu(caps) and rows < 4 * compute_units(caps))
+
+
 def _moments(problem: MomentsProblem, e: Emission) -> list[KernelCall]:
+    statistics = {name: e[name] for name in ("mean", "inv_std")}
+    return _joined_parts(problem, e, statistics, {}, {"RMS": int(problem.rms)})
+
+
+def _channel_factors(problem: ChannelFactorsProblem, e: Emission) -> list[KernelCall]:
+    factors = {name: e[name] for name in ("scale", "bias", "factor", "shift")}
+    channels = {"groups": problem.groups, "each": problem.each}
+    return _joined_parts(problem, e, factors, channels, {"EACH_CHANNEL": 1}, last=problem.last)
+
+
+def _joined_parts(
+    problem: MomentsProblem | ChannelFactorsProblem,
+    e: Emission,
+    operands: Mapping[str, Any],
+    channels: Mapping[str, int],
+    spec: Mapping[str, int],
+    last: bool = False,
+) -> list[KernelCall]:
+    """The moments of parts of the rows, and what a second dispatch makes of them."""
     rows = problem.rows
-    vectors = row_vectors(problem.axis, problem.dtype, problem.alignment)
-    steps = problem.axis // 4 if vectors else problem.axis
+    in_line = problem.each if isinstance(problem, ChannelFactorsProblem) and last else problem.axis
+    vectors = row_vectors(in_line, problem.dtype, problem.alignment)
+    width = 4 if vectors else 1
+    steps = problem.axis // width
     lanes = floor_power_of_two(min(_PART_LANES, e.caps.max_workgroup_invocations))
     parts = _parts(rows, steps, lanes, e.caps)
     shuffle, required = shuffle_sizes(e.caps, lanes)
-    spec = {"SUBGROUP_LANES": shuffle or 1}
+    lane_spec = {"SUBGROUP_LANES": shuffle or 1}
     defines = SHUFFLE if shuffle else {}
     found = e.target.scratch("float32", (rows, parts, 3))
+    none = dict.fromkeys(("mean", "inv_std", "scale", "bias", "factor", "shift"))
     return [
         MOMENTS.call(
             grid=grid(rows * parts),
             operands={"x": e["x"], "y": found},
-            params={"rows": rows, "axis": steps, "parts": parts, "part": ceil_div(steps, parts)},
-            spec=spec,
+            params={
+                "rows": rows,
+                "axis": steps,
+                "parts": parts,
+                "part": ceil_div(steps, parts),
+                "groups": channels.get("groups", 1),
+                **magic_params("each", channels.get("each", width) // width if last else 1),
+            },
+            spec=lane_spec | {"LAST": int(last)},
             defines=element_defines(problem.dtype) | vectors | defines,
             flops=problem.flops,
             local_size=(lanes,),
@@ -266,10 +381,10 @@ def _moments(problem: MomentsProblem, e: Emission) -> list[KernelCall]:
         ),
         JOIN_MOMENTS.call(
             grid=grid(rows),
-            operands={"x": found, "mean": e["mean"], "inv_std": e["inv_std"]},
-            params={"rows": rows, "parts": parts, "epsilon": problem.epsilon},
-            spec=spec | {"RMS": int(problem.rms)},
-            defines=defines,
+            operands={"x": found, **none, **operands},
+            params={"rows": rows, "parts": parts, "epsilon": problem.epsilon, "groups": 1, "each": 1, **channels},
+            spec={**lane_spec, "RMS": 0, "EACH_CHANNEL": 0, **spec},
+            defines=element_defines(problem.dtype) | defines,
             flops=rows * parts,
             local_size=(lanes,),
             subgroup_size=required,
@@ -356,6 +471,7 @@ def _local_response_norm(problem: LocalResponseNormProblem, e: Emission) -> Kern
 implement(LayerNormProblem, Candidate("norm", _layer_norm, when=takes_floats))
 implement(GroupNormProblem, Candidate("norm", _group_norm, when=takes_floats))
 implement(MomentsProblem, Candidate("moments", _moments, when=takes_floats))
+implement(ChannelFactorsProblem, Candidate("channel factors", _channel_factors, when=_takes_factors))
 implement(LpNormProblem, Candidate("lp_norm", _lp_norm, when=takes_floats))
 implement(LocalResponseNormProblem, Candidate("lrn", _local_response_norm, when=takes_floats))
 
