@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from vkep.kernels.conv.conv import ConvProblem
 from vkep.kernels.select import choose
 from vkep.placement.partition import lower
 from vkep.plan.records import Plan
+from vkep.sizes import clear_caches
 
 RNG = np.random.default_rng(11)
 
@@ -235,22 +238,24 @@ def test_without_weights_known_it_stays_as_it_is() -> None:
     assert kernels_on_a_gpu(model)["conv_last.comp"] == 0
 
 
-@pytest.fixture
-def anywhere(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+@contextmanager
+def lying_last() -> Iterator[None]:
     """On any device: 1x1 convolutions are products, which need no cooperative matrices, and so are depthwise ones."""
-    monkeypatch.setattr(vkep.kernels.conv.nhwc, "no_cooperative_tile", lambda *_: "")
-    return monkeypatch
+    clear_caches()  # what was chosen for a problem before is kept
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vkep.kernels.conv.nhwc, "no_cooperative_tile", lambda *_: "")
+        yield
+    clear_caches()
 
 
-def test_results(anywhere: pytest.MonkeyPatch) -> None:
+def test_results() -> None:
     model = residual_network(kernel=1)
     x = RNG.standard_normal((2, 16, 8, 8)).astype(np.float16)
-    with vkep.InferenceSession(model, fallback="error") as session:
+    with lying_last(), vkep.InferenceSession(model, fallback="error") as session:
         [island] = session.islands()
         sources = {p.shader.source for p in island.plan.pipelines}
         assert "conv_depthwise_last.comp" in sources and "conv_depthwise.comp" not in sources
         found = session.run(None, {"x": x})
-    anywhere.undo()
     with vkep.InferenceSession(model, fallback="error") as session:
         expected = session.run(None, {"x": x})
     for mine, other in zip(found, expected, strict=True):
@@ -263,22 +268,20 @@ def test_results(anywhere: pytest.MonkeyPatch) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("pool", ["MaxPool", "AveragePool"])
-def test_results_of_pools(anywhere: pytest.MonkeyPatch, pool: str, attributes: dict[str, Any]) -> None:
+def test_results_of_pools(pool: str, attributes: dict[str, Any]) -> None:
     model = pooled_network(pool, kernel=1, **attributes)
     x = RNG.standard_normal((2, 16, 10, 10)).astype(np.float16)
-    with vkep.InferenceSession(model, fallback="error") as session:
+    with lying_last(), vkep.InferenceSession(model, fallback="error") as session:
         [island] = session.islands()
         sources = {p.shader.source for p in island.plan.pipelines}
         assert "pool_last.comp" in sources and "pool.comp" not in sources
         [found] = session.run(None, {"x": x})
-    anywhere.undo()
     with vkep.InferenceSession(model, fallback="error") as session:
         [expected] = session.run(None, {"x": x})
     assert found.shape == expected.shape
     np.testing.assert_allclose(found.astype(np.float32), expected.astype(np.float32), rtol=5e-3, atol=5e-3)
 
 
-@pytest.mark.usefixtures("anywhere")
 def test_a_softmax_over_the_image_as_before_version_13() -> None:
     """It takes the axes from height on together, which lie in the middle of [n, h, w, c]; its result lies as [n, c, h, w]."""
     w = RNG.standard_normal((5, 3, 1, 1)).astype(np.float16)
@@ -291,7 +294,7 @@ def test_a_softmax_over_the_image_as_before_version_13() -> None:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=7)
     x = RNG.standard_normal((2, 3, 4, 6)).astype(np.float16)
-    with vkep.InferenceSession(model, fallback="error") as session:
+    with lying_last(), vkep.InferenceSession(model, fallback="error") as session:
         found = session.run(None, {"x": x})[0].astype(np.float32)
     scores = np.einsum("oi,nihw->nohw", w[:, :, 0, 0].astype(np.float32), x.astype(np.float32)).reshape(2, 5, 24)
     powers = np.exp(scores - scores.max(-1, keepdims=True))

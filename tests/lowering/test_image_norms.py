@@ -11,9 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import vkep
-import vkep.kernels.conv.nhwc
 from tests.devices import GPU
-from tests.lowering.test_channels_last import kernels_on_a_gpu
+from tests.lowering.test_channels_last import kernels_on_a_gpu, lying_last
 from tools.passes.models import check_model
 from vkep.kernels.reductions import norm
 
@@ -174,9 +173,8 @@ def test_results(short_rows: pytest.MonkeyPatch) -> None:
     model, x = g.model(), rng.standard_normal((2, 16, 8, 8)).astype(np.float16)
     with vkep.InferenceSession(model, fallback="error") as session:
         [expected] = session.run(None, {"x": x})
-    short_rows.setattr(vkep.kernels.conv.nhwc, "no_cooperative_tile", lambda *_: "")
     short_rows.setattr("vkep.ops.normalization.gains_by_factors", lambda *_: True)
-    with vkep.InferenceSession(model, fallback="error") as session:
+    with lying_last(), vkep.InferenceSession(model, fallback="error") as session:
         [island] = session.islands()
         sources = Counter(island.plan.pipelines[d.pipeline].shader.source for d in island.plan.dispatches)
         [found] = session.run(None, {"x": x})
