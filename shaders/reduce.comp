@@ -67,6 +67,7 @@ COMPUTE_T finish(STATE_T total, uint count) { return total; }
 // Value is the accumulator of one load.
 #ifdef UNIT_COLUMNS
 #define Source InUnits
+#define LOAD(AT) load_unit(x, AT)
 TENSOR(VECTOR_OUT_T, OutVectors)
 struct Value { STATE_T of[UNIT_ELEMENTS]; };
 
@@ -113,6 +114,7 @@ void store(uint at, Value v) {
 #define join combine
 #ifdef UNIT_ELEMENTS
 #define Source InUnits
+#define LOAD(AT) load_unit(x, AT)
 STATE_T value_of(uvec4 unit) {
     STATE_T values[UNIT_ELEMENTS];
     [[unroll]] for (uint n = 0u; n < UNIT_ELEMENTS; ++n) values[n] = map_element(unit_element(unit, n));
@@ -122,6 +124,7 @@ STATE_T value_of(uvec4 unit) {
 }
 #else
 #define Source InTensor
+#define LOAD(AT) x.v[AT]
 STATE_T value_of(IN_T v) { return map_element(load_element(v)); }
 #endif
 STATE_T nothing() { return IDENTITY; }
@@ -149,14 +152,14 @@ void main() {
     Value state = nothing();
     for (; k + (LOADS - 1u) * SPLIT < end; k += LOADS * SPLIT) {
         Value values[LOADS];
-        [[unroll]] for (uint n = 0u; n < LOADS; ++n) values[n] = value_of(x.v[at + n * stride]);
+        [[unroll]] for (uint n = 0u; n < LOADS; ++n) values[n] = value_of(LOAD(at + n * stride));
         [[unroll]] for (uint half_count = LOADS / 2u; half_count > 0u; half_count /= 2u)
             [[unroll]] for (uint n = 0u; n < half_count; ++n) values[n] = join(values[n], values[n + half_count]);
         state = join(state, values[0]);
         at += LOADS * stride;
     }
     for (; k < end; k += SPLIT) {
-        state = join(state, value_of(x.v[at]));
+        state = join(state, value_of(LOAD(at)));
         at += stride;
     }
     state = combine_split(state, lane, width);

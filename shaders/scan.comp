@@ -4,7 +4,8 @@
 // A column has `segments` segments of `segment` elements, and SPLIT lanes share a segment, side by side along the axis (inner is 1
 // then). STAGE 1 writes the segments' totals [outer, segments, inner]. STAGE 2 adds those before its own and writes the results.
 // STAGE 0 writes the results where a column is one segment. The order of additions is fixed, so results repeat. With REVERSE
-// elements and segments are counted from the end.
+// elements and segments are counted from the end. With PAIRS (CPU drivers: they gather and scatter each lane's word by itself, a
+// long one in the time of a short one) an element is two neighbouring columns of 32 bits, and columns and inner count pairs.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -16,7 +17,12 @@
 #define ARGS_BODY { uvec2 x; WRITTEN totals; WRITTEN y; COUNT_OPERAND uint columns; uint axis; \
     uint inner; uint inner_mul; uint inner_shift; uint segments; uint segments_mul; uint segments_shift; uint segment; }
 #include "args.glsl"
+#ifdef PAIRS
+TENSOR(uint64_t, InTensor)
+TENSOR(uint64_t, OutTensor)
+#else
 #include "elements.glsl"
+#endif
 #include "fastdiv.glsl"
 #include "lanes.glsl"
 
@@ -33,8 +39,11 @@ SUM_T combine(SUM_T a, SUM_T b) { return a * b; }
 const SUM_T IDENTITY = SUM_T(0);
 SUM_T combine(SUM_T a, SUM_T b) { return a + b; }
 #endif
-#ifdef POSITIONS
+#if defined(POSITIONS)
 SUM_T value_of(IN_T v) { return SUM_T(load_element(v) != COMPUTE_T(0)); }
+#elif defined(PAIRS)
+SUM_T value_of(uint64_t v) { return PAIR(unpackUint2x32(v)); }
+uint64_t store_element(SUM_T v) { return packUint2x32(WORDS(v)); }
 #else
 SUM_T value_of(IN_T v) { return load_element(v); }
 #endif

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
-from tests.kernels.harness import Harness, Tensor
+from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
 from vkep.dtypes import DTYPES
 from vkep.errors import Decline, InvalidNode
 from vkep.kernels.indexing.pad import PadProblem
+from vkep.kernels.launch import is_cpu
 from vkep.kernels.reductions.cumsum import PositionsProblem, ScanProblem
 from vkep.kernels.reductions.topk import TopKProblem
-from vkep.kernels.select import choose
+from vkep.kernels.select import choose, emit
 
 PADS = [
     ((5,), (2,), (3,)),
@@ -135,6 +136,23 @@ def test_running_sums_of_long_axes(
         x, y = steps(rng, shape, dtype, False), Tensor.empty(shape, dtype)
         gpu.compute(ScanProblem(*shape, dtype, exclusive, reverse), caps, [Tensor(x)], [y])
         np.testing.assert_array_equal(y.array, running(x, exclusive, reverse, False))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "uint32"])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_pairs_of_columns_on_a_cpu_driver(
+    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str, offset: int
+) -> None:
+    """Two neighbouring columns are one word of 64 bits, where the addresses allow it."""
+    for number, shape in enumerate([(2, 33, 2), (1, 4099, 6), (3, 1, 8), (1, 100, 256), (2, 0, 4)]):
+        exclusive, reverse, product = bool(number % 2), number > 2, number == 2
+        x, y = steps(rng, shape, dtype, product), Tensor.empty(shape, dtype)
+        problem = ScanProblem(*shape, dtype, exclusive, reverse, product, alignment=4 if offset else 8)
+        calls = emit(problem, NumpyWorkspace(caps), [Tensor(x, offset=4 * offset)], [y])
+        gpu.run(calls)
+        pairs = is_cpu(caps) and not offset
+        assert all(("PAIRS" in dict(call.variant.defines)) == pairs for call in calls)
+        np.testing.assert_array_equal(y.array, running(x, exclusive, reverse, product), f"{shape}")
 
 
 def test_running_sums_of_floats_repeat(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator) -> None:

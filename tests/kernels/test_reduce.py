@@ -13,6 +13,7 @@ from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
 from vkep.dtypes import DTYPES
 from vkep.errors import Decline
 from vkep.kernels.kernel import KernelCall
+from vkep.kernels.launch import is_cpu
 from vkep.kernels.reductions.argreduce import ArgReduceProblem
 from vkep.kernels.reductions.reduce import REDUCE_OPS, ReduceProblem
 from vkep.kernels.select import choose, emit
@@ -137,8 +138,9 @@ def test_two_passes_of_float16_keep_float32_partials(gpu: Harness, caps: DeviceC
     assert y.array[0, 0] == 1.0
 
 
-#: shapes that a lane reads by units of sixteen bytes (of 2-byte elements): rows, columns, all, a unit of columns; few
-#: and many loads a lane, axes that end within a batch of loads, workgroups with lanes to spare
+#: shapes that a lane reads by units of sixteen bytes (of 2-byte elements, on a CPU driver also of 4-byte ones): rows,
+#: columns, all, a unit of columns; few and many loads a lane, axes that end within a batch of loads, workgroups with lanes
+#: to spare
 UNIT_SHAPES = [(3, 8, 1), (5, 328, 1), (300, 40, 1), (3, 37, 24), (2, 530, 8), (1, 77, 1000)]
 
 
@@ -159,24 +161,28 @@ def unit_of(call: KernelCall) -> tuple[int, bool]:
     return int(defines.get("UNIT_ELEMENTS", "1u").rstrip("u")), "UNIT_COLUMNS" in defines
 
 
+def expected_unit(caps: DeviceCapabilities, x: np.ndarray) -> tuple[int, bool]:
+    """What `unit_of` returns for `UNIT_SHAPES`."""
+    each = 16 // x.dtype.itemsize
+    return (each, x.shape[2] > 1) if each > 4 or is_cpu(caps) else (1, False)
+
+
 @pytest.mark.parametrize(
     ("dtype", "op"),
-    [("float16", op) for op in OPS if op not in ("all", "any")]
+    [(dtype, op) for dtype in ("float16", "float32") for op in OPS if op not in ("all", "any")]
     + [("bfloat16", op) for op in ("sum", "mean", "max", "logsumexp")],
 )
-def test_units_of_narrow_floats(
-    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str, op: str
-) -> None:
+def test_units_of_floats(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str, op: str) -> None:
     for shape in UNIT_SHAPES:
         x = rng.uniform(0.5, 1.5, shape) if op in ("prod", "logsum") else rng.normal(size=shape) * 4
         if op == "prod":
             x = x ** (4 / shape[1])
         x = x.astype(DTYPES[dtype].numpy)
         got, calls = run_units(gpu, caps, op, x, dtype)
-        assert unit_of(calls[0]) == (8, shape[2] > 1)
+        assert unit_of(calls[0]) == expected_unit(caps, x)
         want = expected(op, x.astype(np.float64))
         scale = float(np.abs(expected("l1" if op in ("sum", "mean") else op, x.astype(np.float64))).max())
-        ulp = {"float16": 2**-10, "bfloat16": 2**-7}[dtype]
+        ulp = {"float32": 3e-6, "float16": 2**-10, "bfloat16": 2**-7}[dtype]
         np.testing.assert_allclose(got.astype(np.float64), want, ulp, 1e-6 * scale, err_msg=f"{op} {shape}")
 
 
@@ -211,7 +217,7 @@ def test_units_need_whole_groups_and_aligned_addresses(
 
 
 @pytest.mark.parametrize("op", ["max", "min", "sum", "logsumexp"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_nan_propagates_within_units(
     gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, op: str, dtype: str
 ) -> None:
@@ -224,7 +230,7 @@ def test_nan_propagates_within_units(
             assert np.isnan(got[1, -1]) and np.isnan(got).sum() == 1
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "bool"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "bool"])
 def test_units_of_integers(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str) -> None:
     signed = dtype.startswith("int")
     for op in ("all", "any") if dtype == "bool" else ("sum", "min", "l1"):
@@ -232,7 +238,7 @@ def test_units_of_integers(gpu: Harness, caps: DeviceCapabilities, rng: np.rando
             x = (rng.uniform(size=shape) < 0.9) if dtype == "bool" else rng.integers(-99 if signed else 0, 100, shape)
             x = x.astype(dtype)
             got, calls = run_units(gpu, caps, op, x, dtype)
-            assert unit_of(calls[0]) == (16 // x.dtype.itemsize, shape[2] > 1)
+            assert unit_of(calls[0]) == expected_unit(caps, x)
             want = expected(op, x if dtype == "bool" else x.astype(np.int64)).astype(np.int64).astype(dtype)
             np.testing.assert_array_equal(got, want, err_msg=f"{op} {shape}")
 

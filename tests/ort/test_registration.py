@@ -41,6 +41,27 @@ def test_registering_twice_does_nothing(registered: Any) -> None:
     assert len(onnxruntime.get_ep_devices()) == before
 
 
+def test_sessions_list_the_devices_once(registered: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each list opens a Vulkan instance, which takes a GPU's driver tens of milliseconds."""
+    from gpu_shared.instance import list_devices
+    from vkep.ort import devices, options
+    from vkep.session import contexts
+
+    listed = []
+
+    def counted() -> Any:
+        listed.append(1)
+        return list_devices()
+
+    for module in (devices, options, contexts):
+        monkeypatch.setattr(module, "list_devices", counted)
+    options._default_uuid.cache_clear()
+    for _ in range(2):
+        session = onnxruntime.InferenceSession(ADD, providers=[registered.EP_NAME])
+        np.testing.assert_array_equal(session.run(None, feeds())[0], feeds()["x"] + 1)
+    assert len(listed) == 1
+
+
 def test_an_older_onnxruntime_is_refused(registered: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnxruntime, "__version__", "1.23.2")
     with pytest.raises(ImportError, match=r"needs onnxruntime 1.29 or later, but 1.23.2 is installed"):

@@ -12,6 +12,7 @@ from gpu_shared.instance import list_devices, select_device
 from vkep.ort.boundary import NULL, ffi
 from vkep.ort.memory.allocator import CPU, DEFAULT_MEMORY, DEVICE_ALLOCATOR, GPU, HOST_ACCESSIBLE, READ_ONLY_ALLOCATOR
 from vkep.ort.names import EP_NAME
+from vkep.ort.options import default_uuid
 
 if TYPE_CHECKING:
     from vkep.ort.api import Ort
@@ -105,7 +106,7 @@ class EpDevices:
             return named
         if len(uuids) == 1:
             return self.by_uuid(uuids[0])
-        default = select_device(list_devices()).capabilities.uuid
+        default = default_uuid()
         chosen = self.by_uuid(default if default in uuids else uuids[0])
         names = [self.by_uuid(u).name for u in uuids]
         logger.info("a session runs on one Vulkan device; of %s it takes %s", names, chosen.name)

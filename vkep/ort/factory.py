@@ -25,6 +25,7 @@ from vkep.ort.memory.streams import SyncStream
 from vkep.ort.names import EP_NAME, users_operators
 from vkep.ort.options import EpOptions, arena_options, assigns_elsewhere, session_options
 from vkep.session.contexts import resolve_context
+from vkep.session.options import SessionOptions
 
 if TYPE_CHECKING:
     from gpu_shared.context import SharedGpuContext
@@ -151,7 +152,8 @@ class Factory(CStruct, struct="OrtEpFactory"):
         kind = (self.ort.get(api.MemoryInfoGetType, "int", info), api.MemoryInfoGetDeviceMemType(info))
         arena = {**arena_options(self._environment()), **self.ort.pairs(options)}
         chosen = EpOptions(arena={k: v for k, v in arena.items() if k.startswith("arena.")})
-        session_options(device, chosen).arena_config()  # wrong options are refused here, not at the first allocation
+        # wrong options are refused here, not at the first allocation
+        SessionOptions(arena=dict(chosen.arena)).arena_config()
         own = self.devices.memory_info(device, kind)
         out[0] = ALLOCATORS[kind](self.ort, own, self._opener(device, chosen)).pointer
 

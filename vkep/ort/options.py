@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from gpu_shared.capabilities import DeviceCapabilities
 from gpu_shared.compile_spec import ContextMode, Prefer, SyncMode
-from gpu_shared.instance import list_devices, select_device
+from gpu_shared.instance import DEVICE_VARIABLE, list_devices, select_device
 from vkep.arena.config import KEY_PREFIX, ArenaConfig, factory_prefix, session_prefix
 from vkep.ort.names import EP_NAME
 from vkep.session.options import SessionOptions
@@ -151,12 +153,22 @@ def as_texts(options: EpOptions) -> dict[str, str]:
     return texts | dict(options.arena)
 
 
+def default_uuid() -> str:
+    """The UUID of the device of plain vkep sessions. Raises as `select_device`."""
+    return _default_uuid(os.environ.get(DEVICE_VARIABLE))
+
+
+@functools.cache
+def _default_uuid(_selector: str | None) -> str:
+    """Listing opens a Vulkan instance; each session and each of its fused nodes asks."""
+    return select_device(list_devices()).capabilities.uuid
+
+
 def session_options(device: DeviceCapabilities, options: EpOptions) -> SessionOptions:
     """The options that select a session's context: on the default device the context of plain vkep sessions."""
     token = options.token
     if token is None:
-        default = select_device(list_devices()).capabilities.uuid == device.uuid
-        token = "default" if default else f"device:{device.uuid}"
+        token = "default" if default_uuid() == device.uuid else f"device:{device.uuid}"
         if options.prefer != "auto":
             token += ":vgf"
     return SessionOptions(

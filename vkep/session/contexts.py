@@ -49,7 +49,7 @@ def resolve_context(options: SessionOptions) -> SharedGpuContext:
 
 def check_device(options: SessionOptions, context: SharedGpuContext) -> None:
     """Raise `ContextIncompatibleError` where the options name another device than the context's."""
-    if options.device is not None:
+    if options.device is not None and options.device != context.capabilities.uuid:  # listing opens a Vulkan instance
         wanted = select_device(list_devices(), options.device).capabilities
         if wanted.uuid != context.capabilities.uuid:
             raise ContextIncompatibleError(

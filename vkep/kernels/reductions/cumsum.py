@@ -31,24 +31,38 @@ from vkep.kernels.launch import (
     shuffle_sizes,
     with_shuffles,
 )
-from vkep.kernels.problem import Need, Problem
+from vkep.kernels.problem import Need, Problem, alignment_of
 from vkep.kernels.reductions.columns import ColumnProblem
 from vkep.kernels.reference import undefined, wide
 from vkep.kernels.select import Candidate, Emission, implement
-from vkep.sizes import at_hand, largest, matches, smallest
+from vkep.sizes import at_hand, divides, largest, matches, smallest
 
-#: element types of totals by the GLSL types
+#: element types of totals, and how many of them, by the GLSL types
 _TOTALS = {
-    "float": "float32",
-    "double": "float64",
-    "int": "int32",
-    "uint": "uint32",
-    "int64_t": "int64",
-    "uint64_t": "uint64",
+    "float": ("float32", 1),
+    "double": ("float64", 1),
+    "int": ("int32", 1),
+    "uint": ("uint32", 1),
+    "int64_t": ("int64", 1),
+    "uint64_t": ("uint64", 1),
+    "vec2": ("float32", 2),
+    "ivec2": ("int32", 2),
+    "uvec2": ("uint32", 2),
 }
 
 
-def _sum_defines(dtype: str) -> dict[str, str]:
+#: (sums, sums of two words, the words of sums) of PAIRS in ``shaders/scan.comp``, by the element type
+_PAIRS = {
+    "float32": ("vec2", "uintBitsToFloat", "floatBitsToUint"),
+    "int32": ("ivec2", "ivec2", "uvec2"),
+    "uint32": ("uvec2", "uvec2", "uvec2"),
+}
+
+
+def _sum_defines(dtype: str, pairs: bool = False) -> dict[str, str]:
+    if pairs:
+        names = ("IN_T", "OUT_T", "PAIRS", "SUM_T", "PAIR", "WORDS")
+        return dict(zip(names, ("uint64_t", "uint64_t", "1", *_PAIRS[dtype]), strict=True))
     defines = element_defines(dtype)
     return {**defines, "SUM_T": defines["COMPUTE_T"]}
 
@@ -73,7 +87,7 @@ SCAN = Kernel(
     variants=with_shuffles(
         *map(_sum_defines, ("float32", "float16", "int32")), *map(_position_defines, ("bool", "float32", "int64"))
     )
-    + (_sum_defines("int64"),),
+    + (_sum_defines("int64"), *(_sum_defines(t, pairs=True) for t in ("float32", "int32"))),
     reach=_reach,
 )
 #: the shortest segment of a lane on a CPU driver, and elements of a segment for each of its lanes on a GPU
@@ -89,6 +103,10 @@ class ScanProblem(ColumnProblem):
     exclusive: bool = False
     reverse: bool = False
     product: bool = False
+    alignment: int = 1  #: bytes that divide both addresses
+
+    def placed(self, operands: Mapping[str, Any]) -> ScanProblem:
+        return replace(self, alignment=alignment_of(operands["x"], operands["y"]))
 
     def reference(self, x: np.ndarray) -> np.ndarray:
         step = -1 if self.reverse else 1
@@ -167,11 +185,11 @@ def _scan(
     # a plan with sizes may have many more columns, of shorter axes
     segments = smallest(most, largest(axis // shortest, 1))
     runs, segment = columns * segments, ceil_div(axis, segments)
-    total = _TOTALS[defines["SUM_T"]]
+    total, each = _TOTALS[defines["SUM_T"]]
     # shuffles of 64-bit types are an optional feature
-    share = _shared_out(runs, segment, matches(inner, 1), element_type(total).itemsize == 8, e.caps)
+    share = _shared_out(runs, segment, matches(inner, 1), each * element_type(total).itemsize == 8, e.caps)
     share = replace(share, groups=ceil_div(runs, share.local // share.split))
-    totals = e.target.scratch(total, (runs,)) if most > 1 else None
+    totals = e.target.scratch(total, (runs, each)) if most > 1 else None
 
     def stage(number: int) -> KernelCall:
         return SCAN.call(
@@ -199,9 +217,11 @@ def _scan(
 
 
 def _sums(problem: ScanProblem, e: Emission) -> list[KernelCall]:
-    defines = _sum_defines(problem.dtype) | ({"PRODUCT": "1"} if problem.product else {})
+    pairs = is_cpu(e.caps) and problem.dtype in _PAIRS and problem.alignment % 8 == 0 and divides(2, problem.inner)
+    columns, inner = (n // 2 if pairs else n for n in (problem.columns, problem.inner))
+    defines = _sum_defines(problem.dtype, pairs) | ({"PRODUCT": "1"} if problem.product else {})
     spec = {"EXCLUSIVE": int(problem.exclusive), "REVERSE": int(problem.reverse)}
-    return _scan(e, problem.columns, problem.axis, problem.inner, {"y": e["y"]}, defines, spec)
+    return _scan(e, columns, problem.axis, inner, {"y": e["y"]}, defines, spec)
 
 
 def _positions(problem: PositionsProblem, e: Emission) -> list[KernelCall]:

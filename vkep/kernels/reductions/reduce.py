@@ -68,7 +68,7 @@ REDUCE_OPS: dict[str, ReduceOp] = {
 }
 
 
-#: bytes of a unit: a lane loads this many at once of elements narrower than a word
+#: bytes of a unit: a lane loads this many at once of elements narrower than a word, on a CPU driver also of words
 _UNIT_BYTES = 16
 #: elements in flight per lane where elements are loaded in units
 _UNIT_ELEMENTS_IN_FLIGHT = 32
@@ -82,18 +82,24 @@ _VECTORS = {
     "uint8": "u8vec4",
     "uint16": "u16vec4",
     "bool": "u8vec4",
+    "int32": "ivec4",
+    "uint32": "uvec4",
 }
 
 
-def reduce_defines(what: ReduceOp, dtype: str, out: str, unit: int = 1, columns: bool = False) -> dict[str, str]:
+def reduce_defines(
+    what: ReduceOp, dtype: str, out: str, unit: int = 1, columns: bool = False, pairs: bool = False
+) -> dict[str, str]:
     """The variant of one pass from elements of ``dtype`` to elements of ``out``; a lane loads ``unit`` at a time, along the
-    axis or of neighbouring ``columns``."""
+    axis or of neighbouring ``columns``, in ``pairs`` of words."""
     kind = element_type(dtype)
     defines = element_defines(dtype, out)
     if unit > 1:
         defines["UNIT_ELEMENTS"] = f"{unit}u"
         if kind.kind == "float":
-            defines["UNIT_FLOATS"] = "1"
+            defines["UNIT_FLOATS"] = str(8 * kind.itemsize)
+        if pairs:
+            defines["UNIT_PAIRS"] = "1"
         if columns:
             defines |= {"UNIT_COLUMNS": "1", "VECTOR_OUT_T": _VECTORS[out]}
     if what.log_sum_exp:
@@ -123,8 +129,15 @@ def _ahead() -> tuple[dict[str, str], ...]:
     integers = [
         reduce_defines(REDUCE_OPS[op], t, t) for op in ("sum", "mean", "max", "min", "prod") for t in ("int32", "int64")
     ]
+    pairs = [  # of CPU drivers
+        reduce_defines(REDUCE_OPS[op], t, t, unit, across, pairs=True)
+        for op in ("sum", "mean", "max", "min")
+        for t, unit in (("float32", 4), ("float16", 8))
+        for across in (False, True)
+    ]
     return with_shuffles(*floats, *rows) + (
         *columns,
+        *pairs,
         *integers,
         *(reduce_defines(REDUCE_OPS[op], "bool", "bool") for op in ("all", "any")),
     )
@@ -216,7 +229,7 @@ def _two_passes(problem: ReduceProblem, e: Emission) -> list[KernelCall]:
     parts = ceil_div(first.axis, part_length)
     partial_type = "float32" if element_type(problem.dtype).glsl_compute == "float" else problem.dtype
     partial = e.target.scratch(partial_type, (problem.outer, parts, problem.inner))
-    rest = _Pass(replace(problem, axis=parts, dtype=partial_type), e.caps)
+    rest = _Pass(replace(problem, axis=parts, dtype=partial_type, alignment=1), e.caps)
     return [
         first.call(what.first or what, partial_type, problem.axis, e["x"], partial, part_length),
         rest.call(what.last or what, problem.dtype, problem.axis, partial, e["y"]),
@@ -231,8 +244,14 @@ class _Pass:
         self.axis, self.inner = problem.axis, problem.inner
         itemsize = element_type(problem.dtype).itemsize
         unit = _UNIT_BYTES // itemsize
-        narrow = itemsize < 4 and problem.dtype in _VECTORS and problem.alignment % _UNIT_BYTES == 0
-        self.unit = unit if narrow and divides(unit, self.axis if matches(self.inner, 1) else self.inner) else 1
+        aligned = problem.dtype in _VECTORS and problem.alignment % _UNIT_BYTES == 0
+        self.unit = (
+            unit
+            if itemsize < (8 if is_cpu(caps) else 4)
+            and aligned
+            and divides(unit, self.axis if matches(self.inner, 1) else self.inner)
+            else 1
+        )
         self.over_columns = self.unit > 1 and not matches(self.inner, 1)  #: a unit extends along inner
         if self.over_columns:
             self.inner //= self.unit
@@ -277,7 +296,8 @@ class _Pass:
                 "count": count,
             },
             spec={**share.lane_spec, "LOADS": self.loads()},
-            defines=reduce_defines(what, self.problem.dtype, out, self.unit, self.over_columns) | share.defines,
+            defines=reduce_defines(what, self.problem.dtype, out, self.unit, self.over_columns, is_cpu(self.caps))
+            | share.defines,
             flops=self.problem.flops,
         )
 
