@@ -4,15 +4,20 @@ installed."""
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 from tests.calls import noted
+from tests.processes import python
+from tools.waiting import comes_true
 from vkep.models.diffusion import LATENT, WIDTH, write_diffusion
 from vkep.models.diffusion import TOKENS as TOKENS_OF_A_PROMPT
 from vkep.models.language import write_language
@@ -224,6 +229,99 @@ def test_steps_are_seen_changed_and_ended(images: Callable[..., Any]) -> None:
         results.append(drawn(pipeline))  # the next image is a whole one
     np.testing.assert_allclose(results[2:], results[:2], atol=1e-4)
     assert np.abs(results[0] - results[1]).max() > 0.1
+
+
+def test_a_pipeline_in_less_memory_than_its_parts_take(tmp_path: Path) -> None:
+    """In a process of its own: other tests' sessions and values are in the same arena."""
+    pytest.importorskip("diffusers")
+    write_diffusion(tmp_path)
+    for part, output, mib in (
+        ("text_encoder", "last_hidden_state", 4),
+        ("unet", "out_sample", 8),
+        ("vae_decoder", "sample", 4),
+    ):
+        add_weights(tmp_path / part / "model.onnx", output, mib)
+    done = python(f"from tests.ort.test_optimum import draw_in_less_memory\ndraw_in_less_memory({str(tmp_path)!r})")
+    assert done.returncode == 0, done.stderr
+
+
+def add_weights(path: Path, output: str, mib: int) -> None:
+    """Add a number to an output of a model, which is computed with a weight of ``mib`` MiB."""
+    proto = onnx.load(path)
+    weight = np.random.default_rng(mib).standard_normal((1024, 256 * mib), np.float32)
+    shape = np.array([1, 1024])
+    proto.graph.initializer.extend(
+        numpy_helper.from_array(value, name) for name, value in (("more", weight), ("more_shape", shape))
+    )
+    for node in proto.graph.node:
+        node.output[:] = ["before_more" if name == output else name for name in node.output]
+    mean, row, many, one = ("more_mean", "more_row", "more_many", "more_one")
+    proto.graph.node.extend(
+        [
+            helper.make_node("ReduceMean", ["before_more"], [mean], keepdims=0),
+            helper.make_node("Expand", [mean, "more_shape"], [row]),
+            helper.make_node("MatMul", [row, "more"], [many]),
+            helper.make_node("ReduceMean", [many], [one], keepdims=0),
+            helper.make_node("Add", ["before_more", one], [output]),
+        ]
+    )
+    onnx.save(proto, path)
+
+
+def draw_in_less_memory(folder: str) -> None:
+    import vkep.optimum
+
+    def open_(**options: Any) -> Any:
+        gc.collect()
+        pipeline = optimum.ORTStableDiffusionPipeline.from_pretrained(folder, **options)
+        pipeline.set_progress_bar_config(disable=True)
+        return pipeline
+
+    vkep.optimum.register()
+    from onnxruntime.capi.onnxruntime_pybind11_state import Fail
+
+    from vkep.device.constants import ConstantStore
+
+    stats = vkep.ort.memory_stats
+    sizes = [{"height": 64, "width": 64}, {"height": 96, "width": 64}, {"height": 128, "width": 64}]
+    theirs = open_()
+    expected = [drawn(theirs, **size) for size in sizes]
+    pipeline = open_(provider="VulkanExecutionProvider")
+    for size in sizes:
+        drawn(pipeline, **size)
+    whole = stats().total_allocated_bytes
+    del pipeline
+
+    outcomes, uploads, own = set(), [0], ConstantStore._upload
+
+    def counted(*given: Any) -> None:
+        uploads[0] += 1
+        own(*given)
+
+    ConstantStore._upload = counted  # type: ignore[assignment,method-assign]
+    for most in (whole * share // 100 for share in (90, 45, 34)):
+        pipeline = open_(provider="VulkanExecutionProvider", provider_options={"max_memory": most})
+        seen: list[tuple[int, int]] = []
+        refused: list[str] = []
+        for _ in range(4):
+            for size, image in zip(sizes, expected, strict=True):
+                try:
+                    np.testing.assert_allclose(drawn(pipeline, **size), image, atol=1e-4)
+                except (Fail, RuntimeError) as error:  # the autoencoder alone takes more
+                    refused.append(f"{size['height']}: {error}")
+                assert stats().total_allocated_bytes <= most == stats().bytes_limit
+            seen.append((stats().bytes_in_use, uploads[0]))
+        assert all("max_memory" in text and not text.startswith("64") for text in refused)
+        with pytest.raises(KeyboardInterrupt):  # between two parts: the autoencoder has not run
+            drawn(pipeline, callback_on_step_end=lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        np.testing.assert_allclose(drawn(pipeline, **sizes[0]), expected[0], atol=1e-4)
+        assert pipeline.vae_decoder.session.get_providers()[0] == "VulkanExecutionProvider"
+        assert abs(seen[3][0] - seen[1][0]) < most // 20
+        outcomes.add("refused" if refused else "weights in turn" if seen[3][1] > seen[1][1] else "kept")
+        del pipeline
+    gc.collect()
+    assert outcomes == {"kept", "weights in turn", "refused"}
+    assert comes_true(lambda: stats().bytes_limit == 0)  # another thread closes the last one's sessions
 
 
 def test_images_in_tiles(images: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,9 @@ from vkep.arena.records import (
 )
 from vkep.arena.regions import RegionTable
 
+#: under a limit that is set later a region of several blocks has at most this part of it
+_LIMITED_GROWTH = 128
+
 
 class BfcArena:
     """An arena over ``source``; all methods may be called from any thread.
@@ -70,7 +73,7 @@ class BfcArena:
                 f"arena {name!r}: alignment: expected a power of two of {MIN_ALIGNMENT} bytes or more, got {alignment}"
             )
         self.name = name
-        self.config = config or ArenaConfig()
+        self.config = self._configured = config or ArenaConfig()
         self.alignment = alignment
         self._is_passed = is_passed
         self._lock = Lock()
@@ -204,6 +207,18 @@ class BfcArena:
             self._count(bytes_in_use=0, total_allocated_bytes=0)
             self._regions.drop_all()
             return live
+
+    def bound(self, max_mem: int | None) -> None:
+        """Set the limit, and grow by small parts of it, since reserved blocks need the rest; None: as configured at first. What
+        is held above the limit stays until it is freed."""
+        with self._lock:
+            self.config = self._configured
+            if max_mem is not None:
+                self._reclaim(self._is_passed)
+                self._return_idle_regions()
+                growth = max(max_mem // _LIMITED_GROWTH, self.alignment)
+                self.config = dataclasses.replace(self.config, max_mem=max_mem, max_power_of_two_extend_bytes=growth)
+            self._count(bytes_limit=self.config.max_mem)
 
     # ---- looking inside ---------------------------------------------------------------------------------------
 

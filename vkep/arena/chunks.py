@@ -176,18 +176,19 @@ def plan_growth(config: ArenaConfig, growth_bytes: int, rounded: int, available:
     """The next region's size for a request of ``rounded`` bytes (ONNX Runtime's ``ArenaImpl::Extend``).
 
     With powers of two the growth size doubles until the request fits; where it fitted at once, the growth size doubles
-    for the next time, up to ``max_power_of_two_extend_bytes``. ``available`` (bytes below the limit, None: unlimited)
-    bounds the region.
+    for the next time, up to ``max_power_of_two_extend_bytes``: a larger request gets a region of its size.
+    ``available`` (bytes below the limit, None: unlimited) bounds the region.
     """
     if config.extend_strategy is ExtendStrategy.SAME_AS_REQUESTED:
         return Growth(rounded, growth_bytes)
+    cap = round_up(config.max_power_of_two_extend_bytes, alignment)
     size = growth_bytes
     while size < rounded:
         size *= 2
     following = size
     if size == growth_bytes:
-        cap = round_up(config.max_power_of_two_extend_bytes, alignment)
         following = size * 2 if size < cap // 2 else cap
+    size = min(size, max(rounded, cap))
     return Growth(size if available is None else min(size, available), following)
 
 

@@ -86,7 +86,9 @@ class ArenaOutOfMemory(MemoryError, PicklableError):
         self.limit = limit
         self.largest_free = largest_free
         self.reason = reason
-        limit_text = f"{format_bytes(limit)} (arena.max_mem)" if limit else "none (arena.max_mem is not set)"
+        limit_text = (
+            f"{format_bytes(limit)} (arena.max_mem, max_memory)" if limit else "none (arena.max_mem is not set)"
+        )
         if limit and asked > limit - in_use:
             advice = "raise arena.max_mem, or free blocks (close sessions, use smaller batches)"
         elif limit and asked > limit - allocated:

@@ -50,7 +50,7 @@ class RunNumbers:
     slots: Sequence[int]  #: the slots' addends
     words: np.ndarray[Any, Any]  #: arguments and numbers of grids, uint32, in the order of `Places.words`
     addends: np.ndarray[Any, Any]  #: of relocations, int64, in the order of `PlanSizes.addends`
-    fit: bool = False  #: whether the buffers' offsets leave room for these sizes; all later offsets then do
+    fit: Layout | None = None  #: the offsets of buffers that are known to leave room for these sizes
 
 
 class Places:

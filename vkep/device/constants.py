@@ -47,7 +47,7 @@ class ConstantStore:
     """The constants of one context, by content key. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # an upload that lacks memory may have other plans release their constants
         self._entries: dict[str, _Entry] = {}
 
     def acquire(
@@ -64,10 +64,15 @@ class ConstantStore:
         """
         with self._lock:
             missing = [r for r in refs if r.key not in self._entries]
-            if missing:
-                self._upload(missing, weights, arena, uploader, progress)
-            for ref in refs:
-                self._entries[ref.key].users += 1
+            present = [r.key for r in refs if r.key in self._entries]
+            self._hold(present)  # first: what makes room for the others does not release them
+            try:
+                if missing:
+                    self._upload(missing, weights, arena, uploader, progress)
+            except BaseException:
+                self._release(present)
+                raise
+            self._hold([r.key for r in missing])
             entries = [self._entries[r.key] for r in refs]
         return ConstantSet(self, [r.key for r in refs], [e.address for e in entries], [_place(e) for e in entries])
 
@@ -102,6 +107,10 @@ class ConstantStore:
                 batch.block.free()
             raise
         self._entries.update(made)
+
+    def _hold(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._entries[key].users += 1
 
     def _release(self, keys: Sequence[str]) -> None:
         with self._lock:
@@ -154,6 +163,17 @@ class ConstantSet:
         store, self._store = self._store, None
         if store is not None:
             store._release(self._keys)
+
+    def close_at_once(self) -> bool:
+        """As `close`, where another thread does not use the store; else return False."""
+        store = self._store
+        if store is None or not store._lock.acquire(blocking=False):
+            return False
+        try:
+            self.close()
+        finally:
+            store._lock.release()
+        return True
 
 
 def shared_constants(user: DelegateLease) -> SharedResource[ConstantStore]:

@@ -40,9 +40,11 @@ class VulkanDelegate:
         sync_mode: SyncMode | str | None = None,
         name: str = "vulkan",
         tuned: Mapping[str, tuple[int, ...]] | None = None,
+        max_memory: int | None = None,
     ) -> None:
         """``context``: or the lease of a present user, for whom the delegate is. ``tuned`` are measured
-        tilings to prefer; None: those of the device's database."""
+        tilings to prefer; None: those of the device's database. ``max_memory``: the arena's limit (bytes) until this delegate is
+        closed."""
         self.lock = threading.Lock()
         self.results = ResultMemory()
         self.lease = context.lease(name, sync_mode)
@@ -51,6 +53,7 @@ class VulkanDelegate:
             self.capabilities = caps
             self.tuned = load_choices(caps) if tuned is None else tuned
             self._arena = shared_device_arena(self.lease, arena)
+            self._arena.value.bound(self, max_memory)
             self._pipelines = shared_pipelines(self.lease, library)
             self._constants = shared_constants(self.lease)
             self.uploader = Uploader(self.lease)
@@ -101,6 +104,7 @@ class VulkanDelegate:
         """Release everything; idempotent. The context ends with its last user."""
         self.results.close()
         if "arena" in self.__dict__ and not self.lease.closed:
+            self.arena.bound(self, None)
             self.arena.release_stream(self.lease)  # memory freed by this session is available to the others now
         for name in ("uploader", "_constants", "_pipelines", "_arena", "lease"):
             part = getattr(self, name, None)

@@ -245,6 +245,11 @@ class RecordedPlan:
         return self._commands.buffers(run)
 
     @property
+    def last(self) -> int:
+        """The timeline value of the latest run."""
+        return self._last
+
+    @property
     def ended(self) -> bool:
         """Whether the device is known to have finished the latest run, without a call of the driver."""
         return not self._unsure and self._delegate.context.timeline.has_passed(self._last)

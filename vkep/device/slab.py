@@ -20,7 +20,10 @@ class Slab:
         self.blocks: list[DeviceBlock] = []
         try:
             for start in range(0, max(nbytes, 1), piece):
-                self.blocks.append(delegate.arena.alloc(max(min(piece, nbytes - start), 1), delegate.lease))
+                size, arena = max(min(piece, nbytes - start), 1), delegate.arena
+                # where memory is given back, a small block in a part of it that was free would keep all of it
+                apart = arena.max_memory is not None
+                self.blocks.append(arena.reserve(size) if apart else arena.alloc(size, delegate.lease))
         except BaseException:
             self.free()
             raise
@@ -31,6 +34,6 @@ class Slab:
         return self.blocks[which].address + offset - which * self._piece
 
     def free(self) -> None:
-        """Free the blocks."""
+        """Free the blocks; the device has finished with them."""
         while self.blocks:
-            self.blocks.pop().free()
+            self.blocks.pop().free(stream=None)

@@ -8,18 +8,23 @@ counted by its users: all sessions on the context share it (CUDA plugin EP arena
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Hashable
+from threading import Lock
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from gpu_shared.errors import GpuError, OutOfDeviceMemoryError, OutOfHostMemoryError
 from gpu_shared.memory import Buffer, memory_budget
+from gpu_shared.steady import run_steady
 from gpu_shared.timeline import Timeline
+from gpu_shared.weak import WeakValues
 from vkep.arena.bfc import BfcArena
 from vkep.arena.chunks import MIN_ALIGNMENT, round_up
 from vkep.arena.config import ArenaConfig
 from vkep.arena.dump import ArenaSnapshot
 from vkep.arena.records import (
+    ArenaOutOfMemory,
     ArenaStats,
     Block,
     IsPassed,
@@ -39,6 +44,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vkep.memory")
 
 Arena = TypeVar("Arena", bound="BufferArena")
+#: seconds that a run waits for memory that others use; where none does now, since one may have when the allocation failed; and
+#: between two attempts
+_PATIENCE_S, _UNSURE_S, _MOMENT_S = 10.0, 0.05, 0.001
 
 
 class BufferSource:
@@ -159,6 +167,21 @@ class DeviceBlock:
         return f"<DeviceBlock {self.address:#x}, {format_bytes(self.size)} in {self.buffer.label!r}{state}>"
 
 
+class Evictable(Protocol):
+    """What holds device memory that it can give back while no run uses it, and takes again for its next run."""
+
+    @property
+    def last_used(self) -> int:
+        """The timeline value of its latest run."""
+
+    def evict(self, weights: bool) -> bool:
+        """Give memory back once the device has finished with it: temporary memory, or ``weights``. Returns whether there was any.
+        The caller may hold any lock: another one is only taken where it is free."""
+
+    def busy(self, mine: object) -> bool:
+        """Whether a run uses it, other than one in the room ``mine``, so that `evict` may give more later."""
+
+
 class BufferArena:
     """An arena over buffers of one memory kind; all methods may be called from any thread.
 
@@ -185,6 +208,10 @@ class BufferArena:
         self.label = label
         self._source = BufferSource(device, memory_kind, label=label)
         self._bfc = BfcArena(self._source, config, name=label, is_passed=_proof(timeline))
+        self._evictable: WeakValues[int, Evictable] = WeakValues()
+        self.max_memory: int | None = None  #: the limit that `bound` has set
+        self._bounds: dict[int, int] = {}  # by user
+        self._bounding = Lock()
 
     def close(self) -> None:
         """Free all memory and refuse further use; warns of blocks that are still live. Idempotent.
@@ -207,11 +234,24 @@ class BufferArena:
 
     def alloc(self, nbytes: int) -> DeviceBlock:
         """A block of at least ``nbytes`` bytes. Raises as `BfcArena.alloc`, and `GpuError`."""
-        return self._wrap(self._bfc.alloc(nbytes))
+        return self._taken(lambda: self._bfc.alloc(nbytes))
 
     def reserve(self, nbytes: int) -> DeviceBlock:
         """A block in a separate buffer, outside the bins: for weights. Raises as ``alloc``."""
-        return self._wrap(self._bfc.reserve(nbytes))
+        return self._taken(lambda: self._bfc.reserve(nbytes))
+
+    def bound(self, user: object, max_memory: int | None) -> None:
+        """Limit the arena to ``max_memory`` bytes for a user; None: that user's limit ends. The smallest one applies."""
+        with self._bounding:
+            self._bounds.pop(id(user), None)
+            if max_memory is not None:
+                self._bounds[id(user)] = max_memory
+            self.max_memory = min(self._bounds.values(), default=None)
+            self._bfc.bound(self.max_memory)
+
+    def add(self, user: Evictable) -> None:
+        """Ask ``user`` for memory where an allocation would fail, as long as it lives."""
+        self._evictable[id(user)] = user
 
     def shrink(self) -> int:
         """Return wholly free regions to the device; returns their bytes."""
@@ -247,6 +287,28 @@ class BufferArena:
         return "\n".join(lines)
 
     # ---- inside ----
+
+    def _taken(self, take: Callable[[], Block]) -> DeviceBlock:
+        while True:
+            try:
+                return self._wrap(take())
+            except ArenaOutOfMemory:
+                if not run_steady(self._evict):
+                    raise
+
+    def others_end(self, mine: object, since: float) -> bool:
+        """Wait for a moment where others may give memory back, for an allocation that has failed: the caller tries again. False
+        where no run uses any, and some seconds after ``since`` (of `time.monotonic`). ``mine``: the room of the caller's run."""
+        busy = any(user.busy(mine) for user in self._evictable.values())
+        if time.monotonic() - since > (_PATIENCE_S if busy else _UNSURE_S):
+            return False
+        time.sleep(_MOMENT_S)
+        return True
+
+    def _evict(self) -> bool:
+        """Have one user give memory back: temporary memory before weights, and what was used the longest time ago first."""
+        users = sorted(self._evictable.values(), key=lambda user: user.last_used)
+        return any(user.evict(weights) for weights in (False, True) for user in users)
 
     def _wrap(self, block: Block) -> DeviceBlock:
         buffer, base = self._source.buffers[block.region]
@@ -285,7 +347,7 @@ class DeviceArena(BufferArena):
 
     def alloc(self, nbytes: int, stream: Hashable | None = None) -> DeviceBlock:
         """Allocate a block for work on ``stream`` (None: for any work). Raises as `BufferArena.alloc`."""
-        return self._wrap(self._bfc.alloc(nbytes, stream))
+        return self._taken(lambda: self._bfc.alloc(nbytes, stream))
 
     def release_stream(self, stream: Hashable, up_to: int | None = None) -> int:
         """The run on ``stream`` has ended: every stream may use the chunks that it freed. See

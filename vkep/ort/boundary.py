@@ -21,7 +21,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, ClassVar, TypeVar
 
-from gpu_shared.errors import ForkedProcessError, GpuError
+from gpu_shared.errors import ForkedProcessError, GpuError, OutOfDeviceMemoryError
 from gpu_shared.steady import Queue, collects_here, settle, start_thread
 from vkep.errors import InvalidModelError, UnsupportedModelError
 from vkep.ort import compile_library, ending, library
@@ -43,6 +43,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (InvalidModelError, _INVALID_GRAPH),
     (UnsupportedModelError, _NOT_IMPLEMENTED),
     (NotImplementedError, _NOT_IMPLEMENTED),
+    (OutOfDeviceMemoryError, _FAIL),  # as `ArenaOutOfMemory`: a smaller run fits, and the session stays on the device
     (GpuError, _EP_FAIL),
     (ValueError, _INVALID_ARGUMENT),
     (TypeError, _INVALID_ARGUMENT),

@@ -36,7 +36,7 @@ class EpOptions:
         ONNX Runtime converts nodes to channels last (`vkep.placement.channels_last`). kernels: "compile": nodes on
         Vulkan are fused; "registry": each stays a node of ONNX Runtime, run by a kernel of the registry (a node without
         a kernel is fused individually).
-    plan_cache_size, concurrency, check_data, max_run_bytes: as `vkep.SessionOptions`.
+    plan_cache_size, concurrency, check_data, max_run_bytes, max_memory: as `vkep.SessionOptions`.
     enable_graph_capture: accepted and without effect: each run submits recorded commands, and a replay by ONNX Runtime
         would not see which buffers are bound to the run.
     arena: the ``arena.*`` options, as texts.
@@ -57,6 +57,7 @@ class EpOptions:
     concurrency: int = 2
     check_data: bool = True
     max_run_bytes: int | None = None
+    max_memory: int | None = None
     enable_graph_capture: bool = False
     arena: Mapping[str, str] = field(default_factory=dict)
 
@@ -123,7 +124,14 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "io": ("device", "host"),
     "kernels": ("compile", "registry"),
 }
-_LEAST = {"group_id": 0, "min_partition_size": 1, "plan_cache_size": 1, "concurrency": 1, "max_run_bytes": 1}
+_LEAST = {
+    "group_id": 0,
+    "min_partition_size": 1,
+    "plan_cache_size": 1,
+    "concurrency": 1,
+    "max_run_bytes": 1,
+    "max_memory": 1,
+}
 _TRUTH = {"1": True, "true": True, "0": False, "false": False}
 
 
@@ -185,6 +193,7 @@ def session_options(device: DeviceCapabilities, options: EpOptions) -> SessionOp
         concurrency=options.concurrency,
         check_data=options.check_data,
         max_run_bytes=options.max_run_bytes,
+        max_memory=options.max_memory,
     )
 
 

@@ -37,7 +37,12 @@ class Runtime:
         session = session_options(device, options)
         context = resolve_context(session)
         self.delegate = VulkanDelegate(
-            context, ShaderLibrary(), session.arena_config(), sync_mode=options.sync_mode, name="onnxruntime"
+            context,
+            ShaderLibrary(),
+            session.arena_config(),
+            sync_mode=options.sync_mode,
+            name="onnxruntime",
+            max_memory=options.max_memory,
         )
         self.graphs: VgfDelegate | None = None
         try:

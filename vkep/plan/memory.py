@@ -44,13 +44,14 @@ def too_large(label: str, nbytes: int, piece: int) -> OutOfDeviceMemoryError:
     return OutOfDeviceMemoryError("planning", label=label, hint=hint, asked=nbytes, budget=piece)
 
 
-def check_bytes(most: int, weights: int, temporary: int, ports: int) -> None:
-    """Raise `OutOfDeviceMemoryError` where a plan and one run of it take more than ``most`` bytes, before they are taken."""
+def check_bytes(most: int, weights: int, temporary: int, ports: int, option: str = "max_run_bytes") -> None:
+    """Raise `OutOfDeviceMemoryError` where a plan and one run of it take more than ``most`` bytes, before they are taken.
+    ``option``: the name of that bound."""
     total = weights + temporary + ports
     if total > most:
         hint = (
             f"a run takes {total} bytes of device memory ({weights} of weights, {temporary} of temporary buffers, {ports} of "
-            f"inputs and outputs), and max_run_bytes is {most}: use a smaller batch or shorter inputs, or raise that option"
+            f"inputs and outputs), and {option} is {most}: use a smaller batch or shorter inputs, or raise that option"
         )
         raise OutOfDeviceMemoryError("planning", hint=hint, asked=total, budget=most)
 

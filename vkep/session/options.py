@@ -76,6 +76,10 @@ class SessionOptions(OrtSessionOptions):
     max_nodes: maximum number of nodes of a model after its functions are inlined; a small file may expand to any number.
     max_run_bytes: maximum device memory of each part of a run: its weights, temporary buffers, inputs and outputs together.
         More raise `OutOfDeviceMemoryError` before memory is allocated. None: the size of all memory heaps of the device.
+    max_memory: maximum device memory (bytes) of all sessions on the context together, while this one is open; the smallest of all
+        sessions' applies. Where an allocation would exceed it, sessions that do not run give their temporary memory back, then
+        their weights, and upload these again for their next run. What one run needs has to fit: else `OutOfDeviceMemoryError` or
+        `ArenaOutOfMemory` says how much that is. Weights of sessions that were opened without a limit stay. None: no limit.
     progress: called while shaders are compiled and weights uploaded.
     enable_profiling, profile_file_prefix: see `InferenceSession.end_profiling`.
     free_dimensions: sizes of the model's symbolic dimensions, by name or denotation (such as DATA_BATCH); with all of
@@ -108,6 +112,7 @@ class SessionOptions(OrtSessionOptions):
     unknown_attributes: str = "warn"
     max_nodes: int = 250_000
     max_run_bytes: int | None = None
+    max_memory: int | None = None
     progress: Progress | None = None
     enable_profiling: bool = False
     profile_file_prefix: str = "vkep_profile"
@@ -128,8 +133,10 @@ class SessionOptions(OrtSessionOptions):
                 raise ValueError(f"{name} is {value!r}, expected an integer of at least 1")
         if self.concurrency > _MOST_OVERLAP:
             raise ValueError(f"concurrency is {self.concurrency}, expected at most {_MOST_OVERLAP}")
-        if self.max_run_bytes is not None and (not isinstance(self.max_run_bytes, int) or self.max_run_bytes < 1):
-            raise ValueError(f"max_run_bytes is {self.max_run_bytes!r}, expected an integer of at least 1, or None")
+        for name in ("max_run_bytes", "max_memory"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} is {value!r}, expected an integer of at least 1, or None")
         for name, (kinds, expected) in _KINDS.items():
             value = getattr(self, name)
             if not isinstance(value, kinds):
@@ -200,6 +207,7 @@ class SessionFields(TypedDict, total=False):
     unknown_attributes: str
     max_nodes: int
     max_run_bytes: int | None
+    max_memory: int | None
     progress: Progress | None
     enable_profiling: bool
     profile_file_prefix: str

@@ -90,7 +90,9 @@ class SessionState:
         if options.save_plans and self.model.file_identity:
             made_by()  # kept, since the key of the saved plan needs it
         tuned = options.tuned
-        self.delegate = VulkanDelegate(context(), library, arena, sync_mode=options.sync_mode, tuned=tuned)
+        self.delegate = VulkanDelegate(
+            context(), library, arena, sync_mode=options.sync_mode, tuned=tuned, max_memory=options.max_memory
+        )
         self.closed = False
         self._lock = threading.Lock()
         policy = session_policy(options, self.delegate.context)

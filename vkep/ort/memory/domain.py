@@ -69,6 +69,7 @@ class MemoryDomain:
         except BaseException:
             self.lease.close()
             raise
+        self.arena.add(self)
         self.uploads = Transfers(self, "upload", self._uploader)
         self.downloads = Transfers(self, "download", self._uploader)
 
@@ -135,6 +136,23 @@ class MemoryDomain:
             block.free(stream=timeline, sync_value=timeline.submitted)
         self._gave_back = True
         return sum(size for _, size in drained)
+
+    last_used = 0  #: spare blocks go before anything that a run needs again
+
+    def evict(self, weights: bool) -> bool:
+        """Return spare blocks to the arena: see `vkep.memory.device_arena.Evictable`."""
+        if weights or not self.spares.free_count or not self.lock.acquire(blocking=False):
+            return False
+        try:
+            freed = self.trim()
+        finally:
+            self.lock.release()
+        self.context.timeline.wait()
+        return freed > 0
+
+    def busy(self, mine: object) -> bool:
+        """Never: see `vkep.memory.device_arena.Evictable`."""
+        return False
 
     def shrink(self) -> int:
         """Return all free memory to the device; returns its bytes."""

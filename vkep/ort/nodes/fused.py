@@ -191,9 +191,10 @@ class FusedNode(CStruct, struct="OrtNodeComputeInfo"):
         # ONNX Runtime declares a tensor of unknown rank as a scalar: a plan that fails because of it is made in a run
         with contextlib.suppress(InvalidInputError):
             later = self._planned_ahead(declared, program, shapes_hold and not rewrites)
+        again = later or runtime.delegate.arena.max_memory is not None  # weights are uploaded again
         for weight in graph.weights.values():
             if isinstance(weight, OrtWeight):
-                weight.detach(keep=later)
+                weight.detach(keep=again)
         super().__init__()  # last: from here on ONNX Runtime holds it
 
     def _planned_ahead(self, declared: Mapping[str, ValueInfo], program: Program | None, shapes_hold: bool) -> bool:
