@@ -10,8 +10,8 @@ Optimum binds device memory for CUDA alone, since its tensors are torch's, and t
 models with the provider keep these in device memory: past and present keys and values, the encoder's states, and embeddings of
 prompts that an image pipeline passes in each step. For torch they are tensors on the CPU; what reads one copies it to the host.
 
-Image pipelines, with any provider, also get the methods for tiles that diffusers' autoencoders have
-(``pipeline.vae.enable_tiling()``).
+Image pipelines, with any provider, also get the methods for tiles and for batches that diffusers' autoencoders have
+(``pipeline.vae.enable_tiling()``, ``pipeline.enable_vae_slicing()``).
 
 Needs optimum-onnx and torch (``pip install vkep[optimum]``).
 """
@@ -283,16 +283,16 @@ class _Run:
         return [value if name in self._kept else value.numpy() for name, value in found]
 
 
-# ---- autoencoders in tiles
+# ---- autoencoders in tiles, and image by image
 
 
 def _parts(self: Any, parts: Any) -> None:
-    """As optimum's; an autoencoder gets the methods for tiles. Its class is not imported before, since that takes seconds."""
+    """As optimum's; an autoencoder gets methods for tiles and batches. Its class is not imported before: that takes seconds."""
     _own[ORTParentMixin, "initialize_ort_attributes"](self, parts)
     kind = type(self)
     if kind.__name__ == "ORTVae" and (kind, "enable_tiling") not in _own:
         coded = {name: functools.partialmethod(_coded, getattr(kind, name)) for name in ("encode", "decode")}
-        _replace(kind, {"enable_tiling": _enable_tiling, "disable_tiling": _disable_tiling, **coded})  # type: ignore[dict-item]
+        _replace(kind, _OF_AN_AUTOENCODER | coded)  # type: ignore[arg-type]
 
 
 def _enable_tiling(self: Any, use_tiling: bool = True) -> None:
@@ -309,15 +309,31 @@ def _disable_tiling(self: Any) -> None:
     self.use_tiling = False
 
 
+def _enable_slicing(self: Any) -> None:
+    """Encode and decode the images of a batch one after another, as ``diffusers.AutoencoderKL.enable_slicing``: temporary memory
+    is that of one image."""
+    self.use_slicing = True
+
+
+def _disable_slicing(self: Any) -> None:
+    """Encode and decode batches at once again."""
+    self.use_slicing = False
+
+
+_OF_AN_AUTOENCODER = {
+    "enable_tiling": _enable_tiling,
+    "disable_tiling": _disable_tiling,
+    "enable_slicing": _enable_slicing,
+    "disable_slicing": _disable_slicing,
+}
+
+
 def _coded(self: Any, own: Callable[..., Any], given: Any, *rest: Any, **more: Any) -> Any:
-    """``encode`` or ``decode`` of an autoencoder: optimum's, for each tile where tiles are on."""
-    if not getattr(self, "use_tiling", False):
+    """``encode`` or ``decode`` of an autoencoder: optimum's, for each tile and each image where these are on."""
+    tiles, slices = getattr(self, "use_tiling", False), getattr(self, "use_slicing", False) and len(given) > 1
+    if not (tiles or slices):
         return own(self, given, *rest, **more)
     encodes = own.__name__ == "encode"
-    scale = 2 ** (len(self.config.block_out_channels) - 1)
-    shared = int(self.tile_sample_min_size * self.tile_overlap_factor) // scale
-    each = scale if encodes else 1
-    tile, overlap = self.tile_sample_min_size // scale * each, shared * each
     name = "latent_dist" if encodes else "sample"
     made: list[Any] = []
 
@@ -326,7 +342,13 @@ def _coded(self: Any, own: Callable[..., Any], given: Any, *rest: Any, **more: A
         found = made[0][name]
         return (found.parameters if encodes else found).numpy(force=True)
 
-    array = run_in_tiles(run, given.numpy(force=True), tile, overlap, step=each)
-    whole = torch.from_numpy(array)
+    def run_tiles(image: Any) -> Any:
+        scale = 2 ** (len(self.config.block_out_channels) - 1)
+        shared = int(self.tile_sample_min_size * self.tile_overlap_factor) // scale
+        each = scale if encodes else 1
+        return run_in_tiles(run, image, self.tile_sample_min_size // scale * each, shared * each, step=each)
+
+    images = [image.numpy(force=True) for image in (given.split(1) if slices else [given])]
+    whole = torch.from_numpy(np.concatenate([(run_tiles if tiles else run)(image) for image in images]))
     made[0][name] = type(made[0][name])(whole) if encodes else whole
     return made[0] if more.get("return_dict", True) else tuple(made[0].values())

@@ -343,6 +343,46 @@ def test_images_in_tiles(images: Callable[..., Any], monkeypatch: pytest.MonkeyP
     assert results[0].shape == (1, 160, 224, 3)
 
 
+@pytest.mark.parametrize("tiles", [False, True])
+def test_batches_image_by_image(images: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tiles: bool) -> None:
+    settings: dict[str, Any] = {"image": torch.rand(3, 3, 64, 96), "strength": 0.9, "prompt": ["a", "b", "c"]}
+    results = []
+    for options in ({}, {"provider": "VulkanExecutionProvider"}):
+        pipeline = images("ORTStableDiffusionImg2ImgPipeline", **options)
+        (pipeline.vae.enable_tiling if tiles else pipeline.vae.disable_tiling)()
+        whole = batch(pipeline, **settings)
+        pipeline.enable_vae_slicing()  # diffusers' own, which calls that of the autoencoder
+        with monkeypatch.context() as patch:
+            parts = [type(part) for part in (pipeline.vae.encoder, pipeline.vae.decoder)]
+            counts = [noted(patch, part, "forward", lambda _, given, *a, **b: len(given)) for part in parts]
+            results.append(batch(pipeline, **settings))
+        assert counts == [[1] * (6 if tiles else 3)] * 2
+        np.testing.assert_allclose(results[-1], whole, atol=1e-5)
+        pipeline.disable_vae_slicing()
+        np.testing.assert_array_equal(batch(pipeline, **settings), whole)
+    np.testing.assert_allclose(results[1], results[0], atol=1e-4)
+    assert results[0].shape == (3, 64, 96, 3)
+
+
+def test_image_by_image_takes_the_memory_of_one(images: Callable[..., Any], registered: Any) -> None:
+    """Batches of text to image, with several images for each prompt."""
+    theirs, ours = images(), images(provider="VulkanExecutionProvider")
+    expected = batch(theirs, prompt=["a", "b"], num_images_per_prompt=2)
+    assert expected.shape == (4, 64, 64, 3)
+    ours.enable_vae_slicing()
+    np.testing.assert_allclose(batch(ours, prompt=["a", "b"], num_images_per_prompt=2), expected, atol=1e-4)
+    one = registered.memory_stats().bytes_in_use
+    ours.disable_vae_slicing()
+    np.testing.assert_allclose(batch(ours, prompt=["a", "b"], num_images_per_prompt=2), expected, atol=1e-4)
+    assert registered.memory_stats().bytes_in_use - one > 1 << 20  # buffers for four images
+
+
+def batch(pipeline: Any, prompt: list[str], **settings: Any) -> Any:
+    """Images float32 [images, height, width, 3] of four steps."""
+    settings = {"num_inference_steps": 4, "guidance_scale": 5.0, "output_type": "np"} | settings
+    return pipeline(prompt, generator=torch.Generator().manual_seed(3), **settings).images
+
+
 def test_an_autoencoder_has_its_own_methods_again(images: Callable[..., Any]) -> None:
     import vkep.optimum
 
