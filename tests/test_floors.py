@@ -52,6 +52,8 @@ FLOOR_OF = {
     "vkep.executorch": FRONT,
     "vkep.kompute": FRONT,
     "vkep.streaming": FRONT,
+    "vkep.fbank": FRONT,
+    "vkep.transducer": FRONT,
     "vkep.tiles": FRONT,
     "vkep.optimum": FRONT,
     "vkep.cuda": FRONT,

@@ -31,10 +31,12 @@ from typing import Any
 import numpy as np
 
 import vkep
+from tools.cpu_transducer import CpuTransducer
 from tools.growth import grown
 from tools.heap import resident_mb
 from tools.ort_cpu import cpu_session
 from tools.speech_rules import chosen_by_rules
+from vkep.fbank import OnlineFbank
 from vkep.generation import Generator
 from vkep.generation.audio import log_mel
 from vkep.generation.images import Processor
@@ -42,9 +44,11 @@ from vkep.generation.speech import segments_of
 from vkep.models.language import write_language
 from vkep.models.starters import STARTERS
 from vkep.models.streams import CHUNKS, FEATURES, FRAMES
+from vkep.models.transducer import STEP, VOCABULARY, write_transducer
 from vkep.models.vision_language import IMAGE, write_vision_language
 from vkep.session.session_state import SessionState
 from vkep.streaming import StreamingSession
+from vkep.transducer import Recognizer
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "pipelines.md"
 BEGIN_TABLE, END_TABLE = "<!-- pipelines: python -m tools.pipelines --write -->", "<!-- end of the pipelines -->"
@@ -353,6 +357,27 @@ def _stream(name: str, constants: Mapping[str, int], feed: Callable[[int], dict[
     return open_
 
 
+def _transducer(folder: Path, stack: ExitStack) -> Opened:
+    write_transducer(folder)
+    recognizer = stack.enter_context(Recognizer(folder))
+    theirs = CpuTransducer(folder)
+
+    def sound(size: int) -> Array:
+        return 0.1 * _normal(16000 * (1 + size))
+
+    def run(size: int) -> list[int]:
+        recognizer.reset(0)
+        recognizer.accept(0, sound(size))
+        recognizer.decode()
+        return recognizer.tokens(0)
+
+    def expected(size: int) -> list[int]:
+        return theirs.tokens(OnlineFbank().accept(sound(size)), VOCABULARY - 1)
+
+    chunks = len(OnlineFbank().accept(sound(SIZES - 1))) // STEP
+    return Opened(run, expected, chunks, [recognizer.encoder.session, recognizer.search.session])
+
+
 def _session(name: str, feed: Callable[[int], dict[str, Array]]) -> Any:
     def open_(folder: Path, stack: ExitStack) -> Opened:
         path = folder / "model.onnx"
@@ -428,6 +453,7 @@ PIPELINES = {
         "a chunk",
         _stream("recognizer", {}, lambda k: {"x": _normal(1, FRAMES, FEATURES)}, "log_probs"),
     ),
+    "streaming transducer, whole (icefall's files)": Pipeline("`vkep.transducer`", "a chunk", _transducer),
     "text to speech (piper's form)": Pipeline("`vkep.InferenceSession`", "a text", _session("voice", _phonemes)),
     "semantic search": Pipeline("`vkep.InferenceSession`", "four texts", _session("sentences", _texts)),
     "detection (YOLOv8's form)": Pipeline(

@@ -151,14 +151,23 @@ class StreamingSession(Uncopied):
         input_feed: Mapping[str, Feed],
         *,
         device: Literal["cpu", "gpu"] = "cpu",
+        streams: Sequence[int] | None = None,
     ) -> list[Any]:
         """Run the model on the next chunk of each stream; results of ``output_names`` (None: all outputs but the states) in
         order: arrays, or with ``device="gpu"`` new device tensors, for which the host does not wait.
 
-        ``input_feed``: the other inputs, as for `vkep.InferenceSession.run`, with ``streams`` entries along their batch axis.
+        ``input_feed``: the other inputs, as for `vkep.InferenceSession.run`, with an entry for each stream along their
+        batch axis.
+        ``streams``: only these continue (None: all); others keep their states, and their results have no meaning.
         Raises as that. After an error that data caused the states hold no value: `reset` or `restore` those of all
         streams.
         """
+        others = sorted(set(range(self.streams)) - set(range(self.streams) if streams is None else streams))
+        if others:
+            with self.copy() as before:
+                results = self.run(output_names, input_feed, device=device)
+                self.restore(before, others)
+            return results
         names = tuple(self._outputs if output_names is None else output_names)
         binding = self._bindings.get((names, device))
         if binding is None:

@@ -19,6 +19,7 @@ from vkep.models.diffusion import write_diffusion
 from vkep.models.language import PAD, write_language, write_tokenizer
 from vkep.models.sources import write_sources
 from vkep.models.streams import recognizer, voice_activity
+from vkep.models.transducer import write_transducer
 from vkep.models.vision_language import write_florence, write_vision_language
 from vkep.models.voice import voice
 
@@ -205,6 +206,11 @@ STARTERS: Mapping[str, Starter] = {
         "a streaming recognizer: x [batch, 16, 80] and 30 states to log_probs [batch, 16, 64] and the next states",
         "recognizer.onnx",
         _file(recognizer),
+    ),
+    "transducer": Starter(
+        "a streaming transducer in the files of icefall and sherpa-onnx: encoder, decoder, joiner and tokens.txt",
+        "transducer",
+        write_transducer,
     ),
     "voice": Starter(
         "a voice in piper's form: input [1, phonemes], input_lengths and scales to output [1, 1, 1, samples]",

@@ -168,8 +168,13 @@ class _Evaluator:
         self.given = _types(named)
         self._wanted = list(wanted)
         self._lock = Lock()
+        proto = onnx.NodeProto()
+        proto.CopyFrom(node.proto)
+        del proto.input[:], proto.output[:]  # a node that was copied into another graph has other names there
+        proto.input.extend(node.inputs)
+        proto.output.extend(node.outputs)
         graph = helper.make_graph(
-            [node.proto],
+            [proto],
             "fold",
             [helper.make_tensor_value_info(n, _elem_type(a), a.shape) for n, a in named.items()],
             [onnx.ValueInfoProto(name=n) for n in wanted],

@@ -1,0 +1,233 @@
+"""Streaming transducers: the tokens of the same search with ONNX Runtime, many sounds that come and go; the features of Kaldi's
+library, and the tokens and times of sherpa-onnx, where these packages are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from tools.cpu_transducer import CpuTransducer
+from vkep import InferenceSession
+from vkep.errors import InvalidInputError, InvalidModelError
+from vkep.fbank import WINDOW, OnlineFbank, fbank
+from vkep.graph.load import load_model
+from vkep.models.transducer import CHUNK, STEP, VOCABULARY, write_transducer
+from vkep.streaming import StreamingSession
+from vkep.transducer import Recognizer, search_model
+
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("transducer")
+    write_transducer(made)
+    return made
+
+
+def drawn_sound(seed: int, seconds: float) -> Array:
+    rng = np.random.default_rng(seed)
+    count = round(16000 * seconds)
+    loud = np.repeat(rng.uniform(0, 1, count // 1600 + 1), 1600)[:count]
+    return (rng.normal(0, 0.1, count) * loud).astype(np.float32)
+
+
+@pytest.mark.gpu
+def test_the_same_tokens(folder: Path) -> None:
+    """Sounds begin and end at other times, in parts of any length; a run reads those that have a chunk."""
+    theirs, rng = CpuTransducer(folder), np.random.default_rng(2)
+    lengths = [3.1, 1.7, 0.9, 2.4, 4.0]
+    sounds = [drawn_sound(k, seconds) for k, seconds in enumerate(lengths)]
+    with Recognizer(folder, streams=3, fallback="error") as recognizer:
+        assert (recognizer.chunk, recognizer.step) == (CHUNK, STEP)
+        found: dict[int, list[int]] = {}
+        waiting, reading = list(range(len(sounds))), dict[int, tuple[int, int]]()
+        mixed = 0
+        while waiting or reading:
+            for stream in range(3):
+                if stream not in reading and waiting:
+                    recognizer.reset(stream)
+                    reading[stream] = waiting.pop(0), 0
+            for stream, (number, at) in list(reading.items()):
+                part = int(rng.integers(1, 9000))
+                recognizer.accept(stream, sounds[number][at : at + part])
+                reading[stream] = number, at + part
+            mixed += 0 < len(recognizer.ready()) < 3
+            recognizer.decode()
+            for stream, (number, at) in list(reading.items()):
+                if at >= sounds[number].size:
+                    before = recognizer.tokens(stream)
+                    recognizer.finish(stream)
+                    recognizer.decode()
+                    found[number] = recognizer.tokens(stream)
+                    assert found[number][: len(before)] == before
+                    del reading[stream]
+        assert mixed > 3
+        for number, sound in enumerate(sounds):
+            online = OnlineFbank()
+            features = np.concatenate(
+                [online.accept(sound), online.accept(np.zeros(160 * CHUNK, np.float32)), online.finish()]
+            )
+            first = len(OnlineFbank().accept(sound))
+            whole = first - first % STEP + CHUNK if first >= CHUNK else CHUNK
+            expected = theirs.tokens(features[:whole], VOCABULARY - 1)
+            assert found[number] == expected
+        assert len({tuple(tokens[:9]) for tokens in found.values()}) == len(sounds)
+        assert recognizer.encoder.session._parts.graph.plan_count <= 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("context", [1, 2, 4])
+@pytest.mark.parametrize("ignored", [(), (3, 5)])
+def test_the_search_alone(context: int, ignored: tuple[int, ...]) -> None:
+    text = """
+        <ir_version: 9, opset_import: ["" : 18]>
+        part (INPUTS) => (float[N, K] made) { NODES }
+    """
+    decoder = onnx.parser.parse_model(
+        text.replace("INPUTS", f"int64[N, {context}] y").replace(
+            "NODES",
+            "zero = Constant <value_int = 0> () some = Max (y, zero) words = Gather (table, some) "
+            "one = Constant <value_ints = [1]> () "
+            "scaled = Mul (words, weights) made = ReduceSum <keepdims = 0> (scaled, one)",
+        )
+    )
+    joiner = onnx.parser.parse_model(
+        text.replace("INPUTS", "float[N, 6] a, float[N, 6] b").replace(
+            "NODES", "sum = Add (a, b) bent = Tanh (sum) made = MatMul (bent, table)"
+        )
+    )
+    rng = np.random.default_rng(context)
+    tables = {"table": rng.normal(0, 1, (9, 6)), "weights": rng.normal(0, 1, (context, 1))}
+    decoder.graph.initializer.extend(onnx.numpy_helper.from_array(v.astype(np.float32), n) for n, v in tables.items())
+    head = rng.normal(0, 1, (6, 9)).astype(np.float32)
+    joiner.graph.initializer.append(onnx.numpy_helper.from_array(head, "table"))
+    model = search_model(load_model(joiner), load_model(decoder), 7, context, ignored)
+    encoded, before = rng.normal(0, 1, (3, 7, 6)).astype(np.float32), rng.integers(0, 9, (3, context))
+    with InferenceSession(model, fallback="error") as session:
+        tokens, after = session.run(None, {"encoder_out": encoded, "context": before})
+    for stream in range(3):
+        said, found = list(before[stream]), []
+        for frame in encoded[stream]:
+            last = (tables["table"][said[-context:]] * tables["weights"]).sum(0)
+            token = int((np.tanh(frame + last) @ head).argmax())
+            found.append(0 if token in (0, *ignored) else token)
+            said += [token] if found[-1] else []
+        assert tokens[stream].tolist() == found
+        assert after[stream].tolist() == said[-context:]
+    assert (tokens != 0).any() and (tokens == 0).any()
+
+
+@pytest.mark.gpu
+def test_some_streams_continue(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    chunks = rng.normal(0, 1, (4, 3, CHUNK, 80)).astype(np.float32)
+    with (
+        StreamingSession(folder / "encoder.onnx", streams=3) as session,
+        StreamingSession(folder / "encoder.onnx") as alone,
+    ):
+        session.run(["encoder_out"], {"x": chunks[0]})
+        session.run(["encoder_out"], {"x": chunks[1]}, streams=[0, 2])
+        session.run(["encoder_out"], {"x": chunks[2]}, streams=[1])
+        (made,) = session.run(["encoder_out"], {"x": chunks[3]})
+        for stream, parts in enumerate(([0, 1, 3], [0, 2, 3], [0, 1, 3])):
+            alone.reset()
+            for part in parts:
+                (wanted,) = alone.run(["encoder_out"], {"x": chunks[part, stream : stream + 1]})
+            np.testing.assert_allclose(made[stream], wanted[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("count", [1, 150, 399, 400, 4321])
+def test_features_of_parts(count: int) -> None:
+    """A sound in parts has the frames of the whole sound."""
+    sound, rng = drawn_sound(count, count / 16000), np.random.default_rng(count)
+    whole, parts = OnlineFbank(40), OnlineFbank(40)
+    expected = np.concatenate([whole.accept(sound), whole.finish()])
+    assert expected.shape == ((count + 80) // 160, 40)
+    found, at = [], 0
+    while at < count:
+        size = int(rng.integers(1, 700))
+        found.append(parts.accept(sound[at : at + size]))
+        at += size
+    np.testing.assert_array_equal(np.concatenate([*found, parts.finish()]), expected)
+
+
+def test_a_tone_is_in_its_band() -> None:
+    for hertz in (300, 1000, 4000):
+        tone = np.sin(2 * np.pi * hertz * np.arange(WINDOW) / 16000).astype(np.float32)
+        places = 1127 * np.log(1 + np.array([20, 7600, hertz]) / 700)
+        band = (places[2] - places[0]) / (places[1] - places[0]) * 81 - 1
+        assert abs(fbank(tone[None])[0].argmax() - band) <= 1
+
+
+def test_features_of_kaldi() -> None:
+    kaldi = pytest.importorskip("kaldi_native_fbank")
+    options = kaldi.FbankOptions()
+    options.frame_opts.dither, options.frame_opts.snip_edges = 0, False
+    options.mel_opts.num_bins, options.mel_opts.high_freq = 80, -400
+    sound = drawn_sound(0, 1.234)
+    theirs = kaldi.OnlineFbank(options)
+    theirs.accept_waveform(16000, sound.tolist())
+    ours = OnlineFbank()
+    found = ours.accept(sound)
+    assert len(found) == theirs.num_frames_ready
+    theirs.input_finished()
+    found = np.concatenate([found, ours.finish()])
+    assert len(found) == theirs.num_frames_ready
+    expected = np.stack([theirs.get_frame(k) for k in range(len(found))])
+    np.testing.assert_allclose(found, expected, atol=2e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seconds", [1.3, 4.1])
+def test_sherpa_onnx(folder: Path, seconds: float) -> None:
+    """The program that reads these files: the same texts and times."""
+    sherpa = pytest.importorskip("sherpa_onnx")
+    files = {part: str(folder / f"{part}.onnx") for part in ("encoder", "decoder", "joiner")}
+    theirs = sherpa.OnlineRecognizer.from_transducer(tokens=str(folder / "tokens.txt"), num_threads=1, **files)
+    sound, stream = drawn_sound(9, seconds), theirs.create_stream()
+    stream.accept_waveform(16000, sound)
+    while theirs.is_ready(stream):
+        theirs.decode_stream(stream)
+    with Recognizer(folder, fallback="error") as recognizer:
+        recognizer.accept(0, sound)
+        recognizer.decode()
+        assert recognizer.text(0) == theirs.get_result(stream) != ""
+        # it takes four frames of features for each of the encoder's, of which this one has two
+        np.testing.assert_allclose(recognizer.times(0), np.array(theirs.timestamps(stream)) / 2, atol=1e-6)
+
+
+def test_what_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"has no encoder\*\.onnx"):
+        Recognizer(tmp_path)
+    write_transducer(tmp_path)
+    model = onnx.load(tmp_path / "encoder.onnx")
+    for name, value in (("T", "0"), ("decode_chunk_len", "many")):
+        onnx.helper.set_model_props(model, {"T": "45", "decode_chunk_len": "32", name: value})
+        onnx.save(model, tmp_path / "encoder.onnx")
+        with pytest.raises(InvalidModelError, match=f"its metadata say {name} is '{value}'"):
+            Recognizer(tmp_path)
+    write_transducer(tmp_path)
+    (tmp_path / "tokens.txt").write_text("a\n")
+    with pytest.raises(InvalidModelError, match="'a' does not end with a token's number"):
+        Recognizer(tmp_path)
+    (tmp_path / "tokens.txt").unlink()
+    onnx.save(onnx.load(tmp_path / "joiner.onnx"), tmp_path / "joiner.int8.onnx")
+    joiner, decoder = (load_model(folder / f"{part}.onnx") for part in ("joiner", "decoder"))
+    with pytest.raises(InvalidModelError, match=r"expected \[\(2, 1\), \(1, 1\)\]"):
+        search_model(decoder, joiner, 4, 2)
+    with Recognizer(tmp_path, fallback="error") as recognizer:
+        with pytest.raises(InvalidModelError, match=r"no tokens\.txt"):
+            recognizer.text(0)
+        with pytest.raises(InvalidInputError, match="stream is 1, expected 0 to 0"):
+            recognizer.accept(1, np.zeros(4, np.float32))
+        with pytest.raises(InvalidInputError, match="the samples are int64"):
+            recognizer.accept(0, np.zeros(4, np.int64))
+        recognizer.finish(0)
+        recognizer.finish(0)
+        with pytest.raises(InvalidInputError, match="stream 0 is finished"):
+            recognizer.accept(0, np.zeros(4, np.float32))
