@@ -28,6 +28,7 @@ from vkep.generation.pace import Pace
 from vkep.generation.rewrite import FIRST_FEATURE
 from vkep.generation.rows import BufferRows, GrownRows, Rows
 from vkep.generation.sampling import Chances, Sampling
+from vkep.generation.speculation import Speculation
 from vkep.generation.speech import bounds
 from vkep.generation.text import TextStream
 from vkep.generation.vision import Image, images_of
@@ -142,6 +143,7 @@ class Batch(Uncopied):
         # states of recurrent layers do not go back after a wrong guess
         guesses = isinstance(decoder, Decoder) and not decoder.has_states
         self._lookup, self._draft = lookup if guesses else 0, draft
+        self._sampled = Speculation(decoder, draft) if isinstance(decoder, Decoder) and draft is not None else None
         self._in_progress: list[Answer] = []
         self._unread: deque[Answer] = deque()  # whose readers are deleted
         self._lock = threading.RLock()  # a call holds it; one may still run after its caller was interrupted
@@ -314,7 +316,11 @@ class Batch(Uncopied):
         choice = self._choice(ready)
         if len(self._in_progress) == 1 and choice.greedy and (guess := self._guess(ready[0])):
             return self._test(ready[0], guess)
-        events: list[Event] = []
+        if len(self._in_progress) == 1 and self._sampled is not None and self._sampled.serves(choice):
+            events = self._speculate(ready[0], self._sampled)
+            if events:
+                return events
+        events = []
         for rows, made in self._steps(ready, choice):
             answers = [by_row.get(row) for row in rows]
             made = self._choose(answers, made, choice)
@@ -326,23 +332,54 @@ class Batch(Uncopied):
             events += [self._took(by_row[row], chosen[row], logprobs[row]) for row in rows if row in by_row]
         return events
 
+    def _speculate(self, answer: Answer, sampled: Speculation) -> list[Event]:
+        """Run the last token and those that the draft model drew after it, of which as many are kept as give the answer the
+        model's own distribution. No events where nothing was drawn."""
+        known, at = [*answer.prompt, *answer.tokens], len(answer.tokens)
+        assert self._draft is not None
+        count = min([self._draft.most, *self._limits(answer)])
+        shares: list[DeviceTensor] = []
+        try:
+            guess, shares = sampled.guess(known, count, answer.sampling, answer._chances, at)
+            if not guess:
+                return []
+            self._rows.reserve(answer._row, len(self._rows.held[answer._row]) + 1 + len(guess))
+        except MemoryError as error:
+            self._without_draft(error)
+            return []
+        self._known = self._known_from = self._ahead = None
+        made = self._rows.feed(answer._row, [answer.tokens[-1], *guess])
+        accept = [answer._chances.at(at + k, "accept") for k in range(len(guess))]
+        kept, token = sampled.kept(made.logits, guess, shares, answer.sampling, accept, answer._chances.at(at, "next"))
+        events = []
+        for one in (*guess[:kept], token):
+            events.append(self._took(answer, one, None))
+            if answer.ended:
+                break
+        return events
+
+    def _without_draft(self, error: MemoryError) -> None:
+        """Go on without a draft, whose caches cannot grow: no answer needs it."""
+        self._draft = self._sampled = None
+        logger.warning("from now on the draft guesses nothing: no memory for its caches (%s)", str(error))
+
+    def _limits(self, answer: Answer) -> list[int]:
+        """How many tokens may be guessed, by the model's context and by ``max_tokens``: one more follows them."""
+        context, most = self._decoder.folder.context, answer.sampling.max_tokens
+        limits = [context - len(answer.prompt) - len(answer.tokens) - 1] if context else []
+        return limits + ([most - len(answer.tokens) - 1] if most is not None else [])
+
     def _guess(self, answer: Answer) -> list[int]:
         """Tokens that may be an answer's next ones: what followed its last tokens before, else what the draft model says."""
-        known, context, most = (
-            [*answer.prompt, *answer.tokens],
-            self._decoder.folder.context,
-            answer.sampling.max_tokens,
-        )
-        limits = [context - len(known) - 1] if context else []
-        limits += [most - len(answer.tokens) - 1] if most is not None else []
+        known, limits = [*answer.prompt, *answer.tokens], self._limits(answer)
         found = self._looked_up(known, min([self._lookup, *limits])) if self._lookup else []
         if not found and self._draft is not None:
             vocabulary = self._decoder.vocabulary or FIRST_FEATURE
             try:
                 guess = self._draft.guess(known, min([self._draft.most, *limits]))
-            except MemoryError as error:  # its caches cannot grow; the answer needs no guess
-                self._draft, guess = None, []
-                logger.warning("from now on the draft guesses nothing: no memory for its caches (%s)", str(error))
+            except MemoryError as error:
+                self._without_draft(error)
+                guess = []
             found = list(itertools.takewhile(lambda token: token < vocabulary, guess))
         return found
 
@@ -539,6 +576,8 @@ class Batch(Uncopied):
             for answer in list(self._in_progress):
                 self.cancel(answer)
             self._chooser.close()
+            if self._sampled is not None:
+                self._sampled.close()
             self._rows.close()
 
 

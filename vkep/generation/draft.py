@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from vkep.generation.decoder import Decoder
+from vkep.generation.decoder import Decoder, Made
 from vkep.generation.rewrite import FIRST_FEATURE
 from vkep.generation.rows import BufferRows, GrownRows, fed
 from vkep.session import InferenceSession
@@ -26,13 +26,10 @@ class Draft:
     def guess(self, known: Sequence[int], count: int) -> list[int]:
         """Up to ``count`` tokens that follow ``known``; none for a sequence that is too long for the model, or has tokens that
         it does not know. Raises as `InferenceSession.run`, `ArenaOutOfMemory`."""
-        context, vocabulary = self._decoder.folder.context, self._decoder.vocabulary or FIRST_FEATURE
-        count = min(count, context - len(known) if context else count)
-        if count < 1 or max(known) >= vocabulary:
+        row, made = self._begin(known, count)
+        if made is None:
             return []
-        row = self._rows.take(known, ())
-        rows, found = range(row, row + 1), list[int]()
-        made = fed(self._rows, row, known[len(self._rows.held[row]) :])
+        count, rows, found = self._room(known, count), range(row, row + 1), list[int]()
         while (tokens := made.tokens) is not None:
             more = len(found) + 1 < count
             ahead = self._rows.ahead(rows, tokens) if more else None
@@ -46,6 +43,33 @@ class Draft:
             else:
                 [(_, made)] = self._rows.step({row: token}, (tokens, [token]))
         return found
+
+    def drawn(self, known: Sequence[int], count: int, draw: Callable[[Made], int]) -> list[int]:
+        """As `guess`, of tokens that ``draw`` chooses of each run."""
+        row, made = self._begin(known, count)
+        if made is None:
+            return []
+        found = [draw(made)]
+        while len(found) < self._room(known, count):
+            [(_, made)] = self._rows.step({row: found[-1]}, None)
+            found.append(draw(made))
+        return found
+
+    def _room(self, known: Sequence[int], count: int) -> int:
+        context = self._decoder.folder.context
+        return min(count, context - len(known)) if context else count
+
+    def _begin(self, known: Sequence[int], count: int) -> tuple[int, Made | None]:
+        """A row with all that is known, and its last run; None where nothing may follow."""
+        if self._room(known, count) < 1 or max(known) >= (self.vocabulary or FIRST_FEATURE):
+            return 0, None
+        row = self._rows.take(known, ())
+        return row, fed(self._rows, row, known[len(self._rows.held[row]) :])
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of its tokens; 0: unknown."""
+        return self._decoder.vocabulary
 
     def close(self) -> None:
         """Close the session and its caches."""

@@ -67,7 +67,8 @@ class Generator(Uncopied):
         lookup: up to so many tokens are guessed and tested in one run, where an answer repeats what the prompt or the
             answer said before; 0: none. The tokens are those of a run for each. It serves greedy answers, one at a time,
             of models without an encoder.
-        draft: the folder of a smaller model with the same tokens, as ``folder``: it guesses what ``lookup`` does not.
+        draft: the folder of a smaller model with the same tokens, as ``folder``: it guesses what ``lookup`` does not. Sampled
+            answers keep their distribution, and get other tokens of a seed than without it.
         draft_tokens: up to so many tokens are guessed by ``draft``.
         options: of `vkep.InferenceSession`.
 

@@ -153,6 +153,6 @@ class Chances:
 
     seed: int = field(default_factory=lambda: secrets.randbits(63))
 
-    def at(self, index: int) -> float:
-        """The n-th number, in [0, 1), exact in float32."""
-        return random.Random(f"{self.seed}:{index}").getrandbits(23) / 2**23
+    def at(self, index: int, use: str = "") -> float:
+        """The n-th number for a use, in [0, 1), exact in float32."""
+        return random.Random(f"{self.seed}:{index}{use}").getrandbits(23) / 2**23
