@@ -1,4 +1,4 @@
-"""Drawn graphs whose products read the same rows: weights of other columns, biases, shared weights, other users of the results."""
+"""Drawn graphs whose products read the same rows: other columns, biases, shared weights, other users of the results."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def draw(seed: int, alike: bool) -> tuple[onnx.ModelProto, dict[str, Array], lis
     shared = g.normal(k, 32, scale=k**-0.5)
     after = g.pick("", "bias", "scaled bias")
     made = []
-    for number in range(count):
+    for _ in range(count):
         n = 32 if alike else g.pick(8, 16, 32, 32, 12)
         form = g.pick("columns", "columns", "transposed" if flat else "columns", "shared" if not alike else "columns")
         if form == "transposed":
