@@ -52,10 +52,11 @@ EXAMPLES = {
     "semantic_search.py": (None, [" Rice is cooked in", " Bread is baked"]),
     "detect.py": (None, ["frame 9: ", "  class "]),
     "video.py": (None, ["frame 29: ", "30 frames: "]),
+    "follow_objects.py": (None, ["frame 0: ", "frame 29: ", " of 256 pixels"]),
     "own_shader.py": (None, ["uvec2 x at 0, uvec2 y at 8, uint n at 16, float a at 20", "right"]),
 }
-#: needs torch: run by tests/executorch/export/test_example.py
-EXPORTING = {"export_unified_vgf_vulkan_e2e.py"}
+#: need torch: run by tests/executorch/export/test_example.py and tests/session/test_video_objects.py
+EXPORTING = {"export_unified_vgf_vulkan_e2e.py", "export_sam2.py"}
 #: packages that an example needs and that are no part of the test extra
 NEEDS = {
     "kompute_region.py": "kp",
@@ -63,6 +64,7 @@ NEEDS = {
     "ray_service.py": "ray",
     "chat.py": "jinja2",
     "chat_image.py": "PIL",
+    "follow_objects.py": "PIL",
     "generate_image.py": "diffusers",
     "transcribe.py": "tokenizers",
     "semantic_search.py": "tokenizers",
@@ -78,6 +80,7 @@ STARTED: dict[str, tuple[str, list[str]]] = {
     "semantic_search.py": ("sentences", []),
     "detect.py": ("detector", []),
     "video.py": ("detector", []),
+    "follow_objects.py": ("objects", []),
 }
 
 

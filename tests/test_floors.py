@@ -55,6 +55,7 @@ FLOOR_OF = {
     "vkep.fbank": FRONT,
     "vkep.transducer": FRONT,
     "vkep.tiles": FRONT,
+    "vkep.video_objects": FRONT,
     "vkep.optimum": FRONT,
     "vkep.cuda": FRONT,
     "vkep.ray": FRONT,

@@ -35,6 +35,7 @@ from tools.cpu_transducer import CpuTransducer
 from tools.growth import grown
 from tools.heap import resident_mb
 from tools.ort_cpu import cpu_session
+from tools.ort_video import CpuVideo
 from tools.speech_rules import chosen_by_rules
 from vkep.fbank import OnlineFbank
 from vkep.generation import Generator
@@ -49,6 +50,7 @@ from vkep.models.vision_language import IMAGE, write_vision_language
 from vkep.session.session_state import SessionState
 from vkep.streaming import StreamingSession
 from vkep.transducer import Recognizer
+from vkep.video_objects import Prompt, VideoObjects
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "pipelines.md"
 BEGIN_TABLE, END_TABLE = "<!-- pipelines: python -m tools.pipelines --write -->", "<!-- end of the pipelines -->"
@@ -417,6 +419,24 @@ def _networks(*names: str) -> Any:
     return open_
 
 
+def _video_objects(folder: Path, stack: ExitStack) -> Opened:
+    """Whole videos of transformers' SAM 2, in which one to three objects begin."""
+    from examples.export_sam2 import export
+    from tools.sam2_video import EDGE, small_model
+
+    export(small_model(), folder)
+    video, theirs = stack.enter_context(VideoObjects(folder)), CpuVideo(folder)
+
+    def masks(one: VideoObjects | CpuVideo, size: int) -> Array:
+        one.reset()
+        shown = {3 * k: {k: Prompt([(20 + 5 * k, 30)])} for k in range(1 + size % 3)}
+        frames = np.random.default_rng(size).standard_normal((3 + 3 * size, 1, 3, EDGE, EDGE), np.float32)
+        found = [one.frame(frame, shown.get(k)) for k, frame in enumerate(frames)]
+        return np.concatenate([mask.ravel() for each in found for mask in each.values()])
+
+    return Opened(lambda k: masks(video, k), lambda k: masks(theirs, k), 3 * SIZES, list(video.sessions.values()))
+
+
 def _normal(*shape: int) -> Array:
     return np.random.default_rng(shape).standard_normal(shape, np.float32)
 
@@ -466,11 +486,7 @@ PIPELINES = {
     "detection without suppression (YOLOv10's and RT-DETR's forms)": Pipeline(
         "`vkep.InferenceSession`, two", "a frame", _networks("yolo_end", "rt_detr")
     ),
-    "objects in videos (SAM 2: image, masks, memory)": Pipeline(
-        "`vkep.InferenceSession`, four",
-        "a frame",
-        _networks("sam2_image", "sam2_masks", "sam2_attention", "sam2_memory"),
-    ),
+    "objects in videos (SAM 2, 3 to 30 frames)": Pipeline("`vkep.video_objects`", "a frame", _video_objects),
     "background removal (U2-Net's form)": Pipeline("`vkep.InferenceSession`", "an image", _networks("u2net")),
     "upscaling (Real-ESRGAN's two forms)": Pipeline(
         "`vkep.InferenceSession`, two", "an image", _networks("esrgan", "pixelshuffle")
@@ -485,7 +501,7 @@ PIPELINES = {
 
 
 @contextmanager
-def _crossing() -> Iterator[list[int]]:
+def crossing() -> Iterator[list[int]]:
     """Counts the bytes that vkep's sessions copy between host and device. A token that the host reads counts too."""
     found, own = [0], SessionState.execute
 
@@ -555,7 +571,7 @@ def _columns(opened: Opened, step: str, rounds: int, warnings: _Warnings) -> lis
     wrong = [r for r in right if "differ:" in r]
     worst = wrong[0] if wrong else max(right, key=lambda r: float(r.split()[-1]) if "difference" in r else 0)
     cpu = sorted({n.op_type for s in opened.sessions for n in s.report().nodes if n.where == "cpu"})
-    with (opened.crossed or _crossing)() as crossed:
+    with (opened.crossed or crossing)() as crossed:
         opened.run(SIZES - 1)
     ours = _times(opened.run, rounds, opened.steps)
     theirs = _times(opened.theirs, rounds, opened.steps)

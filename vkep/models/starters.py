@@ -20,6 +20,7 @@ from vkep.models.language import PAD, write_language, write_tokenizer
 from vkep.models.sources import write_sources
 from vkep.models.streams import recognizer, voice_activity
 from vkep.models.transducer import write_transducer
+from vkep.models.video_objects import write_video_objects
 from vkep.models.vision_language import write_florence, write_vision_language
 from vkep.models.voice import voice
 
@@ -196,6 +197,9 @@ STARTERS: Mapping[str, Starter] = {
         "a detector in YOLOv8's form: images [batch, 3, 64, 64] to output0 [batch, 12, 80]",
         "detector.onnx",
         _file(detector),
+    ),
+    "objects": Starter(
+        "a folder that follows objects through a video: the parts of SAM 2's form", "objects", write_video_objects
     ),
     "vad": Starter(
         "voice activity in silero-vad's form: input [batch, samples], state and sr to output and stateN",
