@@ -19,6 +19,7 @@ layout(constant_id = 14) const uint PARTIAL = 0;
 layout(constant_id = 15) const uint SUBGROUP_LANES = 32;
 layout(constant_id = 16) const uint STORE_VECTOR = 0;  // 1: results lie in aligned groups of eight along a row
 layout(constant_id = 17) const uint WHOLE_K = 0;  // 1: k is a multiple of the stage, so that loads need no bounds check
+layout(constant_id = 31) const uint WIDE = 0;  // 1: results are float32
 layout(constant_id = 21) const uint PREFETCH = 1;  // stages that are being loaded into registers while one is multiplied
 
 const uint SUBGROUPS_N = TILE_N / SUB_N;

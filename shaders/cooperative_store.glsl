@@ -1,5 +1,5 @@
-// Stores results of a product on cooperative matrices, eight of a row at a time: to y, or to the float32 partial sums of a
-// split.
+// Stores results of a product on cooperative matrices, eight of a row at a time: to y (WIDE: float32), or to the float32 partial
+// sums of a split.
 //
 // Include after epilogue.glsl and the declarations of Elements, Units, row0 and column0. The kernel's arguments have m, n, y_row,
 // y_col and alpha; it sets y0, o0 and partial0 (elements) before the first store. Columns from COLUMN_END on are not stored.
@@ -36,12 +36,21 @@ void store_eight(uint row, uint column, vec4 low, vec4 high) {
             low[i] = epilogue(args.alpha * low[i], o + i, row, column + i);
             high[i] = epilogue(args.alpha * high[i], o + 4 + i, row, column + 4 + i);
         }
-        Units(operand(args.y, 2)).v[(y0 + row * args.y_row + column) / 8] = pack_eight(low, high);
+        uint at = y0 + row * args.y_row + column;
+        if (WIDE == 1) {
+            PartialUnits(operand(args.y, 2)).v[at / 4] = low;
+            PartialUnits(operand(args.y, 2)).v[at / 4 + 1] = high;
+        } else {
+            Units(operand(args.y, 2)).v[at / 8] = pack_eight(low, high);
+        }
     } else {
-        Elements y = Elements(operand(args.y, 2));
-        [[unroll]] for (uint i = 0; i < 8; i++)
-            if (column + i < COLUMN_END)
-                y.v[y0 + row * args.y_row + (column + i) * args.y_col] = T(epilogue(args.alpha * (i < 4 ? low[i & 3] : high[i & 3]), o + i, row, column + i));
+        [[unroll]] for (uint i = 0; i < 8; i++) {
+            if (column + i >= COLUMN_END) continue;
+            float v = epilogue(args.alpha * (i < 4 ? low[i & 3] : high[i & 3]), o + i, row, column + i);
+            uint at = y0 + row * args.y_row + (column + i) * args.y_col;
+            if (WIDE == 1) Partial(operand(args.y, 2)).v[at] = v;
+            else Elements(operand(args.y, 2)).v[at] = T(v);
+        }
     }
 }
 #endif

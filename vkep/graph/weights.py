@@ -7,7 +7,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import onnx
@@ -129,12 +129,22 @@ class ProtoWeight(Weight):
         return content
 
 
+class Codes(NamedTuple):
+    """What a weight was dequantized from: ``(codes - zero) * scale``, whose factors belong to one axis where they are several."""
+
+    codes: Weight
+    scale: np.ndarray
+    zero: np.ndarray | None
+    axis: int
+
+
 class ArrayWeight(Weight):
     """A weight that is computed while planning: folded, or packed for a kernel."""
 
-    def __init__(self, name: str, array: np.ndarray) -> None:
+    def __init__(self, name: str, array: np.ndarray, codes: Codes | None = None) -> None:
         super().__init__(name, array.shape, dtypes.from_numpy(array.dtype).onnx)
         self._array = array
+        self.codes = codes  #: of a dequantized weight
 
     def array(self) -> np.ndarray:
         return self._array

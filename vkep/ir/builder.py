@@ -47,6 +47,10 @@ class Builder:
         #: elements in such steps, the tensor (`vkep.ops.quantized.linear`)
         self.steps: dict[Storage, Hashable] = {}
         self.in_steps: dict[Storage, Tensor] = {}
+        #: 8-bit codes in float16, by where they are and their zero point; and by the storage of a dequantized tensor, these and
+        #: their scale (`vkep.ops.codes`)
+        self.halves: dict[Hashable, Tensor] = {}
+        self.in_halves: dict[Storage, tuple[Tensor, float]] = {}
 
     # ---- declining
 

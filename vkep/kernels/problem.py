@@ -12,7 +12,7 @@ import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
@@ -80,6 +80,7 @@ def _extent(sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
 
 
 P = TypeVar("P", bound="Problem")
+Q = TypeVar("Q", bound="Product")
 
 
 class NoReference(ValueError):
@@ -170,10 +171,34 @@ class Problem(ABC):
             return None
         return self if make.strides is None and place.is_contiguous else self.restrided(make.name, place.strides)
 
+    def stores(self, dtype: str) -> bool:
+        """Whether `stored_in` takes a view of this element type."""
+        return bool(self.operands[1][0].dtype == dtype)
+
     def can_load(self, name: str, alignment: int) -> bool:
         """Whether the kernels read an input from an address that is a multiple of ``alignment`` bytes, and as fast as from one of
         16 bytes."""
         return True
+
+
+class Product(Problem):
+    """Base of products and convolutions: fields ``dtype``, and ``wide``, with which results are float32 where operands are
+    float16. An epilogue of wide sums may give float16, which is then what is stored."""
+
+    dtype: str
+    wide: bool
+
+    @property
+    def results(self) -> str:
+        """The element type of the results."""
+        return "float32" if self.wide else self.dtype
+
+    def stores(self, dtype: str) -> bool:
+        return dtype in (self.results, self.dtype)
+
+    def stored_in(self: Q, view: Any) -> Q | None:
+        narrowed = self.wide and view.dtype.name == self.dtype
+        return super(Product, replace(self, wide=False) if narrowed else self).stored_in(view)  # type: ignore[type-var]
 
 
 def check(problem: Problem, inputs: Sequence[View], outputs: Sequence[View]) -> None:

@@ -18,7 +18,7 @@ from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.fastdiv import LIMIT
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.launch import Workspace, element_type
-from vkep.kernels.problem import Problem
+from vkep.kernels.problem import Problem, Product
 from vkep.kernels.tuning import Choice as MeasuredChoice
 from vkep.kernels.tuning import Tuned, estimated
 from vkep.sizes import cached, hint, record_at_hand
@@ -102,6 +102,7 @@ class Candidate(Generic[P]):
         worth: for a problem that it supports, why a later candidate is expected to be faster. `vkep tune` may override
             it, by the candidate's name and the problem's key.
         layout: the memory layout of its images: "nchw" or "nhwc".
+        wide: whether it stores float32 results of float16 operands (`Product.wide`).
     """
 
     name: str
@@ -109,6 +110,7 @@ class Candidate(Generic[P]):
     when: When = always
     worth: When = always
     layout: str = "nchw"
+    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,9 @@ def _asked(problem: Problem, caps: DeviceCapabilities) -> tuple[tuple[Candidate[
             raise Decline(f"{need.name} has {need.extent} elements; the kernels take fewer than 2**31")
     asked = []
     for candidate in _TABLES[type(problem)]:
-        asked.append((candidate, candidate.when(problem, caps)))
+        narrow = isinstance(problem, Product) and problem.wide and not candidate.wide
+        reason = "it stores results of the operands' type" if narrow else candidate.when(problem, caps)
+        asked.append((candidate, reason))
         if not asked[-1][1] and candidate.worth is always:
             break
     return tuple(asked)

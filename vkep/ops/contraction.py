@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vkep.dtypes import FLOAT32, DType
+from vkep.dtypes import FLOAT16, FLOAT32, DType
 from vkep.graph.attributes import GemmAttributes
 from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
@@ -15,7 +15,9 @@ from vkep.ir.tensor import Tensor, broadcast_shapes, collapse, same_shape
 from vkep.kernels.matmul.generic import GenericProductProblem
 from vkep.kernels.matmul.matmul import MatMulProblem
 from vkep.kernels.problem import Problem
+from vkep.kernels.select import supports
 from vkep.ops.allowed import FLOATING
+from vkep.ops.codes import in_halves, per_column
 from vkep.ops.microsoft import MICROSOFT, activated
 from vkep.ops.registry import FLOATS, operator
 from vkep.sizes import cached, is_size, matches
@@ -29,7 +31,8 @@ PRODUCT_TYPES = (*FLOATS, "bfloat16", "float64", "int32", "int64", "uint32", "ui
 def matrix_product(b: Builder, x: Tensor, y: Tensor, dtype: DType | None = None) -> Tensor:
     """numpy's matmul of two tensors, each of rank 1 or more; views with any strides.
 
-    The result is of ``dtype``, by default the first operand's; integers may be widened (int8 by uint8 to int32).
+    The result is of ``dtype``, by default the first operand's; integers may be widened (int8 by uint8 to int32), and float16 to
+    float32.
     """
     dtype = dtype or x.dtype
     if dtype.name == "bfloat16":  # sums are kept in float32 and rounded once
@@ -68,6 +71,8 @@ def _batched(
     )
     if rows is not None:  # one matrix on the right: the batch is more rows
         return _product(b, rows, y.view((k, n), y.strides[-2:]), [1], [(0,), (0,)], rows.shape[0], n, k, dtype)
+    if dtype is FLOAT32 and x.dtype is FLOAT16:
+        x, y = b.cast(x, FLOAT32), b.cast(y, FLOAT32)
     x, y = x.expand((*batch_shape, m, k)), y.expand((*batch_shape, k, n))
     dims, strides = collapse(batch_shape, [x.strides[:-2], y.strides[:-2]])
     if len(dims) > 2:  # no two batch strides say it
@@ -93,19 +98,46 @@ def _product(
     sizes, strides = (outer, inner), ((*x_batch, *x.strides[-2:]), (*y_batch, *y.strides[-2:]))
     out = b.empty(dtype, (*sizes, m, n))
     problem: Problem
-    if dtype.name in FLOATS and x.dtype is y.dtype is dtype:
+    wide = dtype is FLOAT32 and x.dtype is y.dtype is FLOAT16
+    if wide or (dtype.name in FLOATS and x.dtype is y.dtype is dtype):
         # what a constant repeats as often as a size says is no weight that can be packed
         is_weight = y.storage.may_be_packed and not any(is_size(value) for value in (n, k, *strides[1]))
-        problem = _problem(m, n, k, *strides, batch=sizes, dtype=dtype.name, b_constant=is_weight)
+        made = _problem(m, n, k, *strides, batch=sizes, dtype=x.dtype.name, b_constant=is_weight, wide=wide)
+        if wide and not supports(made, b.caps):
+            x, y = b.cast(x, FLOAT32), b.cast(y, FLOAT32)
+            return _product(b, x, y, batch, batch_strides, m, n, k, dtype)
+        problem = made
     else:
         problem = GenericProductProblem(sizes, m, n, k, *strides, (x.dtype.name, y.dtype.name, dtype.name))
     b.compute(problem, [x, y], [out])
     return out
 
 
+def takes_wide(b: Builder, x: Tensor, y: Tensor) -> bool:
+    """Whether a kernel gives float32 results of a float16 matrix, or a stack of them, by one weight."""
+    rows = x.reshape((math.prod(x.shape[:-1]), x.shape[-1])) if x.rank > 1 and y.rank == 2 else None
+    if rows is None or rows.shape[1] != y.shape[0] or 0 in rows.shape:
+        return False
+    strides = (0, 0, *rows.strides), (0, 0, *y.strides)
+    made = _problem(
+        rows.shape[0], y.shape[1], y.shape[0], *strides, batch=(1, 1), dtype="float16", b_constant=True, wide=True
+    )
+    return supports(made, b.caps)
+
+
+def _of_weight(b: Builder, x: Tensor, y: Tensor, transposed: bool = False) -> Tensor:
+    """``x @ y``, or by the transposed y; of codes in float16 where both were dequantized and y is a weight."""
+    halves = in_halves(b, x, y, axis=0 if transposed else 1) if y.rank == 2 else None
+    if halves is not None:
+        w = halves.w.transpose((1, 0)) if transposed else halves.w
+        if takes_wide(b, halves.x, w):
+            return per_column(b, matrix_product(b, halves.x, w, FLOAT32), halves.factor, axis=-1)
+    return matrix_product(b, x, y.transpose((1, 0)) if transposed else y)
+
+
 @operator("MatMul", types={"T": PRODUCT_TYPES})
 def matmul_(b: Builder, x: Tensor, y: Tensor) -> Tensor:
-    return matrix_product(b, x, y)
+    return _of_weight(b, x, y)
 
 
 @operator("Gemm", types={"T": PRODUCT_TYPES})
@@ -117,7 +149,7 @@ def gemm(b: Builder, x: Tensor, y: Tensor, c: Tensor | None = None, *, a: GemmAt
     if dtype.name == "bfloat16":
         x, y = b.cast(x, FLOAT32), b.cast(y, FLOAT32)
         c = None if c is None else b.cast(c, FLOAT32)
-    product = matrix_product(b, x.transpose((1, 0)) if a.transA else x, y.transpose((1, 0)) if a.transB else y)
+    product = _of_weight(b, x.transpose((1, 0)) if a.transA else x, y, bool(a.transB))
     if a.alpha != 1.0:
         product = scaled(b, product, a.alpha)
     if c is not None and a.beta != 0.0:

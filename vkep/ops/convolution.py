@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vkep.dtypes import BOOL, FLOAT32, INT32, DType
+from vkep.dtypes import BOOL, DTYPES, FLOAT16, FLOAT32, INT32, DType
 from vkep.graph.attributes import ConvAttributes, ConvTransposeAttributes
 from vkep.graph.windows import Window, resolve_window
 from vkep.ir import algebra as fn
@@ -20,7 +20,9 @@ from vkep.ir.tensor import Tensor, channels_first, channels_last
 from vkep.kernels.conv.col2im import Col2ImProblem
 from vkep.kernels.conv.conv import ConvProblem
 from vkep.kernels.conv.deform import DeformColumnsProblem
+from vkep.kernels.select import supports
 from vkep.ops.allowed import FLOATING, SINGLE
+from vkep.ops.codes import in_halves, per_column
 from vkep.ops.contraction import matrix_product
 from vkep.ops.gather import gathered, padded
 from vkep.ops.generators import positions
@@ -34,8 +36,8 @@ from vkep.sizes import cached
 def convolution(
     b: Builder, x: Tensor, w: Tensor, a: ConvAttributes, dtype: DType | None = None, exact: bool = False
 ) -> Tensor:
-    """ONNX Conv without its bias, of any rank and element type; integers may be summed in a wider ``dtype``. ``exact``: the
-    elements are whole numbers whose sums float32 holds, and so must the result be."""
+    """ONNX Conv without its bias, of any rank and element type; integers may be summed in a wider ``dtype``, and float16 in
+    float32. ``exact``: the elements are whole numbers whose sums float32 holds, and so must the result be."""
     dtype = dtype or x.dtype
     if dtype.name == "bfloat16":  # sums are kept in float32
         x, w = b.cast(x, FLOAT32), b.cast(w, FLOAT32)
@@ -48,25 +50,42 @@ def convolution(
     if a.group < 1 or w.shape[0] % a.group:
         b.decline(f"{w.shape[0]} output channels do not divide into {a.group} groups")
     window = a.window(x.shape, w.shape)
+    wide = dtype is FLOAT32 and x.dtype is FLOAT16
+    if wide and not takes_wide(b, x, w, a, exact):
+        x, w, wide = b.cast(x, FLOAT32), b.cast(w, FLOAT32), False
     if x.dtype.name not in FLOATS or w.dtype is not x.dtype or x.rank > 5 or min(window.pads) < 0:
         out = _by_columns(b, x, w, window, a.group, dtype if dtype.name != "bfloat16" else x.dtype)
     else:
         by = _by_planes if x.rank == 5 else _by_kernel
-        out = by(b, x, w, window, a.group, exact)
+        out = by(b, x, w, window, a.group, exact, wide)
     return b.cast(out, dtype)
 
 
-def _by_kernel(b: Builder, x: Tensor, w: Tensor, window: Window, group: int, exact: bool) -> Tensor:
+def _problem(b: Builder, x: Tensor, w: Tensor, window: Window, group: int, exact: bool, wide: bool) -> ConvProblem:
     try:
-        problem = _conv_problem(x.shape, w.shape[0], window, group, x.dtype.name, w.storage.may_be_packed, exact)
+        return _conv_problem(x.shape, w.shape[0], window, group, x.dtype.name, w.storage.may_be_packed, exact, wide)
     except ValueError as error:
         b.decline(str(error))
-    weights, out = b.contiguous(w), b.empty(x.dtype, [x.shape[0], w.shape[0], *window.out])
+
+
+def takes_wide(b: Builder, x: Tensor, w: Tensor, a: ConvAttributes, exact: bool = False) -> bool:
+    """Whether a kernel gives float32 results of float16 images."""
+    if x.rank not in (3, 4) or w.rank != x.rank or w.dtype is not x.dtype:
+        return False
+    if x.shape[1] != w.shape[1] * a.group or a.group < 1 or w.shape[0] % a.group:
+        return False
+    window = a.window(x.shape, w.shape)
+    return min(window.pads) >= 0 and supports(_problem(b, x, w, window, a.group, exact, True), b.caps)
+
+
+def _by_kernel(b: Builder, x: Tensor, w: Tensor, window: Window, group: int, exact: bool, wide: bool) -> Tensor:
+    problem = _problem(b, x, w, window, group, exact, wide)
+    weights, out = b.contiguous(w), b.empty(DTYPES[problem.results], [x.shape[0], w.shape[0], *window.out])
     b.compute(problem, [b.contiguous(x), weights], [out])
     return out
 
 
-def _by_planes(b: Builder, x: Tensor, w: Tensor, window: Window, group: int, exact: bool) -> Tensor:
+def _by_planes(b: Builder, x: Tensor, w: Tensor, window: Window, group: int, exact: bool, wide: bool) -> Tensor:
     """A convolution over three axes as one over planes: what a window sees along the first axis are further channels."""
     (images, channels), kernel, depth = x.shape[:2], window.kernel[0], window.out[0]
     x = padded(b, x, (window.pads[0], 0, 0), (window.pads[3], 0, 0))
@@ -83,7 +102,7 @@ def _by_planes(b: Builder, x: Tensor, w: Tensor, window: Window, group: int, exa
         out=window.out[1:],
     )
     weights = b.reshape(w, (w.shape[0], w.shape[1] * kernel, *w.shape[3:]))
-    out = _by_kernel(b, planes, weights, flat, group, exact)
+    out = _by_kernel(b, planes, weights, flat, group, exact, wide)
     return b.reshape(out, (images, depth, w.shape[0], *flat.out)).transpose((0, 2, 1, 3, 4))
 
 
@@ -120,6 +139,10 @@ def conv_(
     *,
     a: ConvAttributes,
 ) -> Tensor:
+    halves = in_halves(b, x, w, axis=0)
+    if halves is not None and takes_wide(b, halves.x, halves.w, a):
+        sums = convolution(b, halves.x, halves.w, a, FLOAT32)
+        return with_bias(b, per_column(b, sums, halves.factor, axis=1), bias)
     return with_bias(b, convolution(b, x, w, a), bias)
 
 
@@ -128,7 +151,14 @@ def conv_(
 
 @cached
 def _conv_problem(
-    x_shape: tuple[int, ...], oc: int, window: Window, group: int, dtype: str, w_constant: bool, exact: bool
+    x_shape: tuple[int, ...],
+    oc: int,
+    window: Window,
+    group: int,
+    dtype: str,
+    w_constant: bool,
+    exact: bool,
+    wide: bool = False,
 ) -> ConvProblem:
     """The window over an image, which has one row where it has one axis."""
     lead = (1,) * (2 - len(window.kernel))
@@ -152,6 +182,7 @@ def _conv_problem(
         dtype=dtype,
         w_constant=w_constant,
         exact=exact,
+        wide=wide,
     )
 
 

@@ -115,7 +115,7 @@ def as_epilogue(op: Pointwise, kernel: KernelOp) -> ex.Expr | None:
     """An operation on a kernel's result as the kernel's epilogue; None where kernels have no such one."""
     out, matrices = kernel.outputs[0], kernel.problem.matrices
     assert matrices is not None
-    if len(kernel.outputs) != 1 or op.out.dtype is not out.dtype or not matches(op.out.size, out.size):
+    if len(kernel.outputs) != 1 or not kernel.problem.stores(op.out.dtype.name) or not matches(op.out.size, out.size):
         return None
     if out.dtype.glsl_compute != "float":  # the compute types of epilogues
         return None

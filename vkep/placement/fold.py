@@ -16,7 +16,7 @@ from onnx import helper
 from vkep import dtypes
 from vkep.errors import Decline, VkepError
 from vkep.graph.model import Node
-from vkep.graph.weights import ArrayWeight, Weight
+from vkep.graph.weights import ArrayWeight, Codes, Weight
 from vkep.ir.infer import infer, tied_types
 from vkep.placement.elements import ELEMENTS
 from vkep.placement.fold_own import evaluate
@@ -94,12 +94,23 @@ def fold_weights(
     results = fold(node, [w.array() if w is not None else None for w in inputs], opsets)
     if any(r is not None and r.dtype not in _GPU_DTYPES for r in results):
         return None
+    codes = _codes(node, inputs)
     made = [
-        ArrayWeight(name, result) if name and result is not None else None
+        ArrayWeight(name, result, codes) if name and result is not None else None
         for name, result in zip(node.outputs, results, strict=True)
     ]
     node.memo["folded"] = (tuple(inputs), tuple(made))
     return made
+
+
+def _codes(node: Node, inputs: Sequence[Weight | None]) -> Codes | None:
+    """What a DequantizeLinear's result is made of, unless its scales are of blocks."""
+    if node.op_type != "DequantizeLinear" or node.attributes.get("block_size"):
+        return None
+    x, scale, zero = (*inputs, None)[:3]
+    assert x is not None and scale is not None
+    axis = node.attributes.get("axis", 1)
+    return Codes(x, scale.array(), None if zero is None else zero.array(), axis if isinstance(axis, int) else 1)
 
 
 def total_limit(known: Iterable[object]) -> int:

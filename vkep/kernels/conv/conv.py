@@ -187,10 +187,10 @@ def _tiled(problem: ConvProblem, e: Emission) -> list[KernelCall]:
 
 implement(
     ConvProblem,
-    Candidate("few channels, channels last", conv_few, lying(TO_NHWC, no_few_channels), layout=TO_NHWC),
-    Candidate("product, channels last", product_last, lying(NHWC, no_product_last), layout=NHWC),
-    Candidate("depthwise, channels last", depthwise_last, lying(NHWC, no_depthwise_last), layout=NHWC),
-    Candidate("channels last", conv_last, lying(NHWC, no_channels_last), layout=NHWC),
+    Candidate("few channels, channels last", conv_few, lying(TO_NHWC, no_few_channels), layout=TO_NHWC, wide=True),
+    Candidate("product, channels last", product_last, lying(NHWC, no_product_last), layout=NHWC, wide=True),
+    Candidate("depthwise, channels last", depthwise_last, lying(NHWC, no_depthwise_last), layout=NHWC, wide=True),
+    Candidate("channels last", conv_last, lying(NHWC, no_channels_last), layout=NHWC, wide=True),
     Candidate("depthwise", depthwise, lying(NCHW, no_depthwise)),
     Candidate("winograd", winograd, lying(NCHW, no_winograd), worth=not_worth),
     Candidate("subgroup", _subgroup, lying(NCHW, _no_subgroup)),

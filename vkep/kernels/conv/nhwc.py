@@ -46,7 +46,7 @@ def _conv_reach(call: KernelCall) -> Mapping[str, int]:
         "w": 2 * weights,
         "y": 4 * call["splits"] * m * n
         if call["PARTIAL"]
-        else 2 * ((m - 1) * call["y_row"] + (n - 1) * call["y_col"] + 1),
+        else (4 if call["WIDE"] else 2) * ((m - 1) * call["y_row"] + (n - 1) * call["y_col"] + 1),
     }
 
 
@@ -55,7 +55,7 @@ def _depthwise_reach(call: KernelCall) -> Mapping[str, int]:
     return {
         "x": 2 * images * call["height"] * call["width"] * c,
         "w": 2 * call["KERNEL_H"] * call["KERNEL_W"] * c,
-        "y": 2 * images * call["out_height"] * call["out_width"] * c,
+        "y": (4 if call["WIDE"] else 2) * images * call["out_height"] * call["out_width"] * c,
     }
 
 
@@ -123,7 +123,7 @@ def no_depthwise_last(problem: ConvProblem, caps: DeviceCapabilities) -> str:
     if not is_depthwise(problem) or problem.oc != problem.c:
         return "several channels a group"
     return _no_vectors(problem, caps) or (
-        "" if problem.x_last else "its input has no channels last, and is not worth a copy"
+        "" if problem.x_last or problem.wide else "its input has no channels last, and is not worth a copy"
     )
 
 
@@ -131,7 +131,7 @@ def product_last(problem: ConvProblem, e: Emission, first: First = AS_THEY_ARE) 
     """A 1x1 convolution with channels last: pixels [p, c] times weights [c, oc]. ``first`` transforms the weights."""
     pixels, c, oc = problem.n * problem.pixels, problem.c, problem.oc
     strides = (pixels * c, c, 1), (c * oc, oc, 1), (pixels * oc, oc, 1)
-    product = MatMulProblem(pixels, oc, c, *strides, dtype="float16", alignment=problem.alignment)
+    product = MatMulProblem(pixels, oc, c, *strides, dtype="float16", wide=problem.wide, alignment=problem.alignment)
     return emit(product, e.target, [e["x"], _packed(problem, e, first)], [e["y"]], e.epilogue)
 
 
@@ -159,7 +159,7 @@ def conv_last(
     return split_product(
         e,
         splits,
-        Sums(pixels, oc, 1, 1, (0, 0, oc, 1), "float16"),
+        Sums(pixels, oc, 1, 1, (0, 0, oc, 1), problem.results),
         HALVES,
         lambda y, **fused: CONV_LAST.call(
             grid=tile_grid(ceil_div(pixels, tile.m), ceil_div(oc // groups, tile.n), groups * splits, e.caps),
@@ -189,6 +189,7 @@ def conv_last(
                 **tile.spec(tiling.shape, e.caps.subgroup_size),
                 "STORE_VECTOR": int(oc % VECTOR == 0 and (splits > 1 or _in_units(problem))),
                 "PARTIAL": int(splits > 1),
+                "WIDE": int(problem.wide),
                 "WHOLE_K": int(k % tile.k == 0),
                 "WHOLE_TAPS": int(columns * channels % tile.k == 0),
             },
@@ -229,6 +230,7 @@ def depthwise_last(problem: ConvProblem, e: Emission) -> KernelCall:
             "DILATION_W": problem.dilation[1],
             "STRIP": strip,
             "STORE_VECTOR": int(_in_units(problem)),
+            "WIDE": int(problem.wide),
         },
         local_size=(_LANES, 1, 1),
         **call_arguments(e.epilogue, {}),

@@ -14,7 +14,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.fastdiv import LIMIT
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.matmul.tiles import EXACT_DIVISION_LIMIT, STORAGE
-from vkep.kernels.problem import Need, Problem, alignment_of
+from vkep.kernels.problem import Need, Product, alignment_of
 from vkep.kernels.reference import windows
 from vkep.kernels.select import When
 from vkep.sizes import cached, matches, serves_others
@@ -24,13 +24,14 @@ NCHW, NHWC, TO_NHWC = "nchw", "nhwc", "nchw to nhwc"
 
 
 @dataclass(frozen=True)
-class ConvProblem(Problem):
+class ConvProblem(Product):
     """A convolution of x [n, c, h, w] with weights [oc, c / groups, kh, kw] to y [n, oc, oh, ow] (ONNX Conv).
 
     ``pads`` are (top, left, bottom, right). One dimension is h = kh = 1. ``dtype`` is float32 or float16 (sums are
     float32). ``layout`` is the memory layout of x and y ("": not decided yet, its operands are [n, c, h, w]; see
     `vkep.passes.layout`), ``x_last`` whether x has its channels last already, ``w_constant`` that the weights may be
-    repacked, ``exact`` that elements are whole numbers whose sums a kernel must not round. ``y_batch_stride`` (elements) is
+    repacked, ``exact`` that elements are whole numbers whose sums a kernel must not round, ``wide`` that y is float32 where x and
+    w are float16. ``y_batch_stride`` (elements) is
     larger than an image's result when y is a slice along the channels of a larger tensor. ``alignment`` (bytes) divides the
     addresses of x and y, and of w where it is not repacked.
 
@@ -55,6 +56,7 @@ class ConvProblem(Problem):
     alignment: int = 1
     w_constant: bool = False
     exact: bool = False
+    wide: bool = False
     x_last: bool = False
     layout: str = ""
 
@@ -76,11 +78,11 @@ class ConvProblem(Problem):
 
     def makes(self) -> tuple[Need, ...]:
         if self.lies_last:
-            return (Need("y", self.dtype, (self.n * self.oh * self.ow, self.oc)),)
+            return (Need("y", self.results, (self.n * self.oh * self.ow, self.oc)),)
         y = (self.n, self.oc, self.oh * self.ow)
         if self.y_batch_stride is None:
-            return (Need("y", self.dtype, y, flat=True),)
-        return (Need("y", self.dtype, y, (self.y_batch_stride, y[2], 1)),)
+            return (Need("y", self.results, y, flat=True),)
+        return (Need("y", self.results, y, (self.y_batch_stride, y[2], 1)),)
 
     def placed(self, operands: Mapping[str, Any]) -> ConvProblem:
         names = {NHWC: ("x", "y"), TO_NHWC: ("y",)}.get(self.layout, ("x", "w", "y"))

@@ -46,7 +46,7 @@ def _product_reach(call: KernelCall) -> Mapping[str, int]:
     return {
         "a": 2 * product_reach(call, "a", m, padded_k(call, k, VECTOR) if call["A_VECTOR"] else k, splits),
         "b": 2 * product_reach(call, "b", b_k, n if along_k else max(n, by_b), splits),
-        "y": partial if call["PARTIAL"] else 2 * product_reach(call, "y", m, n, splits),
+        "y": partial if call["PARTIAL"] else (4 if call["WIDE"] else 2) * product_reach(call, "y", m, n, splits),
     }
 
 
@@ -90,7 +90,7 @@ def matmul_cooperative(
     return split_product(
         e,
         splits,
-        Sums(m, n, batch, problem.batches[1], problem.strides("y"), "float16", problem.alpha),
+        Sums(m, n, batch, problem.batches[1], problem.strides("y"), problem.results, problem.alpha),
         HALVES,
         lambda y, **fused: MATMUL_COOPERATIVE.call(
             grid=tile_grid(ceil_div(m, tile.m), ceil_div(n, tile.n), batch * splits, e.caps),
@@ -103,6 +103,7 @@ def matmul_cooperative(
                 "B_VECTOR": _b_vector(problem),
                 "STORE_VECTOR": int(divides(VECTOR, n) and (splits > 1 or problem.in_groups("y", 3, VECTOR))),
                 "PARTIAL": int(splits > 1),
+                "WIDE": int(problem.wide),
                 "WHOLE_K": int(divides(tile.k, k)),
             },
             local_size=(tile.subgroups * e.caps.subgroup_size, 1, 1),

@@ -163,6 +163,6 @@ implement(
     Candidate("subgroup", _subgroup, when=_no_subgroup),
     Candidate("along k", matmul_along_k, when=no_product_along_k),
     Candidate("rows", matmul_rows, when=no_product_of_rows),
-    Candidate("cooperative", matmul_cooperative, when=no_cooperative_product),
+    Candidate("cooperative", matmul_cooperative, when=no_cooperative_product, wide=True),
     Candidate("tiled", _tiled, when=_no_tiles),
 )

@@ -14,7 +14,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.fastdiv import LIMIT
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.matmul.tiles import STORAGE
-from vkep.kernels.problem import Need, Problem, alignment_of, extent
+from vkep.kernels.problem import Need, Product, alignment_of, extent
 from vkep.sizes import cached, divides, matches
 
 _AXES = ("batch0", "batch1", "row", "col")
@@ -24,14 +24,14 @@ PRODUCT_STRIDES = tuple(f"{name}_{axis}" for name in "aby" for axis in _AXES)
 
 
 @dataclass(frozen=True)
-class MatMulProblem(Problem):
+class MatMulProblem(Product):
     """``y[batch] = alpha * a[batch] @ b[batch]``: a is m by k, b is k by n, y is m by n.
 
     ``batch`` is one size or two (outer, inner). Strides are in elements, (batch, row, column), or (outer batch, inner
     batch, row, column) with two batch sizes; 0 broadcasts. ``y_strides`` defaults to a contiguous result. ``dtype`` is
-    float32 or float16 (sums are float32). ``b_constant`` says that b holds weights, which may be repacked.
-    ``alignment`` (bytes) divides the addresses of a, b and y. An epilogue sees ``row``, ``col`` and ``o``, the flat index in a
-    contiguous [batch, m, n]. Raises `ValueError` for sizes and strides below 0.
+    float32 or float16 (sums are float32), ``wide`` says that y is float32 where a and b are float16. ``b_constant`` says that b
+    holds weights, which may be repacked. ``alignment`` (bytes) divides the addresses of a, b and y. An epilogue sees ``row``,
+    ``col`` and ``o``, the flat index in a contiguous [batch, m, n]. Raises `ValueError` for sizes and strides below 0.
     """
 
     m: int
@@ -44,6 +44,7 @@ class MatMulProblem(Problem):
     dtype: str = "float32"
     b_constant: bool = False
     alpha: float = 1.0
+    wide: bool = False
     alignment: int = 1
 
     def __post_init__(self) -> None:
@@ -60,11 +61,11 @@ class MatMulProblem(Problem):
         return self._operand("a"), self._operand("b")
 
     def makes(self) -> tuple[Need, ...]:
-        dense = Need("y", self.dtype, self.shape("y"), flat=True)
-        return (dense if self.y_strides is None else self._operand("y"),)
+        dense = Need("y", self.results, self.shape("y"), flat=True)
+        return (dense if self.y_strides is None else self._operand("y", self.results),)
 
-    def _operand(self, name: str) -> Need:
-        return Need(name, self.dtype, self.shape(name), self.strides(name))
+    def _operand(self, name: str, dtype: str = "") -> Need:
+        return Need(name, dtype or self.dtype, self.shape(name), self.strides(name))
 
     def placed(self, operands: Mapping[str, Any]) -> MatMulProblem:
         return _placed(self, alignment_of(*(operands[name] for name in "aby")))

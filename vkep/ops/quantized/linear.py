@@ -6,7 +6,7 @@ Semantics: the ONNX operators: rounding to the nearest, ties to even, saturation
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from vkep.ir.builder import Builder, Operand
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor, same_shape
 from vkep.ops.allowed import BYTES, SINGLE, every
+from vkep.ops.codes import dequantized as by_halves
+from vkep.ops.codes import is_code, takes_halves
 from vkep.ops.microsoft import MICROSOFT
 from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import FLOATS, operator
@@ -190,13 +192,17 @@ def dequantize_linear(
     known = b.in_steps.get(x.storage) if step is not None and x.is_whole else None
     if known is not None and b.steps[known.storage] == step and same_shape(x.shape, known.shape):
         return known
-    result = dequantized(b, x, x_scale, x_zero_point, to, a.axis, a.block_size)
+    if step is not None and is_code(x.dtype) and x.storage.weight is None and takes_halves(b):
+        _, factor, zero = step
+        result = by_halves(b, x, factor, zero)
+    else:
+        result = dequantized(b, x, x_scale, x_zero_point, to, a.axis, a.block_size)
     if step is not None and result.is_whole:
         b.steps[result.storage] = step
     return result
 
 
-def _step(scale: Tensor, zero_point: Tensor | None, of: DType) -> Hashable:
+def _step(scale: Tensor, zero_point: Tensor | None, of: DType) -> tuple[str, float, int] | None:
     """The scale and the zero point of codes of a type; None unless each is one known number.
 
     A code's float32 has an error of 2**-24, and so has its quotient by the scale: of 16 bits and less, that rounds to the code.

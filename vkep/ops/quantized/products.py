@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vkep.dtypes import DTYPES, FLOAT32, INT16, INT32
+from vkep.dtypes import DTYPES, FLOAT16, FLOAT32, INT16, INT32, DType
 from vkep.graph.attributes import ConvAttributes
 from vkep.graph.weights import PackedWeight
 from vkep.ir import algebra as fn
@@ -25,7 +25,8 @@ from vkep.ir.tensor import Tensor, channels_first
 from vkep.ir.tensor import channels_last as as_channels_last
 from vkep.kernels.launch import ceil_div
 from vkep.ops.allowed import BYTES, SINGLE, every
-from vkep.ops.contraction import matrix_product
+from vkep.ops.codes import takes_halves
+from vkep.ops.contraction import matrix_product, takes_wide
 from vkep.ops.convolution import convolution
 from vkep.ops.elementwise import gelu
 from vkep.ops.generators import numeric
@@ -329,8 +330,12 @@ def integer_product(b: Builder, x: Tensor, y: Tensor, x_zero: Tensor | None, y_z
     step = step or _step(length, _most(y, y_zero), _sizes(x, x_zero, along_x))
     if not step:
         return matrix_product(b, _in_integers(b, x, x_zero), _in_integers(b, y, y_zero), INT32)
-    x, y = _in_floats(b, x, x_zero), _in_floats(b, y, y_zero)
-    return _total(b, [matrix_product(b, x.slice(along_x, *at), y.slice(along_y, *at)) for at in _parts(length, step)])
+    kind = FLOAT16 if y.storage.weight is not None and takes_halves(b) and y.rank == 2 else FLOAT32
+    if kind is FLOAT16 and not takes_wide(b, b.empty(kind, x.shape), b.empty(kind, y.shape)):
+        kind = FLOAT32
+    x, y = _in_floats(b, x, x_zero, kind), _in_floats(b, y, y_zero, kind)
+    parts = [(x.slice(along_x, *at), y.slice(along_y, *at)) for at in _parts(length, step)]
+    return _total(b, [matrix_product(b, left, right, FLOAT32) for left, right in parts])
 
 
 def integer_convolution(
@@ -347,12 +352,13 @@ def integer_convolution(
     step = _step(channels, _most(x, x_zero), _sizes(w, w_zero, 1, outputs=0))
     if not step or (step < channels and a.group > 1):
         return convolution(b, _in_integers(b, x, x_zero), _in_integers(b, w, w_zero), a, INT32)
-    images = _in_floats(b, x, x_zero)
+    kind = FLOAT16 if w.storage.weight is not None and takes_halves(b) else FLOAT32
+    images = _in_floats(b, x, x_zero, kind)
     sums = []
     for start, count in _parts(channels, step):
-        weights = _in_floats(b, w, w_zero, (start, count))
+        weights = _in_floats(b, w, w_zero, kind, (start, count))
         part = images if count == channels else images.slice(1, start, count)
-        sums.append(convolution(b, part, weights, a, exact=True))
+        sums.append(convolution(b, part, weights, a, FLOAT32, exact=True))
     return _total(b, sums)
 
 
@@ -422,20 +428,22 @@ def _in_integers(b: Builder, x: Tensor, zero: Tensor | None) -> Tensor:
     return b.store(_less_zero(b, x, zero, "int"), INT16, shape=x.shape)
 
 
-def _in_floats(b: Builder, x: Tensor, zero: Tensor | None, part: tuple[int, int] | None = None) -> Tensor:
-    """``x`` less its zero point in float32, of a constant a constant; ``part``: of the elements (first, count) along axis 1."""
+def _in_floats(b: Builder, x: Tensor, zero: Tensor | None, kind: DType, part: tuple[int, int] | None = None) -> Tensor:
+    """``x`` less its zero point in float32 or float16, of a constant a constant; ``part``: of the elements (first, count) along
+    axis 1."""
     weight, known = x.storage.weight, None if zero is None else zero.array
     part = None if part is None or part == (0, x.shape[1]) else part
     if weight is None or x.array is None or (zero is not None and known is None):
         x = x if part is None else x.slice(1, *part)
         value = b.expr("cast", x, ctype="float") if zero is None else _less_zero(b, x, zero, "float")
-        return b.store(value, FLOAT32, shape=x.shape)
+        return b.store(value, kind, shape=x.shape)
     less = np.float32(0) if known is None else known.astype(np.float32)
-    key = f"{weight.key}/{x.offset}-{x.shape}-{x.strides}/float32-{less.tobytes().hex()}-{part}"
+    key = f"{weight.key}/{x.offset}-{x.shape}-{x.strides}/{kind.name}-{less.tobytes().hex()}-{part}"
 
     def transform(_: np.ndarray) -> np.ndarray:
         values = x.array
         assert values is not None
-        return (values if part is None else values[:, slice(part[0], sum(part))]).astype(np.float32) - less
+        taken = values if part is None else values[:, slice(part[0], sum(part))]
+        return (taken.astype(np.float32) - less).astype(kind.numpy)
 
     return b.weight(PackedWeight(weight, 0, transform, key))

@@ -1,0 +1,63 @@
+"""Float32 results of float16 operands: sums of whole numbers that float16 does not hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gpu_shared.capabilities import DeviceCapabilities
+from tests.kernels.harness import Harness, Tensor, as_discrete
+from vkep.kernels.conv.problem import NHWC, TO_NHWC, ConvProblem
+from vkep.kernels.matmul.cooperative_tiles import float16_shape
+from vkep.kernels.matmul.problem import MatMulProblem
+
+
+@pytest.fixture
+def matrices(gpu: Harness) -> DeviceCapabilities:
+    if float16_shape(gpu.caps) is None:
+        pytest.skip(f"{gpu.caps.name} lists no cooperative matrix of float16 with float32 sums")
+    return as_discrete(gpu.caps)
+
+
+def _codes(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.integers(-127, 128, shape).astype(np.float16)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(40, 24, 512), (9, 13, 64), (200, 64, 1024), (64, 48, 8192)])
+def test_products(gpu: Harness, matrices: DeviceCapabilities, rng: np.random.Generator, m: int, n: int, k: int) -> None:
+    """In whole vectors of results and others, in one sum and in parts."""
+    a, b = _codes(rng, m, k), _codes(rng, k, n) // np.float16(8)
+    y = Tensor.empty((m, n), np.float32)
+    problem = MatMulProblem(m, n, k, (0, k, 1), (0, n, 1), dtype="float16", b_constant=True, wide=True)
+    gpu.compute(problem, matrices, [Tensor(a), Tensor(b)], [y], compare=False)
+    np.testing.assert_array_equal(y.array, a.astype(np.int64) @ b.astype(np.int64))
+
+
+def _convolution(
+    problem: ConvProblem, layout: str, gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator
+) -> None:
+    problem = replace(problem, dtype="float16", w_constant=True, wide=True, alignment=16, layout=layout)
+    x = _codes(rng, problem.n, problem.c, problem.h, problem.w)
+    w = _codes(rng, problem.oc, problem.c // problem.groups, problem.kh, problem.kw)
+    if layout == NHWC:
+        problem, x = replace(problem, x_last=True), np.ascontiguousarray(x.transpose(0, 2, 3, 1))
+    y = Tensor.empty((problem.n * problem.pixels, problem.oc), np.float32)
+    gpu.compute(problem, caps, [Tensor(x), Tensor(w)], [y], compare=False)
+    np.testing.assert_array_equal(y.array, problem.reference(x.astype(np.float64), w.astype(np.float64)))
+
+
+@pytest.mark.parametrize(("c", "oc"), [(16, 24), (3, 16), (8, 13)])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_convolutions(
+    gpu: Harness, matrices: DeviceCapabilities, rng: np.random.Generator, c: int, oc: int, kernel: int
+) -> None:
+    problem = ConvProblem(2, c, 9, 7, oc, kernel, kernel, pads=(kernel // 2,) * 4)
+    _convolution(problem, NHWC if c % 8 == 0 else TO_NHWC, gpu, matrices, rng)
+
+
+def test_depthwise_convolutions(gpu: Harness, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vkep.kernels.conv.nhwc.no_cooperative_tile", lambda *_: "")
+    problem = ConvProblem(2, 16, 9, 7, 16, 3, 3, stride=(2, 1), pads=(1, 1, 1, 1), groups=16)
+    _convolution(problem, NHWC, gpu, as_discrete(gpu.caps), rng)

@@ -1,0 +1,115 @@
+"""Quantized models on a device with float16 matrices: their products are of codes in float16, which later operations read."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from tests.devices import GPU
+from tools.passes.models import check_model
+from tools.user_forms.forms import FORMS
+from vkep.graph import load_model
+from vkep.ir.program import IslandStep, declared_value
+from vkep.placement.partition import lower
+
+ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime.quantization")
+
+STATIC = [name for name in FORMS if name.startswith(("QDQ", "QOperator"))]
+DYNAMIC = [name for name in FORMS if name.startswith("dynamic")]
+
+
+def _model(nodes: list[onnx.NodeProto], weights: dict[str, np.ndarray], x: list[int], y: list[int]) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, x)],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, y)],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def _random(*shape: int) -> np.ndarray:
+    terms = max(1, int(np.prod(shape[1:])))
+    return (np.random.default_rng(shape[0]).standard_normal(shape) / terms**0.5).astype(np.float32)
+
+
+def residual() -> onnx.ModelProto:
+    """Convolutions of 3x3 and 1x1, a residual sum, a depthwise one, a global pool and a product."""
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["x", "w0", "b0"], ["a"], pads=[1] * 4),
+        node("Relu", ["a"], ["ar"]),
+        node("Conv", ["ar", "w1", "b1"], ["s"]),
+        node("Conv", ["ar", "w2", "b0"], ["p"], pads=[1] * 4),
+        node("Relu", ["p"], ["q"]),
+        node("Conv", ["q", "wd"], ["qd"], pads=[1] * 4, group=16),
+        node("Conv", ["qd", "w3", "b1"], ["r"]),
+        node("Add", ["r", "s"], ["t"]),
+        node("Relu", ["t"], ["u"]),
+        node("GlobalAveragePool", ["u"], ["g"]),
+        node("Flatten", ["g"], ["f"]),
+        node("Gemm", ["f", "w4", "b4"], ["y"], transB=1),
+    ]
+    weights = {"w0": _random(16, 3, 3, 3), "w1": _random(32, 16, 1, 1), "w2": _random(16, 16, 3, 3)}
+    weights |= {"w3": _random(32, 16, 1, 1), "wd": _random(16, 1, 3, 3), "w4": _random(10, 32)}
+    weights |= {"b0": _random(16), "b1": _random(32), "b4": _random(10)}
+    return _model(nodes, weights, [9, 3, 10, 10], [9, 10])
+
+
+def dense() -> onnx.ModelProto:
+    """Two products with a residual sum, as in a transformer."""
+    node = helper.make_node
+    nodes = [
+        node("MatMul", ["x", "w1"], ["a"]),
+        node("Add", ["a", "b1"], ["b"]),
+        node("Relu", ["b"], ["c"]),
+        node("MatMul", ["c", "w2"], ["d"]),
+        node("Add", ["d", "x"], ["y"]),
+    ]
+    return _model(nodes, {"w1": _random(64, 96), "b1": _random(96), "w2": _random(96, 64)}, [2, 9, 64], [2, 9, 64])
+
+
+def _quantized(make: Any, form: str) -> tuple[onnx.ModelProto, np.ndarray]:
+    logging.disable(logging.WARNING)
+    try:
+        model = make()
+        shape = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
+        x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+        return FORMS[form].make(model, {"x": x}), x
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _kernels(model: onnx.ModelProto) -> Counter[str]:
+    loaded = load_model(model.SerializeToString())
+    known: dict[str, Any] = {**loaded.graph.weights, **{v.name: declared_value(v) for v in loaded.graph.inputs}}
+    program = lower(loaded.graph.nodes, known, [v.name for v in loaded.graph.outputs], loaded.opsets, GPU)
+    steps = [step for step in program.steps if isinstance(step, IslandStep)]
+    return Counter(s.plan.pipelines[d.pipeline].shader.source for s in steps for d in s.plan.dispatches)
+
+
+@pytest.mark.parametrize("form", STATIC + DYNAMIC)
+@pytest.mark.parametrize("make", [residual, dense])
+def test_results_are_those_of_onnxruntime(make: Any, form: str) -> None:
+    model, x = _quantized(make, form)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    [expected] = session.run(None, {"x": x})
+    report = check_model(model, GPU, {"x": x}, expected={"y": expected})
+    assert report.islands and not report.differences, "\n".join(map(str, report.differences))
+
+
+@pytest.mark.parametrize("form", [name for name in STATIC if name.startswith("QDQ")])
+def test_no_pass_over_memory_is_left_between_the_products(form: str) -> None:
+    kernels = _kernels(_quantized(residual, form)[0])
+    products = kernels["conv_last.comp"] + kernels["matmul_coop.comp"] + kernels["conv_depthwise_last.comp"]
+    assert kernels["conv_last.comp"] == 2 and products >= 5, kernels
+    assert not kernels["conv_tiled.comp"] + kernels["matmul_tiled.comp"] + kernels["pointwise_tile.comp"], kernels
+    assert _kernels(_quantized(dense, form)[0]) == Counter({"matmul_coop.comp": 2, "pointwise.comp": 1})
