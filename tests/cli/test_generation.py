@@ -80,3 +80,27 @@ def test_wrong_requests_are_refused(
     result = run("generate", folder, "-p", "hi", *arguments)
     assert (result.exit_code, result.stdout) == (status, "")
     assert message in result.stderr
+
+
+@pytest.mark.gpu
+def test_a_task_about_an_image_has_regions(run: Callable[..., Any], tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    from vkep.generation import Generator
+    from vkep.models.vision_language import write_florence
+
+    write_florence(tmp_path / "model")
+    picture = image.new("RGB", (60, 40), (90, 90, 90))
+    picture.save(tmp_path / "a.png")
+    with Generator(tmp_path / "model") as generator:
+        expected = generator.vision_task("<REGION_PROPOSAL>", picture, max_tokens=24)
+    asked = ("generate", tmp_path / "model", "-n", 24, "--image", tmp_path / "a.png", "-p")
+    [answer] = json.loads(run(*asked, "<REGION_PROPOSAL>", "--json").stdout)["answers"]
+    assert tuple(answer["tokens"]) == expected.tokens and answer["text"] == expected.text
+    assert [tuple(region["box"]) for region in answer["regions"]] == [region.box for region in expected.regions]
+    shown = run(*asked, "<REGION_PROPOSAL>").stdout
+    assert expected.text in shown and shown.count("region: box (") == len(expected.regions)
+    assert run(*asked, "What does it show?").exit_code == 0
+    wrong = run(*asked, "<OD> cars")
+    assert wrong.exit_code and "expected of the task <OD> nothing" in wrong.output
+    two = run(*asked, "<OD>", "--image", tmp_path / "a.png")
+    assert two.exit_code == 2 and "is about one --image" in two.output

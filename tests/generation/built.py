@@ -34,26 +34,27 @@ def build(
     folder: Path,
     model: Any,
     vision: nn.Module,
-    pixels: Tensor,
+    pixels: Tensor | Mapping[str, Tensor],
     mark: int,
     more: Mapping[str, Any],
     images: bool = False,
     **tokens: int,
 ) -> Path:
-    """The folder that is built in ``folder``: ``vision`` reads ``pixels`` and returns features of images, whose token is
-    ``mark``; ``more`` is of the model in genai_config.json, ``tokens`` of its tokenizer. ``images``: features are
-    [images, count, width] where they become embeddings, otherwise [count, width]."""
+    """The folder that is built in ``folder``: ``vision`` reads ``pixels``, one input or several by their names, and returns
+    features of images, whose token is ``mark``; ``more`` is of the model in genai_config.json, ``tokens`` of its tokenizer.
+    ``images``: features are [images, count, width] where they become embeddings, otherwise [count, width]."""
     source, built = folder / "source", folder / "built"
     model.save_pretrained(source)
     write_tokenizer(source, tokens)
     program = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(source), "-o", str(built)]
     options = ["-p", "fp32", "-e", "cpu", "-c", str(folder / "cache"), "--extra_options", "exclude_embeds=true"]
     subprocess.run([*program, *options], check=True, capture_output=True, timeout=300)
+    given = dict(pixels) if isinstance(pixels, Mapping) else {"pixel_values": pixels}
     axes = ("images", "count") if images else ("count",)
     width = model.get_input_embeddings().weight.shape[1]
     ids, features = torch.tensor([[5, mark, mark, 7]]), torch.rand(*([1] if images else []), 2, width)
     parts: dict[str, tuple[Any, dict[str, Tensor], str, dict[str, dict[int, str]]]] = {
-        "vision.onnx": (vision, {"pixel_values": pixels}, "image_features", {}),
+        "vision.onnx": (vision, given, "image_features", {}),
         "embedding.onnx": (
             _Embedding(model, mark),
             {"input_ids": ids, "image_features": features},

@@ -135,6 +135,13 @@ def _speech(width: int) -> onnx.ModelProto:
     return w.model()
 
 
+def steps(kind: str) -> dict[str, Any]:
+    """The file of the steps from an image to pixels."""
+    operations = [{"operation": {"name": _name(step["type"]), **step}} for step in _steps(kind)]
+    aligner = {"output_aligner": "phi4-vision-aligner"} if kind == "phi4mm" else {}
+    return {"processor": {"name": "images", "transforms": operations, **aligner}}
+
+
 def _steps(kind: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [{"type": "DecodeImage", "attrs": {"color_space": "RGB"}}]
     if kind == "phi3v":
@@ -195,15 +202,9 @@ def write_phi(folder: Path, kind: str) -> Language:
         "inputs": {"input_ids": "input_ids", **features},
         "outputs": {"inputs_embeds": "inputs_embeds"},
     }
-    steps: dict[str, Any] = {
-        "name": "images",
-        "transforms": [{"operation": {"name": _name(step["type"]), **step}} for step in _steps(kind)],
-    }
-    if kind == "phi4mm":
-        steps["output_aligner"] = "phi4-vision-aligner"
     for name, part in parts.items():
         onnx.save(part, folder / f"{name}.onnx")
-    (folder / "steps.json").write_text(json.dumps({"processor": steps}))
+    (folder / "steps.json").write_text(json.dumps(steps(kind)))
     (folder / "genai_config.json").write_text(json.dumps(config))
     more = {"<|endoftext10|>": IMAGE, "<|endoftext11|>": AUDIO} if kind == "phi4mm" else {}
     write_tokenizer(folder, more, chat_template=TEMPLATE)

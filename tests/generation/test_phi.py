@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.generation.phi_folders import IMAGE, SIZES, write_phi
+from tests.generation.phi_folders import IMAGE, SIZES, steps, write_phi
 from tests.generation.test_adapters import add_lora, merged
 from tools.ort_cpu import cpu_session
 from vkep.errors import InvalidInputError, InvalidModelError
@@ -219,6 +219,40 @@ def test_images_have_an_adapter(tmp_path: Path) -> None:
     (folder / "images.onnx_adapter").unlink()
     with pytest.raises(FileNotFoundError, match=r"images\.onnx_adapter"):
         Generator(folder)
+
+
+@pytest.mark.gpu
+def test_the_tokens_of_phi_4_in_transformers(tmp_path: Path) -> None:
+    """Its encoder of images and its embeddings by torch, its decoder by onnxruntime-genai's builder."""
+    torch = pytest.importorskip("torch")
+    version = pytest.importorskip("transformers").__version__
+    builder = pytest.importorskip("onnxruntime_genai").__version__
+    if int(version.split(".")[0]) > 4 or tuple(map(int, builder.split(".")[:2])) > (0, 13):
+        pytest.skip(
+            f"onnxruntime-genai {builder} builds with transformers 5; {version} is installed, or differs in Phi-4"
+        )
+    from tests.generation.phi_of_transformers import exported, greedy
+
+    (tmp_path / "steps.json").write_text(json.dumps(steps("phi4mm")))
+    processor = Processor.of(tmp_path, "steps.json")
+    shown, count = picture(300, 448), 256 + 1 + 16 + 11 * 16 + 11  # rows of the whole image, and of half its crop
+    pictures = [shown, shown[::-1].copy()]
+
+    def given(image: Array) -> tuple[Any, Any, Any]:
+        made = processor.pixels(image)
+        assert made.mask is not None
+        return torch.tensor(made.values)[None], torch.tensor([[448, 448]]), torch.tensor(made.mask)[None]
+
+    model, built = exported(tmp_path, *given(shown), count)
+    answers = []
+    with Generator(built, fallback="error") as generator:
+        for image in pictures:
+            prompt = [*b"ab", -1, *b"what"]
+            expected = greedy(model, prompt, *given(image), count, 10)
+            answer = generator.generate(prompt, images=[image], max_tokens=10)
+            assert answer.tokens == expected
+            answers.append(expected)
+    assert answers[0] != answers[1]
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,8 @@ def generate_command(
             common.progress_bars(show=not json_output) as progress,
             Generator(folder, progress=progress, **options) as made,
         ):
+            if image and not chat and _answered_task(made, prompts[0], image, settings, json_output):
+                return
             before = [{"role": "system", "content": system}] if system is not None else []
             parts = [{"type": "image", "image": path} for path in image or ()]
 
@@ -123,6 +125,29 @@ def generate_command(
             for piece in made.stream(asked[0], **settings):
                 common.print_piece(piece)
             common.echo()
+
+
+def _answered_task(
+    made: Any, prompt: str, images: Sequence[Path], settings: Mapping[str, Any], json_output: bool
+) -> bool:
+    """Answer a prompt that is a task about an image, where the model has tasks, with the regions that the answer names."""
+    from vkep.generation.regions import TASKS
+
+    task = next((name for name in TASKS if name in prompt), "") if made.has_tasks else ""
+    if not task:
+        return False
+    if len(images) > 1:
+        raise UsageError(f"the task {task} is about one --image, and there are {len(images)}")
+    answer = made.vision_task(task, images[0], prompt.replace(task, "").strip(), **settings)
+    if json_output:
+        regions = [asdict(region) for region in answer.regions]
+        common.print_json({"answers": [{"text": answer.text, "tokens": list(answer.tokens), "regions": regions}]})
+        return True
+    common.echo(answer.text)
+    for region in answer.regions:
+        shapes = [f"box {region.box}"] if region.box else [f"polygon {polygon}" for polygon in region.polygons]
+        common.echo(f"  {region.label or 'region'}: {'; '.join(shapes)}")
+    return True
 
 
 def bench_folder(

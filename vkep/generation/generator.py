@@ -139,6 +139,11 @@ class Generator(Uncopied):
         return self._decoder
 
     @property
+    def has_tasks(self) -> bool:
+        """Whether prompts may be names of tasks: see `vision_task`."""
+        return self._decoder.folder.kind == TASKED
+
+    @property
     def draft_sessions(self) -> list[InferenceSession]:
         """The sessions of the draft model; none without one."""
         return self._draft.sessions if self._draft is not None else []
@@ -207,7 +212,7 @@ class Generator(Uncopied):
         return self.grammars.begin(grammar)
 
     def _encode(self, prompt: str, numbered: str = "") -> list[int]:
-        if self._decoder.folder.kind == TASKED:
+        if self.has_tasks:
             from vkep.generation.regions import task_prompt
 
             prompt = task_prompt(prompt)
@@ -350,7 +355,7 @@ class Generator(Uncopied):
 
     def _check_tasks(self) -> None:
         folder = self._decoder.folder
-        if folder.kind != TASKED:
+        if not self.has_tasks:
             raise InvalidInputError(f"a model of kind {folder.kind!r} has no tasks; expected {TASKED} ({folder.path})")
 
     def search(
