@@ -75,18 +75,18 @@ def fbank(windows: Array, bands: int = 80) -> Array:
     x = x - _PREEMPHASIS * np.concatenate([x[:, :1], x[:, :-1]], axis=1)
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / (WINDOW - 1))
     power = np.abs(np.fft.rfft(x * hann**0.85, SIZE)) ** 2
-    energy: Array = power[:, : SIZE // 2] @ _bands(bands).T
+    energy: Array = power[:, : SIZE // 2] @ triangles(bands, _LOW, _HIGH).T
     return np.log(np.maximum(energy, _LEAST)).astype(np.float32)
 
 
 @functools.cache
-def _bands(count: int) -> Array:
-    """Triangles [count, 256] on the mel scale, of height 1."""
+def triangles(count: int, low: float, high: float) -> Array:
+    """Triangles [count, 256] from ``low`` to ``high`` hertz on the mel scale, of height 1."""
 
     def mel(hertz: Any) -> Any:
         return 1127 * np.log(1 + hertz / 700)
 
-    edges = np.linspace(mel(_LOW), mel(_HIGH), count + 2)
+    edges = np.linspace(mel(low), mel(high), count + 2)
     places = mel(np.arange(SIZE // 2) * RATE / SIZE)
     up = (places - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]
     down = (edges[2:, None] - places) / (edges[2:] - edges[1:-1])[:, None]

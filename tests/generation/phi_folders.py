@@ -125,14 +125,41 @@ def embeddings(kind: str, lang: Language) -> onnx.ModelProto:
 
 
 def _speech(width: int) -> onnx.ModelProto:
-    """onnxruntime-genai opens the encoder of sounds, too."""
+    """The encoder of sounds: inputs `audio_embeds` float32 [1, frames, 80], `audio_attention_mask` bool [1, frames],
+    `audio_sizes` and `audio_projection_mode` int64 [1]; output `audio_features` [1, frames / 8, width], of eight frames each."""
     w = GraphBuilder("speech")
     x = w.input("audio_embeds", ["sounds", "frames", 80])
-    w.input("audio_attention_mask", ["sounds", "frames"], TensorProto.BOOL)
-    w.input("audio_sizes", ["sounds"], TensorProto.INT64)
-    w.input("audio_projection_mode", ["one"], TensorProto.INT64)
-    w.output(w.linear(x, "out", 80, width), "audio_features", ["sounds", "frames", width])
+    mask = w.input("audio_attention_mask", ["sounds", "frames"], TensorProto.BOOL)
+    sizes = w.input("audio_sizes", ["sounds"], TensorProto.INT64)
+    mode = w.input("audio_projection_mode", ["one"], TensorProto.INT64)
+    there = w.add("Unsqueeze", w.add("Cast", mask, to=TensorProto.FLOAT), w.constant("last", [2]))
+    x = w.add("Mul", w.add("Mul", x, there), w.constant("scale", 0.1))
+    x = w.add("Transpose", x, perm=[0, 2, 1])
+    kernel = w.constant("down.weight", w.weight("down", (width, 80, 8), 0.05))
+    x = w.add("Conv", x, kernel, kernel_shape=[8], strides=[8], pads=[0, 7])
+    x = w.add("Slice", w.add("Transpose", x, perm=[0, 2, 1]), w.constant("zero", [0]), sizes, w.constant("one", [1]))
+    modes = w.add("Gather", w.constant("modes", w.weight("modes", (4, width), 0.5)), mode)
+    w.output(
+        w.linear(w.add("Tanh", w.add("Add", x, modes)), "out", width, width),
+        "audio_features",
+        ["sounds", "made", width],
+    )
     return w.model()
+
+
+def _sounds() -> dict[str, Any]:
+    """The file of the steps from a sound to features, as published."""
+    rates: dict[str, Any] = {"audio_compression_rate": 8}
+    for suffix, size, length, hop in (("", 512, 400, 160), ("_8k", 256, 200, 80)):
+        rates |= {
+            f"stft_normal{suffix}/{k}": v for k, v in (("n_fft", size), ("frame_length", length), ("hop_length", hop))
+        }
+        rates |= {f"stft_normal{suffix}/win_fn": "hamming", f"logmel{suffix}/chunk_size": 30}
+        rates |= {f"logmel{suffix}/{k}": v for k, v in (("hop_length", hop), ("n_fft", 512), ("n_mel", 80))}
+        rates |= {f"logmel{suffix}/{k}": v for k, v in (("feature_first", 0), ("no_padding", 1))}
+    steps = {"AudioDecoderEx": {"target_sample_rates": [8000, 16000]}, "Phi4AudioEmbed": rates}
+    sequence = [{"operation": {"name": kind.lower(), "type": kind, "attrs": attrs}} for kind, attrs in steps.items()]
+    return {"feature_extraction": {"sequence": sequence, "output_aligner": "phi4-audio-aligner"}}
 
 
 def steps(kind: str) -> dict[str, Any]:
@@ -195,8 +222,7 @@ def write_phi(folder: Path, kind: str) -> Language:
             "outputs": {"audio_features": "audio_features"},
         }
         features["audio_features"] = "audio_features"
-        sounds = [{"operation": {"name": "d", "type": "AudioDecoder"}}]
-        (folder / "speech.json").write_text(json.dumps({"feature_extraction": {"sequence": sounds}}))
+        (folder / "speech.json").write_text(json.dumps(_sounds()))
     model["embedding"] = {
         "filename": "embedding.onnx",
         "inputs": {"input_ids": "input_ids", **features},

@@ -196,8 +196,8 @@ class Batch(Uncopied):
         if sampling.adapter and sampling.adapter not in known:
             raise InvalidInputError(f"adapter is {shown(sampling.adapter)}; loaded are {sorted(known) or 'none'}")
         adapter = known.get(sampling.adapter)
-        if adapter is None and images_of(prompt):
-            adapter = self._decoder.of_images
+        if adapter is None and isinstance(self._decoder, Decoder):
+            adapter = self._decoder.adapter_for(images_of(prompt))
         row = self._rows.take(tokens, {a._row for a in self._in_progress}, source, adapter)
         chances = Chances() if sampling.seed is None else Chances(sampling.seed)
         bias = Bias(sampling, grammar) if sampling.biased else None

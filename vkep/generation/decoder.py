@@ -16,6 +16,7 @@ from vkep.generation import vision
 from vkep.generation.caches import CacheSpec, RowCaches, element_of
 from vkep.generation.folder import ModelFolder
 from vkep.generation.rewrite import CHOSEN, FEATURES, IDS, TOKENS, for_generation, with_embeddings
+from vkep.generation.vision import Image
 from vkep.graph.load import load_model
 from vkep.graph.model import Graph, Model, ValueInfo
 from vkep.session import InferenceSession, IOBinding, SessionOptions
@@ -104,17 +105,23 @@ class Decoder:
         self._results: dict[tuple[str, int], DeviceTensor] = {}
         self._bound: _Bound = {}  # of runs without an adapter
         self.adapters: dict[str, Adapter] = {}  #: those of `load_adapter`, by name
-        #: of prompts with images that ask for no other
-        self.of_images: Adapter | None = None
+        #: of prompts with images, or with sounds alone, that ask for no other: by whether they are of sounds
+        self._of_prompts: dict[bool, Adapter] = {}
         self._shape = next(o.shape for o in self.session.get_outputs() if o.name == self.logits)
         self._dtype = str(dtypes.from_onnx(self.element))
-        path = self.folder.vision.adapter if self.folder.vision is not None else None
-        if self.vision is not None and path is not None:
-            try:
-                self.of_images = self._adapter(AdapterFormat.read_adapter(path), f"the adapter {path}")
-            except BaseException:
-                self.session.close()
-                raise
+        images = self.folder.vision if self.vision is not None else None
+        try:
+            for sounds, part in ((False, images), (True, images and images.sounds)):
+                if part is not None and part.adapter is not None:
+                    content = AdapterFormat.read_adapter(part.adapter)
+                    self._of_prompts[sounds] = self._adapter(content, f"the adapter {part.adapter}")
+        except BaseException:
+            self.session.close()
+            raise
+
+    def adapter_for(self, images: Sequence[Image]) -> Adapter | None:
+        """The folder's adapter of a prompt with these images and sounds."""
+        return self._of_prompts.get(all(image.sound for image in images)) if images else None
 
     def _read(self, graph: Graph) -> None:
         folder, inputs = self.folder, {v.name: v for v in graph.inputs}
@@ -324,13 +331,13 @@ class Decoder:
     @property
     def sessions(self) -> list[InferenceSession]:
         """The sessions of the model."""
-        return [self.session] if self.vision is None else [self.vision.session, self.session]
+        return [self.session] if self.vision is None else [*self.vision.sessions, self.session]
 
     def close(self) -> None:
         """Close the sessions."""
         self._close_vision()
         self._bound.clear()
-        for adapter in (*self.adapters.values(), *([self.of_images] if self.of_images is not None else [])):
+        for adapter in (*self.adapters.values(), *self._of_prompts.values()):
             adapter.bound.clear()
             for tensor in adapter.tensors.values():
                 tensor.close()

@@ -40,8 +40,6 @@ class EncoderDecoder:
     `UnsupportedModelError` for inputs that generation does not know.
     """
 
-    of_images: Adapter | None = None  #: as of `Decoder`
-
     def __init__(self, folder: ModelFolder, options: Mapping[str, Any]) -> None:
         """``options`` are of `InferenceSession`, with the context that all sessions share."""
         assert folder.encoder is not None

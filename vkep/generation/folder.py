@@ -52,9 +52,23 @@ _TILED = ("idefics3", "smolvlm")
 #: kinds of models whose texts number images, and what follows an image in a message
 _NUMBERED = {"phi3v": "\n", "phi4mm": ""}
 #: names in genai_config.json of the encoder's inputs, and in models
-_GENAI_INPUTS = {"attention_mask": "image_attention_mask"}
+_GENAI_INPUTS = {
+    "vision": {"attention_mask": "image_attention_mask"},
+    "speech": {"attention_mask": "audio_attention_mask"},
+}
 #: patterns in genai_config.json of the names of caches, and of states that recurrent layers have in their place
 _PAST = re.compile(r"past_(\w+)_names")
+
+
+@dataclass(frozen=True)
+class SoundFolder:
+    """The encoder of sounds in prompts; ``root``, ``steps``, ``inputs`` and ``adapter`` as of `VisionFolder`."""
+
+    root: Path
+    path: Path
+    steps: str
+    inputs: Mapping[str, str]
+    adapter: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +89,7 @@ class VisionFolder:
         default_factory=dict
     )  #: roles of the encoder's inputs by name, where they are not the usual ones
     adapter: Path | None = None  #: LoRA weights of prompts with images
+    sounds: SoundFolder | None = None
 
 
 @dataclass(frozen=True)
@@ -245,14 +260,20 @@ def _genai_vision(found: ModelFolder, model: Record) -> VisionFolder | None:
     path = _file(found.path, vision.text("filename"), GENAI)
     config = Record.read(found.path, CONFIG, needed=False)
     made = _vision(path, found.kind, Record({**config.values, **model.values}, model.where), found.path)
-    steps, adapter = vision.text("config_filename", ""), vision.text("adapter_filename", "")
-    named = vision.record("inputs", needed=False).values.items()
-    return made and replace(
-        made,
-        steps=steps,
-        inputs={name: _GENAI_INPUTS.get(what) or what for what, name in named if isinstance(name, str)},
-        adapter=_file(found.path, adapter, GENAI) if adapter else None,
-    )
+    steps, inputs, adapter = _genai_steps(found.path, vision, _GENAI_INPUTS["vision"])
+    speech = model.record("speech", needed=False)
+    sounds = None
+    if speech.values and found.kind in _NUMBERED:
+        file = _file(found.path, speech.text("filename"), GENAI)
+        sounds = SoundFolder(found.path, file, *_genai_steps(found.path, speech, _GENAI_INPUTS["speech"]))
+    return made and replace(made, steps=steps, inputs=inputs, adapter=adapter, sounds=sounds)
+
+
+def _genai_steps(folder: Path, part: Record, names: Mapping[str, str]) -> tuple[str, dict[str, str], Path | None]:
+    """Of a part of genai_config.json: the file of its steps, the roles of its inputs by name, its LoRA weights."""
+    adapter, given = part.text("adapter_filename", ""), part.record("inputs", needed=False).values.items()
+    inputs = {name: names.get(what) or what for what, name in given if isinstance(name, str)}
+    return part.text("config_filename", ""), inputs, _file(folder, adapter, GENAI) if adapter else None
 
 
 def _vision(path: Path, kind: str, config: Record, folder: Path) -> VisionFolder | None:

@@ -6,6 +6,7 @@ This module imports little: a generator imports numpy, onnx and most of vkep whi
 from __future__ import annotations
 
 import functools
+import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from vkep.generation.draft import Draft
     from vkep.generation.encoder_decoder import EncoderDecoder
     from vkep.generation.grammar import Grammar, Grammars
+    from vkep.generation.hearing import SoundLike
     from vkep.generation.images import ImageLike
     from vkep.generation.regions import TaskAnswer
     from vkep.generation.speech import Segment
@@ -174,27 +176,34 @@ class Generator(Uncopied):
 
         return Grammars(self._decoder.folder, self._decoder.vocabulary)
 
-    def tokens(self, prompt: Prompt, images: Sequence[ImageLike] = ()) -> Sequence[int]:
+    def tokens(
+        self, prompt: Prompt, images: Sequence[ImageLike] = (), sounds: Sequence[SoundLike] = ()
+    ) -> Sequence[int]:
         """The tokens of a text, or of token ids, with the features of ``images`` where the prompt has the model's token for an
         image (of Phi's models ``<|image_1|>`` in a text, -1 among ids), else before the prompt. They serve as a prompt as long as
-        they live.
+        they live. ``sounds``, of Phi-4-multimodal: samples at 16 kHz float32 [count], or WAV files, where the text has
+        ``<|audio_1|>``.
 
-        Raises `InvalidInputError` where the model reads no images, for what is no image, and for another number of images
+        Raises `InvalidInputError` where the model reads no images or sounds, for what is none, and for another number of them
         than the prompt has tokens for.
         """
-        vision = self._decoder.vision
+        vision, passed = self._decoder.vision, len(images) + len(sounds) > 0
         numbered = (
-            r"<\|image_([0-9]{1,9})\|>"
-            if vision is not None and vision.folder.numbered is not None and len(images)
-            else ""
+            r"<\|image_([0-9]{1,9})\|>" if vision is not None and vision.folder.numbered is not None and passed else ""
         )
-        found = self._encode(prompt, numbered) if isinstance(prompt, str) else [int(token) for token in prompt]
-        if not len(images):
+        if isinstance(prompt, str):
+            found = self._encode(_with_sounds(prompt) if numbered else prompt, numbered)
+        else:
+            found = [int(token) for token in prompt]
+        if not passed:
             return found
         decoder = self._decoder
         if vision is None:
-            raise InvalidInputError(f"images are passed, and the model of {decoder.folder.path} {decoder.no_images}")
-        return vision.prompt(found, images, lambda text: self.text.encode(text, special=False), decoder.folder.context)
+            what = "images" if len(images) else "sounds"
+            raise InvalidInputError(f"{what} are passed, and the model of {decoder.folder.path} {decoder.no_images}")
+        return vision.prompt(
+            found, images, lambda text: self.text.encode(text, special=False), decoder.folder.context, sounds
+        )
 
     def chat_tokens(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> Sequence[int]:
         """As `Text.chat`, with the images of the messages' parts: see `vkep.generation.vision.without_images`."""
@@ -233,24 +242,37 @@ class Generator(Uncopied):
         prompts: str | np.ndarray[Any, Any],
         *,
         images: Sequence[ImageLike] = (),
+        sounds: Sequence[SoundLike] = (),
         start: Sequence[int] = (),
         **settings: Any,
     ) -> Answer: ...
     @overload
     def generate(
-        self, prompts: Sequence[int], *, images: Sequence[ImageLike] = (), start: Sequence[int] = (), **settings: Any
+        self,
+        prompts: Sequence[int],
+        *,
+        images: Sequence[ImageLike] = (),
+        sounds: Sequence[SoundLike] = (),
+        start: Sequence[int] = (),
+        **settings: Any,
     ) -> Answer: ...
     @overload
     def generate(self, prompts: Sequence[Prompt], *, start: Sequence[int] = (), **settings: Any) -> list[Answer]: ...
     def generate(
-        self, prompts: Any, *, images: Sequence[ImageLike] = (), start: Sequence[int] = (), **settings: Any
+        self,
+        prompts: Any,
+        *,
+        images: Sequence[ImageLike] = (),
+        sounds: Sequence[SoundLike] = (),
+        start: Sequence[int] = (),
+        **settings: Any,
     ) -> Answer | list[Answer]:
         """The answer to a prompt, or a list of answers to several.
 
         Args:
             prompts: a text, token ids (a sequence or a 1-D array of integers), or for a model of speech audio, as an array
                 that `EncoderDecoder.source` takes; or a list of these.
-            images: of a prompt of text or token ids, as in `tokens`.
+            images, sounds: of a prompt of text or token ids, as in `tokens`.
             start: as in `Batch.add`.
             settings: fields of `Sampling` that replace the folder's.
 
@@ -259,8 +281,8 @@ class Generator(Uncopied):
         import numpy as np
 
         one = isinstance(prompts, (str, np.ndarray)) or not len(prompts) or isinstance(prompts[0], (int, np.integer))
-        if len(images):
-            prompts, one = self.tokens(prompts, images), True
+        if len(images) or len(sounds):
+            prompts, one = self.tokens(prompts, images, sounds), True
         made = self._generate([prompts] if one else prompts, self.sampling(**settings), start)
         return made[0] if one else made
 
@@ -291,12 +313,18 @@ class Generator(Uncopied):
         return answers
 
     def stream(
-        self, prompt: Prompt, *, images: Sequence[ImageLike] = (), start: Sequence[int] = (), **settings: Any
+        self,
+        prompt: Prompt,
+        *,
+        images: Sequence[ImageLike] = (),
+        sounds: Sequence[SoundLike] = (),
+        start: Sequence[int] = (),
+        **settings: Any,
     ) -> Iterator[str]:
         """Yield the answer's text as it is generated; nothing for a model without tokenizer. Leaving the loop, or dropping the
-        iterator, ends the answer. ``images`` as in `tokens`."""
-        if len(images):
-            prompt = self.tokens(prompt, images)
+        iterator, ends the answer. ``images`` and ``sounds`` as in `tokens`."""
+        if len(images) or len(sounds):
+            prompt = self.tokens(prompt, images, sounds)
         return self._pieces(self._batch.read(prompt, self.sampling(**settings), start=start))
 
     def _pieces(self, reader: Reader) -> Iterator[str]:
@@ -378,6 +406,7 @@ class Generator(Uncopied):
         """
         from vkep.generation.batch import rows_of
         from vkep.generation.beams import Search, search
+        from vkep.generation.decoder import Decoder
         from vkep.generation.rows import fed
         from vkep.generation.vision import images_of
 
@@ -391,7 +420,9 @@ class Generator(Uncopied):
         asked = Search(beams, count, most, length_penalty, ends)
         rows = rows_of(self._decoder, beams)
         try:
-            row = rows.take(tokens, (), source, self._decoder.of_images if images_of(prompt) else None)
+            decoder = self._decoder
+            adapter = decoder.adapter_for(images_of(prompt)) if isinstance(decoder, Decoder) else None
+            row = rows.take(tokens, (), source, adapter)
             found = search(rows, self._decoder, row, fed(rows, row, tokens), asked)
         finally:
             rows.close()
@@ -483,6 +514,13 @@ class Generator(Uncopied):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _with_sounds(prompt: str) -> str:
+    """A prompt in which sounds have numbers after those of images: see `vkep.generation.vision.FIRST_SOUND`."""
+    from vkep.generation.vision import FIRST_SOUND
+
+    return re.sub(r"<\|audio_([0-9]{1,7})\|>", lambda found: f"<|image_{int(found[1]) - FIRST_SOUND}|>", prompt)
 
 
 def _no_text(tokens: Sequence[int]) -> str:

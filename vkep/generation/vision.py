@@ -19,6 +19,7 @@ from vkep.device.tensor import ALIGNMENT, DeviceTensor
 from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelError
 from vkep.generation.caches import Moves, element_of
 from vkep.generation.folder import VisionFolder
+from vkep.generation.hearing import Hearing, SoundLike
 from vkep.generation.images import ImageLike, Pixels, Processor
 from vkep.generation.rewrite import EMBEDS, FIRST_FEATURE, with_embeddings
 from vkep.graph.model import Model, ValueInfo
@@ -29,6 +30,8 @@ Array = np.ndarray[Any, Any]
 
 #: the first token of an image in a prompt. Each image has tokens of its own, so that caches of one do not serve another
 FIRST_TOKEN = 1 << 40
+#: in a prompt of token ids of a model whose texts number images, -1 is the first image, and this less 1 the first sound
+FIRST_SOUND = -(10**8)
 #: the table's rows at the start, and the most that it grows to
 _ROWS, _MOST_ROWS = 64, 1 << 17
 #: images whose features are kept for another prompt
@@ -51,6 +54,7 @@ class Image:
     tiles: int
     rows: int  #: of tiles, or of features that have positions in a grid
     columns: int
+    sound: bool = False  #: whether it is a sound
 
     def tokens(self, tile: int) -> range:
         """The tokens of a tile."""
@@ -122,6 +126,25 @@ def _numbers(port: ValueInfo) -> np.dtype[Any]:
     return found.numpy
 
 
+def _numbered(token: int) -> tuple[bool, int]:
+    """Whether a negative token is a sound, and its number from 0."""
+    return (True, FIRST_SOUND - token - 1) if token < FIRST_SOUND else (False, -token - 1)
+
+
+def _hearing(folder: VisionFolder, options: Mapping[str, Any], element: int) -> tuple[Hearing | None, str]:
+    """The encoder of a folder's sounds; or None, and why the model reads none."""
+    if folder.sounds is None:
+        return None, "has no encoder of sounds"
+    try:
+        made = Hearing(folder.sounds, options)
+    except UnsupportedModelError as error:
+        return None, f"cannot be used for sounds: {error}"
+    if made.element == element:
+        return made, ""
+    made.session.close()
+    return None, f"makes features of sounds of another type than those of images ({made.element}, {element})"
+
+
 def images_of(prompt: Any) -> Sequence[Image]:
     """The images of a prompt."""
     return prompt.images if isinstance(prompt, ImagePrompt) else ()
@@ -165,6 +188,8 @@ class Vision:
         except BaseException:
             self.session.close()
             raise
+        #: the encoder of sounds, or why there is none
+        self.hearing, self.no_sounds = _hearing(folder, options, self.element)
         self._lock = threading.RLock()  # of the table, and what is in it
         self._encoding = threading.Lock()  # of the encoder, and the images that are kept
         self._table: DeviceTensor | None = None
@@ -204,44 +229,55 @@ class Vision:
         self._table.write(np.zeros((_ROWS, self._width), self._table.dtype.numpy))
 
     def prompt(
-        self, tokens: Sequence[int], images: Sequence[ImageLike], encode: Callable[[str], list[int]], context: int
+        self,
+        tokens: Sequence[int],
+        images: Sequence[ImageLike],
+        encode: Callable[[str], list[int]],
+        context: int,
+        sounds: Sequence[SoundLike] = (),
     ) -> ImagePrompt:
-        """The tokens of a prompt, in which each image's features take the place of its mark; of images without marks before all
-        else. Runs the encoder on images that are not kept. ``encode``: the tokens of a text. ``context``: the model's longest
-        sequence (0: unknown).
+        """The tokens of a prompt, in which the features of each image and sound take the place of its mark; of those without
+        marks before all else. Runs the encoders on what is not kept. ``encode``: the tokens of a text. ``context``: the model's
+        longest sequence (0: unknown).
 
-        Raises `InvalidInputError` for marks of another number of images, for what is no image, and for images with more features
-        than the model takes, `ArenaOutOfMemory`.
+        Raises `InvalidInputError` for marks of another number of images or sounds, for what is none, for sounds where the model
+        reads none, and for more features than the model takes, `ArenaOutOfMemory`.
         """
         places = self._marks(tokens)
-        marks = len(set(places.values()))
-        if marks not in (0, len(images)) or max(places.values(), default=0) >= max(marks, 1):
-            numbers = "" if self.folder.numbered is None else f" numbered {sorted(k + 1 for k in set(places.values()))}"
-            raise InvalidInputError(
-                f"the prompt has marks of {marks} images{numbers}, and {len(images)} images are passed"
-            )
-        read: list[Image] = []
-        for image in images:
-            count = sum(one.count for one in read)
-            if count >= (context or _MOST_ROWS):
+        everything: tuple[tuple[bool, Sequence[Any], str], ...] = ((False, images, "image"), (True, sounds, "sound"))
+        for of_sounds, given, what in everything:
+            numbers = {k for is_sound, k in places.values() if is_sound is of_sounds}
+            if numbers and numbers != {*range(len(given))}:
+                named = "" if self.folder.numbered is None else f" numbered {sorted(k + 1 for k in numbers)}"
                 raise InvalidInputError(
-                    f"{len(read)} of {len(images)} images have {count} features; the model takes {context or _MOST_ROWS} tokens"
+                    f"the prompt has marks of {len(numbers)} {what}s{named}, and {len(given)} {what}s are passed"
                 )
-            try:
-                read.append(self._read(image))
-            except InvalidInputError as error:
-                raise InvalidInputError(f"image {len(read) + 1} of {len(images)}: {error}") from None
-        parts = [self._part(image, encode) for image in read]
-        found = [] if marks else [token for part in parts for token in part]
+        read: list[Image] = []
+        parts: dict[tuple[bool, int], list[int]] = {}
+        for of_sounds, given, what in everything:
+            for k, one in enumerate(given):
+                count = sum(image.count for image in read)
+                if count >= (context or _MOST_ROWS):
+                    raise InvalidInputError(
+                        f"{k} of {len(given)} {what}s have {count} features; the model takes {context or _MOST_ROWS} tokens"
+                    )
+                try:
+                    read.append(self._heard(one, len(images) > 0) if of_sounds else self._read(one))
+                except InvalidInputError as error:
+                    raise InvalidInputError(f"{what} {k + 1} of {len(given)}: {error}") from None
+                parts[of_sounds, k] = self._part(read[-1], encode)
+        marked = {*places.values()}
+        found = [token for key, part in parts.items() if key not in marked for token in part]
         for at, token in enumerate(tokens):
             found += parts[places[at]] if at in places else [token]
         return ImagePrompt(found, read)
 
-    def _marks(self, tokens: Sequence[int]) -> dict[int, int]:
-        """Which image stands at which place of a prompt."""
+    def _marks(self, tokens: Sequence[int]) -> dict[int, tuple[bool, int]]:
+        """What stands at which place of a prompt: whether it is a sound, and which of them or of the images."""
         if self.folder.numbered is not None:
-            return {at: -token - 1 for at, token in enumerate(tokens) if token < 0}
-        return {at: k for k, at in enumerate(at for at, token in enumerate(tokens) if token == self.folder.mark)}
+            return {at: _numbered(token) for at, token in enumerate(tokens) if token < 0}
+        marks = (at for at, token in enumerate(tokens) if token == self.folder.mark)
+        return {at: (False, k) for k, at in enumerate(marks)}
 
     def places(self, tokens: Sequence[int]) -> Array:
         """Tokens int64 [count] with the places of images' features in the table. Raises `InvalidInputError` for features that it
@@ -305,10 +341,44 @@ class Vision:
         digest = hashlib.sha256(repr(form).encode() + pixels.values.tobytes() + mask).digest()
         with self._encoding:
             known = self._kept.pop(digest, None) or self._encoded(pixels)
-            self._kept[digest] = known
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
+            self._keep(digest, known)
         return known
+
+    def _heard(self, sound: SoundLike, beside_images: bool) -> Image:
+        if self.hearing is None:
+            raise InvalidInputError(f"the model of {self.folder.root} {self.no_sounds}")
+        feeds, count = self.hearing.read(sound, beside_images)
+        digest = hashlib.sha256(b"".join(value.tobytes() for value in feeds.values())).digest()
+        with self._encoding:
+            known = self._kept.pop(digest, None)
+            if known is None:
+                with self.hearing.encode(feeds) as features:
+                    total = features.nbytes // (self._width * features.dtype.itemsize)
+                    if features.shape[-1] != self._width or total < count:
+                        raise InvalidModelError(
+                            f"{self.hearing.session.model.source} makes features {features.shape} of a sound; "
+                            f"expected [1, {count}, {self._width}]"
+                        )
+                    known = self._stored(features.reshaped((total, self._width)).rows(0, count), 1, 0, 0, sound=True)
+            self._keep(digest, known)
+        return known
+
+    def _keep(self, digest: bytes, image: Image) -> None:
+        self._kept[digest] = image
+        while len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+
+    def _stored(self, features: DeviceTensor, tiles: int, rows: int, columns: int, sound: bool = False) -> Image:
+        """Copy features [count, width] into the table."""
+        count = features.shape[0]
+        with self._lock:
+            row = self._room(count)
+            target = self.features.rows(row, count).reshaped((1, 1, count, self._width))
+            self._moves.copy(features.reshaped((1, 1, count, self._width)), target)
+            made = Image(self._next, row, count, tiles, rows, columns, sound)
+            self._next += count
+            self._all.append(weakref.ref(made))
+        return made
 
     def _encoded(self, pixels: Pixels) -> Image:
         values = pixels.values
@@ -337,14 +407,7 @@ class Vision:
                 raise InvalidModelError(
                     f"{self.folder.path} makes features {features.shape} of {tiles} images; expected [.., {self._width}]"
                 )
-            with self._lock:
-                row = self._room(count)
-                target = self.features.rows(row, count).reshaped((1, 1, count, self._width))
-                self._moves.copy(features.reshaped((1, 1, count, self._width)), target)
-                made = Image(self._next, row, count, tiles, rows, columns)
-                self._next += count
-                self._all.append(weakref.ref(made))
-        return made
+            return self._stored(features.reshaped((count, self._width)), tiles, rows, columns)
 
     def _room(self, count: int) -> int:
         """The first of so many rows that no image has. Raises `InvalidInputError` where the table would be too large,
@@ -376,9 +439,15 @@ class Vision:
             raise
         self._table = table
 
+    @property
+    def sessions(self) -> list[InferenceSession]:
+        """The encoders' sessions."""
+        return [self.session, *([self.hearing.session] if self.hearing is not None else [])]
+
     def close(self) -> None:
-        """Close the session, and free the table."""
+        """Close the sessions, and free the table."""
         self._moves.close()
         if self._table is not None:
             self._table.close()
-        self.session.close()
+        for session in self.sessions:
+            session.close()
