@@ -185,11 +185,11 @@ class Vision:
             self.element = element_of(graph.outputs[0])
             self._dtype = str(dtypes.from_onnx(self.element))
             self._moves = Moves(self.session, self._dtype)
+            #: the encoder of sounds, or why there is none
+            self.hearing, self.no_sounds = _hearing(folder, options, self.element)
         except BaseException:
             self.session.close()
             raise
-        #: the encoder of sounds, or why there is none
-        self.hearing, self.no_sounds = _hearing(folder, options, self.element)
         self._lock = threading.RLock()  # of the table, and what is in it
         self._encoding = threading.Lock()  # of the encoder, and the images that are kept
         self._table: DeviceTensor | None = None
