@@ -15,7 +15,7 @@ from tests.generation.phi_folders import write_phi
 from tests.generation.test_adapters import add_lora, merged
 from vkep.errors import InvalidInputError
 from vkep.generation import Generator
-from vkep.generation.hearing import features_of
+from vkep.generation.sounds import features_of
 from vkep.session.ort_interface.adapters import AdapterFormat
 from vkep.session.ort_interface.value import OrtValue
 

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from vkep.generation.draft import Draft
     from vkep.generation.encoder_decoder import EncoderDecoder
     from vkep.generation.grammar import Grammar, Grammars
-    from vkep.generation.hearing import SoundLike
     from vkep.generation.images import ImageLike
     from vkep.generation.regions import TaskAnswer
+    from vkep.generation.sounds import SoundLike
     from vkep.generation.speech import Segment
     from vkep.generation.text import Text, TextStream
     from vkep.generation.transcribe import Sound, Transcript

@@ -19,9 +19,9 @@ from vkep.device.tensor import ALIGNMENT, DeviceTensor
 from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelError
 from vkep.generation.caches import Moves, element_of
 from vkep.generation.folder import VisionFolder
-from vkep.generation.hearing import Hearing, SoundLike
 from vkep.generation.images import ImageLike, Pixels, Processor
 from vkep.generation.rewrite import EMBEDS, FIRST_FEATURE, with_embeddings
+from vkep.generation.sounds import SoundEncoder, SoundLike
 from vkep.graph.model import Model, ValueInfo
 from vkep.session import InferenceSession
 from vkep.text import shown
@@ -131,12 +131,12 @@ def _numbered(token: int) -> tuple[bool, int]:
     return (True, FIRST_SOUND - token - 1) if token < FIRST_SOUND else (False, -token - 1)
 
 
-def _hearing(folder: VisionFolder, options: Mapping[str, Any], element: int) -> tuple[Hearing | None, str]:
+def _sound_encoder(folder: VisionFolder, options: Mapping[str, Any], element: int) -> tuple[SoundEncoder | None, str]:
     """The encoder of a folder's sounds; or None, and why the model reads none."""
     if folder.sounds is None:
         return None, "has no encoder of sounds"
     try:
-        made = Hearing(folder.sounds, options)
+        made = SoundEncoder(folder.sounds, options)
     except UnsupportedModelError as error:
         return None, f"cannot be used for sounds: {error}"
     if made.element == element:
@@ -186,7 +186,7 @@ class Vision:
             self._dtype = str(dtypes.from_onnx(self.element))
             self._moves = Moves(self.session, self._dtype)
             #: the encoder of sounds, or why there is none
-            self.hearing, self.no_sounds = _hearing(folder, options, self.element)
+            self.sound_encoder, self.no_sounds = _sound_encoder(folder, options, self.element)
         except BaseException:
             self.session.close()
             raise
@@ -262,7 +262,7 @@ class Vision:
                         f"{k} of {len(given)} {what}s have {count} features; the model takes {context or _MOST_ROWS} tokens"
                     )
                 try:
-                    read.append(self._heard(one, len(images) > 0) if of_sounds else self._read(one))
+                    read.append(self._read_sound(one, len(images) > 0) if of_sounds else self._read(one))
                 except InvalidInputError as error:
                     raise InvalidInputError(f"{what} {k + 1} of {len(given)}: {error}") from None
                 parts[of_sounds, k] = self._part(read[-1], encode)
@@ -344,19 +344,19 @@ class Vision:
             self._keep(digest, known)
         return known
 
-    def _heard(self, sound: SoundLike, beside_images: bool) -> Image:
-        if self.hearing is None:
+    def _read_sound(self, sound: SoundLike, beside_images: bool) -> Image:
+        if self.sound_encoder is None:
             raise InvalidInputError(f"the model of {self.folder.root} {self.no_sounds}")
-        feeds, count = self.hearing.read(sound, beside_images)
+        feeds, count = self.sound_encoder.read(sound, beside_images)
         digest = hashlib.sha256(b"".join(value.tobytes() for value in feeds.values())).digest()
         with self._encoding:
             known = self._kept.pop(digest, None)
             if known is None:
-                with self.hearing.encode(feeds) as features:
+                with self.sound_encoder.encode(feeds) as features:
                     total = features.nbytes // (self._width * features.dtype.itemsize)
                     if features.shape[-1] != self._width or total < count:
                         raise InvalidModelError(
-                            f"{self.hearing.session.model.source} makes features {features.shape} of a sound; "
+                            f"{self.sound_encoder.session.model.source} makes features {features.shape} of a sound; "
                             f"expected [1, {count}, {self._width}]"
                         )
                     known = self._stored(features.reshaped((total, self._width)).rows(0, count), 1, 0, 0, sound=True)
@@ -442,7 +442,7 @@ class Vision:
     @property
     def sessions(self) -> list[InferenceSession]:
         """The encoders' sessions."""
-        return [self.session, *([self.hearing.session] if self.hearing is not None else [])]
+        return [self.session, *([self.sound_encoder.session] if self.sound_encoder is not None else [])]
 
     def close(self) -> None:
         """Close the sessions, and free the table."""

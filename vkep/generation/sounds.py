@@ -45,7 +45,7 @@ def features_of(samples: Array) -> Array:
     return np.log(np.maximum(power @ triangles(_BANDS, 0.0, _HIGH).T, 1)).astype(np.float32)
 
 
-class Hearing:
+class SoundEncoder:
     """The encoder of sounds. Raises as `InferenceSession`, and `UnsupportedModelError` for other inputs or another file of
     steps."""
 
