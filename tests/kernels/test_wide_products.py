@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
+from tests.devices import GPU
 from tests.kernels.harness import Harness, Tensor, as_discrete
+from tests.kernels.test_cooperative import PureTarget
 from vkep.kernels.conv.problem import NHWC, TO_NHWC, ConvProblem
 from vkep.kernels.matmul.cooperative_tiles import float16_shape
 from vkep.kernels.matmul.problem import MatMulProblem
+from vkep.kernels.select import emit, supports
 
 
 @pytest.fixture
@@ -48,13 +51,33 @@ def _convolution(
     np.testing.assert_array_equal(y.array, problem.reference(x.astype(np.float64), w.astype(np.float64)))
 
 
-@pytest.mark.parametrize(("c", "oc"), [(16, 24), (3, 16), (8, 13)])
+@pytest.mark.parametrize(("c", "oc"), [(16, 24), (3, 16), (8, 13), (1, 1), (8, 1)])
 @pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("size", [(9, 7), (1, 1)], ids=str)
 def test_convolutions(
-    gpu: Harness, matrices: DeviceCapabilities, rng: np.random.Generator, c: int, oc: int, kernel: int
+    gpu: Harness,
+    matrices: DeviceCapabilities,
+    rng: np.random.Generator,
+    c: int,
+    oc: int,
+    kernel: int,
+    size: tuple[int, int],
 ) -> None:
-    problem = ConvProblem(2, c, 9, 7, oc, kernel, kernel, pads=(kernel // 2,) * 4)
+    problem = ConvProblem(2, c, *size, oc, kernel, kernel, pads=(kernel // 2,) * 4)
     _convolution(problem, NHWC if c % 8 == 0 else TO_NHWC, gpu, matrices, rng)
+
+
+@pytest.mark.parametrize(
+    ("c", "oc", "pixels"), [(8, 8, 1), (1, 1, 25), (16, 8, 4), (3, 8, 1), (8, 13, 3), (64, 32, 64)]
+)
+def test_what_is_taken_is_computed(c: int, oc: int, pixels: int) -> None:
+    """A candidate that takes few pixels or channels with float32 results has kernels for them."""
+    shape = ConvProblem(1, c, 1, pixels, oc, 1, 1, dtype="float16", w_constant=True, wide=True, alignment=16)
+    for layout in (NHWC, TO_NHWC):
+        problem = replace(shape, layout=layout, x_last=layout == NHWC)
+        if supports(problem, GPU):
+            assert emit(problem, PureTarget(GPU), ["x", "w"], ["y"])
+    assert any(supports(replace(shape, layout=layout, x_last=layout == NHWC), GPU) for layout in (NHWC, TO_NHWC))
 
 
 def test_depthwise_convolutions(gpu: Harness, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ _LOCATIONS = r"(?:<loc_[0-9]{1,4}>)"
 _LABEL = "(?:^|(?<=>))([^<]*)"  # not a part of a mark
 #: a label, and the locations after it: of boxes, of corners, of polygons
 _BOXES = re.compile(rf"{_LABEL}({_LOCATIONS}{{4,}})")
-_CORNERS = re.compile(rf"(.+?)({_LOCATIONS}{{8}})")
+_CORNERS = re.compile(rf"(.+?)({_LOCATIONS}{{8,8}})")
 _POLYGONS = re.compile(rf"{_LABEL}((?:{_LOCATIONS}|<sep>|<poly>|</poly>){{4,}})")
 _GROUP = re.compile(r"<poly>(.*?)</poly>")
 _POLYGON = re.compile(rf"({_LOCATIONS}+)(?:<sep>|$)")

@@ -20,7 +20,7 @@ from vkep.kernels.epilogue import call_arguments
 from vkep.kernels.fastdiv import magic_params
 from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div, strip_of
-from vkep.kernels.matmul.cooperative import HALVES, padded_k
+from vkep.kernels.matmul.cooperative import HALVES, MIN_EDGE, padded_k
 from vkep.kernels.matmul.cooperative_tiles import (
     CONV_LAST_TILES,
     VECTOR,
@@ -111,10 +111,17 @@ def join_groups(weights: np.ndarray, problem: ConvProblem) -> np.ndarray:
     return wide.reshape(problem.oc, at_once * channels, problem.kh, problem.kw)
 
 
+def few_for_wide(problem: ConvProblem) -> bool:
+    """Whether a product with float32 results would leave most of a matrix unused, for which no other kernel stores them."""
+    return problem.wide and (problem.n * problem.pixels < MIN_EDGE or problem.oc < MIN_EDGE)
+
+
 def no_product_last(problem: ConvProblem, caps: DeviceCapabilities) -> str:
     """Why `product_last` does not compute a convolution; "" where it does."""
     if not problem.pointwise or problem.oc % VECTOR:
         return f"more than a pixel for each result, or no whole groups of {VECTOR} of them"
+    if few_for_wide(problem):
+        return f"float32 results of fewer than {MIN_EDGE} pixels"
     return no_channels_last(problem, caps)
 
 
