@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from vkep.device.tensor import DeviceTensor
+
+class Operand(Protocol):
+    """A tensor."""
+
+    uses: Uses
 
 
 class Uses:
@@ -59,7 +62,7 @@ class Operands:
     def __init__(self) -> None:
         self._begun: list[tuple[Uses, bool]] = []
 
-    def begin(self, reads: Iterable[DeviceTensor], writes: Iterable[DeviceTensor]) -> None:
+    def begin(self, reads: Iterable[Operand], writes: Iterable[Operand]) -> None:
         """Mark each tensor as used by the submit that follows; `end` says its value, and which tensors it wrote."""
         for tensors, written in ((reads, False), (writes, True)):
             for tensor in tensors:
