@@ -50,7 +50,7 @@ def write_genai_sources(folder: Path, times: bool = False) -> Language:
 
 def _genai_decoder(lang: Language) -> onnx.ModelProto:
     w = Writer("whisper_genai_decoder", lang, "fp32")
-    ids = w.input("input_ids", ["batch", "length"], TensorProto.INT64)
+    ids = w.input("input_ids", ["batch", "length"], TensorProto.INT32)  # as the builder writes it
     x = w.add("Gather", w.constant("table", w.weight("table", (lang.vocabulary, lang.hidden), 1.0)), ids)
     for layer in range(lang.layers):
         for kind in ("self", "cross"):

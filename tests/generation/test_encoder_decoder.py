@@ -136,7 +136,7 @@ def test_the_form_of_onnxruntime_genai(tmp_path: Path) -> None:
         tokens, new = [], start
         for _ in range(count):
             outputs = [o.name for o in decoder.get_outputs()]
-            got = dict(zip(outputs, decoder.run(None, kept | {"input_ids": np.array([new], np.int64)}), strict=True))
+            got = dict(zip(outputs, decoder.run(None, kept | {"input_ids": np.array([new], np.int32)}), strict=True))
             new = [int(got.pop("logits")[0, -1].argmax())]
             tokens += new
             kept |= {n.replace("present", "past"): v for n, v in got.items()}

@@ -307,7 +307,8 @@ def _genai_encoder(found: ModelFolder, model: Record) -> ModelFolder:
     }
     generation = Record.read(found.path, GENERATION, needed=False)
     ids = _added_tokens(found.path)
-    begin, end = model.tokens("decoder_start_token_id"), model.tokens("eos_token_id")
+    end = model.tokens("eos_token_id")
+    begin = model.tokens("decoder_start_token_id") or tuple(ids[name] for name in _START[:1] if name in ids)
     return replace(
         found,
         encoder=_file(found.path, encoder.text("filename"), GENAI),

@@ -20,7 +20,7 @@ from vkep.graph.model import Graph, Model, Node, ValueInfo
 _ELEMENTWISE = {"Add", "Cast", "Div", "Identity", "Mul", "Sub", "Tanh"}
 _PRODUCTS = {"MatMul", "MatMulNBits"}
 _PREFIX = "vkep.generation."
-_LAST = f"{_PREFIX}last"
+_LAST, _SHORT_IDS = f"{_PREFIX}last", f"{_PREFIX}short"
 #: names of a decoder's inputs
 IDS, EMBEDS, FEATURES = "input_ids", "inputs_embeds", f"{_PREFIX}features"
 #: the token that is the first feature of an image: no vocabulary has as many
@@ -33,9 +33,9 @@ TOKENS, CHOSEN = f"{_PREFIX}tokens", f"{_PREFIX}chosen"
 def for_generation(model: Model, logits: str, choose: bool = False, keep: int = 1) -> Model:
     """Return ``model`` changed so that only the last ``keep`` tokens' logits are computed, where a product computes them, and
     without the ring buffers of GroupQueryAttention's ``sliding_window_cache`` (onnxruntime-genai's builder): each token
-    has its own place. With ``choose`` it has the further outputs `TOKENS` and `CHOSEN`: the most probable tokens, as
-    `choices.chooser` computes them."""
-    graph = model.graph
+    has its own place. Tokens are read as int64. With ``choose`` it has the further outputs `TOKENS` and `CHOSEN`: the most
+    probable tokens, as `choices.chooser` computes them."""
+    graph = _with_long_ids(model.graph)
     nodes = [_without_ring(node) for node in graph.nodes]
     place = _product(nodes, logits, set(graph.weights))
     weights, outputs = dict(graph.weights), graph.outputs
@@ -182,6 +182,25 @@ def spliced(more: onnx.ModelProto | Graph, names: Mapping[str, str], prefix: str
     outputs = tuple(replace(o, name=prefix + o.name) for o in graph.outputs)
     weights = {prefix + n: w for n, w in graph.weights.items()}
     return Graph(graph.name, nodes, (), outputs, weights)
+
+
+def _with_long_ids(graph: Graph) -> Graph:
+    """A graph that reads its tokens as int64, as the choosing graph writes them: onnxruntime-genai's builder writes Whisper's
+    decoder with int32."""
+    if not any(v.name == IDS and v.elem_type == TensorProto.INT32 for v in graph.inputs):
+        return graph
+    cast = spliced(_to_int32(), {"ids": IDS})
+    nodes = [replace(n, inputs=tuple(_SHORT_IDS if name == IDS else name for name in n.inputs)) for n in graph.nodes]
+    inputs = tuple(replace(v, elem_type=TensorProto.INT64) if v.name == IDS else v for v in graph.inputs)
+    return replace(graph, nodes=(*cast.nodes, *nodes), inputs=inputs)
+
+
+def _to_int32() -> onnx.ModelProto:
+    return onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["" : 18]>
+        short (int64[b, n] ids) => (int32[b, n] short)
+        {{ short = Cast <to = {TensorProto.INT32}> (ids) }}
+    """)
 
 
 def _without_ring(node: Node) -> Node:
