@@ -34,6 +34,7 @@ import vkep
 from tools.cpu_transducer import CpuTransducer
 from tools.growth import grown
 from tools.heap import resident_mb
+from tools.lora import add_lora, drawn_adapter, merged
 from tools.ort_cpu import cpu_session
 from tools.ort_video import CpuVideo
 from tools.speech_rules import chosen_by_rules
@@ -43,6 +44,7 @@ from vkep.generation.audio import log_mel
 from vkep.generation.images import Processor
 from vkep.generation.speech import segments_of
 from vkep.models.language import write_language
+from vkep.models.sources import write_sources
 from vkep.models.starters import STARTERS
 from vkep.models.streams import CHUNKS, FEATURES, FRAMES
 from vkep.models.transducer import STEP, VOCABULARY, write_transducer
@@ -332,6 +334,80 @@ def _speculation(folder: Path, stack: ExitStack) -> Opened:
     )
 
 
+def _moonshine(folder: Path, stack: ExitStack) -> Opened:
+    write_sources(folder, "moonshine")
+    generator = stack.enter_context(Generator(folder))
+    encoder = cpu_session(folder / "encoder_model.onnx")
+    theirs = CpuDecoder(folder / "decoder_model.onnx", folder / "decoder_with_past_model.onnx")
+
+    def sound(size: int) -> Array:
+        return 0.1 * _normal(9000 * (1 + size) + size)
+
+    def expected(size: int) -> list[int]:
+        feeds = {"input_values": sound(size)[None], "attention_mask": np.ones((1, sound(size).size), np.int64)}
+        (states,) = encoder.run(None, feeds)
+        return theirs.tokens(generator.decoder.folder.start_tokens, TOKENS, {"encoder_hidden_states": states})
+
+    return Opened(
+        lambda k: generator.generate(sound(k), max_tokens=TOKENS, ignore_end=True).tokens,
+        expected,
+        TOKENS,
+        generator.decoder.sessions,
+    )
+
+
+def _adapters(folder: Path, stack: ExitStack) -> Opened:
+    """Two adapters and the model alone, in one batch; a step is a token of each."""
+    write_language(folder, "llama", layers=1)
+    sizes, names = add_lora(folder / "model.onnx"), ("one", "two", "")
+    files = {name: folder / f"{name}.onnx_adapter" for name in names}
+    weights = {name: drawn_adapter(sizes, rank, rank, files[name]) for name, rank in zip(names, (4, 8, 0), strict=True)}
+    theirs = {
+        name: CpuDecoder(merged(folder / "model.onnx", folder / f"{name}_.onnx", weights[name])) for name in names
+    }
+    generator = stack.enter_context(Generator(folder, max_sequences=len(names)))
+    for name in names[:-1]:
+        generator.load_adapter(files[name], name)
+    batch = generator.batch()
+    stack.callback(batch.close)
+
+    def run(size: int) -> list[int]:
+        answers = [
+            batch.add(_prompt(size), generator.sampling(adapter=name, max_tokens=TOKENS, ignore_end=True))
+            for name in names
+        ]
+        while batch.in_progress:
+            batch.step()
+        return [token for answer in answers for token in answer.tokens]
+
+    return Opened(
+        run,
+        lambda k: [token for name in names for token in theirs[name].tokens(_prompt(k), TOKENS)],
+        TOKENS,
+        generator.decoder.sessions,
+    )
+
+
+def _long_prompts(folder: Path, stack: ExitStack) -> Opened:
+    """A step is a prompt of up to 8,192 tokens and the first token of its answer; no caches are kept."""
+    write_language(folder, "llama", context=16384, layers=1)
+    generator = stack.enter_context(Generator(folder, max_sequences=1))
+    theirs = CpuDecoder(folder / "model.onnx")
+
+    def prompt(size: int) -> list[int]:
+        return np.random.default_rng(size).integers(1, 250, 8192 * (1 + size) // SIZES).tolist()
+
+    def run(size: int) -> list[int]:
+        batch = generator.batch()
+        answer = batch.add(prompt(size), generator.sampling(max_tokens=1, ignore_end=True))
+        while batch.in_progress:
+            batch.step()
+        batch.close()
+        return answer.tokens
+
+    return Opened(run, lambda k: theirs.tokens(prompt(k), 1), 1, generator.decoder.sessions)
+
+
 def _stream(name: str, constants: Mapping[str, int], feed: Callable[[int], dict[str, Array]], output: str) -> Any:
     def open_(folder: Path, stack: ExitStack) -> Opened:
         path = folder / "model.onnx"
@@ -455,6 +531,8 @@ def _phonemes(size: int) -> dict[str, Array]:
 PIPELINES = {
     "chat": Pipeline("`vkep.generation`", "a token", _chat),
     "chat through Optimum": Pipeline("`ORTModelForCausalLM`, `vkep.optimum`", "a token", _optimum),
+    "chat with two LoRA adapters and none": Pipeline("`vkep.generation`", "a token of each", _adapters),
+    "prompts of 819 to 8,192 tokens": Pipeline("`vkep.generation`", "a prompt", _long_prompts),
     "chat about an image": Pipeline("`vkep.generation`", "a token", _chat_image),
     "image generation (Stable Diffusion's form)": Pipeline(
         "`ORTStableDiffusionPipeline`, `vkep.optimum`", "a step", _images
@@ -463,6 +541,10 @@ PIPELINES = {
     "transcription (Whisper)": Pipeline("`vkep.generation`", "a token", _transcription),
     "transcription of 31 to 58 s, with times": Pipeline("`vkep.generation`", "a sound", _long_transcription(1)),
     "the same of eight sounds together": Pipeline("`vkep.generation`", "a sound", _long_transcription(8)),
+    "transcription (Moonshine)": Pipeline("`vkep.generation`", "a token", _moonshine),
+    "recognition by CTC (wav2vec2, HuBERT, greedy search)": Pipeline(
+        "`vkep.InferenceSession`, three", "a sound", _networks("wav2vec2", "hubert", "greedy CTC")
+    ),
     "voice activity (silero-vad's form)": Pipeline(
         "`vkep.streaming`",
         "a chunk",

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
 from tests.calls import noted
 from tests.generation.reference import Reference
 from tests.serving.conftest import serving
+from tools.lora import add_lora, drawn_adapter, merged
 from vkep.cli import app
 from vkep.errors import InvalidInputError
 from vkep.generation import Generator
@@ -33,47 +32,6 @@ for package in ("flatbuffers", "tokenizers", "fastapi"):
 Array = np.ndarray[Any, Any]
 
 
-def add_lora(path: Path) -> dict[str, tuple[int, int]]:
-    """Give each product with a weight of a model a part ``x @ a @ b``, whose inputs are empty where a run gives none. Returns the
-    sizes of each."""
-    model = onnx.load(path)
-    weights = {w.name: w for w in model.graph.initializer}
-    nodes = []
-    sizes: dict[str, tuple[int, int]] = {}
-    for node in model.graph.node:
-        nodes.append(node)
-        if node.op_type != "MatMul" or node.input[1] not in weights or "head" in node.output[0] + node.name:
-            continue
-        name, (n_in, n_out) = f"lora.{len(sizes)}", weights[node.input[1]].dims
-        sizes[name] = (n_in, n_out)
-        for part, shape, axes in (("a", (n_in, 0), [n_in, f"{name}.r"]), ("b", (0, n_out), [f"{name}.r", n_out])):
-            model.graph.input.append(helper.make_tensor_value_info(f"{name}.{part}", TensorProto.FLOAT, axes))
-            model.graph.initializer.append(numpy_helper.from_array(np.zeros(shape, np.float32), f"{name}.{part}"))
-        result, node.output[0] = node.output[0], f"{name}.base"
-        nodes += [
-            helper.make_node("MatMul", [node.input[0], f"{name}.a"], [f"{name}.low"]),
-            helper.make_node("MatMul", [f"{name}.low", f"{name}.b"], [f"{name}.more"]),
-            helper.make_node("Add", [f"{name}.base", f"{name}.more"], [result]),
-        ]
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    onnx.save(model, path)
-    return sizes
-
-
-def merged(path: Path, into: Path, adapter: dict[str, Array]) -> Path:
-    """The model with an adapter's tensors as its weights."""
-    model = onnx.load(path)
-    for weight in model.graph.initializer:
-        if weight.name in adapter:
-            weight.CopyFrom(numpy_helper.from_array(adapter[weight.name], weight.name))
-    kept = [i for i in model.graph.input if i.name not in adapter]
-    del model.graph.input[:]
-    model.graph.input.extend(kept)
-    onnx.save(model, into)
-    return into
-
-
 @pytest.fixture(scope="module", params=["llama", "gpt2"])
 def adapted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A folder, the adapters' tensors and files by name, and references by name; "" is the model alone."""
@@ -81,19 +39,11 @@ def adapted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     language = write_language(folder, request.param, context=96, layers=1)
     sizes = add_lora(folder / "model.onnx")
     assert len(sizes) >= 4
-    rng = np.random.default_rng(4)
     files, references = {}, {}
     heads = language.heads if request.param in OPTIMUM else ARCHITECTURES[request.param].kv_heads
-    for name, rank in (("", 0), ("one", 4), ("two", 8)):
-        tensors = {
-            f"{key}.{part}": rng.normal(0, 0.4, shape).astype(np.float32)
-            for key, (n_in, n_out) in sizes.items()
-            for part, shape in (("a", (n_in, rank)), ("b", (rank, n_out)))
-        }
-        form = AdapterFormat()
-        form.set_parameters({key: OrtValue.ortvalue_from_numpy(value) for key, value in tensors.items()})
+    for seed, (name, rank) in enumerate((("", 0), ("one", 4), ("two", 8))):
         files[name] = folder / f"{name}.onnx_adapter"
-        form.export_adapter(files[name])
+        tensors = drawn_adapter(sizes, rank, seed, files[name])
         merged(folder / "model.onnx", folder / f"merged{name}.onnx", tensors)
         references[name] = Reference(folder / f"merged{name}.onnx", heads, language.size)
     return folder, files, references

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.generation.phi_folders import IMAGE, SIZES, steps, write_phi
-from tests.generation.test_adapters import add_lora, merged
+from tools.lora import add_lora, merged
 from tools.ort_cpu import cpu_session
 from vkep.errors import InvalidInputError, InvalidModelError
 from vkep.generation import Generator

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.generation.phi_folders import write_phi
-from tests.generation.test_adapters import add_lora, merged
+from tools.lora import add_lora, merged
 from vkep.errors import InvalidInputError
 from vkep.generation import Generator
 from vkep.generation.sounds import features_of

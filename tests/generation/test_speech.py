@@ -254,13 +254,11 @@ def test_the_form_of_onnxruntime_genai(tmp_path: Path) -> None:
             assert one.tokens == tokens and one.segments[-1].end <= 60 + 30
         assert made[0].tokens == generator.transcribe(features_of(1, 61), max_tokens=8).tokens
     # as the builder writes it: the first token is in the tokenizer alone
-    for name, change in (
-        ("genai_config.json", lambda file: file["model"].pop("decoder_start_token_id")),
-        ("tokenizer.json", lambda file: file["added_tokens"].append({"id": BEGIN, "content": "<|startoftranscript|>"})),
-    ):
-        content = json.loads((tmp_path / name).read_text())
-        change(content)
-        (tmp_path / name).write_text(json.dumps(content))
+    config, words = (json.loads((tmp_path / name).read_text()) for name in ("genai_config.json", "tokenizer.json"))
+    del config["model"]["decoder_start_token_id"]
+    words["added_tokens"].append({"id": BEGIN, "content": "<|startoftranscript|>"})
+    (tmp_path / "genai_config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(words))
     found = read_folder(tmp_path)
     assert found.speech == speech and found.start_tokens == (*START, NO_TIMES)
 
