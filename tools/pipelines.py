@@ -12,7 +12,8 @@ Each pipeline runs a model of ``vkep model`` through its client, or models of `t
 - **plans**: plans that all sessions of the pipeline made for ten sizes (of prompts, sounds, batches), after those were run;
 - **bytes a step**: what a step copies to the device and back; a step is a token, a chunk, a frame or a batch of texts;
 - **ms a step**: the median, and that of ONNX Runtime's CPU provider on one thread;
-- **memory**: growth over 50 iterations of the device arena, and of the process's resident memory.
+- **memory**: growth over 50 iterations of the device arena, and of the process's resident memory; the arena's peak where the
+  client tells it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from tools.lora import add_lora, drawn_adapter, merged
 from tools.ort_cpu import cpu_session
 from tools.ort_video import CpuVideo
 from tools.speech_rules import chosen_by_rules
+from vkep.arena.records import ArenaStats
 from vkep.fbank import OnlineFbank
 from vkep.generation import Generator
 from vkep.generation.audio import log_mel
@@ -66,7 +69,7 @@ Array = np.ndarray[Any, Any]
 class Opened:
     """A pipeline that is open. ``run`` and ``theirs`` (ONNX Runtime's CPU) take a number of 0 to 9, the size; both do ``steps``
     steps and return tokens or an array. ``sessions`` are vkep's. Where the client has its own, ``crossed`` counts bytes and
-    ``plans`` plans."""
+    ``plans`` plans, and ``stats`` are the arena's."""
 
     run: Callable[[int], Any]
     theirs: Callable[[int], Any]
@@ -74,6 +77,7 @@ class Opened:
     sessions: Sequence[vkep.InferenceSession]
     crossed: Callable[[], Any] | None = None
     plans: Callable[[], int] | None = None
+    stats: Callable[[], ArenaStats] | None = None
 
 
 @dataclass(frozen=True)
@@ -228,7 +232,8 @@ def _chat_image(folder: Path, stack: ExitStack) -> Opened:
     )
 
 
-def _images(folder: Path, stack: ExitStack) -> Opened:
+def _images_in(max_memory: int, folder: Path, stack: ExitStack) -> Opened:
+    """``max_memory``: of the device, in bytes (0: no limit)."""
     import diffusers
     import onnxruntime
     import torch
@@ -244,7 +249,13 @@ def _images(folder: Path, stack: ExitStack) -> Opened:
     one_thread.intra_op_num_threads = 1
     pipelines = [
         ORTStableDiffusionPipeline.from_pretrained(folder, **options)
-        for options in ({"provider": "VulkanExecutionProvider"}, {"session_options": one_thread})
+        for options in (
+            {
+                "provider": "VulkanExecutionProvider",
+                "provider_options": {"max_memory": max_memory} if max_memory else {},
+            },
+            {"session_options": one_thread},
+        )
     ]
 
     def drawn(pipeline: Any) -> Callable[[int], Array]:
@@ -258,7 +269,7 @@ def _images(folder: Path, stack: ExitStack) -> Opened:
         return run
 
     ours, theirs = map(drawn, pipelines)
-    return Opened(ours, theirs, STEPS, [], _transferred, plans)
+    return Opened(ours, theirs, STEPS, [], _transferred, plans, vkep.ort.memory_stats)
 
 
 def _transcription(folder: Path, stack: ExitStack) -> Opened:
@@ -535,7 +546,10 @@ PIPELINES = {
     "prompts of 819 to 8,192 tokens": Pipeline("`vkep.generation`", "a prompt", _long_prompts),
     "chat about an image": Pipeline("`vkep.generation`", "a token", _chat_image),
     "image generation (Stable Diffusion's form)": Pipeline(
-        "`ORTStableDiffusionPipeline`, `vkep.optimum`", "a step", _images
+        "`ORTStableDiffusionPipeline`, `vkep.optimum`", "a step", partial(_images_in, 0)
+    ),
+    "the same in less memory": Pipeline(
+        "`ORTStableDiffusionPipeline`, `max_memory`", "a step", partial(_images_in, 16 << 20)
     ),
     "chat with a draft model": Pipeline("`vkep.generation`", "a token", _speculation),
     "transcription (Whisper)": Pipeline("`vkep.generation`", "a token", _transcription),
@@ -666,6 +680,10 @@ def _columns(opened: Opened, step: str, rounds: int, warnings: _Warnings) -> lis
     memory = (
         f"{_kib(grown(arena))}, {grown(resident):.1f} MB" if opened.sessions else f"{grown(resident):.1f} MB (process)"
     )
+    if opened.stats:
+        stats = opened.stats()
+        limit = f" of {stats.bytes_limit >> 20}" if stats.bytes_limit else ""
+        memory += f"; peak {stats.max_bytes_in_use / 2**20:.1f}{limit} MiB"
     return [
         "all" if not cpu and not warnings.found else ", ".join(cpu) or "; ".join(warnings.found),
         worst,

@@ -210,8 +210,10 @@ class BfcArena:
 
     def bound(self, max_mem: int | None) -> None:
         """Set the limit, and grow by small parts of it, since reserved blocks need the rest; None: as configured at first. What
-        is held above the limit stays until it is freed."""
+        is held above the limit stays until it is freed. Where the limit changes, the peak is counted from now on."""
         with self._lock:
+            if max_mem is not None and max_mem != self.config.max_mem:
+                self._count(max_bytes_in_use=self._stats.bytes_in_use)
             self.config = self._configured
             if max_mem is not None:
                 self._reclaim(self._is_passed)
