@@ -6,9 +6,10 @@
 A real model: ``yolo export model=yolo11n.pt format=onnx`` (YOLOv8 to 12 without NMS in the model). VIDEO is any file that OpenCV
 reads (``pip install opencv-python-headless``); without it a square moves over noise.
 
-A frame has one of two slots: a tensor of the device that the host writes, one that the model writes, and a binding of both. A run
-is submitted and not waited for, so the host writes one slot and reads the other while the device works. The last line compares it
-with one slot. A CPU driver works on the host's cores, where it makes little difference.
+A frame has one of two slots: a tensor of the device that the host writes, one that the model writes and the host sees, and a
+binding of both. A run is submitted and not waited for (`run_ahead`: nor does the next run wait for it), so the host writes one
+slot and reads the other while the device works. The last line compares it with one slot. A CPU driver works on the host's cores,
+where it makes little difference.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Slot:
         self.binding.bind_input(image.name, self.frame)
         self.binding.bind_output(output.name)
         self.submit(np.zeros(shape, np.float32))
-        self.found = self.binding.get_outputs()[0]  # the first run says its shape: later ones write there
+        first = self.binding.get_outputs()[0]  # the first run says its shape: later ones write there
+        self.found = session.empty_device_tensor(first.shape, first.dtype.name, host_visible=True)
         self.binding.bind_output(output.name, self.found)
 
     def submit(self, pixels: np.ndarray) -> None:
@@ -45,8 +47,8 @@ class Slot:
         self.session.run_with_iobinding(self.binding)
 
     def results(self) -> np.ndarray:
-        """Wait for the run."""
-        return self.found.numpy()[0]
+        """Wait for the run, and for no later one. The array is valid until the slot's next run."""
+        return self.found.host_view()[0]
 
 
 def frames(path: str | None, height: int, width: int) -> Iterator[np.ndarray]:
@@ -90,7 +92,7 @@ def detect(session: vkep.InferenceSession, slots: list[Slot], source: list[np.nd
 def main() -> None:
     if len(sys.argv) < 2:
         raise SystemExit("usage: python examples/video.py MODEL.onnx [VIDEO]")
-    with vkep.InferenceSession(sys.argv[1]) as session:
+    with vkep.InferenceSession(sys.argv[1], run_ahead=True) as session:
         height, width = (d if isinstance(d, int) else 640 for d in (session.get_inputs()[0].shape or [])[2:])
         slots = [Slot(session, (1, 3, height, width)) for _ in range(2)]
         source = list(islice(frames(sys.argv[2] if len(sys.argv) > 2 else None, height, width), MOST_FRAMES))

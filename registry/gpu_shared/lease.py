@@ -128,7 +128,7 @@ class DelegateLease(Uncopied):
                 if self.sync_mode is SyncMode.TIMELINE:
                     last = timeline.last_region
                     if last != self._last_value:  # another delegate's, after this delegate's last region
-                        wait_value = last
+                        wait_value = max(last, wait_value or 0)
                 value = self._last_value = prepared.submit(wait_value)
             self._executions += 1
             if self.sync_mode is SyncMode.QUEUE_WAIT_IDLE:

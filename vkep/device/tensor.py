@@ -193,8 +193,9 @@ class DeviceTensor(Uncopied):
         block = self._open_block()
         if self.nbytes:
             lease, mapped = self._delegate.lease, block.mapped
-            if mapped is not None:  # the host writes there at once; a copy on the device is ordered with the runs
-                lease.wait(self.uses.last(lease.context.timeline.submitted))
+            last: int | None = self.uses.last(lease.context.timeline.submitted)
+            if mapped is not None:  # the host writes there at once
+                lease.wait(last)
                 if np.may_share_memory(array, np.frombuffer(mapped, np.uint8)):
                     array = array.copy()  # it is copied in pieces, and each may overwrite the next one's source
             with self._delegate.lock:
@@ -204,7 +205,9 @@ class DeviceTensor(Uncopied):
                     whole[self._among_all] = array
                     array = whole
                 data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-                self.uses.add(self._delegate.uploader.upload(block, data), writes=True)
+                # before its first use the memory may be in use as that of another tensor: then all runs come first
+                value = self._delegate.uploader.upload(block, data, wait_value=last or None)
+                self.uses.add(value, writes=True)
         self.checks.clear()
 
     def check(self) -> None:
@@ -235,7 +238,8 @@ class DeviceTensor(Uncopied):
     def _downloaded(self, block: DeviceBlock | ExternalBlock) -> np.ndarray[Any, Any]:
         """The content; of leading elements that of the tensor that they are of."""
         out = np.empty(self.capacity or self.shape, self.dtype.numpy)
-        self._delegate.uploader.download(block, out.reshape(-1).view(np.uint8))
+        written = self.uses.last_write(self._delegate.lease.context.timeline.submitted)
+        self._delegate.uploader.download(block, out.reshape(-1).view(np.uint8), wait_value=written)
         return out
 
     def _check_dense(self) -> None:

@@ -53,7 +53,8 @@ class RingSlot:
         self.commands: CommandBuffer = lease.allocate(f"{lease.name} transfer")
         self.prepared: PreparedSubmit = lease.prepare([self.commands])
         self.value = 0  #: the timeline value of the copies in flight; 0: none
-        self.recorded: list[tuple[Buffer, int, int, int]] = []
+        #: of the last recording: whether no barrier precedes the copies, and these
+        self.recorded: tuple[bool, list[tuple[Buffer, int, int, int]]] = False, []
 
     @property
     def bytes(self) -> np.ndarray[Any, Any]:
@@ -67,7 +68,7 @@ class RingSlot:
         """Free the staging memory; the slot's copies must have ended."""
         if self.block is not None:
             self.block.free()
-        self.block, self.recorded = None, []
+        self.block, self.recorded = None, (False, [])
 
 
 class StagingRing:
@@ -104,10 +105,12 @@ class StagingRing:
         block = slot.block
         assert block is not None
         wanted = [(t.buffer, t.offset + at, block.offset + start, nbytes) for t, at, start, nbytes in copies]
-        if wanted != slot.recorded:
-            slot.recorded = []  # in case that recording fails
-            self._record(slot.commands, block.buffer, wanted)
-            slot.recorded = wanted
+        # an upload that waits for a value of the timeline goes beside the runs after that value
+        beside = self._direction == "upload" and wait_value is not None
+        if (beside, wanted) != slot.recorded:
+            slot.recorded = False, []  # in case that recording fails
+            self._record(slot.commands, block.buffer, wanted, beside)
+            slot.recorded = beside, wanted
         try:
             slot.value = self._lease.submit(slot.prepared, wait_value)
         except GpuError:  # possibly an error of a wait that follows
@@ -115,9 +118,12 @@ class StagingRing:
             raise
         return slot.value
 
-    def _record(self, commands: CommandBuffer, staging: Buffer, copies: Sequence[tuple[Buffer, int, int, int]]) -> None:
+    def _record(
+        self, commands: CommandBuffer, staging: Buffer, copies: Sequence[tuple[Buffer, int, int, int]], beside: bool
+    ) -> None:
         commands.begin()
-        commands.barrier_before_transfer()
+        if not beside:
+            commands.barrier_before_transfer()
         for buffer, at, start, nbytes in copies:
             if self._direction == "upload":
                 commands.copy_buffer(staging, buffer, nbytes, start, at)
