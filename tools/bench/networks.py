@@ -93,6 +93,26 @@ class VaeDecoder(nn.Module):  # type: ignore[misc]
         return self.parts(latents)
 
 
+def _unet() -> Any:
+    """Stable Diffusion 1.5's, of the package diffusers, which this module needs for it alone."""
+    from diffusers import UNet2DConditionModel
+
+    down, up = "CrossAttnDownBlock2D", "CrossAttnUpBlock2D"
+    return UNet2DConditionModel(
+        sample_size=64,
+        block_out_channels=(320, 640, 1280, 1280),
+        down_block_types=(down, down, down, "DownBlock2D"),
+        up_block_types=("UpBlock2D", up, up, up),
+        cross_attention_dim=768,
+        attention_head_dim=8,
+    )
+
+
+def _latents(batch: int) -> dict[str, Tensor]:
+    states = torch.randn(batch, 77, 768)
+    return {"sample": torch.randn(batch, 4, 64, 64), "timestep": torch.tensor([10]), "encoder_hidden_states": states}
+
+
 def _detr() -> Any:
     backbone = tf.ResNetConfig(out_features=["stage4"])
     options = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
@@ -138,6 +158,7 @@ MEASURED: Mapping[str, Network] = {
         _tokens(77, masked=False),
     ),
     "sd_vae_dec": Network(VaeDecoder, lambda batch: {"latents": torch.randn(batch, 4, 64, 64)}),
+    "sd_unet": Network(_unet, _latents),
     "swin_t": Network(lambda: tf.SwinModel(tf.SwinConfig()), _image(224)),
     "clip_vision_b32": Network(lambda: tf.CLIPVisionModel(tf.CLIPVisionConfig()), _image(224)),
     "bert_base_512": Network(lambda: tf.BertModel(tf.BertConfig()), _tokens(512)),

@@ -44,7 +44,7 @@ _QUICK = (
     "clip_text_77", "sd_vae_dec",
 )  # fmt: skip
 #: smaller batches where 16 take gigabytes
-_BATCHES = {"detr_r50_800": 8, "depth_anything_s": 8, "sd_vae_dec": 4}
+_BATCHES = {"detr_r50_800": 8, "depth_anything_s": 8, "sd_vae_dec": 4, "sd_unet": 2}
 
 
 @contextmanager
