@@ -214,7 +214,7 @@ def guarded() -> Iterator[Guards]:
     class Ports:
         """In place of the recording's own: see `vkep.device.host_ports.HostPorts`."""
 
-        size, block, staging, spans, used = 1, None, None, (), None
+        size, block, staging, spans = 1, None, None, ()
 
         def __init__(self, delegate: Any, ports: Sequence[Port], capacity: Sequence[int | None], staging: Any) -> None:
             self.capacity = [p.nbytes for p in ports]
