@@ -20,14 +20,6 @@ uint16_t bfloat16_bits(float v) {
     return uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);  // to nearest, ties to even
 }
 
-// Vectors of four, where they are loaded and stored as two words of 64 bits.
-uvec4 uvec4_of(u64vec2 words) { return uvec4(unpackUint2x32(words.x), unpackUint2x32(words.y)); }
-ivec4 ivec4_of(u64vec2 words) { return ivec4(uvec4_of(words)); }
-vec4 vec4_of(u64vec2 words) { return uintBitsToFloat(uvec4_of(words)); }
-u64vec2 long_words(uvec4 v) { return u64vec2(packUint2x32(v.xy), packUint2x32(v.zw)); }
-u64vec2 long_words(ivec4 v) { return long_words(uvec4(v)); }
-u64vec2 long_words(vec4 v) { return long_words(floatBitsToUint(v)); }
-
 POINTWISE_DECLS
 POINTWISE_FUNCTION
 

@@ -135,27 +135,3 @@ def test_two_units_a_lane(
     assert ("POINTWISE_UNITS" in dict(calls[0].variant.defines)) == (caps.device_type != "cpu")
     gpu.run(calls)
     np.testing.assert_array_equal(y.array, x * 2 + other)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "int32", "uint32", "float16", "int64"])
-@pytest.mark.parametrize("shape", [(64,), (9, 12), (9, 13)])
-def test_four_elements_as_two_long_words_on_a_cpu_driver(
-    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str, shape: tuple[int, ...]
-) -> None:
-    kind, sets = (
-        DTYPES[dtype],
-        [strides_of(shape), strides_of(shape), [1 if d == len(shape) - 1 else 0 for d in range(len(shape))]],
-    )
-    x, row = (rng.integers(1, 90, s).astype(dtype) for s in (shape, shape[-1:]))
-    y = Tensor.empty(shape, dtype)
-    dims, merged = collapse(shape, sets)
-    operands = [
-        PointwiseOperand(t, kind, tuple(s), 0) for t, s in zip([y, Tensor(x), Tensor(row)], merged, strict=True)
-    ]
-    value = kind.glsl_compute
-    function = f"{kind.glsl} compute({value} x0, {value} x1) {{ return {kind.glsl}(x0 + x1); }}"
-    calls = pointwise(dims, operands[0], operands[1:], function, (), caps)
-    gpu.run(calls)
-    np.testing.assert_array_equal(y.array, x + row)
-    long = caps.device_type == "cpu" and dtype.endswith("32") and shape[-1] % 4 == 0
-    assert ("u64vec2" in calls[0].defines["POINTWISE_DECLS"]) == long

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-
-class Operand(Protocol):
-    """A tensor."""
-
-    uses: Uses
+if TYPE_CHECKING:
+    from vkep.device.tensor import DeviceTensor
 
 
 class Uses:
@@ -62,7 +59,7 @@ class Operands:
     def __init__(self) -> None:
         self._begun: list[tuple[Uses, bool]] = []
 
-    def begin(self, reads: Iterable[Operand], writes: Iterable[Operand]) -> None:
+    def begin(self, reads: Iterable[DeviceTensor], writes: Iterable[DeviceTensor]) -> None:
         """Mark each tensor as used by the submit that follows; `end` says its value, and which tensors it wrote."""
         for tensors, written in ((reads, False), (writes, True)):
             for tensor in tensors:

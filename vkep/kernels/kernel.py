@@ -37,7 +37,7 @@ GLSL_BYTES = {
     **dict.fromkeys(("uint16_t", "int16_t", "float16_t"), 2),
     **dict.fromkeys(("uint", "int", "float", "u8vec4", "i8vec4"), 4),
     **dict.fromkeys(("uvec2", "ivec2", "vec2", "uint64_t", "int64_t", "double", "f16vec4", "u16vec4", "i16vec4"), 8),
-    **dict.fromkeys(("uvec4", "ivec4", "vec4", "dvec2", "u64vec2"), 16),
+    **dict.fromkeys(("uvec4", "ivec4", "vec4", "dvec2"), 16),
     **dict.fromkeys(("dvec4", "u64vec4", "i64vec4"), 32),
 }
 

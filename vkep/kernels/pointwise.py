@@ -42,8 +42,6 @@ POINTWISE = Kernel("pointwise.comp", variants=(_SAMPLE,), reach=generated_reach)
 
 #: elements of one vector load or store
 VECTOR = 4
-#: four elements of 32 bits
-_LONG_WORDS = "u64vec2"
 #: a GPU is fully occupied by this many units even if each lane computes two
 _PAIR_UNITS = 1 << 19
 _VECTOR_TYPES = {
@@ -106,21 +104,17 @@ def pointwise(
     out_index = code.index(out.strides, width, 0)
     in_index = [code.index(x.strides, width, k + 1, x.start) for k, x in enumerate(inputs)]
 
-    stores = _moved_as(out.dtype, width, caps)
-    decls = [f"TENSOR({stores}, Y)"]
+    decls = [f"TENSOR({_element(out.dtype, width)}, Y)"]
     unit = [code.statements()]
     values: list[list[str]] = [[] for _ in range(width)]
     for k, x in enumerate(inputs):
         wide = width if matches(x.strides[-1], 1) else 1
-        element, loads = _element(x.dtype, wide), _moved_as(x.dtype, wide, caps)
-        decls.append(f"TENSOR({loads}, X{k})")
-        value = f"X{k}(operand(args.x{k}, EXTRA_BASE + {k}u)).v[{in_index[k]}]"
-        unit.append(f"{element} v{k} = {f'{element}_of({value})' if loads == _LONG_WORDS else value};")
+        decls.append(f"TENSOR({_element(x.dtype, wide)}, X{k})")
+        unit.append(f"{_element(x.dtype, wide)} v{k} = X{k}(operand(args.x{k}, EXTRA_BASE + {k}u)).v[{in_index[k]}];")
         for lane in range(width):
             values[lane].append(load_code(x.dtype, f"v{k}[{lane}]" if wide > 1 else f"v{k}"))
     calls = ", ".join(f"compute({', '.join(v)})" for v in values)
     stored = calls if width == 1 else f"{_element(out.dtype, width)}({calls})"
-    stored = f"long_words({stored})" if stores == _LONG_WORDS else stored
     unit.append(f"Y(operand(args.y, 0u)).v[{out_index}] = {stored};")
 
     count = total // width
@@ -231,13 +225,6 @@ def _vectorizes(shape: Sequence[int], out: PointwiseOperand, inputs: Sequence[Po
 
 def _element(dtype: DType, width: int) -> str:
     return dtype.glsl if width == 1 else _VECTOR_TYPES[dtype.glsl]
-
-
-def _moved_as(dtype: DType, width: int, caps: DeviceCapabilities) -> str:
-    """The type of a load or a store. A CPU driver gathers and scatters each lane's words by itself, long ones in the time of
-    short ones."""
-    long = caps.device_type == "cpu" and width == VECTOR and dtype.glsl in ("float", "int", "uint")
-    return _LONG_WORDS if long else _element(dtype, width)
 
 
 @at_hand
