@@ -15,7 +15,7 @@ from gpu_shared.steady import check_wanted
 from vkep.device.arguments import ArgumentTable, Places, RunNumbers
 from vkep.device.bound import Bound
 from vkep.device.faults import FAULT_BYTES, FaultWord
-from vkep.device.run_commands import ALONE, INPUTS, OUTPUTS, Buffers, RunCommands
+from vkep.device.run_commands import INPUTS, OUTPUTS, Buffers, RunCommands
 from vkep.device.slab import Slab
 from vkep.device.tensor import DeviceTensor, open_checks, refuse_failed
 from vkep.device.traced import ClockSync, PlanTrace, on_host_clock, stamps
@@ -49,7 +49,6 @@ class RecordedPlan:
         """``constants`` are addresses; ``layout`` has the offsets of the buffers of a plan with sizes."""
         self.plan, self.layout = places.plan, layout
         self._places, self._delegate, self._lease = places, delegate, delegate.lease
-        self._timeline, self._unified = delegate.context.timeline, delegate.unified
         self._pipelines, self._constants = pipelines, constants
         self._held: list[Any] = []
         self._making = RLock()  # of what a run needs, which may have been interrupted
@@ -160,11 +159,12 @@ class RecordedPlan:
         """Prepare a run; returns the key of its command buffers (`buffers`). `submitted` must follow. Raises
         `InvalidInputError` where an input comes from a run that failed, `ArenaOutOfMemory`."""
         refuse_failed(bound.reads, bound.writes)
-        repeats = self._repeats(bound)
-        if not repeats:
+        if self._repeats(bound):
+            last = self._last - _AHEAD
+            if last > 0:
+                self._lease.wait(last)
+        else:
             self._wait()
-        elif self._last > _AHEAD and not self._timeline.has_passed(self._last - _AHEAD):
-            self._lease.wait(self._last - _AHEAD)
         with self._making:  # the work of an interrupted run has ended, which may have freed the ports' memory
             pass
         addresses, up, down = bound.addresses, bound.up, bound.down
@@ -179,14 +179,13 @@ class RecordedPlan:
             ports, first = self._commands.bind(OUTPUTS, down), self._commands.first_output
             for k in down:
                 addresses[first + k] = ports.addresses[k]
-        what = None if repeats else self._table.bind(addresses)
-        self._operands.begin(bound.reads, bound.writes)
+        what = self._table.bind(addresses)
+        self._operands.begin([tensor.uses for tensor in bound.reads], [tensor.uses for tensor in bound.writes])
         self._unsure = True
-        if self._unified:
-            return ALONE if what is None else Buffers(what)
+        if self._delegate.unified:
+            return Buffers(what)
         read = self._fault is not None or any(tensor.in_host_memory for tensor in bound.writes)
-        run = Buffers(what, bool(up), bool(down), read and not down)
-        return ALONE if run == ALONE else run
+        return Buffers(what, bool(up), bool(down), read and not down)
 
     def _repeats(self, bound: Bound) -> bool:
         """Whether the host writes nothing for a run, so that it may be submitted while the run before it is in progress."""
@@ -201,8 +200,7 @@ class RecordedPlan:
             self._operands.end(self._last)
             if self._fault is not None:
                 self._fault.unread = True
-        if not self._timeline.has_passed(self._last):
-            self._lease.wait(self._last)
+        self._lease.wait(self._last)
         if self._fault is not None and self._fault.unread:
             self._fault.settle(ended=True)
         self._unsure = False
@@ -261,7 +259,7 @@ class RecordedPlan:
         each dispatch, in the plan's order."""
         self.run(bound)  # fills inputs and slots
         commands, queries = self._with_stamps(serial=True)
-        self._operands.begin(bound.reads, [])
+        self._operands.begin([tensor.uses for tensor in bound.reads], [])
         self._unsure = True
         self._last = self._delegate.lease.submit(self._delegate.lease.prepare([commands]))
         self._operands.end(self._last)

@@ -34,10 +34,6 @@ class Buffers(NamedTuple):
     visible: bool = False  #: what the plan itself wrote is made visible to the host
 
 
-#: a run of the plan's own command buffer alone
-ALONE = Buffers()
-
-
 class _Key(NamedTuple):
     """A run's command buffers, and the ranges of the host's ports that they copy."""
 
@@ -76,7 +72,6 @@ class RunCommands:
         self._host: list[HostPorts | None] = [None, None]  # of the ports that a run bound to the host
         self._copies: dict[_Key, CommandBuffer] = {}
         self._submits: dict[_Key, PreparedSubmit] = {}
-        self._alone: PreparedSubmit | None = None  # of `ALONE`
         self._closed = False
 
     # ---- the host's ports
@@ -113,8 +108,6 @@ class RunCommands:
     def bind(self, side: int, which: Sequence[int]) -> HostPorts:
         """The host's memory of a side, for a run that binds its ports of the positions ``which`` to the host."""
         ports = self._host[side]
-        if ports is not None and which == ports.used:
-            return ports
         if ports is None or any(ports.capacity[k] is None for k in which):
             ports = self._make_host(side, which)
         ports.use(which)
@@ -168,13 +161,8 @@ class RunCommands:
 
     def prepared(self, run: Buffers) -> PreparedSubmit:
         """The submit of `buffers`."""
-        if run is ALONE and self._alone is not None:
-            return self._alone
         key = self._key(run)
-        made = self._submits.get(key) or self._make_submit(key)
-        if run is ALONE:
-            self._alone = made
-        return made
+        return self._submits.get(key) or self._make_submit(key)
 
     @steady
     def _make_submit(self, key: _Key) -> PreparedSubmit:
@@ -229,7 +217,7 @@ class RunCommands:
     def close(self) -> None:
         """Free everything; the runs have ended."""
         with self._making:
-            self._closed, self._alone = True, None
+            self._closed = True
             self._drop_copies()
             for side in (INPUTS, OUTPUTS):
                 self._drop_host(side)

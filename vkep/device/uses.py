@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from vkep.device.tensor import DeviceTensor
 
 
 class Uses:
@@ -59,13 +55,14 @@ class Operands:
     def __init__(self) -> None:
         self._begun: list[tuple[Uses, bool]] = []
 
-    def begin(self, reads: Iterable[DeviceTensor], writes: Iterable[DeviceTensor]) -> None:
+    def begin(self, reads: Iterable[Uses], writes: Iterable[Uses]) -> None:
         """Mark each tensor as used by the submit that follows; `end` says its value, and which tensors it wrote."""
-        for tensors, written in ((reads, False), (writes, True)):
-            for tensor in tensors:
-                uses = tensor.uses
-                uses.begin()
-                self._begun.append((uses, written))
+        for uses in reads:
+            uses.begin()
+            self._begun.append((uses, False))
+        for uses in writes:
+            uses.begin()
+            self._begun.append((uses, True))
 
     def end(self, value: int) -> None:
         """It signals ``value``; where it failed or was interrupted, the latest value that was submitted. Does nothing where

@@ -172,7 +172,7 @@ class RecordedVgf:
         `InvalidInputError` where an input comes from a run that failed."""
         refuse_failed(inputs, outputs)
         self._operands.end(self._delegate.context.timeline.submitted)  # of a run that failed or was interrupted
-        self._operands.begin([t for t in inputs if isinstance(t, DeviceTensor)], outputs)
+        self._operands.begin([t.uses for t in inputs if isinstance(t, DeviceTensor)], [t.uses for t in outputs])
         self._staged = inputs, outputs
 
     def submitted(self, value: int) -> None:

@@ -194,8 +194,7 @@ class Transfers:
                 self._drop(next(iter(self._routes)))
 
     def _close(self, route: Route) -> None:
-        if route.value:
-            self._domain.lease.wait_to_free(route.value)
+        self._domain.lease.wait_to_free(route.value)
         route.close()
 
     def _in_pieces(

@@ -541,8 +541,6 @@ def allowed(targets: Targets, over: Over, executable: Executable) -> Targets:
     """The targets without those that the program does not write: an input's memory, where it is not written in place, and the
     leading elements of larger tensors.
     """
-    if not targets:
-        return targets
     refused = {name for name, target in targets.items() if isinstance(target, DeviceTensor) and target.capacity}
     refused.update([output for output, _ in over])
     if refused:
