@@ -39,7 +39,6 @@ from vkep.kernels.matmul.tiles import (
     tile_grid,
 )
 from vkep.kernels.select import Candidate, Emission, always, implement
-from vkep.sizes import divides
 
 
 def _subgroup_reach(call: KernelCall) -> Mapping[str, int]:
@@ -89,7 +88,6 @@ def _subgroup(problem: ConvProblem, e: Emission) -> KernelCall:
     order = "taps" if taps_inner else "channels"
     tag_of = lambda columns: f"conv-{problem.groups}-{channels}-{taps}-{columns}-{order}"  # noqa: E731
     tile, tag = panel_tile(e, pixels, out_channels, batch, packed, e["w"], tag_of)
-    tile = tile.in_pairs(problem.dtype, False, packed and divides(2, out_channels))
     column_tiles, row_tiles = ceil_div(out_channels, tile.columns), ceil_div(pixels, tile.rows)
     spec, w = tile.spec, e["w"]
     if taps_inner:

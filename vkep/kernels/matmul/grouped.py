@@ -196,8 +196,6 @@ def _subgroup(problem: GroupedProductProblem, e: Emission) -> KernelCall:
     groups, n, k = problem.groups, problem.n, problem.k
     tag_of = lambda columns: f"grouped-{groups}-{n}-{k}-{columns}"  # noqa: E731
     tile, tag = panel_tile(e, problem.m, n, problem.blocks, packed, b, tag_of)
-    along_k = divides(2, k) and problem.alignment % 8 == 0
-    tile = tile.in_pairs(problem.dtype, along_k, packed and divides(2, n), along_k and not packed)
     if packed:
 
         def panels(flat: np.ndarray) -> np.ndarray:

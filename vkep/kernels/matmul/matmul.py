@@ -30,7 +30,7 @@ from vkep.kernels.matmul.tiles import (
 )
 from vkep.kernels.problem import extent
 from vkep.kernels.select import Candidate, Emission, implement
-from vkep.sizes import cached, divides, largest
+from vkep.sizes import cached, largest
 
 
 def _subgroup_reach(call: KernelCall) -> Mapping[str, int]:
@@ -87,9 +87,6 @@ def _subgroup(problem: MatMulProblem, e: Emission) -> KernelCall:
     k, n, (_, _, row, col) = problem.k, problem.n, problem.strides("b")
     tag_of = lambda columns: f"matmul-{k}-{n}-{row}-{col}-{columns}"  # noqa: E731
     tile, tag = panel_tile(e, problem.m, n, problem.products, packed, b, tag_of)
-    columns = divides(2, n) if packed else problem.in_groups("b", 3, 2)
-    along_k = not packed and problem.in_groups("b", 2, 2)
-    tile = tile.in_pairs(problem.dtype, problem.in_groups("a", 3, 2), columns, along_k)
     if packed:
         b = e.target.prepack(b, lambda flat: pack_panels(flat, k, n, row, col, tile.columns), tag)
     row_tiles, column_tiles = ceil_div(problem.m, tile.rows), ceil_div(problem.n, tile.columns)

@@ -10,7 +10,7 @@ Two families, chosen by `DeviceCapabilities` only:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpu_shared.capabilities import DeviceCapabilities
@@ -47,16 +47,13 @@ def _padded(size: int, multiple: int) -> int:
 
 @dataclass(frozen=True)
 class SubgroupTile:
-    """A tile of ``rows`` by ``lanes * lane_columns`` results per subgroup; ``unroll`` steps of k per iteration. ``row_pairs`` and
-    ``column_pairs``: the spec constants of the shader, for which neighbours are loaded as one word."""
+    """A tile of ``rows`` by ``lanes * lane_columns`` results per subgroup; ``unroll`` steps of k per iteration."""
 
     rows: int
     lane_columns: int
     unroll: int
     lanes: int
     required_subgroup_size: int | None
-    row_pairs: int = 0
-    column_pairs: int = 0
 
     @property
     def columns(self) -> int:
@@ -66,17 +63,7 @@ class SubgroupTile:
     @property
     def spec(self) -> dict[str, int]:
         """Its spec constants by name."""
-        pairs = {"ROW_PAIRS": self.row_pairs, "COLUMN_PAIRS": self.column_pairs}
-        sizes = {"ROWS": self.rows, "LANE_COLUMNS": self.lane_columns, "UNROLL": self.unroll}
-        return sizes | {name: kind for name, kind in pairs.items() if kind}
-
-    def in_pairs(self, dtype: str, rows: bool, columns: bool, columns_along_k: bool = False) -> SubgroupTile:
-        """The tile that loads pairs where the elements of an operand of ``dtype`` lie in aligned pairs: of ``rows`` along k, of
-        ``columns`` along the columns, whose number is even, or along k."""
-        if dtype != "float32":
-            return self
-        kind = 1 if columns and self.lane_columns % 2 == 0 else 2 if columns_along_k else 0
-        return replace(self, row_pairs=int(rows), column_pairs=kind)
+        return {"ROWS": self.rows, "LANE_COLUMNS": self.lane_columns, "UNROLL": self.unroll}
 
 
 #: results of one subgroup: 16 rows by 32 columns

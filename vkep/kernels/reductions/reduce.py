@@ -131,7 +131,7 @@ def _ahead() -> tuple[dict[str, str], ...]:
     ]
     pairs = [  # of CPU drivers
         reduce_defines(REDUCE_OPS[op], t, t, unit, across, pairs=True)
-        for op in ("sum", "mean", "max", "min")
+        for op in arithmetic
         for t, unit in (("float32", 4), ("float16", 8))
         for across in (False, True)
     ]
