@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -15,6 +16,7 @@ from vkep.errors import Decline
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.launch import is_cpu
 from vkep.kernels.reductions.argreduce import ArgReduceProblem
+from vkep.kernels.reductions.cumsum import ScanProblem
 from vkep.kernels.reductions.reduce import REDUCE_OPS, ReduceProblem
 from vkep.kernels.select import choose, emit
 
@@ -353,3 +355,14 @@ def test_arg_reductions_of_special_floats(gpu: Harness, caps: DeviceCapabilities
     np.testing.assert_array_equal(run_arg(gpu, caps, "min", x[1:])[:, 0], [2, 0])
     zeros = np.array([[[-0.0], [0.0]]], np.float32)
     assert run_arg(gpu, caps, "max", zeros)[0, 0] == 0 == run_arg(gpu, caps, "min", zeros)[0, 0]
+
+
+def test_long_words_are_for_cpu_drivers_that_have_them() -> None:
+    caps = DeviceCapabilities.for_tests()
+    for problem in (ReduceProblem(64, 768, 1, "float32", "max", alignment=16), ScanProblem(1, 64, 768, "float32")):
+        aligned = dataclasses.replace(problem, alignment=16)
+        for features in (caps.features, caps.features - {"int64"}):
+            device = dataclasses.replace(caps, features=features)
+            calls = emit(aligned, NumpyWorkspace(device), [1], [2])
+            words = [set(dict(call.variant.defines)) & {"UNIT_PAIRS", "PAIRS"} for call in calls]
+            assert all(map(bool, words)) == ("int64" in features)

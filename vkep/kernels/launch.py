@@ -105,6 +105,12 @@ def is_cpu(caps: DeviceCapabilities) -> bool:
     return caps.device_type == "cpu"
 
 
+def gathers_pairs(caps: DeviceCapabilities) -> bool:
+    """Whether two neighbours of 32 bits are loaded as one word: a CPU driver gathers each lane's word by itself, a long one in
+    the time of a short one."""
+    return is_cpu(caps) and caps.has("int64")
+
+
 def shared_itemsize(dtype: DType, caps: DeviceCapabilities) -> int:
     """Bytes of an element in shared memory: a narrow one takes a word on a device that lacks types of its width."""
     needed = {1: ("int8", "storage_8bit"), 2: ("int16", "float16", "storage_16bit")}.get(dtype.itemsize, ())

@@ -26,6 +26,7 @@ from vkep.kernels.launch import (
     ceil_power_of_two,
     element_defines,
     element_type,
+    gathers_pairs,
     is_cpu,
     lanes,
     shuffle_sizes,
@@ -217,7 +218,9 @@ def _scan(
 
 
 def _sums(problem: ScanProblem, e: Emission) -> list[KernelCall]:
-    pairs = is_cpu(e.caps) and problem.dtype in _PAIRS and problem.alignment % 8 == 0 and divides(2, problem.inner)
+    pairs = (
+        gathers_pairs(e.caps) and problem.dtype in _PAIRS and problem.alignment % 8 == 0 and divides(2, problem.inner)
+    )
     columns, inner = (n // 2 if pairs else n for n in (problem.columns, problem.inner))
     defines = _sum_defines(problem.dtype, pairs) | ({"PRODUCT": "1"} if problem.product else {})
     spec = {"EXCLUSIVE": int(problem.exclusive), "REVERSE": int(problem.reverse)}

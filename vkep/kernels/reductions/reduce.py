@@ -22,6 +22,7 @@ from vkep.kernels.launch import (
     ceil_div,
     element_defines,
     element_type,
+    gathers_pairs,
     grid,
     is_cpu,
     limit,
@@ -245,13 +246,10 @@ class _Pass:
         itemsize = element_type(problem.dtype).itemsize
         unit = _UNIT_BYTES // itemsize
         aligned = problem.dtype in _VECTORS and problem.alignment % _UNIT_BYTES == 0
-        self.unit = (
-            unit
-            if itemsize < (8 if is_cpu(caps) else 4)
-            and aligned
-            and divides(unit, self.axis if matches(self.inner, 1) else self.inner)
-            else 1
-        )
+        self.pairs = gathers_pairs(caps)
+        short = itemsize < (8 if self.pairs else 4)
+        fits = short and aligned and divides(unit, self.axis if matches(self.inner, 1) else self.inner)
+        self.unit = unit if fits else 1
         self.over_columns = self.unit > 1 and not matches(self.inner, 1)  #: a unit extends along inner
         if self.over_columns:
             self.inner //= self.unit
@@ -296,7 +294,7 @@ class _Pass:
                 "count": count,
             },
             spec={**share.lane_spec, "LOADS": self.loads()},
-            defines=reduce_defines(what, self.problem.dtype, out, self.unit, self.over_columns, is_cpu(self.caps))
+            defines=reduce_defines(what, self.problem.dtype, out, self.unit, self.over_columns, self.pairs)
             | share.defines,
             flops=self.problem.flops,
         )
