@@ -171,6 +171,14 @@ class Problem(ABC):
             return None
         return self if make.strides is None and place.is_contiguous else self.restrided(make.name, place.strides)
 
+    #: of problems whose kernels read images with channels last too: whether the first output is such an image then
+    gives_image: ClassVar[bool | None] = None
+
+    def lying_last(self, shape: tuple[int, ...]) -> Problem | None:
+        """The problem whose first input, an image [n, c, ...] of this shape, lies as [n, ..., c]; None where the kernels do not
+        read it so."""
+        return None
+
     def stores(self, dtype: str) -> bool:
         """Whether `stored_in` takes a view of this element type."""
         return bool(self.operands[1][0].dtype == dtype)

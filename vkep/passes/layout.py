@@ -11,23 +11,15 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.ir import expr as ex
 from vkep.ir.ops import KernelOp, Op, Pointwise
 from vkep.ir.tensor import Storage, Tensor, alignment, channels_first, channels_last, collapse, same_shape
 from vkep.kernels.conv.problem import NCHW, NHWC, ConvProblem, lying_as
-from vkep.kernels.images.pool import PoolProblem
-from vkep.kernels.images.resize import ResizeProblem
 from vkep.kernels.problem import Problem
-from vkep.kernels.reductions.norm import ChannelFactorsProblem
-from vkep.kernels.reductions.reduce import ReduceProblem
 from vkep.kernels.select import choose, supports
 from vkep.sizes import matches
-
-#: problems whose kernels read images with channels last too
-_READ_LAST = (PoolProblem, ResizeProblem, ReduceProblem, ChannelFactorsProblem)
 
 
 def lay_out(ops: Sequence[Op], caps: DeviceCapabilities) -> list[Op]:
@@ -110,25 +102,12 @@ class _ImageLayout:
         self._add_changed(op, problem, [x, weights], [out])
 
     def _added_channels_last(self, op: KernelOp) -> bool:
-        """Add a kernel that reads images with channels last, if it supports them: a pool, a resampling, a reduction, or the
-        statistics of a norm."""
-        problem = op.problem
-        if not isinstance(problem, _READ_LAST) or not self._is_last(x := self._source(op.inputs[0])):
+        """Add a kernel that reads images with channels last, if it supports them."""
+        gives_image = op.problem.gives_image
+        if gives_image is None or not self._is_last(x := self._source(op.inputs[0])):
             return False
-        [out, *others], spatial = op.outputs, math.prod(x.shape[2:])
-        gives_image = isinstance(problem, (PoolProblem, ResizeProblem))
-        fits = not gives_image or self._is_replaceable(out)
-        if isinstance(problem, PoolProblem):
-            changed: Problem = replace(problem, channels_last=True)
-        elif isinstance(problem, ResizeProblem):
-            changed, fits = problem.with_channels_last(), fits and problem.shape == x.shape
-        elif isinstance(problem, ChannelFactorsProblem):
-            changed = replace(problem, last=True)
-            fits = (problem.channels, problem.positions) == (x.shape[1], spatial)
-        else:  # [n, ..., c]: the spatial axes are in the middle
-            changed = replace(problem, outer=x.shape[0], inner=x.shape[1])
-            fits = problem.inner == 1 and problem.axis == spatial
-        if not (fits and supports(changed, self.caps)):
+        [out, *others], changed = op.outputs, op.problem.lying_last(x.shape)
+        if changed is None or (gives_image and not self._is_replaceable(out)) or not supports(changed, self.caps):
             return False
         if gives_image:
             out = self._moved_to_last(out)

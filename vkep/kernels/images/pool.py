@@ -101,6 +101,11 @@ class PoolProblem(Problem):
         if min(window.pads, default=0) < 0:
             raise InvalidNode(f"pads {window.pads}; a pool's are not negative")
 
+    gives_image = True
+
+    def lying_last(self, shape: tuple[int, ...]) -> PoolProblem:
+        return replace(self, channels_last=True)
+
     def _shape(self, spatial: tuple[int, ...]) -> tuple[int, ...]:
         if self.channels_last:
             return (self.images, *spatial, self.channels)

@@ -143,8 +143,11 @@ class ResizeProblem(Problem):
         """Whether the input's region of interest counts (tf_crop_and_resize)."""
         return self.mode.coordinates == "tf_crop_and_resize"
 
-    def with_channels_last(self) -> ResizeProblem:
-        """The problem of the same images [n, c, ...] that lie as [n, ..., c]."""
+    gives_image = True
+
+    def lying_last(self, shape: tuple[int, ...]) -> ResizeProblem | None:
+        if self.shape != shape:
+            return None
 
         def last(of_axes: tuple[T, ...]) -> tuple[T, ...]:
             return (of_axes[0], *of_axes[2:], of_axes[1])

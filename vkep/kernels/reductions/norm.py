@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -292,6 +293,12 @@ class ChannelFactorsProblem(Problem):
     @property
     def flops(self) -> int:
         return 6 * self.rows * self.axis
+
+    gives_image = False
+
+    def lying_last(self, shape: tuple[int, ...]) -> ChannelFactorsProblem | None:
+        fits = (self.channels, self.positions) == (shape[1], math.prod(shape[2:]))
+        return replace(self, last=True) if fits else None
 
     def placed(self, operands: Mapping[str, Any]) -> ChannelFactorsProblem:
         return replace(self, alignment=alignment_of(operands["x"]))

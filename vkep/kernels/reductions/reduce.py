@@ -6,6 +6,7 @@ ReduceLogSum, ReduceLogSumExp (https://onnx.ai/onnx/operators), and logical all 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -170,6 +171,14 @@ class ReduceProblem(ColumnProblem):
 
     def makes(self) -> tuple[Need, ...]:
         return (Need("y", self.dtype, (self.outer, self.inner), flat=True),)
+
+    gives_image = False
+
+    def lying_last(self, shape: tuple[int, ...]) -> ReduceProblem | None:
+        """[n, ..., c]: the spatial axes are in the middle."""
+        if self.inner != 1 or self.axis != math.prod(shape[2:]):
+            return None
+        return replace(self, outer=shape[0], inner=shape[1])
 
     def placed(self, operands: Mapping[str, Any]) -> ReduceProblem:
         return replace(self, alignment=alignment_of(operands["x"], operands["y"]))
