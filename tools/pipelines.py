@@ -509,7 +509,8 @@ def _networks(*names: str) -> Any:
 def _video_objects(folder: Path, stack: ExitStack) -> Opened:
     """Whole videos of transformers' SAM 2, in which one to three objects begin."""
     from examples.export_sam2 import export
-    from tools.sam2_video import EDGE, small_model
+    from tools.bench.sizes.video import EDGE
+    from tools.sam2_video import small_model
 
     export(small_model(), folder)
     video, theirs = stack.enter_context(VideoObjects(folder)), CpuVideo(folder)

@@ -8,47 +8,16 @@ import numpy as np
 import torch
 import transformers as tf
 
+from tools.bench.sizes.video import sam2
+
 Array = np.ndarray[Any, Any]
-#: edge of a frame, and channels of features and of memories
-EDGE, WIDE = 64, 128
+WIDE = 128  #: channels of features
 
 
 def small_model(present: float = 1.0, **changed: Any) -> Any:
     """The model; memories have 64 channels, as the model fixes it. ``present``: of the score that an object is there."""
-    backbone = tf.Sam2HieraDetConfig(
-        hidden_size=8,
-        image_size=[EDGE, EDGE],
-        window_positional_embedding_background_size=[7, 7],
-        blocks_per_stage=[1, 2, 3, 2],
-        embed_dim_per_stage=[8, 16, 32, 64],
-        num_attention_heads_per_stage=[1, 2, 4, 8],
-        window_size_per_stage=[8, 4, 4, 2],
-        global_attention_blocks=[4],
-    )
-    vision = tf.Sam2VisionConfig(
-        backbone_config=backbone,
-        backbone_channel_list=[64, 32, 16, 8],
-        backbone_feature_sizes=[[EDGE // k, EDGE // k] for k in (4, 8, 16)],
-        fpn_hidden_size=WIDE,
-    )
     torch.manual_seed(0)
-    config = tf.Sam2VideoConfig(
-        vision_config=vision.to_dict(),
-        prompt_encoder_config={"hidden_size": WIDE, "image_size": EDGE, "mask_input_channels": 4},
-        mask_decoder_config={"hidden_size": WIDE, "mlp_dim": 64, "num_attention_heads": 4, "iou_head_hidden_dim": 32},
-        image_size=EDGE,
-        memory_attention_hidden_size=WIDE,
-        memory_attention_num_layers=2,
-        memory_attention_feed_forward_hidden_size=64,
-        memory_attention_rope_feat_sizes=[EDGE // 16, EDGE // 16],
-        memory_encoder_hidden_size=WIDE,
-        memory_encoder_output_channels=64,
-        mask_downsampler_embed_dim=WIDE,
-        memory_fuser_embed_dim=WIDE,
-        memory_fuser_intermediate_dim=64,
-        **changed,
-    )
-    model = tf.Sam2VideoModel(config).eval()
+    model = sam2(WIDE, **changed).eval()
     with torch.no_grad():  # those that begin as zeros
         for name, value in model.named_parameters():
             if not value.any() or "temporal" in name or "no_" in name or "occlusion" in name:

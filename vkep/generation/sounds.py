@@ -63,7 +63,7 @@ class SoundEncoder:
             raise UnsupportedModelError(
                 f"{folder.path} has inputs {list(ports)}; generation knows {_FEATURES}, {_MASK}, {_SIZES} and {_MODE}"
             )
-        self._ports = {role: (port.name, _numbers(port)) for role, port in ports.items()}
+        self._ports = {role: (port.name, numbers_of(port)) for role, port in ports.items()}
         #: the ONNX type of features
         self.element = element_of(self.session.model.graph.outputs[0])
 
@@ -94,7 +94,8 @@ class SoundEncoder:
         return features
 
 
-def _numbers(port: Any) -> np.dtype[Any]:
+def numbers_of(port: Any) -> np.dtype[Any]:
+    """numpy's type of an encoder's input. Raises as `element_of` for another than floats, bool and int64."""
     found = dtypes.from_onnx(element_of(port, (TensorProto.BOOL, TensorProto.INT64)))
     assert found is not None
     return found.numpy

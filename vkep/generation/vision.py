@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto
 
 from vkep import dtypes
 from vkep.device.tensor import ALIGNMENT, DeviceTensor
@@ -21,8 +20,8 @@ from vkep.generation.caches import Moves, element_of
 from vkep.generation.folder import VisionFolder
 from vkep.generation.images import ImageLike, Pixels, Processor
 from vkep.generation.rewrite import EMBEDS, FIRST_FEATURE, with_embeddings
-from vkep.generation.sounds import SoundEncoder, SoundLike
-from vkep.graph.model import Model, ValueInfo
+from vkep.generation.sounds import SoundEncoder, SoundLike, numbers_of
+from vkep.graph.model import Model
 from vkep.session import InferenceSession
 from vkep.text import shown
 
@@ -120,12 +119,6 @@ def _image_of(part: Mapping[str, Any], where: str) -> ImageLike:
         raise InvalidInputError(f"{where}: image_url has no base64: {error}") from None
 
 
-def _numbers(port: ValueInfo) -> np.dtype[Any]:
-    found = dtypes.from_onnx(element_of(port, (TensorProto.BOOL, TensorProto.INT64)))
-    assert found is not None
-    return found.numpy
-
-
 def _numbered(token: int) -> tuple[bool, int]:
     """Whether a negative token is a sound, and its number from 0."""
     return (True, FIRST_SOUND - token - 1) if token < FIRST_SOUND else (False, -token - 1)
@@ -175,7 +168,7 @@ class Vision:
         try:
             graph = self.session.model.graph
             #: the encoder's inputs, and the types of their elements, by their roles
-            self._reads = {folder.inputs.get(i.name, i.name): (i, _numbers(i)) for i in graph.inputs}
+            self._reads = {folder.inputs.get(i.name, i.name): (i, numbers_of(i)) for i in graph.inputs}
             if _PIXELS not in self._reads or not {*self._reads} <= self._made():
                 raise UnsupportedModelError(
                     f"{folder.path} has inputs {[i.name for i in graph.inputs]}; generation knows {', '.join(_ROLES)}, the last "

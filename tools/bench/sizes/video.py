@@ -14,8 +14,8 @@ EDGE, FEATURES = 64, 4
 WIDE, MEMORY = 32, 64
 
 
-def sam2() -> Any:
-    """The whole model."""
+def sam2(wide: int = WIDE, **changed: Any) -> Any:
+    """The whole model; ``wide``: channels of features."""
     import transformers as tf
 
     backbone = tf.Sam2HieraDetConfig(
@@ -32,22 +32,23 @@ def sam2() -> Any:
         backbone_config=backbone,
         backbone_channel_list=[64, 32, 16, 8],
         backbone_feature_sizes=[[EDGE // k, EDGE // k] for k in (4, 8, 16)],
-        fpn_hidden_size=WIDE,
+        fpn_hidden_size=wide,
     )
     config = tf.Sam2VideoConfig(
         vision_config=vision.to_dict(),
-        prompt_encoder_config={"hidden_size": WIDE, "image_size": EDGE, "mask_input_channels": 4},
-        mask_decoder_config={"hidden_size": WIDE, "mlp_dim": 64, "num_attention_heads": 4, "iou_head_hidden_dim": 32},
+        prompt_encoder_config={"hidden_size": wide, "image_size": EDGE, "mask_input_channels": 4},
+        mask_decoder_config={"hidden_size": wide, "mlp_dim": 64, "num_attention_heads": 4, "iou_head_hidden_dim": 32},
         image_size=EDGE,
-        memory_attention_hidden_size=WIDE,
+        memory_attention_hidden_size=wide,
         memory_attention_num_layers=2,
         memory_attention_feed_forward_hidden_size=64,
         memory_attention_rope_feat_sizes=[FEATURES, FEATURES],
-        memory_encoder_hidden_size=WIDE,
+        memory_encoder_hidden_size=wide,
         memory_encoder_output_channels=MEMORY,
-        mask_downsampler_embed_dim=WIDE,
-        memory_fuser_embed_dim=WIDE,
+        mask_downsampler_embed_dim=wide,
+        memory_fuser_embed_dim=wide,
         memory_fuser_intermediate_dim=64,
+        **changed,
     )
     return tf.Sam2VideoModel(config)
 
