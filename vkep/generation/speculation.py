@@ -195,6 +195,39 @@ def _kind(element: int) -> str:
     return TensorProto.DataType.Name(element).lower()
 
 
+#: nodes from ``{given}``, the shares of tokens, to ``{kept}``, those that a filter leaves
+_TOP_K = """
+    largest, which = TopK <axis = 1> (z, top_k)
+    least = Slice (largest, minus, many, one)
+    is_low = Less (z, least)
+    {kept} = Where (is_low, zero, {given})
+"""
+_TOP_P = """
+    sizes = Shape ({given})
+    all = Slice (sizes, one, many)
+    falling, order = TopK <axis = 1> ({given}, all)
+    sums = CumSum (falling, second)
+    total = ReduceSum <keepdims = 1> ({given}, one)
+    top_p = Gather (settings, second)
+    wanted = Mul (total, top_p)
+    is_short = Less (sums, wanted)
+    short = Cast <to = 7> (is_short)
+    enough = ReduceSum <keepdims = 1> (short, one)
+    last_place = Sub (all, one)
+    at = Min (enough, last_place)
+    smallest = GatherElements <axis = 1> (falling, at)
+    is_small = Less ({given}, smallest)
+    {kept} = Where (is_small, zero, {given})
+"""
+_MIN_P = """
+    floor = Gather (settings, third)
+    is_under = Less (z, floor)
+    is_worse = Less (z, zero)
+    is_out = And (is_under, is_worse)
+    {kept} = Where (is_out, zero, {given})
+"""
+
+
 def _probabilities(filters: Filters) -> str:
     """Nodes from ``rows`` [n, vocabulary] to ``probabilities``: those by which `ChooseToken` draws."""
     nodes = f"""
@@ -205,48 +238,14 @@ def _probabilities(filters: Filters) -> str:
         z = Div (below, temperature)
         powers = Exp (z)
         is_near = GreaterOrEqual (z, farthest)
-        share_0 = Where (is_near, powers, zero)
+        share = Where (is_near, powers, zero)
     """
-    if filters.top_k:
-        nodes += """
-            largest, which = TopK <axis = 1> (z, top_k)
-            least = Slice (largest, minus, many, one)
-            is_low = Less (z, least)
-            share_1 = Where (is_low, zero, share_0)
-        """
-    else:
-        nodes += "share_1 = Identity (share_0)"
-    if filters.top_p:
-        nodes += """
-            sizes = Shape (share_1)
-            all = Slice (sizes, one, many)
-            falling, order = TopK <axis = 1> (share_1, all)
-            sums = CumSum (falling, second)
-            total = ReduceSum <keepdims = 1> (share_1, one)
-            top_p = Gather (settings, second)
-            wanted = Mul (total, top_p)
-            is_short = Less (sums, wanted)
-            short = Cast <to = 7> (is_short)
-            enough = ReduceSum <keepdims = 1> (short, one)
-            last_place = Sub (all, one)
-            at = Min (enough, last_place)
-            smallest = GatherElements <axis = 1> (falling, at)
-            is_small = Less (share_1, smallest)
-            share_2 = Where (is_small, zero, share_1)
-        """
-    else:
-        nodes += " share_2 = Identity (share_1)"
-    if filters.min_p:
-        nodes += """
-            floor = Gather (settings, third)
-            is_under = Less (z, floor)
-            is_worse = Less (z, zero)
-            is_out = And (is_under, is_worse)
-            share_3 = Where (is_out, zero, share_2)
-        """
-    else:
-        nodes += " share_3 = Identity (share_2)"
-    return nodes + " sum = ReduceSum <keepdims = 1> (share_3, one) probabilities = Div (share_3, sum)"
+    share = "share"
+    for chosen, text in ((filters.top_k, _TOP_K), (filters.top_p, _TOP_P), (filters.min_p, _MIN_P)):
+        if chosen:
+            given, share = share, f"kept_{share}"
+            nodes += text.format(given=given, kept=share)
+    return f"{nodes} sum = ReduceSum <keepdims = 1> ({share}, one) probabilities = Div ({share}, sum)"
 
 
 def _pick(name: str) -> str:
