@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -231,6 +231,10 @@ class MomentsProblem(Problem):
     epsilon: float
     rms: bool = False
     alignment: int = 1
+    #: rows are no groups of channels
+    groups: ClassVar[int] = 1
+    each: ClassVar[int] = 1
+    last: ClassVar[bool] = False
 
     def needs(self) -> tuple[Need, ...]:
         return (Need("x", self.dtype, (self.rows, self.axis), flat=True),)
@@ -337,27 +341,18 @@ def gains_by_factors(rows: int, axis: int, dtype: str, caps: DeviceCapabilities)
 
 
 def _moments(problem: MomentsProblem, e: Emission) -> list[KernelCall]:
-    statistics = {name: e[name] for name in ("mean", "inv_std")}
-    return _joined_parts(problem, e, statistics, {}, {"RMS": int(problem.rms)})
+    return _joined_parts(problem, e, ("mean", "inv_std"), {"RMS": int(problem.rms)})
 
 
 def _channel_factors(problem: ChannelFactorsProblem, e: Emission) -> list[KernelCall]:
-    factors = {name: e[name] for name in ("scale", "bias", "factor", "shift")}
-    channels = {"groups": problem.groups, "each": problem.each}
-    return _joined_parts(problem, e, factors, channels, {"EACH_CHANNEL": 1}, last=problem.last)
+    return _joined_parts(problem, e, ("scale", "bias", "factor", "shift"), {"EACH_CHANNEL": 1})
 
 
 def _joined_parts(
-    problem: MomentsProblem | ChannelFactorsProblem,
-    e: Emission,
-    operands: Mapping[str, Any],
-    channels: Mapping[str, int],
-    spec: Mapping[str, int],
-    last: bool = False,
+    problem: MomentsProblem | ChannelFactorsProblem, e: Emission, names: Sequence[str], spec: Mapping[str, int]
 ) -> list[KernelCall]:
-    """The moments of parts of the rows, and what a second dispatch makes of them."""
-    rows = problem.rows
-    in_line = problem.each if isinstance(problem, ChannelFactorsProblem) and last else problem.axis
+    """The moments of parts of the rows, and what a second dispatch, of operands with these ``names``, makes of them."""
+    rows, in_line = problem.rows, problem.each if problem.last else problem.axis
     vectors = row_vectors(in_line, problem.dtype, problem.alignment)
     width = 4 if vectors else 1
     steps = problem.axis // width
@@ -368,6 +363,7 @@ def _joined_parts(
     defines = SHUFFLE if shuffle else {}
     found = e.target.scratch("float32", (rows, parts, 3))
     none = dict.fromkeys(("mean", "inv_std", "scale", "bias", "factor", "shift"))
+    channels = {"groups": problem.groups, "each": problem.each}
     return [
         MOMENTS.call(
             grid=grid(rows * parts),
@@ -377,10 +373,10 @@ def _joined_parts(
                 "axis": steps,
                 "parts": parts,
                 "part": ceil_div(steps, parts),
-                "groups": channels.get("groups", 1),
-                **magic_params("each", channels.get("each", width) // width if last else 1),
+                "groups": problem.groups,
+                **magic_params("each", in_line // width if problem.last else 1),
             },
-            spec=lane_spec | {"LAST": int(last)},
+            spec=lane_spec | {"LAST": int(problem.last)},
             defines=element_defines(problem.dtype) | vectors | defines,
             flops=problem.flops,
             local_size=(lanes,),
@@ -388,8 +384,8 @@ def _joined_parts(
         ),
         JOIN_MOMENTS.call(
             grid=grid(rows),
-            operands={"x": found, **none, **operands},
-            params={"rows": rows, "parts": parts, "epsilon": problem.epsilon, "groups": 1, "each": 1, **channels},
+            operands={"x": found, **none, **{name: e[name] for name in names}},
+            params={"rows": rows, "parts": parts, "epsilon": problem.epsilon, **channels},
             spec={**lane_spec, "RMS": 0, "EACH_CHANNEL": 0, **spec},
             defines=element_defines(problem.dtype) | defines,
             flops=rows * parts,
