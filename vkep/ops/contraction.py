@@ -113,16 +113,14 @@ def _product(
     return out
 
 
-def takes_wide(b: Builder, x: Tensor, y: Tensor) -> bool:
-    """Whether a kernel gives float32 results of a float16 matrix, or a stack of them, by one weight."""
-    rows = x.reshape((math.prod(x.shape[:-1]), x.shape[-1])) if x.rank > 1 and y.rank == 2 else None
-    if rows is None or rows.shape[1] != y.shape[0] or 0 in rows.shape:
+def takes_wide(b: Builder, x: Sequence[int], y: Sequence[int], transposed: bool = False) -> bool:
+    """Whether a kernel gives float32 results of a dense float16 matrix of shape ``x``, or a stack of them, by a weight [k, n] of
+    shape ``y``, which is dense or the transpose of what is."""
+    if len(x) < 2 or len(y) != 2 or x[-1] != y[0] or 0 in x:
         return False
-    strides = (0, 0, *rows.strides), (0, 0, *y.strides)
-    made = _problem(
-        rows.shape[0], y.shape[1], y.shape[0], *strides, batch=(1, 1), dtype="float16", b_constant=True, wide=True
-    )
-    return supports(made, b.caps)
+    m, (k, n) = math.prod(x[:-1]), y
+    strides = (0, 0, k, 1), (0, 0, *((1, k) if transposed else (n, 1)))
+    return supports(_problem(m, n, k, *strides, batch=(1, 1), dtype="float16", b_constant=True, wide=True), b.caps)
 
 
 def _of_weight(b: Builder, x: Tensor, y: Tensor, transposed: bool = False) -> Tensor:
@@ -130,7 +128,7 @@ def _of_weight(b: Builder, x: Tensor, y: Tensor, transposed: bool = False) -> Te
     halves = in_halves(b, x, y, axis=0 if transposed else 1) if y.rank == 2 else None
     if halves is not None:
         w = halves.w.transpose((1, 0)) if transposed else halves.w
-        if takes_wide(b, halves.x, w):
+        if takes_wide(b, halves.x.shape, w.shape, transposed):
             return per_column(b, matrix_product(b, halves.x, w, FLOAT32), halves.factor, axis=-1)
     return matrix_product(b, x, y.transpose((1, 0)) if transposed else y)
 

@@ -20,7 +20,7 @@ from vkep.kernels.epilogue import call_arguments
 from vkep.kernels.fastdiv import magic_params
 from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div, strip_of
-from vkep.kernels.matmul.cooperative import HALVES, MIN_EDGE, padded_k
+from vkep.kernels.matmul.cooperative import HALVES, no_cooperative_product, padded_k
 from vkep.kernels.matmul.cooperative_tiles import (
     CONV_LAST_TILES,
     VECTOR,
@@ -111,18 +111,23 @@ def join_groups(weights: np.ndarray, problem: ConvProblem) -> np.ndarray:
     return wide.reshape(problem.oc, at_once * channels, problem.kh, problem.kw)
 
 
-def few_for_wide(problem: ConvProblem) -> bool:
-    """Whether a product with float32 results would leave most of a matrix unused, for which no other kernel stores them."""
-    return problem.wide and (problem.n * problem.pixels < MIN_EDGE or problem.oc < MIN_EDGE)
+def no_wide_product(problem: ConvProblem, caps: DeviceCapabilities) -> str:
+    """Why no product has the float32 results of a 1x1 convolution; "" where one has, or they are float16."""
+    return no_cooperative_product(_as_product(problem), caps) if problem.wide else ""
+
+
+def _as_product(problem: ConvProblem) -> MatMulProblem:
+    """A 1x1 convolution with channels last: pixels [p, c] times weights [c, oc]."""
+    pixels, c, oc = problem.n * problem.pixels, problem.c, problem.oc
+    strides = (pixels * c, c, 1), (c * oc, oc, 1), (pixels * oc, oc, 1)
+    return MatMulProblem(pixels, oc, c, *strides, dtype="float16", wide=problem.wide, alignment=problem.alignment)
 
 
 def no_product_last(problem: ConvProblem, caps: DeviceCapabilities) -> str:
     """Why `product_last` does not compute a convolution; "" where it does."""
     if not problem.pointwise or problem.oc % VECTOR:
         return f"more than a pixel for each result, or no whole groups of {VECTOR} of them"
-    if few_for_wide(problem):
-        return f"float32 results of fewer than {MIN_EDGE} pixels"
-    return no_channels_last(problem, caps)
+    return no_wide_product(problem, caps) or no_channels_last(problem, caps)
 
 
 def no_depthwise_last(problem: ConvProblem, caps: DeviceCapabilities) -> str:
@@ -135,11 +140,8 @@ def no_depthwise_last(problem: ConvProblem, caps: DeviceCapabilities) -> str:
 
 
 def product_last(problem: ConvProblem, e: Emission, first: First = AS_THEY_ARE) -> list[KernelCall]:
-    """A 1x1 convolution with channels last: pixels [p, c] times weights [c, oc]. ``first`` transforms the weights."""
-    pixels, c, oc = problem.n * problem.pixels, problem.c, problem.oc
-    strides = (pixels * c, c, 1), (c * oc, oc, 1), (pixels * oc, oc, 1)
-    product = MatMulProblem(pixels, oc, c, *strides, dtype="float16", wide=problem.wide, alignment=problem.alignment)
-    return emit(product, e.target, [e["x"], _packed(problem, e, first)], [e["y"]], e.epilogue)
+    """The dispatches of a 1x1 convolution with channels last. ``first`` transforms the weights."""
+    return emit(_as_product(problem), e.target, [e["x"], _packed(problem, e, first)], [e["y"]], e.epilogue)
 
 
 def conv_last(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.conv.nhwc import conv_last, few_for_wide, no_channels_last, product_last
+from vkep.kernels.conv.nhwc import conv_last, no_channels_last, no_wide_product, product_last
 from vkep.kernels.conv.problem import NHWC, ConvProblem
 from vkep.kernels.fastdiv import LIMIT, magic_params
 from vkep.kernels.kernel import Kernel, KernelCall
@@ -111,7 +111,7 @@ def conv_few(problem: ConvProblem, e: Emission) -> list[KernelCall]:
     # the scratch's address is aligned, y's may not be
     first = lambda weights: widen_taps(weights, problem, wide)  # noqa: E731
     on_wide = Emission(e.target, {**e.operands, "x": widened}, e.epilogue)
-    compute = product_last if shape.pointwise and not few_for_wide(shape) else conv_last
+    compute = product_last if shape.pointwise and not no_wide_product(shape, e.caps) else conv_last
     calls = compute(shape, on_wide, (first, f"-{wide.pixels}x{wide.channels}"))
     return [widening, *(replace(c, flops=problem.flops) if c.flops else c for c in calls)]
 

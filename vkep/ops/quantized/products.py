@@ -330,9 +330,8 @@ def integer_product(b: Builder, x: Tensor, y: Tensor, x_zero: Tensor | None, y_z
     step = step or _step(length, _most(y, y_zero), _sizes(x, x_zero, along_x))
     if not step:
         return matrix_product(b, _in_integers(b, x, x_zero), _in_integers(b, y, y_zero), INT32)
-    kind = FLOAT16 if y.storage.weight is not None and takes_halves(b) and y.rank == 2 else FLOAT32
-    if kind is FLOAT16 and not takes_wide(b, b.empty(kind, x.shape), b.empty(kind, y.shape)):
-        kind = FLOAT32
+    halves = y.storage.weight is not None and takes_halves(b) and takes_wide(b, x.shape, y.shape)
+    kind = FLOAT16 if halves else FLOAT32
     x, y = _in_floats(b, x, x_zero, kind), _in_floats(b, y, y_zero, kind)
     parts = [(x.slice(along_x, *at), y.slice(along_y, *at)) for at in _parts(length, step)]
     return _total(b, [matrix_product(b, left, right, FLOAT32) for left, right in parts])
