@@ -17,7 +17,8 @@ from tools.ort_cpu import cpu_session
 from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelError
 from vkep.generation import Generator
 from vkep.generation.images import GENAI_SETTINGS, SETTINGS, Processor
-from vkep.generation.vision import FIRST_TOKEN, without_images
+from vkep.generation.parts import without_media
+from vkep.generation.vision import FIRST_TOKEN
 from vkep.models.language import BEGIN
 from vkep.models.vision_language import IMAGE, write_florence, write_vision_language
 
@@ -122,16 +123,19 @@ def test_steps_of_genai_that_are_unknown_are_refused(step: dict[str, Any], tmp_p
         Processor.of(tmp_path)
 
 
-def test_messages_have_their_images_apart() -> None:
+def test_messages_have_their_images_and_sounds_apart() -> None:
     data = base64.b64encode(b"bytes").decode()
     parts = [
         {"type": "text", "text": "see"},
         {"type": "image", "image": "a.png"},
+        {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}},
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}},
+        {"type": "audio", "audio": "a.wav"},
     ]
-    messages, found = without_images([{"role": "system", "content": "s"}, {"role": "user", "content": parts}])
-    assert found == ["a.png", b"bytes"]
-    assert messages[1]["content"] == [parts[0], {"type": "image"}, {"type": "image"}]
+    messages, *found = without_media([{"role": "system", "content": "s"}, {"role": "user", "content": parts}])
+    assert found == [["a.png", b"bytes"], [b"bytes", "a.wav"]]
+    image, sound = {"type": "image"}, {"type": "audio"}
+    assert messages[1]["content"] == [parts[0], image, sound, image, sound]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +143,22 @@ def test_messages_have_their_images_apart() -> None:
 )
 def test_nothing_is_downloaded(url: Any) -> None:
     with pytest.raises(InvalidInputError, match="image_url"):
-        without_images([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}])
+        without_media([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}])
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"type": "input_audio"}, "data of NoneType and format None; expected base64 and 'wav'"),
+        ({"type": "input_audio", "input_audio": {"data": "AA==", "format": "mp3"}}, "format 'mp3'; expected base64"),
+        ({"type": "input_audio", "input_audio": {"data": 7, "format": "wav"}}, "data of int"),
+        ({"type": "input_audio", "input_audio": {"data": "*", "format": "wav"}}, "input_audio has no base64"),
+        ({"type": "audio", "path": "a.wav"}, "a part of type audio has .*, expected audio"),
+    ],
+)
+def test_parts_that_are_no_sounds_are_refused(part: Any, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=rf"^messages\[1\]\.content\[0\].*{message}"):
+        without_media([{"role": "system", "content": "s"}, {"role": "user", "content": [part]}])
 
 
 # ---- answers

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,9 @@ from tools.lora import add_lora, merged
 from vkep.errors import InvalidInputError
 from vkep.generation import Generator
 from vkep.generation.sounds import features_of
+from vkep.generation.vision import FIRST_TOKEN
+from vkep.models.language import write_language
+from vkep.models.starters import STARTERS
 from vkep.session.ort_interface.adapters import AdapterFormat
 from vkep.session.ort_interface.value import OrtValue
 
@@ -86,6 +92,63 @@ def test_answers_are_those_of_onnxruntime_genai(folder: Path, generator: Generat
 
 
 @pytest.mark.gpu
+def test_chats_have_sounds(folder: Path, generator: Generator, tmp_path: Path) -> None:
+    """In parts of messages, and of the service's in OpenAI's form: answers are those of onnxruntime-genai."""
+    pytest.importorskip("fastapi")
+    from tests.serving.conftest import serving
+
+    sounds, text = [tone(0.5, 1), tone(0.8, 2)], {"type": "text", "text": "a <|audio_1|>"}
+    (tmp_path / "b.wav").write_bytes(wav(sounds[1]))
+    first: dict[str, Any] = {"role": "user", "content": [{"type": "audio", "audio": sounds[0]}, text]}
+    more: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": [{"type": "audio", "audio": tmp_path / "b.wav"}]},
+    ]
+    tokens = list(generator.chat_tokens([first, *more]))
+    shown, last = "", -1
+    for token in tokens:
+        shown += (chr(token) if token < 256 else "#") if token < FIRST_TOKEN or token != last + 1 else ""
+        last = token
+    assert shown == "<|user|>#a <|audio_1|><|end|><|assistant|>b<|end|><|user|>#<|end|><|assistant|>"
+    alone = {"role": "user", "content": [first["content"][0], {"type": "text", "text": "what?"}]}
+    expected = Genai(folder).greedy("<|user|><|audio_1|>what?<|end|><|assistant|>", None, 8, 6144, sounds[0])
+    settings = {"max_tokens": 8, "temperature": 0}
+    made = generator.chat([alone], **settings)
+    assert made.tokens[: len(expected)] == expected
+    assert made.tokens != generator.chat([{"role": "user", "content": "what?"}], **settings).tokens
+
+    def asked(sound: bytes, form: str = "wav") -> bytes:
+        part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(sound).decode(), "format": form}}
+        message = {"role": "user", "content": [part, alone["content"][1]]}
+        return json.dumps({"model": "phi4mm", "messages": [message], **settings}).encode()
+
+    with serving(folder.parent, [folder.name]) as running:
+        url = f"{running.url}/v1/chat/completions"
+
+        def post(body: bytes) -> Any:
+            request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+            try:
+                with urllib.request.urlopen(request, timeout=120) as response:
+                    return json.load(response)
+            except urllib.error.HTTPError as error:
+                return json.load(error)["error"]
+
+        assert post(asked(wav(sounds[0])))["choices"][0]["message"]["content"] == made.text
+        for wrong, message in (
+            (
+                asked(b"", "mp3"),
+                "messages[0].content[0]: input_audio has data of str and format 'mp3'; expected base64 and",
+            ),
+            (asked(b"RIFF"), "sound 1 of 1: the sound is no WAV file"),
+            (asked(wav(sounds[0])[:40]), "sound 1 of 1: the sound is no WAV file"),
+            (asked(wav(sounds[0][:200])), "sound 1 of 1: a sound has 200 samples"),
+        ):
+            error = post(wrong)
+            assert error["param"] == "messages" and error["message"].startswith(message), error
+        assert post(asked(wav(sounds[0])))["choices"][0]["message"]["content"] == made.text
+
+
+@pytest.mark.gpu
 def test_a_sound_beside_images_has_other_features(generator: Generator) -> None:
     sound, image = tone(0.5), picture(60, 60)
     alone, beside = generator.tokens([-(10**8) - 1], sounds=[sound]), generator.tokens([-1], [image], [sound])
@@ -115,6 +178,14 @@ def test_models_without_an_encoder_of_sounds_refuse_them(folder: Path, tmp_path:
     write_phi(tmp_path / "phi3v", "phi3v")
     with Generator(tmp_path / "phi3v") as generator, pytest.raises(InvalidInputError, match="has no encoder of sounds"):
         generator.generate([5], sounds=[tone(0.1)])
+    for write in (write_language, STARTERS["images"].write):
+        write(tmp_path / write.__name__)
+        said = [{"role": "user", "content": [{"type": "audio", "audio": tone(0.1)}]}]
+        with (
+            Generator(tmp_path / write.__name__) as generator,
+            pytest.raises(InvalidInputError, match="has no encoder of so"),
+        ):
+            generator.chat(said)
     write_phi(tmp_path / "other", "phi4mm")
     (tmp_path / "other" / "speech.json").write_text(json.dumps({"feature_extraction": {"sequence": []}}))
     with Generator(tmp_path / "other") as generator, pytest.raises(InvalidInputError, match="knows Phi4AudioEmbed"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import wave
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,22 +85,23 @@ def log_mel(samples: Array, folder: Path) -> Array:
     return sizes.of(np.pad(samples, (0, most - samples.size)))
 
 
-def read_wav(path: str | Path, rate: int = 16000) -> Array:
-    """The samples of a WAV file of 16 bits, float32 [count] in [-1, 1]; the mean of its channels.
+def read_wav(file: str | Path | bytes, rate: int = 16000) -> Array:
+    """The samples of a WAV file of 16 bits, by its path or its bytes, float32 [count] in [-1, 1]; the mean of its channels.
 
     Raises ``FileNotFoundError``, `InvalidInputError` for another form or another rate than ``rate`` (in Hz).
     """
+    name, path = ("the sound", "IN.wav") if isinstance(file, bytes) else (file, file)
     try:
-        with wave.open(str(path)) as file:
-            channels, width, found = file.getnchannels(), file.getsampwidth(), file.getframerate()
+        with wave.open(io.BytesIO(file) if isinstance(file, bytes) else str(file)) as opened:
+            channels, width, found = opened.getnchannels(), opened.getsampwidth(), opened.getframerate()
             if (width, found) != (2, rate):
                 raise InvalidInputError(
-                    f"{path}: {8 * width} bits at {found} Hz, expected 16 bits at {rate} Hz: "
+                    f"{name}: {8 * width} bits at {found} Hz, expected 16 bits at {rate} Hz: "
                     f"ffmpeg -i {path} -ac 1 -ar {rate} -c:a pcm_s16le OUT.wav"
                 )
-            data = file.readframes(file.getnframes())
+            data = opened.readframes(opened.getnframes())
     except (wave.Error, EOFError) as error:
-        raise InvalidInputError(f"{path} is no WAV file ({error}): ffmpeg -i {path} -ac 1 -ar {rate} OUT.wav") from None
+        raise InvalidInputError(f"{name} is no WAV file ({error}): ffmpeg -i {path} -ac 1 -ar {rate} OUT.wav") from None
     whole = np.frombuffer(data[: len(data) // (2 * channels) * 2 * channels], "<i2").reshape(-1, channels)
     return whole.mean(1, dtype=np.float32) / 32768
 

@@ -200,22 +200,30 @@ class Generator(Uncopied):
         decoder = self._decoder
         if vision is None:
             what = "images" if len(images) else "sounds"
-            raise InvalidInputError(f"{what} are passed, and the model of {decoder.folder.path} {decoder.no_images}")
+            why = (
+                decoder.no_images
+                if what == "images" or decoder.folder.vision is not None
+                else "has no encoder of sounds"
+            )
+            raise InvalidInputError(f"{what} are passed, and the model of {decoder.folder.path} {why}")
         return vision.prompt(
             found, images, lambda text: self.text.encode(text, special=False), decoder.folder.context, sounds
         )
 
     def chat_tokens(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> Sequence[int]:
-        """As `Text.chat`, with the images of the messages' parts: see `vkep.generation.vision.without_images`."""
-        from vkep.generation.vision import without_images
+        """As `Text.chat`, with the images and sounds of the messages' parts: see `vkep.generation.parts.without_media`."""
+        from vkep.generation.parts import without_media
 
         vision = self._decoder.vision
         if vision is None or vision.folder.numbered is None:
-            texts, images = without_images(messages)
-            return self.tokens(self.text.chat(texts, **more), images)
+            texts, images, sounds = without_media(messages)
+            return self.tokens(self.text.chat(texts, **more), images, sounds)
+        from vkep.generation.vision import FIRST_SOUND
+
         name, after = secrets.token_hex(8), vision.folder.numbered
-        texts, images = without_images(messages, lambda number: f"{name}i{number}i{after}")
-        return self.tokens(self.text.chat(texts, numbered=f"{name}i([0-9]+)i", **more), images)
+        first = {"image": 0, "audio": -FIRST_SOUND}
+        texts, images, sounds = without_media(messages, lambda kind, k: f"{name}i{first[kind] + k}i{after}")
+        return self.tokens(self.text.chat(texts, numbered=f"{name}i([0-9]+)i", **more), images, sounds)
 
     def _begin(self, grammar: str) -> Grammar:
         return self.grammars.begin(grammar)

@@ -19,8 +19,8 @@ from vkep.generation.folder import Record, SoundFolder
 from vkep.session import InferenceSession
 
 Array = np.ndarray[Any, Any]
-#: samples at 16 kHz float32 [count], or the path of a WAV file of them
-SoundLike: TypeAlias = "str | Path | Array"
+#: samples at 16 kHz float32 [count], or a WAV file of them: its path or its bytes
+SoundLike: TypeAlias = "str | Path | bytes | Array"
 
 #: roles of the encoder's inputs: features, which of them count, how many features it makes, what else the prompt has
 _FEATURES, _MASK, _SIZES, _MODE = "audio_embeds", "audio_attention_mask", "audio_sizes", "audio_projection_mode"
@@ -70,7 +70,7 @@ class SoundEncoder:
     def read(self, sound: SoundLike, beside_images: bool) -> tuple[dict[str, Array], int]:
         """What the encoder reads of a sound by its inputs' names, and how many features it makes. Raises `InvalidInputError`,
         ``FileNotFoundError``."""
-        samples = read_wav(sound) if isinstance(sound, (str, Path)) else sound
+        samples = read_wav(sound) if isinstance(sound, (str, Path, bytes)) else sound
         if not isinstance(samples, np.ndarray) or samples.ndim != 1 or samples.dtype != np.float32:
             kind = getattr(samples, "dtype", type(samples).__name__)
             raise InvalidInputError(

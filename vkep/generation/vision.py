@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import threading
 import weakref
@@ -23,7 +22,6 @@ from vkep.generation.rewrite import EMBEDS, FIRST_FEATURE, with_embeddings
 from vkep.generation.sounds import SoundEncoder, SoundLike, numbers_of
 from vkep.graph.model import Model
 from vkep.session import InferenceSession
-from vkep.text import shown
 
 Array = np.ndarray[Any, Any]
 
@@ -35,8 +33,6 @@ FIRST_SOUND = -(10**8)
 _ROWS, _MOST_ROWS = 64, 1 << 17
 #: images whose features are kept for another prompt
 _KEPT = 32
-#: types of the parts of messages that are images
-_PARTS = ("image", "image_url")
 #: roles of the encoder's inputs: pixels, a mask of them, patches in each direction, the size of an image that was cut, its mask
 _PIXELS, _MASK, _GRID = "pixel_values", "pixel_attention_mask", "image_grid_thw"
 _SIZES, _CROPS_MASK = "image_sizes", "image_attention_mask"
@@ -67,56 +63,6 @@ class ImagePrompt(list[int]):
     def __init__(self, tokens: Sequence[int], images: Sequence[Image]) -> None:
         super().__init__(tokens)
         self.images = tuple(images)
-
-
-def without_images(
-    messages: Sequence[Mapping[str, Any]], written: Callable[[int], str] | None = None
-) -> tuple[list[Mapping[str, Any]], list[ImageLike]]:
-    """Messages as chat templates read them, and the images of their parts: of ``{"type": "image", "image": ...}`` an `ImageLike`,
-    of OpenAI's ``{"type": "image_url", "image_url": {"url": ...}}`` a data URL (RFC 2397) in base64. ``written``: the text of the
-    image of a number from 1; the parts of a message with images then become one text.
-
-    Raises `InvalidInputError` for another URL: nothing is downloaded.
-    """
-    found: list[Mapping[str, Any]] = []
-    images: list[ImageLike] = []
-    for number, message in enumerate(messages):
-        parts = message.get("content")
-        if isinstance(parts, (list, tuple)) and any(isinstance(p, Mapping) and p.get("type") in _PARTS for p in parts):
-            kept: list[Any] = []
-            for at, part in enumerate(parts):
-                if isinstance(part, Mapping) and part.get("type") in _PARTS:
-                    images.append(_image_of(part, f"messages[{number}].content[{at}]"))
-                    part = {"type": "text", "text": written(len(images))} if written is not None else {"type": "image"}
-                kept.append(part)
-            message = {**message, "content": kept if written is None else "".join(map(_text_of, kept))}
-        found.append(message)
-    return found, images
-
-
-def _text_of(part: Any) -> str:
-    text = part.get("text") if isinstance(part, Mapping) else part
-    if not isinstance(text, str):
-        raise InvalidInputError(f"a part of a message is {shown(part)}; expected a text, or an image")
-    return text
-
-
-def _image_of(part: Mapping[str, Any], where: str) -> ImageLike:
-    if part["type"] == "image":
-        if part.get("image") is None:
-            raise InvalidInputError(f"{where}: a part of type image has {shown(sorted(part))}, expected image")
-        return part["image"]
-    given = part.get("image_url")
-    url = given.get("url") if isinstance(given, Mapping) else given
-    head, comma, data = url.partition(",") if isinstance(url, str) else ("", "", "")
-    if not head.startswith("data:") or not head.endswith(";base64") or not comma:
-        raise InvalidInputError(
-            f"{where}: image_url is {shown(head if comma else url)}; expected data:image/...;base64,...: nothing is downloaded"
-        )
-    try:
-        return base64.b64decode(data, validate=True)
-    except ValueError as error:
-        raise InvalidInputError(f"{where}: image_url has no base64: {error}") from None
 
 
 def _numbered(token: int) -> tuple[bool, int]:

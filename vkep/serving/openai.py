@@ -70,7 +70,17 @@ class _ImagePart(_Strict):
     image_url: _ImageUrl
 
 
-_AnyPart = Annotated[_Part | _ImagePart, Field(discriminator="type")]
+class _InputAudio(_Strict):
+    data: str
+    format: str
+
+
+class _SoundPart(_Strict):
+    type: Literal["input_audio"]
+    input_audio: _InputAudio
+
+
+_AnyPart = Annotated[_Part | _ImagePart | _SoundPart, Field(discriminator="type")]
 
 
 class _Called(_Strict):
@@ -344,7 +354,7 @@ def _message(message: _Message) -> Mapping[str, Any]:
     parts = message.content
     found = message.model_dump(exclude_none=True)
     texts = [part for part in parts or () if isinstance(part, _Part)]
-    if not isinstance(parts, list) or len(texts) == len(parts):  # with images the parts stay apart
+    if not isinstance(parts, list) or len(texts) == len(parts):  # with images and sounds the parts stay apart
         found["content"] = parts if isinstance(parts, str) else "".join(part.text for part in texts)
     if message.tool_calls is None and parts is None:
         raise ProtocolError(400, f"a message of role {shown(message.role)} has no content", "messages")
