@@ -223,6 +223,22 @@ def test_interrupts_leave_all_parts_usable(
         assert session.memory().arena.total_allocated_bytes <= most
 
 
+def test_the_smaller_of_both_limits_applies(
+    parts: list[ModelProto], opened: Callable[..., list[InferenceSession]], caplog: pytest.LogCaptureFixture
+) -> None:
+    most = max(WEIGHTS) + ROOM
+    options = {"arena": {"max_mem": most}}
+    for max_memory, limit in ((64 << 20, most), (most // 2, most // 2)):
+        sessions = opened(parts[1:], max_memory=max_memory, **options)
+        assert sessions[0].memory().arena.bytes_limit == limit
+        for session in sessions:
+            session.close()
+    (session,) = opened(parts[:1], **options)
+    check(session, parts[0])
+    assert session.memory().arena.bytes_limit == most
+    assert caplog.records == []  # a limit of a session is no other configuration
+
+
 @pytest.mark.parametrize("value", [0, -1, "4 GiB", 1.5])
 def test_only_bytes_are_a_limit(value: Any) -> None:
     with pytest.raises(ValueError, match=r"max_memory is .*, expected an integer of at least 1, or None"):

@@ -73,7 +73,7 @@ class BfcArena:
                 f"arena {name!r}: alignment: expected a power of two of {MIN_ALIGNMENT} bytes or more, got {alignment}"
             )
         self.name = name
-        self.config = self._configured = config or ArenaConfig()
+        self.config = self.configured = config or ArenaConfig()
         self.alignment = alignment
         self._is_passed = is_passed
         self._lock = Lock()
@@ -209,17 +209,19 @@ class BfcArena:
             return live
 
     def bound(self, max_mem: int | None) -> None:
-        """Set the limit, and grow by small parts of it, since reserved blocks need the rest; None: as configured at first. What
-        is held above the limit stays until it is freed. Where the limit changes, the peak is counted from now on."""
+        """Set the limit where it is less than the configured one, and grow by small parts of it, since reserved blocks need the
+        rest; None: as configured. What is held above the limit stays until it is freed. Where the limit changes, the peak is
+        counted from now on."""
         with self._lock:
-            if max_mem is not None and max_mem != self.config.max_mem:
-                self._count(max_bytes_in_use=self._stats.bytes_in_use)
-            self.config = self._configured
+            before, self.config = self.config, self.configured
             if max_mem is not None:
+                limit = min(max_mem, self.config.max_mem or max_mem)
+                if limit != before.max_mem:
+                    self._count(max_bytes_in_use=self._stats.bytes_in_use)
                 self._reclaim(self._is_passed)
                 self._return_idle_regions()
-                growth = max(max_mem // _LIMITED_GROWTH, self.alignment)
-                self.config = dataclasses.replace(self.config, max_mem=max_mem, max_power_of_two_extend_bytes=growth)
+                growth = max(limit // _LIMITED_GROWTH, self.alignment)
+                self.config = dataclasses.replace(self.config, max_mem=limit, max_power_of_two_extend_bytes=growth)
             self._count(bytes_limit=self.config.max_mem)
 
     # ---- looking inside ---------------------------------------------------------------------------------------
@@ -383,7 +385,7 @@ class BfcArena:
         if self.config.max_mem:
             available = (self.config.max_mem - self._stats.total_allocated_bytes) // self.alignment * self.alignment
             if rounded > available:
-                raise RegionOutOfMemory(f"arena.max_mem leaves {available} bytes for new regions, {rounded} are needed")
+                raise RegionOutOfMemory(f"the limit leaves {available} bytes for new regions, {rounded} are needed")
         sizes, growth = [rounded], self._growth_bytes
         if kind is RegionKind.CHUNKS:
             plan = plan_growth(self.config, growth, rounded, available, self.alignment)

@@ -86,11 +86,12 @@ class ArenaOutOfMemory(MemoryError, PicklableError):
         self.limit = limit
         self.largest_free = largest_free
         self.reason = reason
-        limit_text = (
-            f"{format_bytes(limit)} (arena.max_mem, max_memory)" if limit else "none (arena.max_mem is not set)"
-        )
+        limit_text = format_bytes(limit) if limit else "none (arena.max_mem is not set)"
         if limit and asked > limit - in_use:
-            advice = "raise arena.max_mem, or free blocks (close sessions, use smaller batches)"
+            advice = (
+                "raise arena.max_mem, or max_memory where a session has that, or free blocks (close sessions, use smaller "
+                "batches)"
+            )
         elif limit and asked > limit - allocated:
             advice = (
                 "the held regions are fragmented: end runs (release_stream) and shrink(), raise arena.max_mem, or "

@@ -261,8 +261,8 @@ class BufferArena:
 
     @property
     def config(self) -> ArenaConfig:
-        """The configuration."""
-        return self._bfc.config
+        """The configuration, without the limit of `bound`."""
+        return self._bfc.configured
 
     @property
     def stats(self) -> ArenaStats:
