@@ -192,3 +192,17 @@ def test_answers_have_the_models_distribution(tmp_path: Path, monkeypatch: pytes
     found = Counter(tuple(tokens[:3]) for tokens in answers)
     assert set(found) <= set(expected) and len(expected) == 27
     assert statistic(found, expected) < 4.5
+
+
+def test_any_setting_takes_the_same_graphs_and_a_seed_the_same_tokens(tmp_path: Path) -> None:
+    write_language(tmp_path, "llama", context=96)
+    with Generator(tmp_path, fallback="error", draft=tmp_path, draft_tokens=3) as generator:
+        settings: dict[str, Any] = {"temperature": 1.0, "seed": 5, "ignore_end": True}
+        [most, *fewer] = [generator.generate([5, 60, 7], max_tokens=n, top_k=50, **settings) for n in range(9, 0, -1)]
+        assert all(most.tokens[: len(one.tokens)] == one.tokens for one in fewer)
+        sampled = generator._batch._sampled
+        assert sampled is not None
+        graphs = len(sampled._sessions)
+        for k in range(40, 49):
+            generator.generate([5, 60, 7], max_tokens=9, top_k=k, **settings)
+        assert len(sampled._sessions) == graphs <= 4

@@ -24,16 +24,16 @@ _SAMPLED = Choice(sample=True, penalty=False)
 
 @dataclass(frozen=True)
 class Filters:
-    """Which filters of `Sampling` apply: they are parts of a graph. ``top_k`` is 0 without that one."""
+    """Which filters of `Sampling` apply: they are parts of a graph."""
 
-    top_k: int
+    top_k: bool
     top_p: bool
     min_p: bool
 
     @classmethod
     def of(cls, sampling: Sampling, vocabulary: int) -> Filters:
         """The filters of some settings."""
-        return cls(sampling.top_k if sampling.top_k < vocabulary else 0, sampling.top_p < 1, sampling.min_p > 0)
+        return cls(0 < sampling.top_k < vocabulary, sampling.top_p < 1, sampling.min_p > 0)
 
 
 class Speculation:
@@ -118,17 +118,17 @@ class Speculation:
 
 def _settings(sampling: Sampling) -> np.ndarray:
     least = math.log(sampling.min_p) if sampling.min_p else -math.inf
-    return np.array([sampling.temperature, sampling.top_p, least], np.float32)
+    return np.array([sampling.temperature, sampling.top_p, least, sampling.top_k], np.float32)
 
 
 def drawing(element: int, filters: Filters) -> onnx.ModelProto:
-    """A graph: ``logits`` [1, length, vocabulary] of the ONNX type ``element``, ``settings`` float32 [3] and ``chance`` to the
+    """A graph: ``logits`` [1, length, vocabulary] of the ONNX type ``element``, ``settings`` float32 [4] and ``chance`` to the
     ``probabilities`` float32 [1, vocabulary] of the last one, and a ``token`` int32 [1] drawn by these."""
     return onnx.parser.parse_model(f"""
         <ir_version: 9, opset_import: ["" : 18]>
-        draw ({_kind(element)}[1, length, vocabulary] logits, float[3] settings, float chance)
+        draw ({_kind(element)}[1, length, vocabulary] logits, float[4] settings, float chance)
             => (float[1, vocabulary] probabilities, int32[1] token)
-        {_CONSTANTS.format(top_k=max(filters.top_k, 1), drawn=1)}
+        {_CONSTANTS.format(drawn=1)}
         {{
             last = Slice (logits, minus, many, one)
             rows = Squeeze (last, one)
@@ -150,9 +150,9 @@ def keeping(element: int, filters: Filters, drawn: int) -> onnx.ModelProto:
     return onnx.parser.parse_model(f"""
         <ir_version: 9, opset_import: ["" : 18]>
         keep ({_kind(element)}[1, length, vocabulary] logits, {", ".join(f"float[1, vocabulary] {name}" for name in names)},
-              int64[{drawn}, 1] drawn, float[{drawn}, 1] accept, float[3] settings, float chance)
+              int64[{drawn}, 1] drawn, float[{drawn}, 1] accept, float[4] settings, float chance)
             => (int64[1, 1] count, int32[1] token)
-        {_CONSTANTS.format(top_k=max(filters.top_k, 1), drawn=drawn)}
+        {_CONSTANTS.format(drawn=drawn)}
         {{
             rows = Squeeze (logits, front)
             {_probabilities(filters)}
@@ -186,7 +186,7 @@ def keeping(element: int, filters: Filters, drawn: int) -> onnx.ModelProto:
 
 _CONSTANTS = """
     <int64[1] front = {{ 0 }}, int64[1] one = {{ 1 }}, int64[1] minus = {{ -1 }}, int64[1] many = {{ 2147483647 }},
-     int64 begin = {{ 0 }}, int64 second = {{ 1 }}, int64 third = {{ 2 }}, int64[1] top_k = {{ {top_k} }},
+     int64 begin = {{ 0 }}, int64 second = {{ 1 }}, int64 third = {{ 2 }}, int64[1] fourth = {{ 3 }},
      int64[1] drawn_count = {{ {drawn} }}, float zero = {{ 0 }}, float farthest = {{ -32 }}>
 """
 
@@ -197,8 +197,13 @@ def _kind(element: int) -> str:
 
 #: nodes from ``{given}``, the shares of tokens, to ``{kept}``, those that a filter leaves
 _TOP_K = """
-    largest, which = TopK <axis = 1> (z, top_k)
-    least = Slice (largest, minus, many, one)
+    z_sizes = Shape (z)
+    z_all = Slice (z_sizes, one, many)
+    z_falling, z_order = TopK <axis = 1> (z, z_all)
+    top_k = Gather (settings, fourth)
+    k = Cast <to = 7> (top_k)
+    k_place = Sub (k, one)
+    least = Gather <axis = 1> (z_falling, k_place)
     is_low = Less (z, least)
     {kept} = Where (is_low, zero, {given})
 """
