@@ -93,6 +93,31 @@ def merged(folder: Path) -> None:
         (folder / f"{name}.onnx").unlink()
 
 
+def check_that_a_refused_source_ends_its_answer_alone(
+    generator: Generator, sources: list[Any], tokens: list[list[int]]
+) -> None:
+    """Sources that only the encoder's run refuses: a token that it does not have, features of another length."""
+    refused: dict[str, Any] = {"input_ids": [999_999], "input_features": np.zeros((80, 7), np.float32)}
+    wrong = next((refused[i.name] for i in generator.decoder.sessions[0].get_inputs() if i.name in refused), None)
+    if wrong is None:  # it reads any samples
+        return
+    settings = generator.sampling(max_tokens=8, ignore_end=True)
+    batch = generator.batch(4)
+    answers = [batch.add(source, settings, start=[BEGIN]) for source in (sources[0], wrong, sources[1])]
+    while batch.in_progress:
+        batch.step()
+    assert [a.reason for a in answers] == ["length", "error", "length"]
+    assert [answers[0].tokens, answers[2].tokens] == tokens
+    assert isinstance(answers[1].error, InvalidInputError)
+    again = batch.add(sources[0], settings, start=[BEGIN])  # in the refused one's row, or another
+    while batch.in_progress:
+        batch.step()
+    assert again.tokens == tokens[0]
+    batch.close()
+    with pytest.raises(InvalidInputError):
+        generator.generate([*sources, wrong], start=[BEGIN], max_tokens=8)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["t5", "whisper", "moonshine"])
 def test_the_same_tokens(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,8 +141,9 @@ def test_the_same_tokens(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert latest is not None and latest.program.in_place  # no token copies its caches
         more = generator.generate(sources[1], start=[BEGIN, tokens[1][0]], max_tokens=7, ignore_end=True)
         assert more.tokens == tokens[1][1:]
-        with pytest.raises(InvalidInputError, match="the source is"):
+        with pytest.raises(InvalidInputError, match="the source "):
             generator.generate(np.zeros((2, 2, 2), np.float32))
+        check_that_a_refused_source_ends_its_answer_alone(generator, sources, tokens)
 
 
 @pytest.mark.gpu

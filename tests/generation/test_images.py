@@ -18,7 +18,8 @@ from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelEr
 from vkep.generation import Generator
 from vkep.generation.images import GENAI_SETTINGS, SETTINGS, Processor
 from vkep.generation.parts import without_media
-from vkep.generation.vision import FIRST_TOKEN
+from vkep.generation.rewrite import FIRST_FEATURE
+from vkep.generation.vision import FIRST_TOKEN, ImagePrompt
 from vkep.models.language import BEGIN
 from vkep.models.vision_language import IMAGE, write_florence, write_vision_language
 
@@ -57,7 +58,8 @@ def test_images_of_all_kinds_are_the_same(tmp_path: Path) -> None:
     [b"no image", np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3), np.float32), np.zeros((0, 4, 3), np.uint8), 7],
 )
 def test_what_is_no_image_is_refused(wrong: Any, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match="image"):
+    expected = "8 bytes are none of JPEG|expected uint8|the image is int; expected a path"
+    with pytest.raises(InvalidInputError, match=expected):
         processor_of(tmp_path, "clip").pixels(wrong)
 
 
@@ -401,6 +403,23 @@ def test_an_encoder_reads_images_and_text(tmp_path: Path) -> None:
         )
         assert best[0].tokens == reference.greedy(prompt, [images()[0]], 8)
         assert not [n for s in generator.decoder.sessions for n in s.report().nodes if n.where == "cpu"]
+
+
+def test_no_prompt_reads_another_one_s_image(tmp_path: Path) -> None:
+    """The encoder's prompt of token ids, too: neither by an image's tokens nor by the places of its features."""
+    write_florence(tmp_path)
+    with Generator(tmp_path, fallback="error") as generator:
+        vision = generator.decoder.vision
+        assert vision is not None
+        picture = np.zeros((60, 80, 3), np.uint8)
+        theirs = generator.tokens([5, 6], [picture])
+        assert isinstance(theirs, ImagePrompt)
+        generator.generate(theirs, max_tokens=1)
+        for token in (theirs.images[0].first, FIRST_FEATURE, FIRST_FEATURE + theirs.images[0].row, -1):
+            with pytest.raises(InvalidInputError, match=f"token {token} of the source"):
+                generator.generate([5, token, 6], max_tokens=1)
+            with pytest.raises(InvalidInputError, match="of the source"):
+                generator.search([token], max_tokens=1)
 
 
 def test_the_tokens_of_florence_2_in_transformers(tmp_path: Path) -> None:

@@ -146,6 +146,8 @@ def test_several_images_have_numbers(folder: Path, generator: Generator) -> None
 def test_other_numbers_are_refused(generator: Generator, prompt: Any) -> None:
     with pytest.raises(InvalidInputError, match=r"marks of [12] images numbered \[.*\], and 2 images are passed"):
         generator.generate(prompt, images=PICTURES[1:3])
+    with pytest.raises(InvalidInputError, match="has the number 0; the first one has 1"):
+        generator.generate("<|image_1|><|image_0|>", images=PICTURES[1:3])
 
 
 @pytest.mark.gpu
@@ -261,6 +263,7 @@ def test_the_tokens_of_phi_4_in_transformers(tmp_path: Path) -> None:
         ({"dyhd_base_resolution": 450}, InvalidModelError),
         ({"dynamic_hd": 0}, InvalidModelError),
         ({"dynamic_hd": 1 << 20}, InvalidModelError),
+        ({"dynamic_hd": 64, "dyhd_base_resolution": 4088}, InvalidModelError),
     ],
 )
 def test_steps_that_are_wrong_are_refused(change: dict[str, Any], error: type[Exception], tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import operator
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,7 +30,7 @@ from vkep.generation.sampling import Chances, Sampling
 from vkep.generation.speculation import Speculation
 from vkep.generation.speech import bounds
 from vkep.generation.text import TextStream
-from vkep.generation.vision import Image, images_of
+from vkep.generation.vision import Image, ids_of, images_of
 from vkep.text import shown
 
 if TYPE_CHECKING:
@@ -56,8 +55,8 @@ class Answer:
     """One answer, up to the latest step.
 
     ``reason`` says why it ended: "stop" (an end token or a stop text), "length" (``max_tokens``), "context" (the
-    model's longest sequence is reached), "memory" (no memory for longer caches), "cancelled", "error" (the tokenizer failed for
-    its tokens: ``error`` says why); it is "" while the answer continues.
+    model's longest sequence is reached), "memory" (no memory for longer caches), "cancelled", "error" (the model refuses its
+    prompt, or the tokenizer failed for its tokens: ``error`` says why); it is "" while the answer continues.
     """
 
     prompt: list[int]
@@ -234,21 +233,9 @@ class Batch(Uncopied):
         return self._checked(start), given
 
     def _checked(self, prompt: Sequence[int] | Array) -> list[int]:
-        try:
-            tokens = [operator.index(token) for token in prompt]
-        except TypeError as error:
-            raise InvalidInputError(f"the prompt has something that is no token id: {error}") from None
-        if not tokens:
-            raise InvalidInputError("the prompt is empty: expected one token or more")
-        context, vocabulary = self._decoder.folder.context, self._decoder.vocabulary
+        tokens, context = ids_of(prompt, self._decoder.vocabulary), self._decoder.folder.context
         if context and len(tokens) >= context:
             raise InvalidInputError(f"the prompt has {len(tokens)} tokens; the model takes {context} with the answer")
-        own = {t for image in images_of(prompt) for t in range(image.first, image.first + image.count)}
-        wrong = [t for t in tokens if not 0 <= t < (vocabulary or FIRST_FEATURE) and t not in own]
-        if wrong:
-            raise InvalidInputError(
-                f"token {shown(wrong[0])} of the prompt is not among the model's {vocabulary}; is the tokenizer another model's?"
-            )
         return tokens
 
     @closing
@@ -300,15 +287,20 @@ class Batch(Uncopied):
         return not answer.tokens or len(self._rows.held[answer._row]) < len(answer.prompt) + len(answer.tokens) - 1
 
     def _feed(self, answer: Answer, part: Sequence[int]) -> list[Event]:
-        """Process a part of a prompt; with the last part, choose the first token."""
+        """Process a part of a prompt; with the last part, choose the first token. A prompt that the model refuses ends its answer
+        alone: the others continue."""
         is_last = len(part) == len(self._rest(answer))
         choice = self._choice([answer])
-        made = self._rows.feed(answer._row, part)
-        if not is_last:
-            self._wait_for_turn(answer)
-            return []
-        made = self._choose([answer], made, choice)
-        [token] = self._read(made)
+        try:
+            made = self._rows.feed(answer._row, part)
+            if not is_last:
+                self._wait_for_turn(answer)
+                return []
+            made = self._choose([answer], made, choice)
+            [token] = self._read(made)
+        except InvalidInputError as error:
+            answer.error = error
+            return [self._ended(answer, None, "", "error")]
         return [self._took(answer, token, *self._logprobs([answer], made))]
 
     def _decode(self, ready: Sequence[Answer]) -> list[Event]:
@@ -337,7 +329,7 @@ class Batch(Uncopied):
         model's own distribution. No events where nothing was drawn."""
         known, at = [*answer.prompt, *answer.tokens], len(answer.tokens)
         assert self._draft is not None
-        count = min([self._draft.most, *self._limits(answer)])
+        count = min([self._draft.most, *self._room(answer)])  # of a seed with any max_tokens: the tokens are the same
         shares: list[DeviceTensor] = []
         try:
             guess, shares = sampled.guess(known, count, answer.sampling, answer._chances, at)
@@ -363,11 +355,15 @@ class Batch(Uncopied):
         self._draft = self._sampled = None
         logger.warning("from now on the draft guesses nothing: no memory for its caches (%s)", str(error))
 
+    def _room(self, answer: Answer) -> list[int]:
+        """How many tokens may be guessed by the model's context, if it is known: one more follows them."""
+        context = self._decoder.folder.context
+        return [context - len(answer.prompt) - len(answer.tokens) - 1] if context else []
+
     def _limits(self, answer: Answer) -> list[int]:
-        """How many tokens may be guessed, by the model's context and by ``max_tokens``: one more follows them."""
-        context, most = self._decoder.folder.context, answer.sampling.max_tokens
-        limits = [context - len(answer.prompt) - len(answer.tokens) - 1] if context else []
-        return limits + ([most - len(answer.tokens) - 1] if most is not None else [])
+        """As `_room`, and by ``max_tokens``."""
+        most = answer.sampling.max_tokens
+        return self._room(answer) + ([most - len(answer.tokens) - 1] if most is not None else [])
 
     def _guess(self, answer: Answer) -> list[int]:
         """Tokens that may be an answer's next ones: what followed its last tokens before, else what the draft model says."""

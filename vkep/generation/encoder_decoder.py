@@ -20,7 +20,7 @@ from vkep.generation.folder import FIRST, LATER, MERGED, ModelFolder
 from vkep.generation.own_lengths import with_lengths
 from vkep.generation.rewrite import FEATURES, IDS, for_generation, with_embeddings
 from vkep.generation.rows import Rows
-from vkep.generation.vision import Image, images_of
+from vkep.generation.vision import Image, ids_of, images_of
 from vkep.graph.load import load_model
 from vkep.graph.model import Graph, Model
 from vkep.session import InferenceSession, SessionOptions
@@ -164,10 +164,8 @@ class EncoderDecoder:
 
     def _feeds(self, given: Any) -> dict[str, Array]:
         if not self._audio:
-            ids = np.asarray(given)
-            if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
-                raise InvalidInputError(f"the source is {ids.dtype} {ids.shape}; expected a text, or token ids")
-            ids = self.vision.places(ids.tolist()) if self.vision is not None else ids.astype(np.int64)
+            tokens = ids_of(given, what="source")  # the encoder's own vocabulary is not known: its run refuses others
+            ids = self.vision.places(tokens) if self.vision is not None else np.array(tokens, np.int64)
             return self._masked(IDS, ids[None])
         if self._audio == _SAMPLES:
             samples = np.asarray(given)

@@ -310,15 +310,13 @@ class Generator(Uncopied):
                             raise
                         break  # until the caches of another answer are free
                     waiting.pop(0)
-                self._batch.step()
+                for event in self._batch.step():
+                    if event.answer.error is not None and any(r.answer is event.answer for r in readers.values()):
+                        raise event.answer.error
         finally:
             for reader in readers.values():
                 self._batch.leave(reader)
-        answers = [readers[place].answer for place in range(len(readers))]
-        for answer in answers:
-            if answer.error is not None:
-                raise answer.error
-        return answers
+        return [readers[place].answer for place in range(len(readers))]
 
     def stream(
         self,

@@ -201,8 +201,14 @@ def opened(image: ImageLike) -> Picture:
             picture = Image.open(io.BytesIO(image), formats=_FORMATS) if isinstance(image, bytes) else Image.open(image)
         except FileNotFoundError:
             raise
-        except (*damaged, TypeError, AttributeError) as error:
-            raise InvalidInputError(f"no image that Pillow reads: {error}") from None
+        except (TypeError, AttributeError):
+            raise InvalidInputError(
+                f"the image is {type(image).__name__}; expected a path, the bytes of a file, uint8 [height, width, 3], or an "
+                "image of Pillow"
+            ) from None
+        except damaged as error:
+            of_bytes = f"{len(image)} bytes are none of {', '.join(_FORMATS)}" if isinstance(image, bytes) else error
+            raise InvalidInputError(f"no image that Pillow reads: {of_bytes}") from None
     if picture.width * picture.height > _MOST_PIXELS:
         raise InvalidInputError(f"the image has {picture.size} pixels, more than {_MOST_PIXELS} in all")
     try:
@@ -339,9 +345,10 @@ def _genai(given: Record) -> Processor:
                 attrs.number("dynamic_hd", 36, _MOST_CROPS),
                 attrs.number("dyhd_base_resolution", 448, _LONGEST_EDGE),
             )
-            if not most or not edge or edge % _PHI4_PATCH:
+            if not most or not edge or edge % _PHI4_PATCH or most * edge**2 > _MOST_PIXELS:
                 raise InvalidModelError(
-                    f"{attrs.where}: {shown(attrs.values)}; expected crops, and a multiple of {_PHI4_PATCH}"
+                    f"{attrs.where}: {shown(attrs.values)}; expected crops of up to {_MOST_PIXELS} pixels in all, and a multiple "
+                    f"of {_PHI4_PATCH}"
                 )
             processor = replace(processor, crops=Crops(edge, most, nearest_ratio, patch=_PHI4_PATCH))
         elif name not in ("DecodeImage", "ConvertRGB", "Phi4VisionProcessor"):

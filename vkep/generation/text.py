@@ -68,7 +68,9 @@ class Text:
     def _encoded(self, tokenizer: Any, text: str, special: bool, numbered: str = "") -> list[int]:
         if numbered:
             pieces = enumerate(re.split(numbered, text))
-            parts = [[-int(t)] if k % 2 else self._encoded(tokenizer, t, special and not k) for k, t in pieces if t]
+            parts = [
+                [-_counted(t)] if k % 2 else self._encoded(tokenizer, t, special and not k) for k, t in pieces if t
+            ]
             return [token for part in parts for token in part]
         try:
             text.encode()
@@ -158,6 +160,12 @@ def _panics(error: type[VkepError], message: str) -> Iterator[None]:
         if not isinstance(problem, Exception) and type(problem).__name__ != "PanicException":
             raise
         raise error(f"{message} ({type(problem).__name__}: {problem})") from None
+
+
+def _counted(number: str) -> int:
+    if not int(number):
+        raise InvalidInputError("a mark of an image or a sound has the number 0; the first one has 1")
+    return int(number)
 
 
 def _content(token: Any) -> str:

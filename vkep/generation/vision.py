@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import threading
 import weakref
 from collections import OrderedDict
@@ -22,6 +23,7 @@ from vkep.generation.rewrite import EMBEDS, FIRST_FEATURE, with_embeddings
 from vkep.generation.sounds import SoundEncoder, SoundLike, numbers_of
 from vkep.graph.model import Model
 from vkep.session import InferenceSession
+from vkep.text import shown
 
 Array = np.ndarray[Any, Any]
 
@@ -87,6 +89,25 @@ def _sound_encoder(folder: VisionFolder, options: Mapping[str, Any], element: in
 def images_of(prompt: Any) -> Sequence[Image]:
     """The images of a prompt."""
     return prompt.images if isinstance(prompt, ImagePrompt) else ()
+
+
+def ids_of(prompt: Any, vocabulary: int = 0, what: str = "prompt") -> list[int]:
+    """The tokens of a prompt, among them those of its own images. ``vocabulary``: the number of the model's (0: unknown). Raises
+    `InvalidInputError` for no tokens, and for others: those of other prompts' images are none of this one's."""
+    try:
+        tokens = [operator.index(token) for token in prompt]
+    except TypeError as error:
+        raise InvalidInputError(f"the {what} has something that is no token id: {error}") from None
+    if not tokens:
+        raise InvalidInputError(f"the {what} is empty: expected one token or more")
+    own = {t for image in images_of(prompt) for t in range(image.first, image.first + image.count)}
+    wrong = [t for t in tokens if not 0 <= t < (vocabulary or FIRST_FEATURE) and t not in own]
+    if wrong:
+        raise InvalidInputError(
+            f"token {shown(wrong[0])} of the {what} is not among the model's{f' {vocabulary}' if vocabulary else ''}; is the "
+            "tokenizer another model's?"
+        )
+    return tokens
 
 
 def opened(folder: VisionFolder | None, options: Mapping[str, Any]) -> tuple[Vision | None, str]:
