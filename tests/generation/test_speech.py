@@ -211,7 +211,7 @@ def test_the_encoder_runs_once_for_each_window(tmp_path: Path, monkeypatch: pyte
     with Generator(tmp_path, fallback="error") as generator:
         encoder = generator.decoder.sessions[0]
         runs = noted(monkeypatch, encoder, "run_with_iobinding", lambda *_: 1)
-        windows = noted(monkeypatch, Transcriber, "_begin", lambda *_: 1)
+        windows = noted(monkeypatch, Transcriber, "begin", lambda *_: 1)
         generator.transcribe(features_of(5, 20), max_tokens=5)  # detects a language, too
         assert len(runs) == len(windows) > 1
 

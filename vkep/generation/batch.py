@@ -154,6 +154,11 @@ class Batch(Uncopied):
         self._known_from: Made | None = None  # the run that chose them, if it was the decoder's
 
     @property
+    def decoder(self) -> Decoder | EncoderDecoder:
+        """The model."""
+        return self._decoder
+
+    @property
     def in_progress(self) -> list[Answer]:
         """The answers that have not ended, in the order of `add`."""
         return [answer for answer in self._in_progress if answer not in self._unread]

@@ -63,6 +63,11 @@ class Sound:
     attempt: int = 0  #: of the window, each at another temperature
     reader: Reader | None = field(default=None, repr=False)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the last window was read, once one was."""
+        return self.window is None and self.seek >= self.total
+
     def release(self) -> None:
         """Drop what only reading needs, the encoder's results on the device among them."""
         self.features = self.window = self.reader = None
@@ -116,6 +121,17 @@ class Transcriber:
             )
         return Sound(array)
 
+    @property
+    def decoder(self) -> EncoderDecoder:
+        """The model."""
+        return self._model
+
+    def prepare(self, sound: Sound) -> None:
+        """Compute a sound's features, where they are not there yet: the first window's `begin` does it otherwise."""
+        if sound.features is None:
+            sound.features = self._features(sound.given)
+            sound.total = sound.features.shape[1]
+
     def _features(self, array: Array) -> Array:
         if array.ndim == 2:
             return array
@@ -131,7 +147,7 @@ class Transcriber:
                 while waiting and len(batch.in_progress) < limit:
                     number, sound = waiting[0]
                     try:
-                        self._begin(batch, sound)
+                        self.begin(batch, sound)
                     except ArenaOutOfMemory:
                         if not batch.in_progress:
                             raise
@@ -143,22 +159,26 @@ class Transcriber:
                     assert sound.reader is not None
                     if not sound.reader.answer.ended:
                         continue
-                    for segment in self._finished(sound):
+                    for segment in self.finished(sound):
                         yield number, segment
                     del reading[number]
-                    if sound.window is not None or sound.seek < sound.total:
-                        waiting.appendleft((number, sound))
-                    else:
+                    if sound.ended:
                         sound.release()
+                    else:
+                        waiting.appendleft((number, sound))
         finally:
             for sound in reading.values():
                 if sound.reader is not None:
                     batch.leave(sound.reader)
             for sound in sounds:
                 sound.release()
-            self._apart.close()
+            self.close()
 
-    def _begin(self, batch: Batch, sound: Sound) -> None:
+    def close(self) -> None:
+        """Free the memory; idempotent."""
+        self._apart.close()
+
+    def begin(self, batch: Batch, sound: Sound) -> None:
         """Begin the answer to a sound's next window, or make that of the last one again."""
         if sound.window is None:
             self._next_window(sound)
@@ -166,9 +186,8 @@ class Transcriber:
 
     def _next_window(self, sound: Sound) -> None:
         size = self._sizes.frames
-        if sound.features is None:
-            sound.features = self._features(sound.given)
-            sound.total = sound.features.shape[1]
+        self.prepare(sound)
+        assert sound.features is not None
         part = sound.features[:, sound.seek : sound.seek + size]
         sound.window = self._model.source(np.pad(part, ((0, 0), (0, size - part.shape[1]))))
         if not sound.start:
@@ -199,9 +218,9 @@ class Transcriber:
         logits = self._after(sound.window, answer.prompt[: first + 1])
         return float(np.exp(logits[self._speech.no_speech] - np.logaddexp.reduce(logits))) > most
 
-    def _finished(self, sound: Sound) -> list[Segment]:
+    def finished(self, sound: Sound) -> list[Segment]:
         """The segments of a window whose answer has ended; the sound continues after them. None where the window's answer is made
-        again."""
+        again. Raises `VkepError` where the answer was not finished."""
         assert sound.reader is not None
         answer = sound.reader.answer
         if answer.error is not None:

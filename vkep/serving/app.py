@@ -29,7 +29,17 @@ logger = logging.getLogger("vkep.serving")
 #: paths that need no key and count for no client: those of watchers
 _WATCHED = ("/health", "/metrics", "/v2/health/live", "/v2/health/ready")
 #: requests are measured by the first parts of their paths, which are not the client's choice
-_KINDS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models", "/v2/models", "/v2", *_WATCHED[:2])
+_KINDS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/v1/models",
+    "/v2/models",
+    "/v2",
+    *_WATCHED[:2],
+)
 _RAISED = (HTTPException, ProtocolError, VkepError, DeviceLostError, MemoryError, Exception)
 
 

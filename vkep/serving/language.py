@@ -21,7 +21,9 @@ from vkep.serving.writer import Writer
 
 if TYPE_CHECKING:
     from vkep.generation import Event, Generator, Sampling
+    from vkep.generation.speech import Segment
     from vkep.serving.measures import Measures
+    from vkep.serving.speech import Spoken
 
 
 def open_generator(
@@ -162,6 +164,11 @@ class Language:
             )
             for index, (tokens, _) in enumerate(asked.prompts)
         ]
+
+    async def transcribe(self, work: Spoken, client: str) -> list[Segment]:
+        """The segments of a sound. Raises as `Writer.run`."""
+        async with contextlib.aclosing(self.writer.run([work], client)) as found:
+            return [segment async for _, segment in found]
 
     async def _events(self, asked: Asked, client: str) -> AsyncGenerator[tuple[int, Event], None]:
         """The events of all answers, with their indices, as they come."""

@@ -1,4 +1,4 @@
-"""OpenAI's API over HTTP: chat, completions, embeddings, models."""
+"""OpenAI's API over HTTP: chat, completions, embeddings, transcriptions, models."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from vkep.serving.kserve import ProtocolError
 from vkep.serving.language import Asked, Language
 from vkep.serving.openai import Completion, Conversation, EmbeddingsRequest, parse_request, read
 from vkep.serving.service import Service
+from vkep.serving.speech import DESCRIBED, SpeechRequest, Spoken
+from vkep.serving.speech import answer as transcription
 
 
 def router(service: Service) -> APIRouter:
@@ -66,7 +68,30 @@ def router(service: Service) -> APIRouter:
         tokens = sum(map(len, inputs))
         return JSONResponse(await service.turns(client, answer, given, embedder.model.spec.name, vectors, tokens))
 
+    @routes.post("/audio/transcriptions", openapi_extra=DESCRIBED)
+    async def transcriptions(request: Request) -> Response:
+        return await _speech(service, request, "transcribe")
+
+    @routes.post("/audio/translations", openapi_extra=DESCRIBED)
+    async def translations(request: Request) -> Response:
+        return await _speech(service, request, "translate")
+
     return routes
+
+
+async def _speech(service: Service, request: Request, task: str) -> Response:
+    options, client = service.options, client_of(request)
+    body = b"".join(await read_body(request, options.max_body, options.body_s, service.turns))
+
+    def read_sound() -> tuple[Language, SpeechRequest, Spoken]:
+        given = SpeechRequest.read(request.headers.get("content-type", ""), body, task)
+        language = service.language(given.model)
+        return language, given, Spoken(given, language.writer.generator)
+
+    language, given, work = await service.turns(client, read_sound)
+    segments = await unless_gone(request, language.transcribe(work, client))
+    kind, content = transcription(given, segments, work.language, work.seconds)
+    return Response(content, media_type=kind)
 
 
 async def _body(service: Service, request: Request) -> bytes:

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from gpu_shared.errors import DeviceLostError
 from gpu_shared.steady import collects_here
@@ -27,19 +27,61 @@ if TYPE_CHECKING:
     from vkep.generation import Answer, Batch, Event, Generator
 
 logger = logging.getLogger("vkep.serving")
+Result = TypeVar("Result")
+_Made = TypeVar("_Made", covariant=True)
+
+
+class Work(Protocol[_Made]):
+    """What a request asks of a batch: an answer, or several one after the other. The writer's thread calls the methods."""
+
+    def begin(self, batch: Batch) -> Answer:
+        """Begin the next answer. Raises as `Batch.add`."""
+
+    def results(self, event: Event) -> Sequence[_Made]:
+        """What the request gets from an event of the answer. Raises what ends the work."""
+
+    def ended(self, answer: Answer) -> bool:
+        """Whether nothing follows an answer that has ended."""
+
+    def release(self) -> None:
+        """Free what the work holds: nothing more is asked of it."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """`Work` for the answer to a prompt, whose events are the results."""
+
+    tokens: Sequence[int]
+    sampling: Sampling
+
+    def begin(self, batch: Batch) -> Answer:
+        """As `Work` says."""
+        return batch.add(self.tokens, self.sampling)
+
+    def results(self, event: Event) -> Sequence[Event]:
+        """As `Work` says."""
+        if event.answer.error is not None:
+            raise event.answer.error
+        return [event]
+
+    def ended(self, answer: Answer) -> bool:
+        """As `Work` says."""
+        return True
+
+    def release(self) -> None:
+        """As `Work` says."""
 
 
 @dataclass(eq=False)
-class Job:
-    """An answer that a request waits for: ``events`` receives the results of the steps, or the error that ended it, with its
-    index among the answers of the request."""
+class Job(Generic[Result]):
+    """Work that a request waits for: ``events`` receives its results, whether nothing follows, or the error that ended it, with
+    its index among those of the request."""
 
-    prompt: Sequence[int]
-    sampling: Sampling
+    work: Work[Result]
     loop: asyncio.AbstractEventLoop
     client: str
     index: int
-    events: asyncio.Queue[tuple[int, Event | Exception]]
+    events: asyncio.Queue[tuple[int, Sequence[Result] | Exception, bool]]
     answer: Answer | None = None
     left: bool = False  #: True when no reader waits any more
 
@@ -48,24 +90,38 @@ class Job:
         """Whether the batch has not read the whole prompt."""
         return self.answer is not None and not self.answer.tokens
 
-    def tell(self, what: Event | Exception) -> None:
-        """Send an event from the writer's thread."""
-        _tell([(self, what)])
+    def fail(self, error: Exception) -> None:
+        """Send the error that ends the work from the writer's thread."""
+        self.work.release()
+        _tell([(self, error, True)])
+
+    def taken(self, event: Event) -> tuple[Job[Result], Sequence[Result] | Exception, bool]:
+        """What is sent for an event of the answer."""
+        try:
+            made: Sequence[Result] | Exception = self.work.results(event)
+            last = bool(event.reason) and self.work.ended(event.answer)
+        except Exception as error:
+            made, last = error, True
+        if last:
+            self.work.release()
+        elif event.reason:
+            self.answer = None  # another one follows
+        return self, made, last
 
 
-def _tell(told: Sequence[tuple[Job, Event | Exception]]) -> None:
+def _tell(told: Sequence[tuple[Job[Any], Any, bool]]) -> None:
     """Send events from the writer's thread: one call for each event loop, which takes longer than all else that an event does."""
-    for loop in {job.loop for job, _ in told}:
+    for loop in {job.loop for job, *_ in told}:
         try:
             loop.call_soon_threadsafe(_put, [one for one in told if one[0].loop is loop])
         except RuntimeError:  # the event loop has ended, and with it the readers
-            for job, _ in told:
+            for job, *_ in told:
                 job.left = job.left or job.loop is loop
 
 
-def _put(told: Iterable[tuple[Job, Event | Exception]]) -> None:
-    for job, what in told:
-        job.events.put_nowait((job.index, what))
+def _put(told: Iterable[tuple[Job[Any], Any, bool]]) -> None:
+    for job, what, last in told:
+        job.events.put_nowait((job.index, what, last))
 
 
 class Writer:
@@ -87,37 +143,41 @@ class Writer:
         self._open, self._observe, self._most, self._of_client = open_generator, observe, most, of_client or most
         self.gone = False  #: the generator could not be opened again
         self._closing = False
-        self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._waiting: list[Job] = []  # admitted, but without memory or a row so far
-        self._jobs: list[Job] = []
+        self._inbox: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
+        self._waiting: list[Job[Any]] = []  # admitted, but without memory or a row so far
+        self._jobs: list[Job[Any]] = []
         self.generator = open_generator()
         self._warm = threading.Event()
         self._thread = threading.Thread(target=self._run, name="vkep-writer", daemon=True)
         self._thread.start()
         self._warm.wait()
 
-    async def stream(
+    def stream(
         self, prompts: Sequence[tuple[Sequence[int], Sampling]], client: str = ""
     ) -> AsyncGenerator[tuple[int, Event], None]:
-        """Yield the events of the answers to some prompts with their indices, of each the last with its reason; leaving the loop
-        ends the answers.
+        """Yield the events of the answers to some prompts, as `run`; of each answer the last event has its reason."""
+        return self.run([Prompt(*prompt) for prompt in prompts], client)
+
+    async def run(self, works: Sequence[Work[Result]], client: str = "") -> AsyncGenerator[tuple[int, Result], None]:
+        """Yield the results of some works with their indices as they are made; leaving the loop ends the works.
 
         ``client``: who waits for them. Raises as `Batch.add` and `Batch.step`.
         """
         if self._closing:
             raise ProtocolError(503, "the service is closing")
-        loop, events = asyncio.get_running_loop(), asyncio.Queue[tuple[int, "Event | Exception"]]()
-        jobs = [Job(*prompt, loop, client, index, events) for index, prompt in enumerate(prompts)]
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[tuple[int, "Sequence[Result] | Exception", bool]]()
+        jobs = [Job(work, loop, client, index, events) for index, work in enumerate(works)]
         for job in jobs:
             self._inbox.put(job)
         left = len(jobs)
         try:
             while left:
-                index, event = await events.get()
-                if isinstance(event, Exception):
-                    raise event
-                yield index, event
-                left -= bool(event.reason)
+                index, found, last = await events.get()
+                if isinstance(found, Exception):
+                    raise found
+                left -= last
+                for one in found:
+                    yield index, one
         finally:
             for job in jobs:
                 job.left = True
@@ -146,9 +206,9 @@ class Writer:
             logger.exception("the writer ends")
             self.gone = True  # the service's health check reports it
             for job in [*self._jobs, *self._waiting]:
-                job.tell(error)
+                job.fail(error)
             while (late := self._inbox.get()) is not None:
-                late.tell(VkepError(f"the writer has ended: {error}"))
+                late.fail(VkepError(f"the writer has ended: {error}"))
 
     def _write(self, batch: Batch) -> None:
         while True:
@@ -162,10 +222,13 @@ class Writer:
                 batch = self._failed(batch, error)
                 continue
             by_answer = {job.answer: job for job in self._jobs}
-            _tell([(job, e.answer.error or e) for e in events if (job := by_answer.get(e.answer)) is not None])
+            told = [job.taken(event) for event in events if (job := by_answer.get(event.answer)) is not None]
+            self._waiting[:0] = [job for job in self._jobs if job.answer is None]
+            self._jobs = [job for job in self._jobs if job.answer is not None]
+            _tell([one for one in told if one[1] or one[2]])
             self._observe(len(batch.in_progress), len(events), time.perf_counter() - started)
         for job in [*self._jobs, *self._waiting]:
-            job.tell(ProtocolError(503, "the service is closing"))
+            job.fail(ProtocolError(503, "the service is closing"))
         batch.close()
         self.generator.close()
 
@@ -181,23 +244,25 @@ class Writer:
                 continue
             except queue.Empty:
                 pass
+            for job in [*self._waiting, *self._jobs]:
+                if job.left:
+                    job.work.release()
+                    if job.answer is not None:
+                        batch.cancel(job.answer)
             self._waiting = [job for job in self._waiting if not job.left]
-            for job in self._jobs:
-                if job.left and job.answer is not None:
-                    batch.cancel(job.answer)
             self._jobs = [job for job in self._jobs if job.answer is not None and not job.answer.ended]
             while (job := self._next()) is not None and self._added(batch, job):
                 self._waiting.remove(job)
             if self._jobs:
                 return False
 
-    def _next(self) -> Job | None:
+    def _next(self) -> Job[Any] | None:
         """The job that is to join the batch next, if one may."""
         if len(self._jobs) >= self._most:
             return None
         active = Counter(job.client for job in self._jobs)
         reading = {job.client for job in self._jobs if job.is_prompt}
-        first: dict[str, Job] = {}
+        first: dict[str, Job[Any]] = {}
         for job in self._waiting:
             if not job.client:
                 return job
@@ -205,20 +270,20 @@ class Writer:
         may = [job for job in first.values() if active[job.client] < self._of_client and job.client not in reading]
         return min(may, key=lambda job: active[job.client], default=None)
 
-    def _added(self, batch: Batch, job: Job) -> bool:
+    def _added(self, batch: Batch, job: Job[Any]) -> bool:
         """Whether the job need not wait any longer: it joined the batch, or failed."""
         if self.gone:
-            job.tell(DeviceLostError("generating", hint="the device is lost for good"))
+            job.fail(DeviceLostError("generating", hint="the device is lost for good"))
             return True
         try:
-            job.answer = batch.add(job.prompt, job.sampling)
+            job.answer = job.work.begin(batch)
         except ArenaOutOfMemory as error:
             if self._jobs:
                 return False  # until another answer ends
-            job.tell(error)
+            job.fail(error)
             return True
         except Exception as error:
-            job.tell(error)
+            job.fail(error)
             return True
         self._jobs.append(job)
         return True
@@ -227,7 +292,7 @@ class Writer:
         """End the answers in progress; returns a new batch."""
         logger.warning("a step of %d answers failed: %s", len(self._jobs), str(error))
         for job in self._jobs:
-            job.tell(error)
+            job.fail(error)
             if job.answer is not None:
                 batch.cancel(job.answer)
         self._jobs = []
