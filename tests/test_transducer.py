@@ -3,6 +3,7 @@ library, and the tokens and times of sherpa-onnx, where these packages are."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,16 @@ import numpy as np
 import onnx
 import pytest
 
-from tools.cpu_transducer import CpuTransducer
+from tools.cpu_transducer import BeamRule, CpuTransducer, beam_search, biased
 from vkep import InferenceSession
 from vkep.errors import InvalidInputError, InvalidModelError
 from vkep.fbank import WINDOW, OnlineFbank, fbank
 from vkep.graph.load import load_model
+from vkep.hotwords import Hotwords
 from vkep.models.transducer import CHUNK, STEP, VOCABULARY, write_transducer
 from vkep.streaming import StreamingSession
-from vkep.transducer import Recognizer, search_model
+from vkep.transducer import Hypothesis, Recognizer, search_model
+from vkep.transducer_search import NONE, Search
 
 Array = np.ndarray[Any, Any]
 
@@ -80,10 +83,8 @@ def test_the_same_tokens(folder: Path) -> None:
         assert recognizer.encoder.session._parts.graph.plan_count <= 2
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("context", [1, 2, 4])
-@pytest.mark.parametrize("ignored", [(), (3, 5)])
-def test_the_search_alone(context: int, ignored: tuple[int, ...]) -> None:
+def small_parts(context: int) -> tuple[onnx.ModelProto, onnx.ModelProto, Callable[[Array, Sequence[int]], Array]]:
+    """A joiner and a decoder of 9 tokens and 6 numbers, and the logits [9] that numpy makes of a frame after tokens."""
     text = """
         <ir_version: 9, opset_import: ["" : 18]>
         part (INPUTS) => (float[N, K] made) { NODES }
@@ -106,6 +107,21 @@ def test_the_search_alone(context: int, ignored: tuple[int, ...]) -> None:
     decoder.graph.initializer.extend(onnx.numpy_helper.from_array(v.astype(np.float32), n) for n, v in tables.items())
     head = rng.normal(0, 1, (6, 9)).astype(np.float32)
     joiner.graph.initializer.append(onnx.numpy_helper.from_array(head, "table"))
+
+    def logits(frame: Array, said: Sequence[int]) -> Array:
+        last = (tables["table"][np.maximum(said[-context:], 0)] * tables["weights"]).sum(0)
+        made: Array = np.tanh(frame + last) @ head
+        return made
+
+    return joiner, decoder, logits
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("context", [1, 2, 4])
+@pytest.mark.parametrize("ignored", [(), (3, 5)])
+def test_the_search_alone(context: int, ignored: tuple[int, ...]) -> None:
+    joiner, decoder, logits = small_parts(context)
+    rng = np.random.default_rng(context)
     model = search_model(load_model(joiner), load_model(decoder), 7, context, ignored)
     encoded, before = rng.normal(0, 1, (3, 7, 6)).astype(np.float32), rng.integers(0, 9, (3, context))
     with InferenceSession(model, fallback="error") as session:
@@ -113,13 +129,85 @@ def test_the_search_alone(context: int, ignored: tuple[int, ...]) -> None:
     for stream in range(3):
         said, found = list(before[stream]), []
         for frame in encoded[stream]:
-            last = (tables["table"][said[-context:]] * tables["weights"]).sum(0)
-            token = int((np.tanh(frame + last) @ head).argmax())
+            token = int(logits(frame, said).argmax())
             found.append(0 if token in (0, *ignored) else token)
             said += [token] if found[-1] else []
         assert tokens[stream].tolist() == found
         assert after[stream].tolist() == said[-context:]
     assert (tokens != 0).any() and (tokens == 0).any()
+
+
+#: phrases of tokens of 9 that begin and end in each other, and what each of their tokens adds
+PHRASES = {
+    "none": ((), 1.5),
+    "few": (((1, 2, 3), (2, 3)), 0.8),
+    "many": (((4,), (4, 4, 5), (5, 6, 1, 2), (6, 1), (1, 5, 6)), 1.7),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("context", [1, 2, 4])
+@pytest.mark.parametrize("beams", [2, 4, 9])
+@pytest.mark.parametrize("ignored", [(), (3, 5)])
+@pytest.mark.parametrize("phrases", PHRASES)
+@pytest.mark.parametrize("penalty", [0.0, 1.3, -2.0])
+def test_beams_alone(context: int, beams: int, ignored: tuple[int, ...], phrases: str, penalty: float) -> None:
+    """Hypotheses of three streams over three chunks, one hypothesis after the other in numpy: tokens and scores."""
+    joiner, decoder, logits = small_parts(context)
+    given, score = PHRASES[phrases]
+    hotwords = Hotwords.of(given, [score] * len(given), 9) if given else None
+    search = Search(context, ignored, penalty, beams, 9, hotwords)
+    model = search_model(load_model(joiner), load_model(decoder), 5, search)
+    encoded = np.random.default_rng(beams).normal(0, 1, (3, 3, 5, 6)).astype(np.float32)
+    states = {f"new_{name}": name for name in search.states}
+    paths: list[list[tuple[int, ...]]] = [[()] * beams for _ in range(3)]
+    merged = False
+    with StreamingSession(model, states, streams=3, initial=search.initial, fallback="error") as session:
+        for chunk in encoded:
+            tokens, parents, scores = session.run(["tokens", "parents", "scores"], {"encoder_out": chunk})
+            for stream, (said, before) in enumerate(zip(tokens, parents, strict=True)):
+                for ids, places in zip(said.tolist(), before.tolist(), strict=True):
+                    old = paths[stream]
+                    paths[stream] = [(*old[k], *([t] if t else [])) for k, t in zip(places, ids, strict=True)]
+                    merged |= len(set(paths[stream])) < beams
+    for stream in range(3):
+        frames = list(encoded[:, stream].reshape(-1, 6))
+        begin = (*[-1] * (context - 1), 0)
+        expected = beam_search(frames, logits, begin, BeamRule(beams, ignored, penalty, given, score))
+        alive = [k for k in range(beams) if scores[stream, k] > NONE / 2]
+        found = {paths[stream][k]: scores[stream, k] / (len(paths[stream][k]) + context) for k in alive}
+        assert len(found) == len(alive)  # of different tokens
+        assert found == pytest.approx(dict(expected), abs=1e-4)
+    assert merged or penalty >= 0 or beams == 2  # hypotheses of the same tokens became one in some frame
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_automata_of_phrases(seed: int) -> None:
+    """Drawn phrases over few tokens, against what the beginnings of phrases say one by one."""
+    rng = np.random.default_rng(seed)
+    drawn = {tuple(rng.integers(1, 5, rng.integers(1, 6)).tolist()) for _ in range(rng.integers(1, 9))}
+    phrases, score = sorted(drawn), 1.25
+    automaton, rule = Hotwords.of(phrases, [score] * len(phrases), 6), BeamRule(1, phrases=phrases, score=score)
+    state, place, total, gained = 0, tuple[int, ...](), 0.0, 0
+    for token in rng.integers(1, 6, 400).tolist():
+        gain, place = biased(rule, place, token)
+        column = automaton.columns[token]
+        assert automaton.gains[state, column] == gain
+        state, total, gained = int(automaton.next[state, column]), total + gain, gained + (gain > 0)
+        assert (state == 0) == (place == ()) and total >= 0
+    assert gained > 5
+
+
+@pytest.mark.parametrize(
+    ("phrases", "message"),
+    [([()], r"has tokens \[\]"), ([(0,)], "expected tokens of 1 to 8"), ([(9,)], "expected tokens of 1 to 8")],
+)
+def test_hotwords_that_are_refused(phrases: Any, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        Hotwords.of(phrases, [1.0], 9)
+    for score in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(InvalidInputError, match="a score above 0"):
+            Hotwords.of([(1, 2)], [score], 9)
 
 
 @pytest.mark.gpu
@@ -201,6 +289,77 @@ def test_sherpa_onnx(folder: Path, seconds: float) -> None:
         np.testing.assert_allclose(recognizer.times(0), np.array(theirs.timestamps(stream)) / 2, atol=1e-6)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("beams", "hotwords", "score", "penalty"),
+    [
+        (4, (), 1.5, 0.0),
+        (8, (), 1.5, 0.7),
+        (4, ("q f", "f f q", "l f o"), 3.0, 0.0),
+        (6, ("q q q f", "q f", "o q", "l"), 2.0, 0.5),
+    ],
+)
+def test_beams_of_sherpa_onnx(
+    folder: Path, beams: int, hotwords: Sequence[str], score: float, penalty: float, tmp_path: Path
+) -> None:
+    """The same texts and times of its modified beam search, with hotwords and a penalty."""
+    sherpa = pytest.importorskip("sherpa_onnx")
+    files: dict[str, Any] = {part: str(folder / f"{part}.onnx") for part in ("encoder", "decoder", "joiner")}
+    (tmp_path / "hotwords.txt").write_text("\n".join(hotwords) + "\n")
+    if hotwords:
+        files |= {"hotwords_file": str(tmp_path / "hotwords.txt"), "hotwords_score": score}
+    theirs = sherpa.OnlineRecognizer.from_transducer(
+        tokens=str(folder / "tokens.txt"),
+        num_threads=1,
+        decoding_method="modified_beam_search",
+        max_active_paths=beams,
+        blank_penalty=penalty,
+        **files,
+    )
+    settings: dict[str, Any] = {"beams": beams, "hotwords": hotwords, "hotwords_score": score, "blank_penalty": penalty}
+    with Recognizer(folder, fallback="error", streams=3, **settings) as recognizer:
+        for seed in range(3):
+            sound, stream = drawn_sound(seed, 3.1), theirs.create_stream()
+            stream.accept_waveform(16000, sound)
+            while theirs.is_ready(stream):
+                theirs.decode_stream(stream)
+            recognizer.accept(seed, sound)
+            recognizer.decode()
+            assert recognizer.text(seed) == theirs.get_result(stream) != ""
+            np.testing.assert_allclose(recognizer.times(seed), np.array(theirs.timestamps(stream)) / 2, atol=1e-6)
+
+
+@pytest.mark.gpu
+def test_hypotheses_of_many_streams(folder: Path) -> None:
+    """As the same search with ONNX Runtime; sounds begin and end at other times, and another one follows in a stream."""
+    theirs, rule = CpuTransducer(folder), BeamRule(4, (VOCABULARY - 1,), 0.3, [[17, 6], [6, 6, 17]], 2.0)
+    sounds = [drawn_sound(k, seconds) for k, seconds in enumerate((1.9, 1.2, 0.9))]
+    symbols = {k: line.split(" ")[0] for k, line in enumerate((folder / "tokens.txt").read_text().splitlines())}
+    words = {" ".join(symbols[t] for t in phrase): 2.0 for phrase in rule.phrases}
+    found: dict[int, list[Hypothesis]] = {}
+    with Recognizer(folder, fallback="error", streams=2, beams=4, hotwords=words, blank_penalty=0.3) as recognizer:
+        changed = list[list[int]]()
+        recognizer.accept(0, sounds[0][:9000])
+        changed.append(recognizer.decode())
+        recognizer.accept(1, sounds[1])
+        recognizer.accept(0, sounds[0][9000:])
+        changed.append(recognizer.decode())
+        found |= {0: recognizer.hypotheses(0), 1: recognizer.hypotheses(1)}
+        recognizer.reset(1)
+        assert recognizer.tokens(1) == []
+        recognizer.accept(1, sounds[2])
+        changed.append(recognizer.decode())
+        found[2] = recognizer.hypotheses(1)
+        assert recognizer.hypotheses(0) == found[0] and recognizer.text(1) == found[2][0].text
+    assert changed[0] in ([0], []) and changed[1:] == [[0, 1], [1]]
+    for number, sound in enumerate(sounds):
+        features = OnlineFbank().accept(sound)
+        expected = theirs.hypotheses(features[: len(features) - (len(features) - CHUNK) % STEP], rule)
+        assert [tuple(one.tokens) for one in found[number]] == [tokens for tokens, _ in expected]
+        assert [one.score for one in found[number]] == pytest.approx([score for _, score in expected], abs=1e-3)
+        assert all(len(one.times) == len(one.tokens) and one.times == sorted(one.times) for one in found[number])
+
+
 def test_what_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"has no encoder\*\.onnx"):
         Recognizer(tmp_path)
@@ -220,7 +379,18 @@ def test_what_is_refused(folder: Path, tmp_path: Path) -> None:
     joiner, decoder = (load_model(folder / f"{part}.onnx") for part in ("joiner", "decoder"))
     with pytest.raises(InvalidModelError, match=r"expected \[\(2, 1\), \(1, 1\)\]"):
         search_model(decoder, joiner, 4, 2)
+    for wrong, message in (
+        ({"beams": 0}, "beams is 0, expected 1 to 64"),
+        ({"beams": 41}, "beams is 41, expected 1 to 40"),
+        ({"hotwords": ["a"]}, "hotwords belong to a search with beams"),
+        ({"beams": 2, "hotwords": ["\u2581a zz"]}, "which is no token: write the tokens of tokens.txt"),
+        ({"beams": 2, "hotwords": [[40]]}, "expected tokens of 1 to 39"),
+    ):
+        with pytest.raises(InvalidInputError, match=message):
+            Recognizer(folder, **wrong)
     with Recognizer(tmp_path, fallback="error") as recognizer:
+        with pytest.raises(InvalidInputError, match="a greedy search has one hypothesis"):
+            recognizer.hypotheses(0)
         with pytest.raises(InvalidModelError, match=r"no tokens\.txt"):
             recognizer.text(0)
         with pytest.raises(InvalidInputError, match="stream is 1, expected 0 to 0"):

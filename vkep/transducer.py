@@ -13,13 +13,11 @@ with Recognizer("streaming-zipformer") as recognizer:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import TensorProto
 
 from gpu_shared.steady import closing
 from gpu_shared.uncopied import Uncopied
@@ -27,22 +25,52 @@ from vkep.errors import InvalidInputError, InvalidModelError
 from vkep.fbank import OnlineFbank
 from vkep.files import file_inside, read_file
 from vkep.graph.load import load_model
-from vkep.graph.model import Graph, Model, ValueInfo
-from vkep.graph.weights import Weight
+from vkep.graph.model import Model
+from vkep.hotwords import Hotwords
 from vkep.session import SessionOptions
 from vkep.streaming import StreamingSession
+from vkep.transducer_search import BLANK, NONE, Search, search_model
 
-__all__ = ["Recognizer", "search_model"]
+__all__ = ["Hypothesis", "Recognizer", "search_model"]
 
 Array = np.ndarray[Any, Any]
 TOKENS = "tokens.txt"
 _PARTS = ("encoder", "decoder", "joiner")
 #: seconds from one frame of features to the next
 _FRAME = 0.01
-#: the token that adds nothing; it is also the last one before a sound
-BLANK = 0
-#: limits of what a folder's files may say
-_MOST_CONTEXT, _MOST_FRAMES = 64, 4096
+#: limits of what a folder's files may say, and of hypotheses
+_MOST_CONTEXT, _MOST_FRAMES, _MOST_VOCABULARY, _MOST_BEAMS = 64, 4096, 1 << 20, 64
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """What may have been said: ``tokens``, the seconds ``times`` at which they were found, the ``text`` ("" without
+    ``tokens.txt``), and the ``score``: the logarithm of the probability with what hotwords added, divided by the number of tokens
+    with those that the decoder reads before the first one."""
+
+    tokens: list[int]
+    times: list[float]
+    text: str
+    score: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Path:
+    """A hypothesis's last token: the one before, the frame of the encoder's result that has it, and how many there are."""
+
+    before: _Path | None
+    token: int
+    frame: int
+    count: int
+
+    @classmethod
+    def after(cls, before: _Path | None, token: int, frame: int) -> _Path:
+        """One token more."""
+        return cls(before, token, frame, 1 + _length(before))
+
+
+def _length(path: _Path | None) -> int:
+    return path.count if path is not None else 0
 
 
 @dataclass
@@ -51,30 +79,49 @@ class _Stream:
 
     fbank: OnlineFbank
     waiting: Array
-    tokens: list[int] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
+    paths: list[_Path | None]  #: of each hypothesis
+    scores: Array  #: float32 [hypotheses]
     read: int = 0  #: frames of the encoder's result that were searched
     finished: bool = False
+    best: list[tuple[int, int]] = field(default_factory=list)  #: the tokens of the best hypothesis, and their frames
 
 
 class Recognizer(Uncopied):
-    """A streaming transducer with greedy search, for one sound or several at the same time.
+    """A streaming transducer with greedy or beam search, for one sound or several at the same time.
 
     Args:
         folder: with ``encoder*.onnx``, ``decoder*.onnx`` and ``joiner*.onnx`` (of several, those without ``int8`` in their
             names), and ``tokens.txt`` for texts.
         streams: sounds that are read at the same time, numbered from 0.
+        beams: hypotheses that are followed (modified beam search: one token for a frame, and hypotheses of the same tokens
+            become one); 1: greedy search.
+        hotwords: phrases that beams prefer: token ids, or texts of tokens of ``tokens.txt`` with spaces between (``"\u2581HE LL
+            O"``); or a mapping from these texts to scores of their own.
+        hotwords_score: what is added to a hypothesis's score for each token of a phrase, and taken away where the phrase is not
+            completed.
+        blank_penalty: is subtracted from the logit of no token: more tokens are found.
         options: of `vkep.InferenceSession`.
 
     All states stay on the device; a chunk of all sounds that have one is two submits, and its tokens are copied to the host.
     For one thread; close it, or use ``with``.
 
-    Raises ``FileNotFoundError``, `InvalidModelError` for files of another form, and as `vkep.StreamingSession`.
+    Raises ``FileNotFoundError``, `InvalidModelError` for files of another form, `InvalidInputError` for ``beams`` below 1 or
+    above 64 or the vocabulary and for hotwords that are no tokens or without beams, and as `vkep.StreamingSession`.
     """
 
     _instead = "open the folder again"
 
-    def __init__(self, folder: str | Path, *, streams: int = 1, **options: Any) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        streams: int = 1,
+        beams: int = 1,
+        hotwords: Sequence[str | Sequence[int]] | Mapping[str, float] = (),
+        hotwords_score: float = 1.5,
+        blank_penalty: float = 0.0,
+        **options: Any,
+    ) -> None:
         root = Path(folder)
         models = {part: _loaded(root, part) for part in _PARTS}
         metadata = {part: model.metadata.custom_metadata_map for part, model in models.items()}
@@ -83,24 +130,31 @@ class Recognizer(Uncopied):
         self.step = _number(metadata["encoder"], "decode_chunk_len", models["encoder"].source, _MOST_FRAMES)
         context = _number(metadata["decoder"], "context_size", models["decoder"].source, _MOST_CONTEXT)
         self._symbols = _symbols(root)
+        words = (
+            _number(metadata["decoder"], "vocab_size", models["decoder"].source, _MOST_VOCABULARY) if beams > 1 else 0
+        )
+        if not 1 <= beams <= min(_MOST_BEAMS, words or 1):
+            raise InvalidInputError(f"beams is {beams}, expected 1 to {min(_MOST_BEAMS, words or _MOST_BEAMS)}")
+        if len(hotwords) and beams == 1:
+            raise InvalidInputError("hotwords belong to a search with beams: pass beams=4, for instance")
         ignored = [i for i, text in self._symbols.items() if text == "<unk>"]
         x = models["encoder"].graph.inputs[0]
         bands = (x.shape or (None,))[-1]
         if len(x.shape or ()) != 3 or not isinstance(bands, int):
             raise InvalidModelError(f"{models['encoder'].source}: expected features [N, T, bands] first, found {x}")
         self._name, self._bands = x.name, bands
+        found = Hotwords.read(hotwords, hotwords_score, self._symbols, words)
+        self._search = Search(context, ignored, blank_penalty, beams, words, found)
         self._streams = [self._new() for _ in range(streams)]
         self.encoder = StreamingSession(models["encoder"], streams=streams, **options)  #: the session of the encoder
         try:
             frames = self._frames(streams)
-            search = search_model(models["joiner"], models["decoder"], frames, context, ignored)
-            before = np.array([-1] * (context - 1) + [BLANK])
-            #: the session of the greedy search
+            #: the session of the search
             self.search = StreamingSession(
-                search,
-                {"new_context": "context"},
+                search_model(models["joiner"], models["decoder"], frames, self._search),
+                {f"new_{name}": name for name in self._search.states},
                 streams=streams,
-                initial={"context": before},
+                initial=self._search.initial,
                 context=self._lease,
                 **options,
             )
@@ -113,7 +167,9 @@ class Recognizer(Uncopied):
         return self.encoder.session.lease
 
     def _new(self) -> _Stream:
-        return _Stream(OnlineFbank(self._bands), np.zeros((0, self._bands), np.float32))
+        beams = self._search.beams
+        scores = self._search.initial.get("score", np.zeros(1, np.float32))
+        return _Stream(OnlineFbank(self._bands), np.zeros((0, self._bands), np.float32), [None] * beams, scores)
 
     def _frames(self, streams: int) -> int:
         """How many frames the encoder makes of a chunk; it runs once where the model does not say it."""
@@ -166,36 +222,62 @@ class Recognizer(Uncopied):
             for k in going:
                 x[k] = self._streams[k].waiting[: self.chunk]
             [made] = self.encoder.run([self._made], {self._name: x}, device="gpu", streams=going)
-            [tokens] = self.search.run(["tokens"], {"encoder_out": made}, streams=going)
-            seconds = self.step * _FRAME / tokens.shape[1]
+            beams = self._search.beams
+            names = ["tokens", "parents", "scores"] if beams > 1 else ["tokens"]
+            tokens, *more = self.search.run(names, {"encoder_out": made}, streams=going)
+            shape = (*tokens.shape[:2], beams)
+            parents = more[0] if more else np.zeros(shape, np.int32)
+            self._seconds = self.step * _FRAME / shape[1]
             for k in going:
                 one = self._streams[k]
-                places = np.flatnonzero(tokens[k] != BLANK)
-                one.tokens += [int(token) for token in tokens[k, places]]
-                one.times += [float((one.read + place) * seconds) for place in places]
-                one.read += tokens.shape[1]
+                _follow(one, tokens[k].reshape(shape[1:]), parents[k])
+                one.scores = more[1][k] if more else one.scores
                 one.waiting = one.waiting[self.step :]
-                if places.size:
+                best = _spelled(one.paths[self._ranked(one)[0]])
+                if [token for token, _ in best] != [token for token, _ in one.best]:
                     changed.add(k)
+                one.best = best
         return sorted(changed)
 
+    def _ranked(self, one: _Stream) -> list[int]:
+        """The places of a sound's hypotheses, the best one first."""
+        places = [k for k, score in enumerate(one.scores) if score > NONE / 2]
+        return sorted(places, key=lambda k: self._score(one, k), reverse=True)
+
+    def _score(self, one: _Stream, place: int) -> float:
+        return float(one.scores[place]) / (_length(one.paths[place]) + self._search.context)
+
+    def hypotheses(self, stream: int) -> list[Hypothesis]:
+        """What may have been said so far, the best first: up to as many as there are beams. Raises `InvalidInputError` for a
+        greedy search, which has no scores."""
+        one = self._stream(stream)
+        if self._search.beams == 1:
+            raise InvalidInputError("a greedy search has one hypothesis: pass beams=4, for instance")
+        found = [(k, _spelled(one.paths[k])) for k in self._ranked(one)]
+        return [
+            Hypothesis([t for t, _ in said], self._times(said), self._text(said), self._score(one, k))
+            for k, said in found
+        ]
+
     def tokens(self, stream: int) -> list[int]:
-        """The tokens of a sound so far."""
-        return list(self._stream(stream).tokens)
+        """The tokens of a sound so far; of several hypotheses the best one's, which may change."""
+        return [token for token, _ in self._stream(stream).best]
 
     def times(self, stream: int) -> list[float]:
         """The seconds from a sound's begin at which its tokens were found."""
-        return list(self._stream(stream).times)
+        return self._times(self._stream(stream).best)
+
+    def _times(self, said: Sequence[tuple[int, int]]) -> list[float]:
+        return [frame * self._seconds for _, frame in said]
 
     def text(self, stream: int) -> str:
         """The text of a sound so far. Raises `InvalidModelError` where the folder has no ``tokens.txt``."""
         if not self._symbols:
             raise InvalidModelError(f"the folder has no {TOKENS}: tokens() has the numbers")
-        return (
-            "".join(self._symbols.get(token, "") for token in self._stream(stream).tokens)
-            .replace("\u2581", " ")
-            .strip()
-        )
+        return self._text(self._stream(stream).best)
+
+    def _text(self, said: Sequence[tuple[int, int]]) -> str:
+        return "".join(self._symbols.get(token, "") for token, _ in said).replace("\u2581", " ").strip()
 
     def reset(self, stream: int) -> None:
         """Begin another sound in a stream."""
@@ -215,6 +297,25 @@ class Recognizer(Uncopied):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _follow(one: _Stream, tokens: Array, parents: Array) -> None:
+    """Continue a sound's hypotheses by the ``tokens`` int32 [frames, hypotheses] that follow ``parents``."""
+    for said, before in zip(tokens.tolist(), parents.tolist(), strict=True):
+        one.paths = [
+            _Path.after(one.paths[k], token, one.read) if token != BLANK else one.paths[k]
+            for k, token in zip(before, said, strict=True)
+        ]
+        one.read += 1
+
+
+def _spelled(path: _Path | None) -> list[tuple[int, int]]:
+    """The tokens of a hypothesis, and their frames."""
+    found = []
+    while path is not None:
+        found.append((path.token, path.frame))
+        path = path.before
+    return found[::-1]
 
 
 def _loaded(folder: Path, part: str) -> Model:
@@ -242,114 +343,3 @@ def _symbols(folder: Path) -> dict[int, str]:
     if wrong:
         raise InvalidModelError(f"{folder / TOKENS}: {' '.join(wrong[0])!r} does not end with a token's number")
     return {int(pair[-1]): pair[0] if len(pair) == 2 else " " for pair in pairs}
-
-
-# ---- the greedy search
-
-
-def search_model(joiner: Model, decoder: Model, frames: int, context: int, ignored: Sequence[int] = ()) -> Model:
-    """A model that searches the tokens of a chunk: ``encoder_out`` [N, frames, width] and the last tokens ``context`` int64 [N,
-    context] to ``tokens`` int32 [N, frames] (0: none in this frame) and ``new_context``.
-
-    In each frame the joiner reads it and what the decoder makes of the context; the most probable token follows the context,
-    unless it is 0 or ``ignored`` (arXiv:1211.3711, with one token for a frame). Raises `InvalidModelError` for models of another
-    form.
-    """
-    ports = [(len(m.graph.inputs), len(m.graph.outputs)) for m in (joiner, decoder)]
-    if ports != [(2, 1), (1, 1)] or any(node.bodies for m in (joiner, decoder) for node in m.graph.nodes):
-        raise InvalidModelError(
-            f"{joiner.source} and {decoder.source} have (inputs, outputs) {ports}, expected [(2, 1), (1, 1)] and no branches"
-        )
-    parts: list[Graph] = []
-    weights: dict[str, Weight] = {}
-
-    def add(graph: Graph, kind: str, at: str, names: Mapping[str, str]) -> str:
-        """Add a graph; its inputs have ``names``. Returns the name of its first output."""
-        parts.append(_copied(graph, names, at, kind))
-        weights.update(parts[-1].weights)
-        return f"{at}.{graph.outputs[0].name}"
-
-    choice = load_model(_choice(context, ignored)).graph
-    [words], [encoded_as, said_as] = decoder.graph.inputs, joiner.graph.inputs
-    last, found = "context", list[str]()
-    for frame in range(frames):
-        at = f"frame_{frame}"
-        said = add(decoder.graph, "decoder", f"{at}.decoder", {words.name: last})
-        encoded = add(load_model(_frame(frame)).graph, at, at, {"encoder_out": "encoder_out"})
-        logit = add(joiner.graph, "joiner", f"{at}.joiner", {encoded_as.name: encoded, said_as.name: said})
-        found.append(add(choice, "choice", f"{at}.choice", {"logit": logit, "context": last}))
-        last = f"{at}.choice.new_context"
-    ends = {**{f"token_{k}": name for k, name in enumerate(found)}, "last": last}
-    end = _copied(
-        load_model(_end(frames)).graph, {**ends, "tokens": "tokens", "new_context": "new_context"}, "end", "end"
-    )
-    nodes = tuple(replace(n, index=k) for k, n in enumerate(n for part in (*parts, end) for n in part.nodes))
-    x = joiner.graph.inputs[0]
-    inputs = (
-        ValueInfo("encoder_out", x.elem_type, ("N", frames, (x.shape or (None,))[-1])),
-        ValueInfo("context", TensorProto.INT64, ("N", context)),
-    )
-    outputs = (
-        ValueInfo("tokens", TensorProto.INT32, ("N", frames)),
-        ValueInfo("new_context", TensorProto.INT64, ("N", context)),
-    )
-    opsets = {**decoder.opsets, **joiner.opsets}
-    return Model(
-        Graph("search", nodes, inputs, outputs, weights), opsets, joiner.ir_version, f"the search of {joiner.source}"
-    )
-
-
-def _copied(graph: Graph, names: Mapping[str, str], at: str, kind: str) -> Graph:
-    """A graph whose values have ``names``, or else ``at`` before their own; weights are those of all graphs of their ``kind``."""
-
-    def named(values: Sequence[str]) -> tuple[str, ...]:
-        return tuple(names.get(v) or f"{kind if v in graph.weights else at}.{v}" if v else "" for v in values)
-
-    nodes = [replace(n, name=f"{at}.{n.name}", inputs=named(n.inputs), outputs=named(n.outputs)) for n in graph.nodes]
-    return Graph(at, tuple(nodes), (), (), {f"{kind}.{name}": weight for name, weight in graph.weights.items()})
-
-
-def _frame(number: int) -> onnx.ModelProto:
-    return onnx.parser.parse_model(f"""
-        <ir_version: 9, opset_import: ["" : 18]>
-        frame (float[N, frames, width] encoder_out) => (float[N, width] one)
-        <int64 number = {{ {number} }}>
-        {{ one = Gather <axis = 1> (encoder_out, number) }}
-    """)
-
-
-def _choice(context: int, ignored: Sequence[int]) -> onnx.ModelProto:
-    """The most probable ``token`` int64 [N, 1], or 0 where nothing is said, and the context after it."""
-    none = [BLANK, *ignored]
-    both = "tail = Slice (context, one, end, one) both = Concat <axis = 1> (tail, best)"
-    return onnx.parser.parse_model(f"""
-        <ir_version: 9, opset_import: ["" : 18]>
-        choice (float[N, vocabulary] logit, int64[N, {context}] context)
-            => (int64[N, 1] token, int64[N, {context}] new_context)
-        <int64[{len(none)}] none = {{ {", ".join(map(str, none))} }}, int64 blank = {{ {BLANK} }}, int64[1] one = {{ 1 }},
-         int64[1] end = {{ {context} }}>
-        {{
-            best = ArgMax <axis = 1, keepdims = 1> (logit)
-            equal = Equal (best, none)
-            count = Cast <to = {TensorProto.INT32}> (equal)
-            any = ReduceMax <keepdims = 1> (count, one)
-            nothing = Cast <to = {TensorProto.BOOL}> (any)
-            token = Where (nothing, blank, best)
-            {both if context > 1 else "both = Identity (best)"}
-            new_context = Where (nothing, context, both)
-        }}
-    """)
-
-
-def _end(frames: int) -> onnx.ModelProto:
-    names = [f"token_{k}" for k in range(frames)]
-    return onnx.parser.parse_model(f"""
-        <ir_version: 9, opset_import: ["" : 18]>
-        end ({", ".join(f"int64[N, 1] {name}" for name in names)}, int64[N, size] last)
-            => (int32[N, {frames}] tokens, int64[N, size] new_context)
-        {{
-            wide = Concat <axis = 1> ({", ".join(names)})
-            tokens = Cast <to = {TensorProto.INT32}> (wide)
-            new_context = Identity (last)
-        }}
-    """)
