@@ -12,6 +12,7 @@ from vkep.ir.ops import KernelOp, Op, Pointwise
 from vkep.ir.tensor import Tensor, same_shape
 from vkep.kernels.select import supports
 from vkep.passes.rewrite import Changes, Graph
+from vkep.passes.simplify import by_inverses
 from vkep.passes.split import MAX_OPERANDS
 from vkep.sizes import matches
 
@@ -139,7 +140,7 @@ def as_epilogue(op: Pointwise, kernel: KernelOp) -> ex.Expr | None:
         return ex.leaf(view)
 
     expr = ex.substitute(op.expr, in_epilogue)
-    return None if failed else expr
+    return None if failed else by_inverses(expr, value)
 
 
 def epilogue_strides(view: Tensor, matrices: tuple[int, int, int]) -> tuple[str, int, int] | None:

@@ -18,6 +18,7 @@ from vkep.passes.layout import lay_out
 from vkep.passes.norms import add_to_norm, head_norms_into_update, norm_into_products
 from vkep.passes.pairs import pair_products
 from vkep.passes.rewrite import Goal, Rule, rewrite
+from vkep.passes.simplify import codes_in_floats
 from vkep.passes.split import split_wide
 
 
@@ -43,6 +44,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("masks of attention", remove_dead),
     Pass("wide expressions", _by(split_wide)),
     Pass("pointwise fusion", _by(fuse_pointwise, backward=True)),
+    Pass("codes in floats", _by(codes_in_floats)),
     Pass("epilogues", _by(fuse_epilogue)),
     Pass("copies", _by(elide_copy)),
     Pass("pairs of products", _by(pair_products)),

@@ -1,0 +1,116 @@
+"""Cheaper forms of fused expressions.
+
+Drivers for the CPU compile an expression once for each result that a lane stores, and on a GPU conversions between numbers and
+integers run at an eighth of the rate of sums: what quantization adds to a product is as dear as the product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from vkep.ir import expr as ex
+from vkep.ir.algebra import clamp
+from vkep.ir.ops import Op, Pointwise
+from vkep.passes.rewrite import Changes, Graph
+from vkep.sizes import serves_others
+
+#: float32 has every whole number up to this
+_EXACT = 2**24
+_QUOTIENTS = ("div", "exact_div", "exact_div_by_usual")
+
+
+def codes_in_floats(op: Op, graph: Graph) -> Changes | None:
+    """Codes that are dequantized where they are made stay whole numbers in float32."""
+    if not isinstance(op, Pointwise):
+        return None
+    expr = in_floats(op.expr)
+    return None if expr is op.expr else {op: [replace(op, expr=expr)]}
+
+
+def in_floats(expr: ex.Expr) -> ex.Expr:
+    """The expression without conversions of limited, rounded numbers to integers and back."""
+    done: dict[int, ex.Expr] = {}
+    for node in ex.remaining(expr, done):
+        made = ex.with_args(node, tuple([done[id(a)] for a in node.args]))
+        if made.op == "cast" and made.ctype == "float" and (whole := _whole(made.args[0])) is not None:
+            made = whole.expr
+        done[id(node)] = made
+    return done[id(expr)]
+
+
+class _Whole(NamedTuple):
+    """An expression in float32 whose values are whole numbers from ``low`` to ``high``."""
+
+    expr: ex.Expr
+    low: int
+    high: int
+
+
+def _whole(integer: ex.Expr) -> _Whole | None:
+    """The values of an integer expression in float32; None where float32 does not have them, or they are not limited."""
+    if integer.ctype not in ("int", "uint") or integer.op not in ("cast", "sub"):
+        return None
+    first = integer.args[0]
+    found = _limited(first) if integer.op == "cast" and first.ctype == "float" else _whole(first)
+    if found is not None and integer.op == "sub":
+        less = known_number(integer.args[1])
+        found = None if less is None else _less(found, int(less))
+    return None if found is None or (integer.ctype == "uint" and found.low < 0) else found
+
+
+def _limited(value: ex.Expr) -> _Whole | None:
+    """A clamp of a rounded number, or of its sum with a known whole one."""
+    if value.op != "clamp":
+        return None
+    inner, *limits = value.args
+    low, high = map(known_number, limits)
+    if low is None or high is None or not all(n == int(n) and abs(n) <= _EXACT for n in (low, high)):
+        return None
+    rounded = inner.args[0] if inner.op == "add" and _zero_point(inner) is not None else inner
+    return _Whole(value, int(low), int(high)) if rounded.op == "round" else None
+
+
+def _zero_point(total: ex.Expr) -> int | None:
+    """The whole number that a sum adds."""
+    value = known_number(total.args[1])
+    return int(value) if value is not None and value == int(value) and abs(value) <= _EXACT else None
+
+
+def _less(whole: _Whole, number: int) -> _Whole | None:
+    """``whole - number``. Limits move instead where the number is the one that was added."""
+    low, high = whole.low - number, whole.high - number
+    if max(abs(low), abs(high)) > _EXACT:
+        return None
+    inner = whole.expr.args[0]
+    zero = _zero_point(inner) if inner.op == "add" else 0 if inner.op == "round" else None
+    if whole.expr.op == "clamp" and zero == number:
+        rounded = inner.args[0] if inner.op == "add" else inner
+        return _Whole(clamp(rounded, *(ex.Const("float", value=float(n)) for n in (low, high))), low, high)
+    return _Whole(whole.expr - ex.Const("float", value=float(number)), low, high)
+
+
+def known_number(expr: ex.Expr) -> float | int | None:
+    """The number that an expression is in every run."""
+    while expr.op in ("cast", "same"):
+        [expr] = expr.args
+    return expr.value if isinstance(expr, ex.Const) and not serves_others(expr.value) else None
+
+
+def by_inverses(expr: ex.Expr, total: ex.Leaf) -> ex.Expr:
+    """The expression with quotients of what is computed from ``total``, a float32 sum, by known numbers as products with their
+    inverses: the sum has a larger error than these have."""
+    done: dict[int, ex.Expr] = {}
+    follows: set[int] = {id(total)}
+    for node in ex.remaining(expr, done):
+        if any(id(a) in follows for a in node.args):
+            follows.add(id(node))
+        made = ex.with_args(node, tuple([done[id(a)] for a in node.args]))
+        if made.op in _QUOTIENTS and made.ctype == "float" and id(node.args[0]) in follows:
+            by = known_number(made.args[1])
+            if by is not None and 2.0**-60 <= abs(by) <= 2.0**60:
+                made = made.args[0] * ex.Const("float", value=float(np.float32(1) / np.float32(by)))
+        done[id(node)] = made
+    return done[id(expr)]
