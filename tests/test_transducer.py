@@ -371,9 +371,10 @@ def test_what_is_refused(folder: Path, tmp_path: Path) -> None:
         with pytest.raises(InvalidModelError, match=f"its metadata say {name} is '{value}'"):
             Recognizer(tmp_path)
     write_transducer(tmp_path)
-    (tmp_path / "tokens.txt").write_text("a\n")
-    with pytest.raises(InvalidModelError, match="'a' does not end with a token's number"):
-        Recognizer(tmp_path)
+    for line in ("a", "b \u00b2", f"c {'9' * 5000}"):
+        (tmp_path / "tokens.txt").write_text(f"{line}\n", encoding="utf-8")
+        with pytest.raises(InvalidModelError, match=f"'{line[0]}.* does not end with a token's number"):
+            Recognizer(tmp_path)
     (tmp_path / "tokens.txt").unlink()
     onnx.save(onnx.load(tmp_path / "joiner.onnx"), tmp_path / "joiner.int8.onnx")
     joiner, decoder = (load_model(folder / f"{part}.onnx") for part in ("joiner", "decoder"))
@@ -395,8 +396,9 @@ def test_what_is_refused(folder: Path, tmp_path: Path) -> None:
             recognizer.text(0)
         with pytest.raises(InvalidInputError, match="stream is 1, expected 0 to 0"):
             recognizer.accept(1, np.zeros(4, np.float32))
-        with pytest.raises(InvalidInputError, match="the samples are int64"):
-            recognizer.accept(0, np.zeros(4, np.int64))
+        for samples in (np.zeros(4, np.int64), np.array([np.nan, 1], np.float32), np.zeros((4, 2), np.float32)):
+            with pytest.raises(InvalidInputError, match=r"the part of the sound (is (int64|float32)|has 1 numbers)"):
+                recognizer.accept(0, samples)
         recognizer.finish(0)
         recognizer.finish(0)
         with pytest.raises(InvalidInputError, match="stream 0 is finished"):

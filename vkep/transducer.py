@@ -12,6 +12,7 @@ with Recognizer("streaming-zipformer") as recognizer:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from gpu_shared.uncopied import Uncopied
 from vkep.errors import InvalidInputError, InvalidModelError
 from vkep.fbank import OnlineFbank
 from vkep.files import file_inside, read_file
+from vkep.generation.audio import sound_of
 from vkep.graph.load import load_model
 from vkep.graph.model import Model
 from vkep.hotwords import Hotwords
@@ -174,21 +176,25 @@ class Recognizer(Uncopied):
     def _frames(self, streams: int) -> int:
         """How many frames the encoder makes of a chunk; it runs once where the model does not say it."""
         self._made = next(o.name for o in self.encoder.session.get_outputs() if o.name not in self.encoder.states)
-        shape = next(o.shape for o in self.encoder.session.get_outputs() if o.name == self._made)
-        if shape is not None and len(shape) == 3 and isinstance(shape[1], int):
-            return shape[1]
-        [made] = self.encoder.run([self._made], {self._name: np.zeros((streams, self.chunk, self._bands), np.float32)})
-        self.encoder.reset()
-        return int(made.shape[1])
+        shape: Any = next(o.shape for o in self.encoder.session.get_outputs() if o.name == self._made)
+        if shape is None or len(shape) != 3 or not isinstance(shape[1], int):
+            x = np.zeros((streams, self.chunk, self._bands), np.float32)
+            shape = self.encoder.run([self._made], {self._name: x})[0].shape
+            self.encoder.reset()
+        if len(shape) != 3 or not 0 < shape[1] <= _MOST_FRAMES:
+            source = self.encoder.session.model.source
+            raise InvalidModelError(
+                f"{source}: {self._made} of a chunk is {list(shape)}, expected 3 sizes, of 1 to {_MOST_FRAMES} frames"
+            )
+        return int(shape[1])
 
     # ---- sounds
 
     def accept(self, stream: int, samples: Array) -> None:
         """Add samples at 16 kHz float32 [count], of -1 to 1, to a sound. Raises `InvalidInputError` for others, and after
         `finish`."""
-        one, array = self._stream(stream), np.asarray(samples)
-        if array.ndim != 1 or array.dtype != np.float32:
-            raise InvalidInputError(f"the samples are {array.dtype} {array.shape}; expected float32 [count] at 16 kHz")
+        one = self._stream(stream)
+        array = sound_of(samples, "part of the sound") if np.size(samples) else np.zeros(0, np.float32)
         if one.finished:
             raise InvalidInputError(f"stream {stream} is finished: reset() begins another sound")
         one.waiting = np.concatenate([one.waiting, one.fbank.accept(array)])
@@ -215,7 +221,7 @@ class Recognizer(Uncopied):
 
     def decode(self) -> list[int]:
         """Read all chunks that are there; returns the streams with new tokens. A run reads a chunk of each stream that has one.
-        Raises as `StreamingSession.run`."""
+        Raises as `StreamingSession.run`: after an error or an interrupt `reset` the streams, whose states may be of any chunk."""
         changed = set[int]()
         while going := self.ready():
             x = np.zeros((len(self._streams), self.chunk, self._bands), np.float32)
@@ -339,7 +345,7 @@ def _symbols(folder: Path) -> dict[int, str]:
     content = read_file(file_inside(folder, TOKENS, InvalidModelError), error=InvalidModelError)
     lines = content.decode(errors="replace").split("\n")  # other separators of lines may be tokens
     pairs = [line.rsplit(maxsplit=1) for line in lines if line.strip()]
-    wrong = [pair for pair in pairs if not pair[-1].isdigit()]
+    wrong = [pair for pair in pairs if re.fullmatch("[0-9]{1,9}", pair[-1]) is None]
     if wrong:
         raise InvalidModelError(f"{folder / TOKENS}: {' '.join(wrong[0])!r} does not end with a token's number")
     return {int(pair[-1]): pair[0] if len(pair) == 2 else " " for pair in pairs}

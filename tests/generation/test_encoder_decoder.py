@@ -96,11 +96,8 @@ def merged(folder: Path) -> None:
 def check_that_a_refused_source_ends_its_answer_alone(
     generator: Generator, sources: list[Any], tokens: list[list[int]]
 ) -> None:
-    """Sources that only the encoder's run refuses: a token that it does not have, features of another length."""
-    refused: dict[str, Any] = {"input_ids": [999_999], "input_features": np.zeros((80, 7), np.float32)}
-    wrong = next((refused[i.name] for i in generator.decoder.sessions[0].get_inputs() if i.name in refused), None)
-    if wrong is None:  # it reads any samples
-        return
+    """A token that only the encoder's run refuses, since it does not have it."""
+    wrong = [999_999]
     settings = generator.sampling(max_tokens=8, ignore_end=True)
     batch = generator.batch(4)
     answers = [batch.add(source, settings, start=[BEGIN]) for source in (sources[0], wrong, sources[1])]
@@ -143,7 +140,8 @@ def test_the_same_tokens(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert more.tokens == tokens[1][1:]
         with pytest.raises(InvalidInputError, match="the source "):
             generator.generate(np.zeros((2, 2, 2), np.float32))
-        check_that_a_refused_source_ends_its_answer_alone(generator, sources, tokens)
+        if kind == "t5":
+            check_that_a_refused_source_ends_its_answer_alone(generator, sources, tokens)
 
 
 @pytest.mark.gpu

@@ -163,9 +163,9 @@ def test_a_sound_beside_images_has_other_features(generator: Generator) -> None:
         ("<|audio_2|>", [tone(0.1)], r"marks of 1 sounds numbered \[2\], and 1 sounds are passed"),
         ("<|audio_1|><|image_1|>", [tone(0.1)], r"marks of 1 images numbered \[1\], and 0 images"),
         ("<|audio_1|>", [tone(0.02)], "sound 1 of 1: a sound has 320 samples at 16 kHz; expected 400 to"),
-        ("", [tone(0.1), np.zeros(800)], "sound 2 of 2: a sound is float64"),
-        ("", [np.zeros((2, 800), np.float32)], "sound 1 of 1: a sound is float32"),
-        ("", [7], "a sound is int"),
+        ("", [tone(0.1), np.zeros(800)], "sound 2 of 2: the sound is float64"),
+        ("", [np.zeros((2, 800), np.float32)], "sound 1 of 1: the sound is float32"),
+        ("", [7], "the sound is int"),
     ],
 )
 def test_wrong_sounds_are_refused(generator: Generator, prompt: str, sounds: Any, message: str) -> None:

@@ -277,9 +277,19 @@ def test_what_is_refused(tmp_path: Path) -> None:
         ):
             with pytest.raises(InvalidInputError, match=message):
                 generator.transcribe(sound, **settings)
-        for wrong in (np.zeros((2, 2, 2), np.float32), np.zeros(4, np.int64), np.zeros(0, np.float32)):
-            with pytest.raises(InvalidInputError, match="the sound is"):
-                generator.transcribe(wrong)
+        wrongs: list[Any] = [
+            *(np.zeros(shape, np.float32) for shape in ((2, 2, 2), 0, (16000, 2), (2, 16000), (81, 3000))),
+            *(np.zeros(4, np.int64), np.array([0, np.nan], np.float32), np.array([np.inf, 1], np.float32)),
+        ]
+        for wrong in wrongs:
+            with pytest.raises(
+                InvalidInputError, match=r"sound 2 of 2: the sound (is|has 1 numbers that are not finite)"
+            ):
+                generator.transcribe([sound, wrong])
+            with pytest.raises(InvalidInputError, match=r"the source (is|has 1 numbers that are not finite)"):
+                generator.batch(1).add(wrong)
+        with pytest.raises(InvalidInputError, match="the source has features of 7 frames; the model reads 3000"):
+            generator.batch(1).add(np.zeros((80, 7), np.float32))
     write_sources(tmp_path / "t5", "t5")
     with Generator(tmp_path / "t5", fallback="error") as generator:
         with pytest.raises(InvalidInputError, match="has tokens of times"):

@@ -71,6 +71,22 @@ class Features:
         return (np.maximum(logs, logs.max(initial=-10) - 8) + 4) / 4
 
 
+def sound_of(given: Any, what: str = "sound", rate: int = 16000, bands: int = 0) -> Array:
+    """A sound: samples float32 [count] at ``rate`` (in Hz), or where ``bands`` is not 0 features [bands, frames] of floats, too.
+    Raises `InvalidInputError` for others, an empty sound, and numbers that are not finite."""
+    array = np.asarray(given)
+    of_samples = array.ndim == 1 and array.dtype == np.float32
+    of_features = bands > 0 and array.ndim == 2 and len(array) == bands and array.dtype.kind == "f"
+    if not array.size or not (of_samples or of_features):
+        also = f", or features [{bands}, frames]" if bands else ""
+        raise InvalidInputError(
+            f"the {what} is {array.dtype} {array.shape}; expected float32 samples [count] at {rate} Hz{also}"
+        )
+    if not np.isfinite(array).all():
+        raise InvalidInputError(f"the {what} has {np.count_nonzero(~np.isfinite(array))} numbers that are not finite")
+    return array
+
+
 def log_mel(samples: Array, folder: Path) -> Array:
     """Features float32 [mels, frames] of samples at 16 kHz float32 [count], padded to the model's 30 seconds.
 

@@ -13,7 +13,7 @@ from vkep import dtypes
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError, InvalidModelError, UnsupportedModelError
 from vkep.generation import vision
-from vkep.generation.audio import log_mel
+from vkep.generation.audio import Features, log_mel, sound_of
 from vkep.generation.caches import CAPACITY_STEP, Moves, element_of
 from vkep.generation.decoder import Adapter, Decoder, Made
 from vkep.generation.folder import FIRST, LATER, MERGED, ModelFolder
@@ -168,20 +168,15 @@ class EncoderDecoder:
             ids = self.vision.places(tokens) if self.vision is not None else np.array(tokens, np.int64)
             return self._masked(IDS, ids[None])
         if self._audio == _SAMPLES:
-            samples = np.asarray(given)
-            if samples.ndim != 1 or not samples.size or samples.dtype != np.float32:
-                raise InvalidInputError(
-                    f"the source is {samples.dtype} {samples.shape}; expected float32 samples at 16 kHz"
-                )
-            return self._masked(_SAMPLES, samples[None])
-        features = np.asarray(given)
-        if features.ndim == 1 and features.dtype == np.float32:
+            return self._masked(_SAMPLES, sound_of(given, "source")[None])
+        port = next(v for v in self.encoder.model.graph.inputs if v.name == self._audio)
+        features = sound_of(given, "source", bands=Features.read(self.folder.path).bands)
+        if features.ndim == 1:
             features = log_mel(features, self.folder.path)
-        if features.ndim != 2 or features.dtype.kind != "f":
-            raise InvalidInputError(
-                f"the source is {features.dtype} {features.shape}; expected float32 samples at 16 kHz, or [mels, frames]"
-            )
-        dtype = dtypes.from_onnx(element_of(next(v for v in self.encoder.model.graph.inputs if v.name == self._audio)))
+        frames = next(iter((port.shape or ())[2:]), None)
+        if isinstance(frames, int) and features.shape[1] != frames:
+            raise InvalidInputError(f"the source has features of {features.shape[1]} frames; the model reads {frames}")
+        dtype = dtypes.from_onnx(element_of(port))
         return {self._audio: features[None].astype(dtype.numpy if dtype else np.float32)}
 
     def _masked(self, name: str, given: Array) -> dict[str, Array]:

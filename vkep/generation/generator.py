@@ -489,7 +489,12 @@ class Generator(Uncopied):
         form, rest = LongForm.taken(settings)
         decode = self.text.decode if self._decoder.folder.has_tokenizer else _no_text
         made = Transcriber(self._decoder, decode, language, task, self.sampling(**rest), form)
-        given = [made.sound(sound) for sound in sounds]
+        given: list[Sound] = []
+        for k, sound in enumerate(sounds):
+            try:
+                given.append(made.sound(sound))
+            except InvalidInputError as error:
+                raise InvalidInputError(f"sound {k + 1} of {len(sounds)}: {error}") from None
         return given, made.segments(self._batch, given, self._limit)
 
     def view(self, prompt: Prompt, **settings: Any) -> Page:

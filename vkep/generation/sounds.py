@@ -13,7 +13,7 @@ from vkep import dtypes
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError, UnsupportedModelError
 from vkep.fbank import SHIFT, SIZE, WINDOW, triangles
-from vkep.generation.audio import read_wav
+from vkep.generation.audio import read_wav, sound_of
 from vkep.generation.caches import element_of
 from vkep.generation.folder import Record, SoundFolder
 from vkep.session import InferenceSession
@@ -70,12 +70,7 @@ class SoundEncoder:
     def read(self, sound: SoundLike, beside_images: bool) -> tuple[dict[str, Array], int]:
         """What the encoder reads of a sound by its inputs' names, and how many features it makes. Raises `InvalidInputError`,
         ``FileNotFoundError``."""
-        samples = read_wav(sound) if isinstance(sound, (str, Path, bytes)) else sound
-        if not isinstance(samples, np.ndarray) or samples.ndim != 1 or samples.dtype != np.float32:
-            kind = getattr(samples, "dtype", type(samples).__name__)
-            raise InvalidInputError(
-                f"a sound is {kind} {getattr(samples, 'shape', '')}; expected float32 samples at 16 kHz"
-            )
+        samples = sound_of(read_wav(sound) if isinstance(sound, (str, Path, bytes)) else sound)
         made = features_of(samples)
         count = -(-len(made) // _FRAMES)
         given = {_FEATURES: made[None], _MASK: np.ones((1, len(made))), _SIZES: np.array([count])}

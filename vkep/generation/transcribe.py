@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vkep.errors import InvalidInputError, VkepError
-from vkep.generation.audio import Features
+from vkep.generation.audio import Features, sound_of
 from vkep.generation.batch import Answer, Batch, Reader, rows_of
 from vkep.generation.encoder_decoder import EncoderDecoder
 from vkep.generation.long_form import LongForm, prompt_of
@@ -112,14 +112,7 @@ class Transcriber:
 
     def sound(self, given: Any) -> Sound:
         """A sound from samples at the model's rate float32 [count], or features [bands, frames]. Raises `InvalidInputError`."""
-        array = np.asarray(given)
-        of_samples = array.ndim == 1 and array.size and array.dtype == np.float32
-        if not of_samples and (array.ndim != 2 or array.dtype.kind != "f" or not array.shape[1]):
-            raise InvalidInputError(
-                f"the sound is {array.dtype} {array.shape}; expected float32 samples at {self._sizes.rate} Hz, or "
-                f"features [{self._sizes.bands}, frames]"
-            )
-        return Sound(array)
+        return Sound(sound_of(given, rate=self._sizes.rate, bands=self._sizes.bands))
 
     @property
     def decoder(self) -> EncoderDecoder:
