@@ -158,16 +158,26 @@ class VideoObjects(Uncopied):
                     f"object {shown(name)} has {self._prompts} prompts, as many as most_prompts allows"
                 )
         image = self._run("image_encoder", {"pixel_values": pixels})
+        masks, begun, written = {}, dict[Hashable, _Object](), list[tuple[_Object, bool, list[int]]]()
         try:
-            masks = {}
             for name in shown_here:
                 if name not in self._objects:
-                    self._objects[name] = self._object()
-            for name, one in self._objects.items():
-                masks[name] = self._follow(one, image, shown_here.get(name), device)
+                    begun[name] = self._object()
+            for name, one in [*self._objects.items(), *begun.items()]:
+                rows = [bank.free() for bank in (one.memories, one.pointers)]
+                masks[name] = self._follow(one, image, shown_here.get(name), device, rows)
+                written.append((one, name in shown_here, rows))
+        except BaseException:
+            for one in begun.values():
+                one.close()
+            raise
         finally:
             for tensor in image.values():
                 tensor.close()
+        for one, prompted, rows in written:  # a frame that failed is not remembered: another call reads it again
+            for bank, row in zip((one.memories, one.pointers), rows, strict=True):
+                bank.keep(self._frame, row, prompted)
+        self._objects |= begun
         self._frame += 1
         return masks
 
@@ -185,7 +195,7 @@ class VideoObjects(Uncopied):
         session, banks = self.sessions["memory_attention"], list[_Bank]()
         try:
             for recent, sizes in zip(self._recent, self._rows, strict=True):
-                tensor = session.empty_device_tensor((self._prompts + recent, *sizes))
+                tensor = session.empty_device_tensor((self._prompts + recent + 1, *sizes))
                 banks.append(_Bank(tensor, recent))
                 tensor.write(np.zeros(tensor.shape, np.float32))
         except BaseException:
@@ -195,8 +205,14 @@ class VideoObjects(Uncopied):
         return _Object(*banks)
 
     def _follow(
-        self, one: _Object, image: Mapping[str, DeviceTensor], prompt: Mapping[str, Array] | None, device: str
+        self,
+        one: _Object,
+        image: Mapping[str, DeviceTensor],
+        prompt: Mapping[str, Array] | None,
+        device: str,
+        rows: Sequence[int],
     ) -> Any:
+        """The mask of an object; its memory and its pointer are in the ``rows`` then."""
         features = image["alone"]
         if prompt is None:
             features = self._run("memory_attention", {"features": image["features"], **one.read(self._frame)})[
@@ -204,8 +220,8 @@ class VideoObjects(Uncopied):
             ]
         decoder = "mask_decoder_points" if prompt is not None and prompt["points"].shape[1] > 1 else "mask_decoder"
         read = {name: image[name] for name in ("fine", "medium")}
-        rows = [bank.row(self._frame, prompt is not None) for bank in (one.memories, one.pointers)]
-        made = self._run(decoder, {"features": features, **read, **(prompt or _NO_PROMPT)}, {"pointer": rows[1]})
+        memory, pointer = one.memories.tensor.rows(rows[0], 1), one.pointers.tensor.rows(rows[1], 1)
+        made = self._run(decoder, {"features": features, **read, **(prompt or _NO_PROMPT)}, {"pointer": pointer})
         if features is not image["alone"]:
             features.close()
         large, score, mask = made["large"], made["score"], made["mask"]
@@ -215,7 +231,7 @@ class VideoObjects(Uncopied):
             "score": score,
             "prompted": np.array(prompt is not None),
         }
-        self._run("memory_encoder", shape, {"memory": rows[0]})
+        self._run("memory_encoder", shape, {"memory": memory})
         for tensor in (large, score):
             tensor.close()
         if device == "gpu":
@@ -253,26 +269,26 @@ class VideoObjects(Uncopied):
 
 @dataclass
 class _Bank:
-    """Rows of a tensor by frames: those with a prompt stay, of others the last ``recent``."""
+    """Rows of a tensor by frames: those with a prompt stay, of others the last ``recent``. One more is written meanwhile."""
 
     tensor: DeviceTensor
     recent: int
     prompted: dict[int, int] = field(default_factory=dict)  #: rows by frames
     others: dict[int, int] = field(default_factory=dict)
 
-    def row(self, frame: int, prompted: bool) -> DeviceTensor:
-        """The row for a frame, in place of one that no later frame reads."""
-        for known in (self.prompted, self.others):
-            known.pop(frame, None)  # of a run that failed
-        self.others = {k: row for k, row in self.others.items() if k > frame - self.recent}
+    def free(self) -> int:
+        """A row that no frame has which is read later."""
         taken = {*self.prompted.values(), *self.others.values()}
-        row = next(row for row in range(self.tensor.shape[0]) if row not in taken)
+        return next(row for row in range(self.tensor.shape[0]) if row not in taken)
+
+    def keep(self, frame: int, row: int, prompted: bool) -> None:
+        """Remember a frame, and forget the one that no later frame reads."""
+        self.others = {k: other for k, other in self.others.items() if k > frame - self.recent}
         (self.prompted if prompted else self.others)[frame] = row
-        return self.tensor.rows(row, 1)
 
     def read(self, frame: int) -> tuple[list[int], list[int], list[int]]:
         """The rows that a frame reads, of how many frames ago each is, and this but 0 for frames with a prompt."""
-        known = {**self.prompted, **{k: row for k, row in self.others.items() if frame - self.recent <= k}}
+        known = {**self.prompted, **self.others}
         ages = [frame - k for k in known]
         return list(known.values()), ages, [0 if k in self.prompted else frame - k for k in known]
 

@@ -108,6 +108,36 @@ def test_a_video_begins_again(folder: Path) -> None:
         assert apart([video.frame(given, PROMPTS[0])], first[:1]) == 0
 
 
+@pytest.mark.parametrize("part", PARTS)
+def test_a_frame_that_failed_is_read_again(folder: Path, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first run of a part fails, or the second one, of the next object: nothing of the frame is remembered."""
+    own, runs, failures = VideoObjects._run, list[str](), 0
+
+    def failing(self: VideoObjects, name: str, *rest: Any) -> Any:
+        runs.append(name)
+        if runs.count(part) > (number % 4 == 0) and name == part:
+            raise ConnectionError(part)
+        return own(self, name, *rest)
+
+    with VideoObjects(folder, memories=4, pointers=5) as video:
+        expected = followed(video, 14)
+        video.reset()
+        made = []
+        for number, frame in enumerate(frames(14)):
+            names, prompts = video.names, PROMPTS.get(number)
+            runs.clear()
+            with monkeypatch.context() as patch:
+                patch.setattr(VideoObjects, "_run", failing)
+                try:
+                    made.append(video.frame(frame, prompts))
+                    continue
+                except ConnectionError:
+                    failures += 1
+            assert video.names == names
+            made.append(video.frame(frame, prompts))
+        assert failures >= 2 and apart(made, expected) == 0
+
+
 def test_what_is_wrong_is_refused(folder: Path, tmp_path: Path) -> None:
     frame = frames(1)[0]
     with VideoObjects(folder, most_prompts=2) as video:
