@@ -23,9 +23,12 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import numpy_helper
 
 import vkep
 from gpu_shared.errors import GpuError
@@ -35,10 +38,25 @@ from tools.fuzz.moments import DYNAMIC, PARTS, PROGRAMS, STATIC, B, X, model, no
 from tools.validation_layers import complaints, settle_for_layers
 
 FEEDS = {"x": X, "b": B}
+
+
+def large(seed: int) -> onnx.ModelProto:
+    """What `STATIC` computes, after a product that is 0."""
+    made = model(
+        "g (float[2,3] x, float[3] b) => (float[2,3] y) { zero = Sub(x, x) p = MatMul(zero, w) s = ReduceMax(p) t = Add(x, b) "
+        "u = Add(t, s) y = Relu(u) }"
+    )
+    weight = np.random.default_rng(seed).standard_normal((3, 1 << 15), np.float32)
+    made.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    return made
+
+
 REGIONS = model(
     "g (float[2,3] x, float[3] b) => (float[2,3] y) { t = Add(x, b) z = Sub(x, x) a = Asinh(z) s = Add(t, a) y = Relu(s) }"
 )
 RIGHT = np.maximum(X + B, 0)
+#: models with a weight of 384 KiB each, and bytes for one of them
+LARGE, LIMIT = [large(seed) for seed in (1, 2)], 720 << 10
 
 
 def session(token: str = "one", source: Any = STATIC) -> list[np.ndarray[Any, Any]]:
@@ -70,6 +88,16 @@ def shapes() -> list[np.ndarray[Any, Any]]:
     """Run several signatures, each with a plan."""
     with vkep.InferenceSession(DYNAMIC, token="one", save_plans=False) as opened:
         return [opened.run(None, {"x": X[:rows], "b": B})[0] for rows in (1, 2)][1:]
+
+
+def turns() -> list[np.ndarray[Any, Any]]:
+    """Run two sessions in turn in less memory than both take: weights are given back, and uploaded again."""
+    with ExitStack() as opened:
+        both = [
+            opened.enter_context(vkep.InferenceSession(source, token="one", save_plans=False, max_memory=LIMIT))
+            for source in LARGE
+        ]
+        return [one.run(None, FEEDS)[0] for one in both * 2]
 
 
 def regions() -> list[np.ndarray[Any, Any]]:
@@ -122,7 +150,7 @@ def _program(name: str) -> list[np.ndarray[Any, Any]]:
 
 
 WHAT: dict[str, Callable[[], list[np.ndarray[Any, Any]]]] = {
-    f.__name__: f for f in (session, shared, parts, shapes, program, regions, delegate, onnxruntime)
+    f.__name__: f for f in (session, shared, parts, shapes, turns, program, regions, delegate, onnxruntime)
 }
 
 
