@@ -328,17 +328,19 @@ _OF_AN_AUTOENCODER = {
 }
 
 
-def _coded(self: Any, own: Callable[..., Any], given: Any, *rest: Any, **more: Any) -> Any:
+def _coded(self: Any, own: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """``encode`` or ``decode`` of an autoencoder: optimum's, for each tile and each image where these are on."""
-    tiles, slices = getattr(self, "use_tiling", False), getattr(self, "use_slicing", False) and len(given) > 1
-    if not (tiles or slices):
-        return own(self, given, *rest, **more)
+    tiles, slices = getattr(self, "use_tiling", False), getattr(self, "use_slicing", False)
     encodes = own.__name__ == "encode"
-    name = "latent_dist" if encodes else "sample"
-    made: list[Any] = []
+    read, name = ("sample", "latent_dist") if encodes else ("latent_sample", "sample")
+    more = named | dict(zip((read, "generator", "return_dict"), args, strict=False))
+    images = more.pop(read, None)
+    if not ((tiles or slices) and images is not None and len(images)):
+        return own(self, *args, **named)
+    given, made = torch.as_tensor(images), list[Any]()
 
     def run(part: Any) -> Any:
-        made[:] = [own(self, torch.from_numpy(part), *rest, **(more | {"return_dict": True}))]
+        made[:] = [own(self, torch.from_numpy(part), **(more | {"return_dict": True}))]
         found = made[0][name]
         return (found.parameters if encodes else found).numpy(force=True)
 
@@ -348,7 +350,10 @@ def _coded(self: Any, own: Callable[..., Any], given: Any, *rest: Any, **more: A
         each = scale if encodes else 1
         return run_in_tiles(run, image, self.tile_sample_min_size // scale * each, shared * each, step=each)
 
-    images = [image.numpy(force=True) for image in (given.split(1) if slices else [given])]
-    whole = torch.from_numpy(np.concatenate([(run_tiles if tiles else run)(image) for image in images]))
-    made[0][name] = type(made[0][name])(whole) if encodes else whole
+    parts = [part.numpy(force=True) for part in (given.split(1) if slices else [given])]
+    whole = np.concatenate([(run_tiles if tiles else run)(part) for part in parts])
+    if encodes:
+        made[0][name] = type(made[0][name])(torch.from_numpy(whole))
+    else:
+        made[0][name] = whole if isinstance(images, np.ndarray) else torch.from_numpy(whole)
     return made[0] if more.get("return_dict", True) else tuple(made[0].values())

@@ -364,6 +364,27 @@ def test_batches_image_by_image(images: Callable[..., Any], monkeypatch: pytest.
     assert results[0].shape == (3, 64, 96, 3)
 
 
+def test_an_autoencoder_takes_its_arguments_as_before(images: Callable[..., Any]) -> None:
+    vae = images().vae
+    latents, pictures = torch.rand(2, 4, 8, 12), torch.rand(2, 3, 64, 96)
+
+    def results() -> list[Any]:
+        return [
+            vae.decode(latents, None, False)[0],
+            vae.decode(latent_sample=latents, return_dict=False)[0],
+            vae.decode(latents.numpy()).sample.copy(),  # an array
+            vae.encode(sample=pictures).latent_dist.parameters,
+            vae.encode(pictures, None, True).latent_dist.parameters,
+        ]
+
+    whole = results()
+    vae.enable_slicing()
+    for found, expected in zip(results(), whole, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    with pytest.raises(TypeError):
+        vae.decode()
+
+
 def test_image_by_image_takes_the_memory_of_one(images: Callable[..., Any], registered: Any) -> None:
     """Batches of text to image, with several images for each prompt."""
     theirs, ours = images(), images(provider="VulkanExecutionProvider")
