@@ -117,6 +117,22 @@ def test_short_rows_of_a_device_without_matrices_have_one_kernel() -> None:
 
 
 @pytest.mark.usefixtures("short_rows")
+@pytest.mark.parametrize("between", [(4, 16, 4, 8), (4, 8, 8, 8)], ids=["the same count", "fewer"])
+def test_factors_of_other_channels_stay(between: tuple[int, ...]) -> None:
+    """A Reshape between the factor and the shift: axis 1 has other channels of the norm before it."""
+    g = _Images(np.random.default_rng(7))
+    rows = g.add("Reshape", g.x, g.constant(np.array([0, 4, -1])))
+    own = g.constant(np.ones(4, np.float16)), g.constant(np.zeros(4, np.float16))
+    rows = g.add("InstanceNormalization", rows, *own)
+    y = g.add("Reshape", rows, g.constant(np.array(between)))
+    y = g.add("Mul", y, g.half(between[1], 1, 1, near=1))
+    y = g.add("Reshape", y, g.constant(np.array([2, 16, 8, 8])))
+    g.x = g.add("Add", y, g.half(16, 1, 1))
+    report = check_model(g.model(), GPU, {})
+    assert report.islands and not report.differences, "\n".join(map(str, report.differences))
+
+
+@pytest.mark.usefixtures("short_rows")
 @pytest.mark.parametrize("seed", range(12))
 def test_passes_keep_the_results(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -16,6 +16,7 @@ from tools.passes.bound import bound
 from tools.passes.host_memory import HostMemory, InvalidAccess
 from tools.passes.interpreter import Interpreter
 from tools.passes.order import checked_size, misordered
+from vkep.errors import VkepError
 from vkep.ir import expr as ex
 from vkep.ir.ops import Op, Pointwise, reads
 from vkep.ir.tensor import Storage, Tensor
@@ -141,6 +142,10 @@ class _Watch:
         if what:
             self._failed(step.name, what, touched)
 
+    def refused(self, step: Pass, error: VkepError) -> None:
+        """Note an error of a pass."""
+        self._failed(step.name, f"raises {type(error).__name__}: {error}", ())
+
     def emitted(
         self, layout: _PlanLayout, calls: Sequence[tuple[KernelCall, str]], shared: Mapping[int, int], is_sized: bool
     ) -> None:
@@ -212,7 +217,11 @@ def watched(
 
     def observed(step: Pass) -> Pass:
         def run(ops: list[Op], goal: Goal) -> list[Op]:
-            made = step.run(ops, goal)
+            try:
+                made = step.run(ops, goal)
+            except VkepError as error:  # no model is refused once its nodes were claimed
+                watch.refused(step, error)
+                raise
             watch.after(step, made, goal)
             return made
 

@@ -33,7 +33,9 @@ def group_norm(shifted: Op, graph: Graph) -> Changes | None:
     assert isinstance(problem, ChannelFactorsProblem)
     images, channels, *spatial = shifted.out.shape
     image = x.reshape(shifted.out.shape)
-    if image is None or not matches(images, problem.images) or not divides(problem.groups, channels):
+    if image is None or not same_shape(multiplied.out.shape[:2], (problem.images, channels)):
+        return None  # the factor's channels are others than the shift's
+    if not matches(images, problem.images) or not divides(problem.groups, channels):
         return None
     whole = replace(problem, images=images, channels=channels, positions=math.prod(spatial))
     made = [Tensor.contiguous(t.dtype, (images, channels)) for t in factors.outputs]

@@ -99,7 +99,7 @@ def separable(g: Graph) -> Value:
     """A convolution by channel, and one of 1x1."""
     x = image(g)
     y = activation(g, batch_norm(g, convolution(g, x, x.shape[1], 3, x.shape[1], g.one_of(1, 2))))
-    return activation(g, convolution(g, y, g.one_of(4, 8, 16), 1))
+    return activation(g, convolution(g, y, g.channels(4, 8, 16), 1))
 
 
 def convnext(g: Graph) -> Value:
@@ -146,7 +146,7 @@ def layer_norm(g: Graph, x: Value) -> Value:
 def pyramid(g: Graph) -> Value:
     """A lower level that is enlarged and joined with a higher one (FPN, U-Net)."""
     x = _picture(g)
-    low = activation(g, convolution(g, x, g.one_of(4, 8), 3, stride=2))
+    low = activation(g, convolution(g, x, g.channels(4, 8), 3, stride=2))
     up = g.add("Conv", low, g.weights(x.dtype, low.shape[1], low.shape[1], 1, 1, terms=low.shape[1]))
     if (
         all(run.shape[a] == 2 * small.shape[a] for run, small in zip(x.runs, up.runs, strict=True) for a in (2, 3))
@@ -170,7 +170,7 @@ def pyramid(g: Graph) -> Value:
     lateral = convolution(g, x, up.shape[1], 1) if g.flag() else x
     if lateral.shape[1] == up.shape[1] and g.flag():
         return convolution(g, g.add("Add", lateral, up), up.shape[1])
-    return convolution(g, g.add("Concat", up, lateral, axis=1), g.one_of(4, 8))
+    return convolution(g, g.add("Concat", up, lateral, axis=1), g.channels(4, 8))
 
 
 def head(g: Graph) -> Value:
@@ -211,14 +211,14 @@ def anchors(g: Graph) -> Value:
 def stage(g: Graph) -> Value:
     """A cross-stage block: halves by Split, convolutions on one of them, all parts joined."""
     x = _picture(g)
-    n = 2 * g.one_of(2, 4, 3)
+    n = 2 * g.channels(2, 4, 3)
     y = activation(g, convolution(g, x, n, 1))
     first, second = g.split(y, [n // 2, n // 2], 1)
     parts = [first, second]
     for _ in range(g.number(1, 2)):
         z = activation(g, convolution(g, parts[-1], n // 2))
         parts.append(g.add("Add", parts[-1], z) if g.flag() else z)
-    return convolution(g, g.add("Concat", *parts, axis=1), g.one_of(4, 8), 1)
+    return convolution(g, g.add("Concat", *parts, axis=1), g.channels(4, 8), 1)
 
 
 def spatial_pools(g: Graph) -> Value:
@@ -227,13 +227,13 @@ def spatial_pools(g: Graph) -> Value:
     parts = [x]
     for _ in range(g.number(1, 3)):
         parts.append(g.add("MaxPool", parts[-1], kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[1, 1]))
-    return convolution(g, g.add("Concat", *parts, axis=1), g.one_of(4, 8), 1)
+    return convolution(g, g.add("Concat", *parts, axis=1), g.channels(4, 8), 1)
 
 
 def side_by_side(g: Graph) -> Value:
     """Results of convolutions or products, joined along any axis."""
     x = image(g)
-    n, axis = g.one_of(4, 2, 8), g.number(0, x.rank - 1)
+    n, axis = g.channels(4, 2, 8), g.number(0, x.rank - 1)
     kernel = g.one_of(3, 1)
     parts = [convolution(g, x, n, kernel) for _ in range(g.number(1, 2))]
     parts = [activation(g, part) if g.flag() else part for part in parts]
@@ -272,16 +272,54 @@ def decoder(g: Graph) -> Value:
 
 
 def group_norm(g: Graph) -> Value:
-    """A group norm by InstanceNormalization, as torch writes it, and SiLU."""
-    x = _picture(g)
-    groups = g.one_of(*(n for n in (2, 4, 1) if x.shape[1] % n == 0))
-    d = x.dtype
-    y = g.reshape(x, (x, 0), groups, -1)
-    y = g.add("InstanceNormalization", y, g.constant(np.ones(groups), d), g.constant(np.zeros(groups), d), epsilon=1e-3)
-    y = g.reshape(y, *((x, axis) for axis in range(4)))
-    y = g.add("Add", g.add("Mul", y, g.near_one(d, x.shape[1], 1, 1)), g.weights(d, x.shape[1], 1, 1))
-    y = g.add("Mul", y, g.add("Sigmoid", y))
-    return convolution(g, y, g.one_of(x.shape[1], 4))
+    """A group norm by InstanceNormalization, as torch writes it, or by the operator, with factors of several forms; SiLU."""
+    x = image(g)
+    channels, d = x.shape[1], x.dtype
+    groups = g.one_of(*(n for n in (2, 4, 1, 3, channels) if channels % n == 0))
+    if g.opset >= 21 and g.flag():
+        factors = g.near_one(d, channels), g.weights(d, channels)
+        y = g.add("GroupNormalization", x, *factors, num_groups=groups, epsilon=1e-3)
+    else:
+        plain = g.flag()
+        own = g.constant(np.ones(groups), d) if plain else g.near_one(d, groups)
+        y = g.reshape(x, (x, 0), groups, -1)
+        y = g.add("InstanceNormalization", y, own, g.constant(np.zeros(groups), d), epsilon=1e-3)
+        y = _by_factors(g, y, x, groups)
+    if g.flag():
+        y = g.add("Mul", y, g.add("Sigmoid", y))
+    return convolution(g, y, g.one_of(channels, g.channels(4)), 1) if g.flag() else y
+
+
+def _by_factors(g: Graph, y: Value, x: Value, groups: int) -> Value:
+    """A norm of groups as ``x``, times a factor of each channel, plus another one: of constants, of other values, in other
+    shapes in between."""
+    channels, d = x.shape[1], x.dtype
+    whole = [(x, axis) for axis in range(x.rank)]
+    ones = [1] * (x.rank - 2)
+    if x.is_fixed() and x.shape[-1] % 2 == 0 and g.flag() and g.flag():  # of channels that a Reshape takes for others
+        last = x.shape[-1]
+        few, wide = g.one_of(
+            (channels // 2, last) if channels % 2 == 0 else (channels, last // 2), (channels, last // 2)
+        )
+        y = g.reshape(y, 2 * x.shape[0], few, *x.shape[2:-1], wide)
+        y = g.reshape(g.add("Mul", y, g.near_one(d, few, *ones)), *whole)
+        return g.add("Add", y, g.weights(d, channels, *ones))
+    if g.flag() and g.flag():  # a factor of each group
+        y = g.add("Mul", y, g.near_one(d, groups, 1))
+    y = g.reshape(y, *whole)
+    for op_type in ("Mul", "Add", "Sub")[: g.one_of(2, 3, 1)]:
+        kind = g.one_of("channels", "channels", "leading one", "one", "means", "same")
+        factor = {
+            "channels": lambda: g.near_one(d, channels, *ones),
+            "leading one": lambda: g.near_one(d, 1, channels, *ones),
+            "one": lambda: g.near_one(d, *g.one_of((), (1,))),
+            "means": lambda: g.reduced("ReduceMean", x, range(2, x.rank)),
+            "same": lambda: g.near_one(d, channels, *([1] * (x.rank - 3) + [x.shape[-1]] if x.is_fixed(-1) else ones)),
+        }[kind]()
+        y = g.add(op_type, *((y, factor) if g.flag() else (factor, y)))
+        if g.flag() and g.flag():
+            g.publish(y)
+    return y
 
 
 def pools_and_dense(g: Graph) -> Value:
@@ -308,7 +346,7 @@ def many_channels(g: Graph) -> Value:
         y = g.add("Add", y, z) if g.flag() else z
     if g.flag():
         g.publish(g.add(g.one_of("MaxPool", "AveragePool"), y, kernel_shape=[2, 2], strides=[2, 2]))
-    return convolution(g, y, g.one_of(4, 8, 16), g.one_of(1, 3))
+    return convolution(g, y, g.channels(4, 8, 16), g.one_of(1, 3))
 
 
 BLOCKS: tuple[Step, ...] = (

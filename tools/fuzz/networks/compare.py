@@ -7,15 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
 from onnx import helper
 
+from gpu_shared.capabilities import DeviceCapabilities
 from tools.fuzz.guard import Guards, guarded
 from tools.fuzz.networks.graph import Network
 from tools.fuzz.networks.meanings import Array, evaluate, wide
 from tools.fuzz.worker import OnnxRuntime
+from vkep.kernels.reductions import norm
 
 #: differences from ONNX Runtime, as part of a value and of the root of the mean of squares, that float64 is not asked about
 _SAME = {"float32": 2.0**-18, "float16": 2.0**-9}
@@ -58,9 +61,10 @@ def judge(network: Network, context: Any, guarding: bool = False) -> Verdict:
     return verdict
 
 
+@mock.patch.object(norm, "_SHORT_ROW", 1)
 def judge_passes(network: Network, _context: Any = None, _guarding: bool = False) -> Verdict:
     """The verdict on the passes of a network's plans for imaginary devices, whose operations are interpreted on the host
-    (`tools.passes`)."""
+    (`tools.passes`). Small images are normed as large ones."""
     from tools.passes.check import LOWERING
     from tools.passes.models import check_model
     from tools.plan_devices import DEVICES
@@ -83,7 +87,43 @@ def judge_passes(network: Network, _context: Any = None, _guarding: bool = False
             if not report.islands:
                 return Verdict("refused alone", f"run {k} on {device}")
             missing |= dict.fromkeys(report.not_interpreted)
+    for device, caps in DEVICES.items():
+        try:
+            text = _sized_difference(network, caps)
+        except Exception as error:
+            return Verdict("exception", f"with sizes on {device}: {type(error).__name__}: {error}")
+        if text:
+            return Verdict("wrong", f"with sizes on {device}: {text}")
     return Verdict("right", declined="; ".join(missing))
+
+
+def _sized_difference(network: Network, caps: DeviceCapabilities) -> str:
+    """How the results of the plan with sizes of the first run, where it is one island and serves a run, differ from those of the
+    plan for that run alone; "" where they do not."""
+    from tools.passes.check import differing, islands
+    from tools.size_conditions import declared
+    from vkep.graph import load_model
+    from vkep.ir.program import IslandStep
+    from vkep.sizes import Trace
+
+    model, trace = load_model(network.model.SerializeToString()), Trace()
+    dims = [(dim, info.name, axis) for info in model.graph.inputs for axis, dim in enumerate(info.shape or ())]
+    sizes = [{dim: f[n].shape[a] for dim, n, a in dims if isinstance(dim, str)} for f in network.feeds]
+    if not sizes[0]:
+        return ""
+    case = declared(model, sizes[0])
+    with islands() as sized:
+        program = case.with_trace(trace, caps)
+    for at, feeds in zip(sizes, network.feeds, strict=True):
+        with islands() as alone:
+            steps = case.lowered(at, caps).steps
+        if [type(step) for step in [*program.steps, *steps]] != [IslandStep, IslandStep]:
+            return ""
+        if trace.holds().hold(list(at.values())):
+            text = differing(sized[-1], alone[-1], list(at.values()), feeds)
+            if text:
+                return f"at {at}: {text}"
+    return ""
 
 
 def _by_vkep(network: Network, theirs: Sequence[Any], context: Any, fallback: Any) -> Verdict:

@@ -27,6 +27,8 @@ _LARGEST, _LARGE = {"float32": 1e5, "float16": 1e4}, {"float32": 64.0, "float16"
 #: inputs of a graph
 _INPUTS = 4
 CHANNELS = (4, 1, 2, 3, 6, 8, 12, 16)
+#: channels of networks whose convolutions and products fill matrices, and the numbers that they are multiples of
+_WIDE, _VECTOR = (8, 16, 24, 32), 8
 SIDES = (4, 1, 2, 3, 5, 7, 8, 9, 13)
 #: axes of inputs: the batch, channels (an int is drawn), and sizes by name
 _FORMS: dict[str, tuple[str, ...]] = {
@@ -107,7 +109,8 @@ class Network:
 class Graph:
     """Draws the graph's parts. ``pool`` has the floats that a step may read, the newest at the end."""
 
-    def __init__(self, draw: Draw, kind: str, symbolic: bool) -> None:
+    def __init__(self, draw: Draw, kind: str, symbolic: bool, wide: bool = False) -> None:
+        """``wide``: all channels are whole vectors, as those of some other networks are."""
         self.draw, self.kind = draw, kind
         self.opset: int = draw(st.sampled_from([21, 17, 13, 23]))
         self.rng = np.random.default_rng(draw(st.integers(0, 1 << 16)))
@@ -123,6 +126,7 @@ class Graph:
         names = [["batch"], ["height", "width", "length"], ["batch", "height", "width", "length"]]
         self._symbols: list[str] = self.one_of(*names) if symbolic else []
         self._constant_nodes = self.flag()
+        self._wide = wide or self.flag()
 
     # ---- draws
 
@@ -135,6 +139,10 @@ class Graph:
 
     def number(self, low: int, high: int) -> int:
         return int(self.draw(st.integers(low, high)))
+
+    def channels(self, *options: int) -> int:
+        """A number of channels of the options; in some networks all are multiples of eight."""
+        return self.one_of(*(dict.fromkeys(-(-n // _VECTOR) * _VECTOR for n in options) if self._wide else options))
 
     def _size(self, name: str) -> tuple[int, int]:
         options = {"batch": (1, 2, 3), "depth": (2, 3, 4), "length": (4, 1, 2, 3, 5, 7, 8, 12, 16)}.get(name, SIDES)
@@ -154,30 +162,41 @@ class Graph:
 
     # ---- values
 
-    def input(self, form: str) -> Value:
-        """A new input."""
-        dtype = self.one_of("float32", "float16") if self.kind == "mixed" else self.kind
+    def has_form(self, value: Value, form: str) -> bool:
+        """Whether a value has the axes of a form, of which those of channels have one size."""
+        names = _FORMS[form]
+        return value.rank == len(names) and value.is_fixed(*(axis for axis, name in enumerate(names) if not name))
+
+    def input(self, form: str, dtype: str = "") -> Value:
+        """A new input, of the graph's type by default."""
+        if len(self._inputs) == _INPUTS:
+            raise Unfit
         if form == "tokens":
             dtype = "int64"
+        dtype = dtype or (self.one_of("float32", "float16") if self.kind == "mixed" else self.kind)
         dims: list[int | str] = []
         shapes: list[list[int]] = [[] for _ in range(RUNS)]
         sizes = [self._sizes[name] for name in _FORMS[form] if name]
         most = min(_MOST // math.prod(size[k] for size in sizes) for k in range(RUNS))
-        channels = min(self.one_of(*CHANNELS), most)
+        channels = min(self.one_of(*(_WIDE if self._wide else CHANNELS)), most)
         for name in _FORMS[form]:
             both = self._sizes[name] if name else (channels, channels)
             is_symbol = name in self._symbols
             dims.append(name if is_symbol else both[0])
             for k, shape in enumerate(shapes):
                 shape.append(both[k if is_symbol else 0])
-        made = (
-            self.rng.standard_normal(s) if dtype != "int64" else self.rng.integers(0, VOCABULARY, s) for s in shapes
-        )
+        made = [self._drawn(dtype, shape) for shape in shapes]
         value = self._value(f"x{len(self._inputs)}", dtype, [self._stored(array, dtype) for array in made])
         self._inputs.append((value, dims))
         if value.is_float:
             self.pool.append(value)
         return value
+
+    def _drawn(self, dtype: str, shape: Sequence[int]) -> Array:
+        if dtype.startswith("float"):
+            return self.rng.standard_normal(shape)
+        info = np.iinfo(dtype)
+        return self.rng.integers(*((0, VOCABULARY) if dtype == "int64" else (info.min, info.max + 1)), shape)
 
     def _value(self, name: str, dtype: str, runs: Sequence[Array]) -> Value:
         self._types[name] = dtype

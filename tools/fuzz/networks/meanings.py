@@ -1,6 +1,6 @@
 """The values of a graph in float64, node by node, exactly or with the rounding errors of narrower types.
 
-Convolutions, pools, norms and resizes are numpy here; all other operators are those of ONNX's reference evaluator.
+Convolutions, pools, norms, resizes and codes are numpy here; all other operators are those of ONNX's reference evaluator.
 """
 
 from __future__ import annotations
@@ -359,12 +359,49 @@ def _log_softmax(x: Array, *, axis: int = -1) -> Array:
     return np.asarray(y - np.log(np.exp(y).sum(axis, keepdims=True)))
 
 
+# ---- codes
+
+
+def _spread(t: Array, x: Array, axis: int, block_size: int) -> Array:
+    """Scales or zero points for each element: one, those of an axis, or of blocks along it."""
+    if t.size == 1:
+        return t.reshape(())
+    if block_size:
+        return np.repeat(t, block_size, axis)
+    return t.reshape([-1 if d == axis % x.ndim else 1 for d in range(x.ndim)])
+
+
+def _dequantize(x: Array, scale: Array, zero: Array | None = None, *, axis: int = 1, block_size: int = 0) -> Array:
+    less = 0 if zero is None else _spread(zero, x, axis, block_size).astype(np.int64)
+    return np.asarray((x.astype(np.int64) - less) * _spread(scale, x, axis, block_size))
+
+
+def _quantize(x: Array, scale: Array, zero: Array, *, axis: int = 1) -> Array:
+    limits = np.iinfo(zero.dtype)
+    codes = np.rint(x / _spread(scale, x, axis, 0)) + _spread(zero, x, axis, 0)
+    return np.clip(codes, limits.min, limits.max).astype(zero.dtype)
+
+
+def _less(x: Array, zero: Array | None, *shape: int) -> Array:
+    return x.astype(np.int64) - (0 if zero is None else zero.astype(np.int64).reshape(shape or zero.shape))
+
+
+def _matmul_integer(x: Array, w: Array, x_zero: Array | None = None, w_zero: Array | None = None) -> Array:
+    return np.matmul(_less(x, x_zero), _less(w, w_zero)).astype(np.int32)
+
+
+def _conv_integer(x: Array, w: Array, x_zero: Array | None = None, w_zero: Array | None = None, **rest: Any) -> Array:
+    return _conv(_less(x, x_zero), _less(w, w_zero, -1, *[1] * (w.ndim - 1)), **rest).astype(np.int32)
+
+
 _MEANINGS: dict[str, Callable[..., Any]] = {
     "AveragePool": _average_pool,
     "BatchNormalization": _batch_norm,
     "Cast": _cast,
     "Conv": _conv,
+    "ConvInteger": _conv_integer,
     "ConvTranspose": _conv_transpose,
+    "DequantizeLinear": _dequantize,
     "Dropout": lambda x, *_, **__: x,
     "Erf": _erf,
     "Gelu": _gelu,
@@ -379,10 +416,12 @@ _MEANINGS: dict[str, Callable[..., Any]] = {
     "LpNormalization": _lp_norm,
     "LpPool": _lp_pool,
     "MaxPool": _max_pool,
+    "MatMulInteger": _matmul_integer,
     "Mean": lambda *x: sum(x) / len(x),
     "MeanVarianceNormalization": lambda x, *, axes=(0, 2, 3): _standard(x, tuple(axes), 1e-9),
     "Mish": lambda x: x * np.tanh(np.logaddexp(x, 0)),
     "Pad": _pad,
+    "QuantizeLinear": _quantize,
     "RMSNormalization": _rms_norm,
     "Resize": _resize,
     "Softmax": _softmax,

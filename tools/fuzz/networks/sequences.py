@@ -168,7 +168,7 @@ def grouped(g: Graph) -> Value:
 def feed_forward(g: Graph) -> Value:
     """A norm, products, an activation or a gate (GEGLU, SwiGLU), a sum."""
     x = _sequence(g)
-    n, inner = x.shape[2], g.one_of(8, 16, 6)
+    n, inner = x.shape[2], g.channels(8, 16, 6)
     y = layer_norm(g, x)
     kind = g.one_of("gelu", "swiglu", "geglu", "relu")
     if kind == "swiglu":
@@ -192,7 +192,7 @@ def norm(g: Graph) -> Value:
 def patches(g: Graph) -> Value:
     """An image as a sequence of embedded patches, with positions."""
     x = g.pick(lambda v: v.rank == 4 and v.is_fixed(1) and min(v.least(2), v.least(3)) >= 2, "image")
-    n = g.one_of(8, 4, 16)
+    n = g.channels(8, 4, 16)
     w = g.weights(x.dtype, n, x.shape[1], 2, 2, terms=4 * x.shape[1])
     y = g.add("Conv", x, w, g.weights(x.dtype, n), strides=[2, 2])
     y = g.add("Transpose", g.reshape(y, (y, 0), n, -1), perm=[0, 2, 1])
@@ -261,7 +261,7 @@ def signal(g: Graph) -> Value:
 def recurrence(g: Graph) -> Value:
     """Two steps of a gated cell, written out."""
     x = g.pick(lambda v: v.rank == 3 and v.is_fixed(2) and v.least(1) >= 2, "sequence")
-    n, d = g.one_of(4, 8), x.dtype
+    n, d = g.channels(4, 8), x.dtype
     w, u = g.weights(d, x.shape[2], n, terms=x.shape[2]), g.weights(d, n, n, terms=n)
     state = None
     for step in range(2):

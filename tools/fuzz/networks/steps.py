@@ -57,7 +57,7 @@ def conv(g: Graph) -> Value:
     x = image(g)
     channels = x.shape[1]
     group = g.one_of(*dict.fromkeys((1, channels, *(n for n in (2, 3, 4) if channels % n == 0))))
-    outputs = group * g.one_of(1, 2, 3) if group > 1 else g.one_of(*CHANNELS)
+    outputs = group * g.one_of(1, 2, 3) if group > 1 else g.channels(*CHANNELS)
     attributes = _window(g, x, (3, 1, 2, 5) if x.rank < 5 else (3, 1, 2))
     kernel, each = attributes["kernel_shape"], channels // group
     w = g.weights(x.dtype, outputs, each, *kernel, terms=each * math.prod(kernel))
@@ -171,7 +171,7 @@ def resize(g: Graph) -> Value:
 def matmul(g: Graph) -> Value:
     """A product with weights, or of two values."""
     x = g.pick(lambda v: v.rank >= 2 and v.is_fixed(-1), "sequence")
-    n, k = g.one_of(*CHANNELS), x.shape[-1]
+    n, k = g.channels(*CHANNELS), x.shape[-1]
     kind = g.one_of("weights", "gemm", "batched", "values", "vector")
     if kind == "gemm" and x.rank == 2:
         turned = g.number(0, 1)
@@ -241,11 +241,14 @@ def unary(g: Graph) -> Value:
 
 def _apart(g: Graph, x: Value, limit: float) -> Value:
     """``x``, where no element is near a whole number plus ``limit``: rounding cannot decide there. Raises `Unfit`."""
-    for run in x.runs:
-        away = np.abs(run - limit - np.round(run - limit))
-        if away.min() < _CLEAR[x.dtype] * max(x.largest, 1e-2):
-            raise Unfit
+    if not all(is_apart(run, limit, _CLEAR[x.dtype] * max(x.largest, 1e-2)) for run in x.runs):
+        raise Unfit
     return x
+
+
+def is_apart(values: Array, limit: float, least: float) -> bool:
+    """Whether all values are ``least`` away from whole numbers plus ``limit``."""
+    return bool(np.abs(values - limit - np.round(values - limit)).min() >= least)
 
 
 def _threshold(g: Graph, x: Value) -> float:
