@@ -49,11 +49,12 @@ class _Images:
         self.c = channels
 
     def group_norm(self, groups: int, written: bool, scale: float = 1.0) -> None:
-        """By InstanceNormalization (``written``), whose own factors are ``scale``, or the operator."""
+        """By InstanceNormalization (``written``), whose own factors are ``scale``, or by the operator."""
         if not written:
-            self.x = self.add(
-                "GroupNormalization", self.x, self.half(self.c, near=1), self.half(self.c), num_groups=groups
-            )
+            factors = [self.half(self.c, near=1), self.half(self.c)]
+            if self.rng.random() < 0.5:
+                factors[int(self.rng.integers(2))] = self.means()
+            self.x = self.add("GroupNormalization", self.x, *factors, num_groups=groups)
             return
         rows = self.add("Reshape", self.x, self.constant(np.array([0, groups, -1])))
         own = self.constant(np.full(groups, scale, np.float16)), self.constant(np.zeros(groups, np.float16))
@@ -61,6 +62,12 @@ class _Images:
         y = self.add("Reshape", rows, self.constant(np.array([self.images, self.c, self.size, self.size])))
         y = self.add("Mul", y, self.half(self.c, 1, 1, near=1))
         self.x = self.add("Add", *(y, self.half(self.c, 1, 1))[:: 1 if self.rng.random() < 0.5 else -1])
+
+    def means(self) -> str:
+        """A number of each channel, by a convolution of the first image's means."""
+        y = self.add("Conv", self.add("GlobalAveragePool", self.x), self.half(self.c, self.c, 1, 1))
+        y = self.add("Slice", y, self.constant(np.array([0])), self.constant(np.array([1])))
+        return self.add("Reshape", y, self.constant(np.array([self.c])))
 
     def silu(self) -> None:
         self.x = self.add("Mul", self.x, self.add("Sigmoid", self.x))

@@ -111,7 +111,7 @@ class _ImageLayout:
             return False
         if gives_image:
             out = self._moved_to_last(out)
-        self._add_changed(op, changed, [channels_last(x), *op.inputs[1:]], [out, *others])
+        self._add_changed(op, changed, [channels_last(x), *map(self._dense, op.inputs[1:])], [out, *others])
         return True
 
     def _kernel(self, op: KernelOp) -> None:

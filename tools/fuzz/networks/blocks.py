@@ -277,7 +277,7 @@ def group_norm(g: Graph) -> Value:
     channels, d = x.shape[1], x.dtype
     groups = g.one_of(*(n for n in (2, 4, 1, 3, channels) if channels % n == 0))
     if g.opset >= 21 and g.flag():
-        factors = g.near_one(d, channels), g.weights(d, channels)
+        factors = [_of_channels(g, x) if g.flag() and g.flag() else g.near_one(d, channels) for _ in range(2)]
         y = g.add("GroupNormalization", x, *factors, num_groups=groups, epsilon=1e-3)
     else:
         plain = g.flag()
@@ -288,6 +288,12 @@ def group_norm(g: Graph) -> Value:
     if g.flag():
         y = g.add("Mul", y, g.add("Sigmoid", y))
     return convolution(g, y, g.one_of(channels, g.channels(4)), 1) if g.flag() else y
+
+
+def _of_channels(g: Graph, x: Value) -> Value:
+    """A number of each channel that a convolution of an image's means gives."""
+    y = convolution(g, g.add("GlobalAveragePool", x), x.shape[1], 1)
+    return g.reshape(g.add("Slice", y, g.ints(0), g.ints(1), g.ints(0)), x.shape[1])
 
 
 def _by_factors(g: Graph, y: Value, x: Value, groups: int) -> Value:
