@@ -12,9 +12,12 @@ import pytest
 from onnx import helper, numpy_helper
 
 from tests.devices import GPU
+from tools.passes.check import islands
 from tools.passes.models import check_model
+from tools.size_conditions import declared
 from tools.user_forms.forms import FORMS
 from vkep.graph import load_model
+from vkep.ir.ops import Pointwise, reads
 from vkep.ir.program import IslandStep, declared_value
 from vkep.placement.partition import lower
 
@@ -113,3 +116,25 @@ def test_no_pass_over_memory_is_left_between_the_products(form: str) -> None:
     assert kernels["conv_last.comp"] == 2 and products >= 5, kernels
     assert not kernels["conv_tiled.comp"] + kernels["matmul_tiled.comp"] + kernels["pointwise_tile.comp"], kernels
     assert _kernels(_quantized(dense, form)[0]) == Counter({"matmul_coop.comp": 2, "pointwise.comp": 1})
+
+
+@pytest.mark.parametrize(("channels", "group"), [(15, 3), (12, 12), (16, 4)])
+def test_no_weight_is_converted_in_a_run(channels: int, group: int) -> None:
+    """Also where no kernel has float32 results of such groups of channels."""
+    w = np.random.default_rng(2).integers(0, 256, (2 * channels, channels // group, 3, 3)).astype(np.uint8)
+    graph = helper.make_graph(
+        [helper.make_node("ConvInteger", ["x", "w", "x_zero", "w_zero"], ["y"], group=group)],
+        "g",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.UINT8, [2, channels, 9, 9])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.INT32, None)],
+        [
+            numpy_helper.from_array(a, n)
+            for n, a in {"w": w, "x_zero": np.array(9, np.uint8), "w_zero": np.array(100, np.uint8)}.items()
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    case = declared(load_model(model.SerializeToString()), {})
+    with islands() as found:
+        case.lowered({}, GPU)
+    [(ops, _)] = found
+    assert not any(isinstance(op, Pointwise) and any(t.storage.weight is not None for t in reads(op)) for op in ops)

@@ -35,7 +35,7 @@ def is_code(dtype: DType) -> bool:
     return dtype.kind in ("int", "uint") and dtype.bits == 8
 
 
-def dequantized(b: Builder, codes: Tensor, scale: float, zero: int) -> Tensor:
+def dequantized_by_halves(b: Builder, codes: Tensor, scale: float, zero: int) -> Tensor:
     """``(codes - zero) * scale`` in float32, by float16 of which products may be computed (`in_halves`)."""
     key = codes.storage, codes.offset, codes.shape, codes.strides, zero
     halves = b.halves.get(key)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from vkep.dtypes import BOOL, DTYPES, FLOAT16, FLOAT32, INT32, DType
 from vkep.graph.attributes import ConvAttributes, ConvTransposeAttributes
@@ -51,7 +52,7 @@ def convolution(
         b.decline(f"{w.shape[0]} output channels do not divide into {a.group} groups")
     window = a.window(x.shape, w.shape)
     wide = dtype is FLOAT32 and x.dtype is FLOAT16
-    if wide and not takes_wide(b, x, w, a, exact):
+    if wide and not (w.storage.may_be_packed and takes_wide(b, x.shape, w.shape, a, exact)):
         x, w, wide = b.cast(x, FLOAT32), b.cast(w, FLOAT32), False
     if x.dtype.name not in FLOATS or w.dtype is not x.dtype or x.rank > 5 or min(window.pads) < 0:
         out = _by_columns(b, x, w, window, a.group, dtype if dtype.name != "bfloat16" else x.dtype)
@@ -61,25 +62,27 @@ def convolution(
     return b.cast(out, dtype)
 
 
-def _problem(b: Builder, x: Tensor, w: Tensor, window: Window, group: int, exact: bool, wide: bool) -> ConvProblem:
+def takes_wide(b: Builder, x: tuple[int, ...], w: tuple[int, ...], a: ConvAttributes, exact: bool = False) -> bool:
+    """Whether a kernel gives float32 results of float16 images of shape ``x`` by constant weights of shape ``w``."""
+    if len(x) not in (3, 4) or len(w) != len(x) or x[1] != w[1] * a.group or a.group < 1 or w[0] % a.group:
+        return False
+    window = a.window(x, w)
+    return min(window.pads) >= 0 and supports(
+        _problem(b, x, w[0], window, a.group, "float16", True, exact, True), b.caps
+    )
+
+
+def _problem(b: Builder, *given: Any) -> ConvProblem:
+    """`_conv_problem`; declines where the numbers are no such problem."""
     try:
-        return _conv_problem(x.shape, w.shape[0], window, group, x.dtype.name, w.storage.may_be_packed, exact, wide)
+        return _conv_problem(*given)
     except ValueError as error:
         b.decline(str(error))
 
 
-def takes_wide(b: Builder, x: Tensor, w: Tensor, a: ConvAttributes, exact: bool = False) -> bool:
-    """Whether a kernel gives float32 results of float16 images."""
-    if x.rank not in (3, 4) or w.rank != x.rank or w.dtype is not x.dtype:
-        return False
-    if x.shape[1] != w.shape[1] * a.group or a.group < 1 or w.shape[0] % a.group:
-        return False
-    window = a.window(x.shape, w.shape)
-    return min(window.pads) >= 0 and supports(_problem(b, x, w, window, a.group, exact, True), b.caps)
-
-
 def _by_kernel(b: Builder, x: Tensor, w: Tensor, window: Window, group: int, exact: bool, wide: bool) -> Tensor:
-    problem = _problem(b, x, w, window, group, exact, wide)
+    is_weight = w.storage.may_be_packed
+    problem = _problem(b, x.shape, w.shape[0], window, group, x.dtype.name, is_weight, exact, wide)
     weights, out = b.contiguous(w), b.empty(DTYPES[problem.results], [x.shape[0], w.shape[0], *window.out])
     b.compute(problem, [b.contiguous(x), weights], [out])
     return out
@@ -140,7 +143,7 @@ def conv_(
     a: ConvAttributes,
 ) -> Tensor:
     halves = in_halves(b, x, w, axis=0)
-    if halves is not None and takes_wide(b, halves.x, halves.w, a):
+    if halves is not None and takes_wide(b, halves.x.shape, halves.w.shape, a):
         sums = convolution(b, halves.x, halves.w, a, FLOAT32)
         return with_bias(b, per_column(b, sums, halves.factor, axis=1), bias)
     return with_bias(b, convolution(b, x, w, a), bias)
@@ -158,7 +161,7 @@ def _conv_problem(
     dtype: str,
     w_constant: bool,
     exact: bool,
-    wide: bool = False,
+    wide: bool,
 ) -> ConvProblem:
     """The window over an image, which has one row where it has one axis."""
     lead = (1,) * (2 - len(window.kernel))

@@ -22,8 +22,7 @@ from vkep.ir.builder import Builder, Operand
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor, same_shape
 from vkep.ops.allowed import BYTES, SINGLE, every
-from vkep.ops.codes import dequantized as by_halves
-from vkep.ops.codes import is_code, takes_halves
+from vkep.ops.codes import dequantized_by_halves, is_code, takes_halves
 from vkep.ops.microsoft import MICROSOFT
 from vkep.ops.reduction import reduce_axes
 from vkep.ops.registry import FLOATS, operator
@@ -194,7 +193,7 @@ def dequantize_linear(
         return known
     if step is not None and is_code(x.dtype) and x.storage.weight is None and takes_halves(b):
         _, factor, zero = step
-        result = by_halves(b, x, factor, zero)
+        result = dequantized_by_halves(b, x, factor, zero)
     else:
         result = dequantized(b, x, x_scale, x_zero_point, to, a.axis, a.block_size)
     if step is not None and result.is_whole:

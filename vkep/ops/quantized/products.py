@@ -28,6 +28,7 @@ from vkep.ops.allowed import BYTES, SINGLE, every
 from vkep.ops.codes import takes_halves
 from vkep.ops.contraction import matrix_product, takes_wide
 from vkep.ops.convolution import convolution
+from vkep.ops.convolution import takes_wide as convolves_wide
 from vkep.ops.elementwise import gelu
 from vkep.ops.generators import numeric
 from vkep.ops.microsoft import MICROSOFT, activated
@@ -351,10 +352,13 @@ def integer_convolution(
     step = _step(channels, _most(x, x_zero), _sizes(w, w_zero, 1, outputs=0))
     if not step or (step < channels and a.group > 1):
         return convolution(b, _in_integers(b, x, x_zero), _in_integers(b, w, w_zero), a, INT32)
-    kind = FLOAT16 if w.storage.weight is not None and takes_halves(b) else FLOAT32
+    parts = _parts(channels, step)
+    shapes = [((x.shape[0], n * a.group, *x.shape[2:]), (w.shape[0], n, *w.shape[2:])) for _, n in parts]
+    halves = _is_known(w, w_zero) and takes_halves(b) and all(convolves_wide(b, *s, a, exact=True) for s in shapes)
+    kind = FLOAT16 if halves else FLOAT32
     images = _in_floats(b, x, x_zero, kind)
     sums = []
-    for start, count in _parts(channels, step):
+    for start, count in parts:
         weights = _in_floats(b, w, w_zero, kind, (start, count))
         part = images if count == channels else images.slice(1, start, count)
         sums.append(convolution(b, part, weights, a, FLOAT32, exact=True))
@@ -427,12 +431,17 @@ def _in_integers(b: Builder, x: Tensor, zero: Tensor | None) -> Tensor:
     return b.store(_less_zero(b, x, zero, "int"), INT16, shape=x.shape)
 
 
+def _is_known(x: Tensor, zero: Tensor | None) -> bool:
+    """Whether ``x`` less its zero point is a constant."""
+    return x.array is not None and (zero is None or zero.array is not None)
+
+
 def _in_floats(b: Builder, x: Tensor, zero: Tensor | None, kind: DType, part: tuple[int, int] | None = None) -> Tensor:
     """``x`` less its zero point in float32 or float16, of a constant a constant; ``part``: of the elements (first, count) along
     axis 1."""
     weight, known = x.storage.weight, None if zero is None else zero.array
     part = None if part is None or part == (0, x.shape[1]) else part
-    if weight is None or x.array is None or (zero is not None and known is None):
+    if weight is None or not _is_known(x, zero):
         x = x if part is None else x.slice(1, *part)
         value = b.expr("cast", x, ctype="float") if zero is None else _less_zero(b, x, zero, "float")
         return b.store(value, kind, shape=x.shape)
