@@ -56,7 +56,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products are joined on any device, whatever kernel computes them."""
     monkeypatch.setattr(joined_products, "no_cooperative_tile", lambda *given: "")
-    monkeypatch.setattr(joined_products, "_gains", lambda *given: True)
+    monkeypatch.setattr(joined_products, "_computed_alike", lambda *given: True)
 
 
 def _expected(proto: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
@@ -157,8 +157,13 @@ def test_other_devices_types_and_columns(
     assert not joined
 
 
-def test_where_one_product_takes_longer_they_stay(joined: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joined_products, "cooperative_time", lambda m, n, *given: float(n) ** 2)
+def test_where_another_kernel_computes_one_product_they_stay(
+    joined: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = joined_products._kernel
+    monkeypatch.setattr(
+        joined_products, "_kernel", lambda problem, *given: "tiled" if problem.n == 192 else inner(problem, *given)
+    )
     _lowered(_model(TAKEN))
     assert not joined
 

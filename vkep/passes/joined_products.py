@@ -19,7 +19,7 @@ from vkep.graph.weights import ArrayWeight, JoinedWeight, Weight
 from vkep.ir import expr as ex
 from vkep.ir.ops import KernelOp, Op, Pointwise
 from vkep.ir.tensor import Storage, Tensor, same_shape
-from vkep.kernels.matmul.cooperative_tiles import VECTOR, cooperative_time, no_cooperative_tile
+from vkep.kernels.matmul.cooperative_tiles import VECTOR, no_cooperative_tile
 from vkep.kernels.matmul.matmul import MatMulProblem
 from vkep.kernels.select import bind, choose
 from vkep.passes.fuse import epilogue_strides
@@ -27,8 +27,8 @@ from vkep.passes.layout import relaid
 from vkep.passes.rewrite import Changes, Graph
 from vkep.sizes import is_size, matches
 
-#: the kernels of a few rows read each weight once, whatever its columns: joined products are only fewer dispatches
-_OF_FEW_ROWS = ("rows", "along k")
+#: the kernels that divide a product by its columns, or read each weight once
+_KERNELS = {"cooperative", "rows", "along k"}
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class _Product:
 
 def join_products(op: Op, graph: Graph) -> Changes | None:
     """The products of this one's rows by constant weights, with the same epilogue but for constant rows (biases), are one, where
-    that is estimated to be faster and all users read views of its columns as they are."""
+    the same kernel computes it and all users read views of its columns as they are."""
     first = _product(op, graph)
     if first is None:
         return None
@@ -70,11 +70,8 @@ def join_products(op: Op, graph: Graph) -> Changes | None:
         kept = _of_own_weights(products, graph)
         if len(kept) == len(products):
             joined = _joined(products)
-            moved = [
-                _moved(product, columns, graph)
-                for product, columns in zip(products, _columns(joined, products), strict=True)
-            ]
-            kept = [product for product, users in zip(products, moved, strict=True) if users is not None]
+            columns = _columns(joined, products)
+            kept = [product for product, y in zip(products, columns, strict=True) if _may_move(product, y, graph)]
             if len(kept) == len(products):
                 return _changes(products, joined, graph)
         products = kept
@@ -250,11 +247,9 @@ def _columns(joined: KernelOp, products: Sequence[_Product]) -> list[Tensor]:
     return [y.slice(y.rank - 1, start, product.problem.n) for start, product in zip(starts, products, strict=False)]
 
 
-def _moved(product: _Product, columns: Tensor, graph: Graph) -> list[Op] | None:
-    """The users of a product's result, reading it as columns; None where one of them cannot, or would be slower."""
-    moved = [_reading(user, product.y, columns, graph.caps) for user in graph.users(product.y.storage)]
-    made = [user for user in moved if user is not None]
-    return made if len(made) == len(moved) else None
+def _may_move(product: _Product, columns: Tensor, graph: Graph) -> bool:
+    """Whether all users of a product's result may read it as columns."""
+    return all(_reading(user, product.y, columns, graph.caps) for user in graph.users(product.y.storage))
 
 
 def _reading(user: Op, y: Tensor, columns: Tensor, caps: DeviceCapabilities) -> Op | None:
@@ -307,8 +302,8 @@ def _kernel(problem: Any, inputs: Sequence[Tensor], op: KernelOp, caps: DeviceCa
 
 
 def _changes(products: Sequence[_Product], joined: KernelOp, graph: Graph) -> Changes | None:
-    """The changes that put the joined product in the place of the first; None where the products are not slower."""
-    if not _gains(products, joined, graph.caps):
+    """The changes that put the joined product in the place of the first; None where other kernels compute it."""
+    if not _computed_alike(products, joined, graph.caps):
         return None
     users: dict[Op, Op] = {}
     for product, columns in zip(products, _columns(joined, products), strict=True):
@@ -322,18 +317,8 @@ def _changes(products: Sequence[_Product], joined: KernelOp, graph: Graph) -> Ch
     return {**changes, **{old: [new] for old, new in users.items()}}
 
 
-def _gains(products: Sequence[_Product], joined: KernelOp, caps: DeviceCapabilities) -> bool:
-    """Whether one product is estimated to be faster than several, one after the other."""
-    kernels = {_kernel(product.problem, product.op.inputs, product.op, caps) for product in products}
-    [kernel] = {_kernel(joined.problem, joined.inputs, joined, caps)}
-    if kernels != {kernel} or kernel not in (*_OF_FEW_ROWS, "cooperative"):
-        return False
-    if kernel in _OF_FEW_ROWS:
-        return True
-    of_all = sum(_time(product.problem, caps) for product in products)
-    assert isinstance(joined.problem, MatMulProblem)
-    return _time(joined.problem, caps) < of_all
-
-
-def _time(problem: MatMulProblem, caps: DeviceCapabilities) -> float:
-    return cooperative_time(problem.m, problem.n, problem.k, problem.products, caps, problem.b_along_k)
+def _computed_alike(products: Sequence[_Product], joined: KernelOp, caps: DeviceCapabilities) -> bool:
+    """Whether one kernel computes each product and the joined one, which has no more tiles than all of them: it takes no longer
+    than these at once, in fewer dispatches."""
+    kernels = {_kernel(op.problem, op.inputs, op, caps) for op in (joined, *(product.op for product in products))}
+    return len(kernels) == 1 and kernels <= _KERNELS

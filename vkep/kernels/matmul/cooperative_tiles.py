@@ -219,17 +219,8 @@ def _choice(
     candidates = partial(cooperative_candidates, k, caps, b_along_k, tiles)
     choice = tuned(candidates, "cooperative", kind, m, n, k, batch, int(b_along_k))
     if choice is None:
-        _, choice = _fastest(m, n, k, batch, caps, shape, b_along_k, tiles)
+        choice = _fastest(m, n, k, batch, caps, shape, b_along_k, tiles)
     return choice
-
-
-@at_hand
-def cooperative_time(m: int, n: int, k: int, batch: int, caps: DeviceCapabilities, b_along_k: bool) -> float:
-    """The estimated microseconds of products as `cooperative_tiling` divides them, where nothing was tuned: those of a device as
-    fast as the one of the fit. Some tile must fit the device."""
-    shape = float16_shape(caps)
-    assert shape is not None
-    return _fastest(m, n, k, batch, caps, shape, b_along_k, MATMUL_TILES)[0]
 
 
 def _fastest(
@@ -241,10 +232,9 @@ def _fastest(
     shape: CooperativeMatrixShape,
     b_along_k: bool,
     tiles: Mapping[CooperativeTile, TileCost],
-) -> tuple[float, Choice]:
-    """The least estimated time (microseconds), and the candidate that takes it: waves of as many workgroups as the cores take at
-    once, each as long as its stages, with padding, and its stores; and the cost of adding the parts. On another device all times
-    scale alike.
+) -> Choice:
+    """The candidate of the least estimated time: waves of as many workgroups as the cores take at once, each as long as
+    its stages, with padding, and its stores; and the cost of adding the parts. On another device all times scale alike.
     """
     units = compute_units(caps)
     best: tuple[float, CooperativeTile, int] | None = None
@@ -266,8 +256,7 @@ def _fastest(
             if best is None or time < best[0]:
                 best = (time, tile, splits)
     assert best is not None
-    time, tile, splits = best
-    return time, (*astuple(tile), splits)
+    return (*astuple(best[1]), best[2])
 
 
 def _splits(tile: CooperativeTile, k: int) -> list[int]:

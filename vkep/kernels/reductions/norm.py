@@ -327,17 +327,17 @@ def _takes_factors(problem: ChannelFactorsProblem, caps: DeviceCapabilities) -> 
 
 
 @at_hand
-def gains_by_moments(rows: int, axis: int, caps: DeviceCapabilities) -> bool:
-    """Whether a norm of rows is faster by their statistics first, since a workgroup for each row leaves a GPU idle."""
-    return not is_cpu(caps) and rows < 4 * compute_units(caps) and axis >= _LONG_ROW
+def gains_by_moments(rows: int, axis: int, caps: DeviceCapabilities, least: int = _LONG_ROW) -> bool:
+    """Whether a norm of rows of at least ``least`` elements is faster by their statistics first, since a workgroup for each row
+    leaves a GPU idle."""
+    return not is_cpu(caps) and rows < 4 * compute_units(caps) and axis >= least
 
 
-@at_hand
 def gains_by_factors(rows: int, axis: int, dtype: str, caps: DeviceCapabilities) -> bool:
     """As `gains_by_moments`, for groups of an image's channels: beside convolutions with channels last also where rows are short,
     since by factors the norm keeps that layout."""
-    lies_last = dtype == "float16" and float16_shape(caps) is not None and axis >= _SHORT_ROW
-    return gains_by_moments(rows, axis, caps) or (lies_last and not is_cpu(caps) and rows < 4 * compute_units(caps))
+    is_beside = dtype == "float16" and float16_shape(caps) is not None
+    return gains_by_moments(rows, axis, caps, _SHORT_ROW if is_beside else _LONG_ROW)
 
 
 def _moments(problem: MomentsProblem, e: Emission) -> list[KernelCall]:
