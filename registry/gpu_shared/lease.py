@@ -126,7 +126,7 @@ class DelegateLease(Uncopied):
             else:
                 check_wanted()  # after an interrupt a later region may have been submitted, whose results this one would replace
                 if self.sync_mode is SyncMode.TIMELINE:
-                    last = timeline.last_region
+                    last = timeline._state.last_region
                     if last != self._last_value:  # another delegate's, after this delegate's last region
                         wait_value = max(last, wait_value or 0)
                 value = self._last_value = prepared.submit(wait_value)

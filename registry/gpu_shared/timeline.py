@@ -53,9 +53,9 @@ class TimelineState:
         self.destroyed = False
         self.unsure = False  #: whether a submit is in progress, or was interrupted: its value may never be signalled
 
-    def _read(self) -> int:
-        """Read the counter from the device; returns the result of the call."""
-        out = vk.ffi.new("uint64_t[1]")  # local: several threads may read at once
+    def _read(self, out: Any = None) -> int:
+        """Read the counter from the device, by ``out``, a ``uint64_t[1]`` of this thread; returns the result of the call."""
+        out = out or vk.ffi.new("uint64_t[1]")
         result = self._functions.vkGetSemaphoreCounterValue(self._device_raw, self.raw, out)
         if result == 0:
             found = out[0]
@@ -65,9 +65,9 @@ class TimelineState:
                 self.completed = min(found, self.submitted)
         return result
 
-    def refresh(self) -> int:
-        """Read the counter from the device. Raises `GpuError`."""
-        result = self._read()
+    def refresh(self, out: Any = None) -> int:
+        """Read the counter from the device, as `_read`. Raises `GpuError`."""
+        result = self._read(out)
         if result < 0:
             self.fail(result, "vkGetSemaphoreCounterValue")
         return self.completed
@@ -80,8 +80,8 @@ class TimelineState:
         if now < _polled_until:
             return False
         _polled_until = end = now + _POLLING
-        spinning = min(now + _SPINNING, end)
-        while self.refresh() < value and now < end:
+        spinning, out = min(now + _SPINNING, end), vk.ffi.new("uint64_t[1]")
+        while self.refresh(out) < value and now < end:
             now = time.perf_counter()
             if now > spinning:
                 time.sleep(0)  # gives other threads longer than the call above to take the interpreter's lock
@@ -182,7 +182,8 @@ class Timeline(Handle):
         Raises ``TimeoutError`` after ``timeout_s`` seconds, ``ValueError`` for a value that nothing submitted will
         signal, `DeviceLostError`.
         """
-        self.check_usable()
+        if self._closed or self._generation != vk.generation:
+            self.check_usable()
         state = self._state
         if value is None:
             value = state.submitted

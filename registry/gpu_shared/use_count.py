@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Callable
 
 
 class UseCount:
@@ -10,14 +12,12 @@ class UseCount:
     cannot be resized meanwhile: the interpreter releases the view in one step, also when the frame that holds it is
     deleted."""
 
-    __slots__ = ("_bytes",)
+    __slots__ = ("_bytes", "hold")
 
     def __init__(self) -> None:
         self._bytes = bytearray(1)
-
-    def hold(self) -> memoryview:
-        """A user, until the view is released or deleted."""
-        return memoryview(self._bytes)
+        #: a user, until the view is released or deleted
+        self.hold: Callable[[], memoryview] = functools.partial[memoryview](memoryview, self._bytes)
 
     @property
     def held(self) -> bool:

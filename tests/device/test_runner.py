@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx.numpy_helper
 import pytest
 
 from gpu_shared.errors import OutOfHostMemoryError
 from tests.calls import noted
 from tests.session.models import ADD_RELU, DYNAMIC, MATMUL, model
+from tools.fuzz.guard import record_again
 from vkep import InferenceSession, SharedGpuContext
 from vkep.device.bound import Bound
 from vkep.device.recorded import RecordedPlan
 from vkep.kernels.attention import split as attention_split
+from vkep.memory import upload
 
 X = np.array([[1, -2, 3], [4, 5, -6]], np.float32)
 B = np.array([1, 1, 1], np.float32)
@@ -72,6 +75,19 @@ def test_weights_are_shared_and_counted(own_context: SharedGpuContext) -> None:
         assert store.resident == {}
 
 
+def test_a_folded_weight_is_uploaded_in_parts(
+    own_context: SharedGpuContext, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upload, "READ_BYTES", 4096)
+    proto = model("g (float[2] x) => (float[3001, 2] y) { c = Add(a, b) y = Add(x, c) }")
+    a, b = rng.standard_normal((2, 3001, 2), np.float32)
+    proto.graph.initializer.extend([onnx.numpy_helper.from_array(a, "a"), onnx.numpy_helper.from_array(b, "b")])
+    with InferenceSession(proto, context=own_context) as session:
+        [island] = session.islands()
+        assert len(island.plan.dispatches) == 1 and [c.nbytes for c in island.plan.constants] == [a.nbytes]
+        np.testing.assert_array_equal(session.run(None, {"x": X[0, :2]})[0], X[0, :2] + (a + b))
+
+
 def test_arguments_beyond_128_bytes_lie_in_memory(own_context: SharedGpuContext, rng: np.random.Generator) -> None:
     """Many operands of many strides: the block does not fit into push constants."""
     names = [f"x{i}" for i in range(8)]
@@ -111,6 +127,25 @@ def test_after_a_submit_that_failed_addresses_are_sent_again(
             np.testing.assert_array_equal(y.numpy(), np.maximum(X + B, 0))
         for y in outputs:
             y.close()
+
+
+def test_no_submit_outlives_its_command_buffers(session: InferenceSession) -> None:
+    """A recording whose commands are replaced (the guard pages of `tools.fuzz` do that) submits the new ones."""
+    [island] = session.islands()
+    with session.device_tensor(X) as x, session.device_tensor(B) as b, session.empty_device_tensor((2, 3)) as y:
+        addresses = [{"x": x.address, "b": b.address}.get(p.name, y.address) for p in island.plan.ports]
+
+        def run() -> None:
+            island.runner.run(Bound(addresses))
+            session._parts.delegate.lease.wait()
+
+        for _ in range(3):  # repeated, so that its submit is kept
+            run()
+        [recorded] = island.runner.recordings
+        record_again(recorded)
+        y.write(np.zeros((2, 3), np.float32))
+        run()
+        np.testing.assert_array_equal(y.numpy(), np.maximum(X + B, 0))
 
 
 def _no_memory(*_: object) -> int:

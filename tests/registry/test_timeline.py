@@ -55,7 +55,7 @@ def test_a_wait_asks_for_the_value_before_it_blocks(device: Any, monkeypatch: py
     monkeypatch.setattr(gpu_shared.timeline, "_polled_until", 0.0)
     monkeypatch.setattr(gpu_shared.timeline, "_POLLING", 0.001)
     with monkeypatch.context() as slow:
-        slow.setattr(timeline._state, "refresh", lambda: timeline._state.completed)  # it takes longer
+        slow.setattr(timeline._state, "refresh", lambda *_: timeline._state.completed)  # it takes longer
         timeline.wait(submit.submit())
     assert timeline._state.completed == 3 and len(blocked) == 2
     set_polling(0)

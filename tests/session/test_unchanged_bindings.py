@@ -15,7 +15,10 @@ from gpu_shared.lease import DelegateLease
 from tests.calls import noted
 from tests.session.models import DYNAMIC, SLOW, model
 from vkep import InferenceSession, InvalidInputError
+from vkep.device.arguments import ArgumentTable
+from vkep.device.bound import Bound
 from vkep.device.recorded import RecordedPlan
+from vkep.device.run_commands import RunCommands
 from vkep.session.binding import IOBinding
 from vkep.session.planning.planned_graph import PlannedGraph
 
@@ -51,6 +54,24 @@ def test_runs_that_change_their_input_in_place(open_session: Open, monkeypatch: 
         session.run_with_iobinding(binding)
     np.testing.assert_array_equal(x.numpy(), np.arange(64) + 150)
     assert len(looked_up) == 2
+
+
+def test_a_run_that_repeats_prepares_nothing(open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = open_session(TURN)
+    x, b, y, z = (session.device_tensor(array) for array in (X, X + 1, X, X))
+    binding = bound(session, x=x, b=b, y=y, z=z)
+    for _ in range(4):
+        session.run_with_iobinding(binding)
+    prepared = [
+        noted(monkeypatch, owner, name, lambda *_, **__: None)
+        for owner, name in ((ArgumentTable, "bind"), (RunCommands, "_key"), (Bound, "of"))
+    ]
+    x.write(2 * X)
+    for _ in range(20):
+        session.run_with_iobinding(binding)
+    np.testing.assert_array_equal(y.numpy(), 1 - X)
+    np.testing.assert_array_equal(z.numpy(), -2 * X)
+    assert prepared == [[], [], []]
 
 
 @pytest.mark.parametrize("rooms", [1, 2])

@@ -188,7 +188,7 @@ class Guards:
             self.retire(memory)
 
 
-def _record_again(plan: RecordedPlan) -> None:
+def record_again(plan: RecordedPlan) -> None:
     """Record a plan's commands with the addresses that its table has now."""
     commands, held = plan._commands, plan._held
     with plan._delegate.lock:
@@ -214,7 +214,7 @@ def guarded() -> Iterator[Guards]:
     class Ports:
         """In place of the recording's own: see `vkep.device.host_ports.HostPorts`."""
 
-        size, block, staging, spans = 1, None, None, ()
+        size, block, staging, spans, used = 1, None, None, (), None
 
         def __init__(self, delegate: Any, ports: Sequence[Port], capacity: Sequence[int | None], staging: Any) -> None:
             self.capacity = [p.nbytes for p in ports]
@@ -261,7 +261,7 @@ def guarded() -> Iterator[Guards]:
         before = plan._numbers
         set_sizes(plan, numbers)
         if numbers is not before:
-            _record_again(plan)
+            record_again(plan)
 
     try:
         with (

@@ -20,10 +20,10 @@ class Bound:
     """The memory of one run of a plan, as `vkep.device.runner.PlanRunner.run` takes it.
 
     Made from values by `of`; or from addresses alone, whose owner orders the uses of the memory and keeps it valid until the
-    run ends.
+    run ends. Where all of it is on the device, several runs may have it, also at once.
     """
 
-    __slots__ = ("addresses", "checks", "down", "inputs", "numbers", "outputs", "reads", "up", "writes")
+    __slots__ = ("addresses", "checks", "down", "inputs", "numbers", "outputs", "reads", "to_host", "up", "writes")
 
     def __init__(self, addresses: list[int], numbers: RunNumbers | None = None) -> None:
         """``addresses`` of the inputs, then of the outputs, in the order of the plan's ports. ``numbers``: of the run's
@@ -36,13 +36,8 @@ class Bound:
         self.down: list[int] = []  #: places among the outputs that the host gets
         self.reads: list[DeviceTensor] = []
         self.writes: list[DeviceTensor] = []
+        self.to_host = False  #: whether one of them is in the host's memory
         self.checks: list[RunCheck] = []  #: after the submit: which decide whether outputs on the device are valid
-
-    def again(self) -> Bound:
-        """For another run on the same device tensors."""
-        made = Bound(self.addresses, self.numbers)
-        made.inputs, made.outputs, made.reads, made.writes = self.inputs, self.outputs, self.reads, self.writes
-        return made
 
     @classmethod
     def of(
@@ -64,4 +59,5 @@ class Bound:
                 else:
                     addresses.append(0)
                     host.append(k)
+        bound.to_host = any(tensor.in_host_memory for tensor in bound.writes)
         return bound

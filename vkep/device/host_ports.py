@@ -56,7 +56,7 @@ class HostPorts:
         self.views: list[Array] = [np.empty(0, np.uint8)] * len(ports)
         self._each: list[Span | None] = [None] * len(ports)  # of the ports
         self._shapes: dict[int, tuple[int, ...]] = {}  # of the ports' kinds that were fitted
-        self._used: Sequence[int] | None = None
+        self.used: Sequence[int] | None = None  #: the ports that `use` was called for
         self.spans: Spans = ()  #: see `use`
         self.block: DeviceBlock = delegate.arena.alloc(self.size, delegate.lease)
         self.staging: DeviceBlock | None = None
@@ -102,7 +102,7 @@ class HostPorts:
             for k, view in views:
                 self.views[k] = view
             if views and self._span(views[0][0], length) != self._each[views[0][0]]:
-                self._used = None
+                self.used = None
                 for k, _ in reversed(views):
                     self._each[k] = self._span(k, length)
             self._shapes[kind] = shape
@@ -118,14 +118,14 @@ class HostPorts:
     def use(self, which: Sequence[int]) -> None:
         """Set the ``spans`` that a run copies between the host and the device: those of the ports ``which`` that it binds to the
         host."""
-        if which == self._used:
+        if which == self.used:
             return
-        self._used = None  # until the spans are set
+        self.used = None  # until the spans are set
         spans = [span for k in which if (span := self._each[k]) is not None]
         first, end = (spans[0][0], sum(spans[-1])) if spans else (0, 0)
         dense = 2 * sum(nbytes for _, nbytes in spans) >= end - first
         self.spans = ((first, end - first),) if spans and dense else tuple(spans)
-        self._used = list(which)
+        self.used = list(which)
 
     def copy(self, commands: CommandBuffer, down: bool) -> None:
         """Record the copy of the ports' ranges from (for results: to) the staging block."""

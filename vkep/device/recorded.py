@@ -12,10 +12,10 @@ import numpy as np
 from gpu_shared.commands import CommandBuffer, QueryPool
 from gpu_shared.pipeline import ComputePipeline
 from gpu_shared.steady import check_wanted
-from vkep.device.arguments import ArgumentTable, Places, RunNumbers
+from vkep.device.arguments import ArgumentTable, Places, RunNumbers, Sent
 from vkep.device.bound import Bound
 from vkep.device.faults import FAULT_BYTES, FaultWord
-from vkep.device.run_commands import INPUTS, OUTPUTS, Buffers, RunCommands
+from vkep.device.run_commands import ALONE, INPUTS, OUTPUTS, Buffers, RunCommands
 from vkep.device.slab import Slab
 from vkep.device.tensor import DeviceTensor, open_checks, refuse_failed
 from vkep.device.traced import ClockSync, PlanTrace, on_host_clock, stamps
@@ -49,6 +49,7 @@ class RecordedPlan:
         """``constants`` are addresses; ``layout`` has the offsets of the buffers of a plan with sizes."""
         self.plan, self.layout = places.plan, layout
         self._places, self._delegate, self._lease = places, delegate, delegate.lease
+        self._timeline, self._unified = delegate.context.timeline, delegate.unified
         self._pipelines, self._constants = pipelines, constants
         self._held: list[Any] = []
         self._making = RLock()  # of what a run needs, which may have been interrupted
@@ -142,7 +143,7 @@ class RecordedPlan:
 
     # ---- running
 
-    def run(self, bound: Bound, meanwhile: Callable[[], object] | None = None) -> list[Array | DeviceTensor]:
+    def run(self, bound: Bound, meanwhile: Callable[[], object] | None = None) -> Sequence[Array | DeviceTensor]:
         """Run once; returns the results as `collect`. ``meanwhile`` is called while the device works. Raises
         `InvalidInputError` where the data break an operator's specification (after a run that writes only device
         memory, reading it raises that, or ``bound.checks``), `DeviceLostError`, `GpuError`.
@@ -158,15 +159,29 @@ class RecordedPlan:
     def stage(self, bound: Bound) -> Buffers:
         """Prepare a run; returns the key of its command buffers (`buffers`). `submitted` must follow. Raises
         `InvalidInputError` where an input comes from a run that failed, `ArenaOutOfMemory`."""
-        refuse_failed(bound.reads, bound.writes)
-        if self._repeats(bound):
-            last = self._last - _AHEAD
-            if last > 0:
-                self._lease.wait(last)
+        if bound.reads or bound.writes:
+            refuse_failed(bound.reads, bound.writes)
+        addresses, up, down = bound.addresses, bound.up, bound.down
+        what: Sent | None = None
+        if not (self._unsure or up or down or self._fault is not None) and self._table.has(addresses):
+            # the host writes nothing: the run before may be in progress
+            if self._last > _AHEAD and not self._timeline.has_passed(self._last - _AHEAD):
+                self._lease.wait(self._last - _AHEAD)
         else:
             self._wait()
-        with self._making:  # the work of an interrupted run has ended, which may have freed the ports' memory
-            pass
+            with self._making:  # the work of an interrupted run has ended, which may have freed the ports' memory
+                pass
+            self._fill(bound)
+            what = self._table.bind(addresses)
+        self._unsure = True  # first: an interrupt may come before all tensors are marked
+        self._operands.begin(bound.reads, bound.writes)
+        if self._unified:
+            return ALONE
+        visible = (self._fault is not None or bound.to_host) and not down
+        return Buffers(what, bool(up), bool(down), visible) if what or up or down or visible else ALONE
+
+    def _fill(self, bound: Bound) -> None:
+        """Copy the arrays among a run's inputs to the host's ports, and enter the addresses of these and of the outputs'."""
         addresses, up, down = bound.addresses, bound.up, bound.down
         if up:
             ports = self._commands.bind(INPUTS, up)
@@ -179,19 +194,6 @@ class RecordedPlan:
             ports, first = self._commands.bind(OUTPUTS, down), self._commands.first_output
             for k in down:
                 addresses[first + k] = ports.addresses[k]
-        what = self._table.bind(addresses)
-        self._operands.begin([tensor.uses for tensor in bound.reads], [tensor.uses for tensor in bound.writes])
-        self._unsure = True
-        if self._delegate.unified:
-            return Buffers(what)
-        read = self._fault is not None or any(tensor.in_host_memory for tensor in bound.writes)
-        return Buffers(what, bool(up), bool(down), read and not down)
-
-    def _repeats(self, bound: Bound) -> bool:
-        """Whether the host writes nothing for a run, so that it may be submitted while the run before it is in progress."""
-        return not (self._unsure or bound.up or bound.down or self._fault is not None) and self._table.has(
-            bound.addresses
-        )
 
     def _wait(self) -> None:
         """Wait until the recording and its memory are free: a run with bound outputs returns before it ends."""
@@ -200,7 +202,8 @@ class RecordedPlan:
             self._operands.end(self._last)
             if self._fault is not None:
                 self._fault.unread = True
-        self._lease.wait(self._last)
+        if not self._timeline.has_passed(self._last):
+            self._lease.wait(self._last)
         if self._fault is not None and self._fault.unread:
             self._fault.settle(ended=True)
         self._unsure = False
@@ -209,26 +212,29 @@ class RecordedPlan:
         """Record that the staged run was submitted, and ends at the timeline value."""
         self._last = value
         self._table.sent(bound.addresses)
-        bound.checks = open_checks(bound.reads) if bound.reads else []
+        checks = open_checks(bound.reads) if bound.reads else []
         if self._fault is not None:
             if len(bound.down) < len(self.plan.ports) - self._commands.first_output:
-                bound.checks.append(self._fault.submitted(value))
+                checks.append(self._fault.submitted(value))
             else:  # only `collect` uses it
                 self._fault.unread = True
         for target in bound.writes:
-            if value > target.written_at:  # another thread's run may have been submitted later
-                target.checks[:] = bound.checks
+            # another thread's run may have been submitted later
+            if (checks or target.checks) and value > target.uses.written:
+                target.checks[:] = checks
+        bound.checks = checks
         self._operands.end(value)
         self._unsure = False
 
-    def collect(self, bound: Bound) -> list[Array | DeviceTensor]:
+    def collect(self, bound: Bound) -> Sequence[Array | DeviceTensor]:
         """The results of a run that has ended: ``bound.outputs``, whose arrays are filled, with new arrays of the plan's shapes
         and dtypes in place of None. Raises `InvalidInputError` as `run`."""
-        if bound.down:
-            for check in bound.checks:
-                check.verify(ended=True)
-            if self._fault is not None and self._fault.unread:
-                self._fault.verify()
+        if not bound.down:
+            return bound.writes
+        for check in bound.checks:
+            check.verify(ended=True)
+        if self._fault is not None and self._fault.unread:
+            self._fault.verify()
         results: list[Array | DeviceTensor] = []
         for k, target in enumerate(bound.outputs):
             if target is None:
@@ -259,7 +265,7 @@ class RecordedPlan:
         each dispatch, in the plan's order."""
         self.run(bound)  # fills inputs and slots
         commands, queries = self._with_stamps(serial=True)
-        self._operands.begin([tensor.uses for tensor in bound.reads], [])
+        self._operands.begin(bound.reads, [])
         self._unsure = True
         self._last = self._delegate.lease.submit(self._delegate.lease.prepare([commands]))
         self._operands.end(self._last)
@@ -272,7 +278,7 @@ class RecordedPlan:
             self._held.remove(made)
         return times
 
-    def trace(self, bound: Bound, clock: ClockSync) -> tuple[list[Array | DeviceTensor], PlanTrace]:
+    def trace(self, bound: Bound, clock: ClockSync) -> tuple[Sequence[Array | DeviceTensor], PlanTrace]:
         """As `run`, and also return when the parts of the run began and ended, on the clock of the host. The barriers
         are the plan's own. The first call records. Raises as `run`."""
         lease, marks = self._delegate.lease, []

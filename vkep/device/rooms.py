@@ -79,7 +79,10 @@ class Rooms:
     def free(self) -> Room:
         """Return a room without a run; where all are occupied, the next one in turn, whose lock the caller waits
         for."""
-        free = [room for room in self._rooms if not room.lock.locked()]
-        if free:
-            return next((room for room in free if not room.busy), free[0]) if self._run_ahead else free[0]
-        return self._rooms[next(self._turns) % len(self._rooms)]
+        first = None
+        for room in self._rooms:
+            if not room.lock.locked():
+                if not self._run_ahead or not room.busy:
+                    return room
+                first = first or room
+        return first or self._rooms[next(self._turns) % len(self._rooms)]

@@ -34,6 +34,10 @@ class Buffers(NamedTuple):
     visible: bool = False  #: what the plan itself wrote is made visible to the host
 
 
+#: a run of the plan's own command buffer alone
+ALONE = Buffers()
+
+
 class _Key(NamedTuple):
     """A run's command buffers, and the ranges of the host's ports that they copy."""
 
@@ -47,6 +51,9 @@ class _Key(NamedTuple):
         table, up, down, visible = self.run
         before, after = Buffers(table, up), Buffers(None, False, down, visible)
         return _Key(before, self.up, ()) if any(before) else None, _Key(after, (), self.down) if any(after) else None
+
+
+_ALONE = _Key(ALONE, (), ())
 
 
 class RunCommands:
@@ -108,6 +115,8 @@ class RunCommands:
     def bind(self, side: int, which: Sequence[int]) -> HostPorts:
         """The host's memory of a side, for a run that binds its ports of the positions ``which`` to the host."""
         ports = self._host[side]
+        if ports is not None and which == ports.used:
+            return ports
         if ports is None or any(ports.capacity[k] is None for k in which):
             ports = self._make_host(side, which)
         ports.use(which)
@@ -161,7 +170,7 @@ class RunCommands:
 
     def prepared(self, run: Buffers) -> PreparedSubmit:
         """The submit of `buffers`."""
-        key = self._key(run)
+        key = _ALONE if run is ALONE else self._key(run)
         return self._submits.get(key) or self._make_submit(key)
 
     @steady

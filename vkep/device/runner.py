@@ -105,7 +105,9 @@ class PlanRunner:
                 raise
         delegate.arena.add(self)
 
-    def run(self, bound: Bound, meanwhile: Callable[[], RunNumbers | None] | None = None) -> list[Array | DeviceTensor]:
+    def run(
+        self, bound: Bound, meanwhile: Callable[[], RunNumbers | None] | None = None
+    ) -> Sequence[Array | DeviceTensor]:
         """See `RecordedPlan.run`. ``meanwhile`` returns the numbers of the run that probably follows."""
         room = self._rooms.free()
         with room.lock:
@@ -117,22 +119,27 @@ class PlanRunner:
                         return recorded.run(bound, meanwhile)
                     return recorded.run(bound, lambda: recorded.prepare(meanwhile()))  # noqa: B023
                 except ArenaOutOfMemory:
-                    since = since or time.monotonic()
-                    if not (self._lay_out_again(bound.numbers) or self._delegate.arena.others_end(room, since)):
-                        raise
+                    since = self._wait_for_memory(room, bound.numbers, since)
 
     def recording(self, held: ExitStack, numbers: RunNumbers | None) -> RecordedPlan:
         """Return a recording for one run, with ``numbers`` as in `Bound`, locked until ``held`` closes. Waits while
         ``concurrency`` runs are in progress."""
         room = self._rooms.free()
         held.enter_context(room.lock)
-        since = time.monotonic()
+        since = 0.0
         while True:
             try:
                 return self._recording_in(room, numbers)
             except ArenaOutOfMemory:
-                if not (self._lay_out_again(numbers) or self._delegate.arena.others_end(room, since)):
-                    raise
+                since = self._wait_for_memory(room, numbers, since)
+
+    def _wait_for_memory(self, room: Room, numbers: RunNumbers | None, since: float) -> float:
+        """Return once there may be memory for a run, which the exception that is handled says was missing. Raises it where no
+        other run will free any. Takes and returns since when the run waits (0: since now)."""
+        since = since or time.monotonic()
+        if not (self._lay_out_again(numbers) or self._delegate.arena.others_end(room, since)):
+            raise  # it is called where the exception is handled
+        return since
 
     def numbers(self, sizes: Sequence[int]) -> RunNumbers:
         """The numbers of runs of these sizes, in the order of the plan's symbols. Raises as `check_bytes`."""

@@ -347,27 +347,26 @@ def on_host(value: Any) -> Any:
     return value.numpy() if isinstance(value, DeviceTensor) else value
 
 
-def refuse_failed(inputs: Iterable[Any], outputs: Iterable[Any]) -> None:
-    """Raise `InvalidInputError` where a device tensor among ``inputs`` is known to come from a failed run.
+def refuse_failed(inputs: Iterable[DeviceTensor], outputs: Iterable[DeviceTensor]) -> None:
+    """Raise `InvalidInputError` where one of ``inputs`` is known to come from a failed run.
 
     Drops the known failures of the runs before from ``outputs``: a step that is staged for the same submit may read these tensors
     before the submit replaces their checks.
     """
     for value in inputs:
-        if isinstance(value, DeviceTensor):
-            for check in value.checks:
-                if check.reason:
-                    check.verify()
+        for check in value.checks:
+            if check.reason:
+                check.verify()
     for target in outputs:
-        if isinstance(target, DeviceTensor) and target.checks:
+        if target.checks:
             target.checks[:] = [check for check in target.checks if not check.reason]
 
 
-def open_checks(values: Iterable[Any]) -> list[RunCheck]:
+def open_checks(values: Iterable[DeviceTensor]) -> list[RunCheck]:
     """The checks that decide whether results computed from ``values`` are valid, except those known to have passed."""
     found: dict[RunCheck, None] = {}
     for value in values:
-        if isinstance(value, DeviceTensor) and value.checks:
+        if value.checks:
             found |= dict.fromkeys(
                 c for c in value.checks if c.word is not None or c.reason
             )  # in this order: another thread sets the reason first

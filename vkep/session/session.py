@@ -225,7 +225,8 @@ class InferenceSession(OrtSession, Uncopied):
         parts = self._parts
         repeat = iobinding.repeat
         if repeat is not None and run_options is None:
-            if parts.repeated(repeat):
+            parts.check_open()
+            if parts.watch is None and repeat.run():
                 return
             iobinding.change()
         targets = parts.targets(iobinding.inputs, iobinding.outputs)

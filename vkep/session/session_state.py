@@ -124,7 +124,7 @@ class SessionState:
         if self.closed:
             park_at_exit()
             raise ClosedError(f"session of {self.model.source}")
-        self.delegate.context  # noqa: B018  # in a forked child it raises, before any lock is tried
+        self.delegate.lease.context  # noqa: B018  # in a forked child it raises, before any lock is tried
 
     def check_tensor(self, tensor: DeviceTensor, what: str) -> None:
         """See `InferenceSession.check_tensor`."""
@@ -242,11 +242,6 @@ class SessionState:
         values = self.inputs_of(inputs)
         on_device = all(isinstance(value, DeviceTensor) for value in values.values())
         return self.graph_of(values).repeat(values, targets) if on_device else None
-
-    def repeated(self, repeat: Repeat) -> bool:
-        """Run again; False where that must be done in the usual way."""
-        self.check_open()
-        return self.watch is None and repeat.run()
 
     def later(self, work: Callable[[], None]) -> None:
         """Call something in a thread of the session. The interpreter's exit and `close` wait for it."""

@@ -40,7 +40,7 @@ class RecordedVgf:
         self._held: list[Any] = []
         self.last = 0
         self._operands = Operands()
-        self._staged: tuple[Sequence[GraphTensor], Sequence[DeviceTensor]] = ((), ())  # the operands of the staged run
+        self._staged: tuple[Sequence[DeviceTensor], Sequence[DeviceTensor]] = ((), ())  # the operands of the staged run
         self._bound = {t.block.buffer for _, t in tensors}
         try:
             bound = dict(reversed(tensors))
@@ -170,17 +170,18 @@ class RecordedVgf:
     def stage(self, inputs: Sequence[GraphTensor], outputs: Sequence[DeviceTensor]) -> None:
         """Prepare a run on these tensors, at the memory that it was recorded for; `submitted` must follow. Raises
         `InvalidInputError` where an input comes from a run that failed."""
-        refuse_failed(inputs, outputs)
+        reads = [t for t in inputs if isinstance(t, DeviceTensor)]
+        refuse_failed(reads, outputs)
         self._operands.end(self._delegate.context.timeline.submitted)  # of a run that failed or was interrupted
-        self._operands.begin([t.uses for t in inputs if isinstance(t, DeviceTensor)], [t.uses for t in outputs])
-        self._staged = inputs, outputs
+        self._operands.begin(reads, outputs)
+        self._staged = reads, outputs
 
     def submitted(self, value: int) -> None:
         """Record that the run was submitted, and ends at the timeline value. The outputs get the checks of the inputs:
         a result computed from a failed run is invalid too."""
         self.last = value
-        (inputs, outputs), self._staged = self._staged, ((), ())
-        checks = open_checks(inputs)
+        (reads, outputs), self._staged = self._staged, ((), ())
+        checks = open_checks(reads)
         for tensor in outputs:
             if value > tensor.written_at:  # another thread's run may have been submitted later
                 tensor.checks[:] = checks

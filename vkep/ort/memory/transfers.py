@@ -194,7 +194,8 @@ class Transfers:
                 self._drop(next(iter(self._routes)))
 
     def _close(self, route: Route) -> None:
-        self._domain.lease.wait_to_free(route.value)
+        if route.value:
+            self._domain.lease.wait_to_free(route.value)
         route.close()
 
     def _in_pieces(

@@ -104,7 +104,8 @@ class Executable:
         """Run the steps; results are added to ``values``. ``targets`` are the outputs' destinations. A ``watch`` runs
         each step itself, to time it. ``meanwhile`` is called while the device works, where there is only an `island`.
         """
-        values.update({name: array.copy() for name, array in self.constants.items()})  # the caller may change its copy
+        if self.constants:  # the caller may change its copy
+            values.update({name: array.copy() for name, array in self.constants.items()})
         if self._shared is None:
             self._run(values, targets, watch, meanwhile)
         else:

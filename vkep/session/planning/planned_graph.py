@@ -175,10 +175,11 @@ class PlannedGraph:
         `ClosedError`, and the errors of ``check`` and of planning.
         """
         signature = self.signature(values) if signature is None else signature
-        found = self.taken(signature, over)
+        key = self._key(signature, over)
+        found = self._take(key)
         if found is not None:
             return found
-        key, marks = self._key(signature, over), signature if isinstance(signature, tuple) else self.signature(values)
+        marks = signature if isinstance(signature, tuple) else self.signature(values)
         return self._match(key, marks, tuple(values), lambda name: self._known_one(values, name), over) or self._enter(
             key, lambda: self._plan_for(values, over)
         )
@@ -395,26 +396,24 @@ class Repeat:
 
     def __init__(self, graph: PlannedGraph, key: Hashable, entry: _Entry, bound: Bound) -> None:
         self._graph, self._key, self._entry, self._bound = graph, key, entry, bound
+        self._tensors = tuple(dict.fromkeys([*bound.reads, *bound.writes]))
+        assert entry.executable.island is not None
+        self._run = entry.executable.island.runner.run
 
     def run(self) -> bool:
         """Run; False where that must be done in the usual way: a tensor was closed, or the executable evicted. Raises as
         `PlannedGraph.run`."""
-        entry, bound, graph = self._entry, self._bound, self._graph
-        with entry.uses.hold():
+        entry, graph = self._entry, self._graph
+        with entry.uses.hold(), in_run():
             if entry.evicted or graph._closed:
                 return False
-            for tensors in (bound.reads, bound.writes):
-                for tensor in tensors:
-                    if tensor.closed:
-                        return False
+            for tensor in self._tensors:
+                if tensor.closed:
+                    return False
             if entry is not graph._newest:
                 graph._move_to_end(self._key, entry)
-            island = entry.executable.island
-            assert island is not None
-            with in_run():
-                stop_if_terminated()
-                check_wanted()
-                island.runner.run(bound.again())
+            stop_if_terminated()
+            self._run(self._bound)
         return True
 
 
@@ -541,6 +540,8 @@ def allowed(targets: Targets, over: Over, executable: Executable) -> Targets:
     """The targets without those that the program does not write: an input's memory, where it is not written in place, and the
     leading elements of larger tensors.
     """
+    if not targets:
+        return targets
     refused = {name for name, target in targets.items() if isinstance(target, DeviceTensor) and target.capacity}
     refused.update([output for output, _ in over])
     if refused:
