@@ -174,6 +174,16 @@ def test_what_is_no_file_of_this_user_is_neither_waited_for_nor_followed(root: P
         own_files.read_own(root / "link", 7)
 
 
+@pytest.mark.parametrize("size", [1000, 1001, 4000, 4321])
+def test_a_long_file_is_read_in_parts(root: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(own_files, "_LONG", 1000)
+    path, content = root / "entry", os.urandom(size)
+    own_files.write_own(path, content)
+    assert own_files.read_own(path, size) == content
+    with path.open("rb") as file, pytest.raises(own_files.NotOwnFileError, match=f"at byte {size} of {size + 1}"):
+        own_files._read_long(file.fileno(), size + 1)
+
+
 def test_a_file_of_another_user_or_with_other_permissions_is_not_read(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,7 +115,7 @@ def sealed(name: str, data: bytes | Iterable[bytes | memoryview]) -> Iterator[by
     yield _seal(name, digests)
 
 
-def unsealed(name: str, data: bytes) -> memoryview | None:
+def unsealed(name: str, data: bytes | memoryview) -> memoryview | None:
     """Return the content of a result of `sealed`; None where the seal does not match."""
     content = memoryview(data)[: max(len(data) - _SEAL_BYTES, 0)]
     pieces = [content[at : at + _PIECE] for at in range(0, len(content), _PIECE)]
@@ -145,7 +145,7 @@ def _secret(root: Path) -> bytes:
         with contextlib.suppress(OSError):
             found = b""
             with contextlib.suppress(NotOwnFileError, PermissionError):
-                found = read_own(path, _SEAL_BYTES, forbidden=0o077)
+                found = bytes(read_own(path, _SEAL_BYTES, forbidden=0o077))
             if len(found) == _SEAL_BYTES:
                 return found
             remove(path)

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import functools
 import logging
+import mmap
 import os
 import shutil
 import stat
@@ -20,11 +21,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from vkep.text import shortened
+from vkep.threads import Threads
 
 _log = logging.getLogger(__name__)
 
 #: a name as long as those of entries
 _LONGEST_NAME = "0" * 128
+#: more bytes than this are read in parts of as many
+_LONG = 8 << 20
 #: prefix of a file that is being written
 TEMPORARY = ".writing-"
 #: permission bits that let other users write
@@ -136,8 +140,9 @@ def is_own_file(status: os.stat_result, forbidden: int = 0) -> bool:
     return sys.platform == "win32" or (status.st_uid == os.geteuid() and not status.st_mode & forbidden)
 
 
-def read_own(path: Path, limit: int, forbidden: int = 0) -> bytes:
-    """Read a regular file of this user with at most ``limit`` bytes and none of the permission bits ``forbidden``.
+def read_own(path: Path, limit: int, forbidden: int = 0) -> bytes | memoryview:
+    """Read a regular file of this user with at most ``limit`` bytes and none of the permission bits ``forbidden``; a long one by
+    several threads.
 
     Anything else (a FIFO, a device, a link, a folder, another user's file) is `NotOwnFileError`: it is not waited for
     and not followed. Raises `OSError`.
@@ -152,10 +157,34 @@ def read_own(path: Path, limit: int, forbidden: int = 0) -> bytes:
         status = os.fstat(handle)
         if not is_own_file(status, forbidden) or status.st_size > limit:
             raise NotOwnFileError(f"{path} is no regular file of this user, or has more than {limit} bytes")
+        if status.st_size > _LONG and hasattr(os, "preadv"):
+            return _read_long(handle, status.st_size)
         with open(handle, "rb", buffering=0, closefd=False) as file:
             return file.read()
     finally:
         os.close(handle)
+
+
+def _read_long(handle: int, size: int) -> memoryview:
+    """The first ``size`` bytes of a file, in memory that the threads also get: the system clears it page by page, which takes as
+    long as the copy. Raises `OSError`, also where the file has become shorter."""
+    memory = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a system without large pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    content = memoryview(memory)
+
+    def read(at: int) -> None:
+        end = min(at + _LONG, size)
+        while at < end:
+            got = os.preadv(handle, [content[at:end]], at)
+            if not got:
+                raise NotOwnFileError(f"the file ended at byte {at} of {size} while it was read")
+            at += got
+
+    with Threads(min(8, os.cpu_count() or 1), thread_name_prefix="vkep-read") as pool:
+        list(pool.map(read, range(0, size, _LONG)))
+    return content
 
 
 def write_own(path: Path, data: bytes | Iterable[bytes | memoryview], mode: int = 0o600) -> None:

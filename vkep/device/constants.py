@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vkep.graph.weights import Weight
+from vkep.graph.weights import ArrayWeight, Weight
 from vkep.memory.device_arena import DeviceArena, DeviceBlock
 from vkep.memory.upload import Upload, Uploader
 from vkep.plan.memory import align
@@ -198,5 +198,9 @@ def _upload(weight: Weight, ref: ConstantRef, block: DeviceBlock, offset: int) -
     def data() -> np.ndarray:
         return np.ascontiguousarray(weight.array()).reshape(-1).view(np.uint8)
 
+    def copied(out: np.ndarray, start: int) -> None:
+        out[:] = data()[start : start + out.size]
+
     stored = weight.stored
-    return Upload(block, data, ref.nbytes, offset, ref.label, fill=None if stored is None else stored.read_into)
+    fill = copied if isinstance(weight, ArrayWeight) else None if stored is None else stored.read_into
+    return Upload(block, data, ref.nbytes, offset, ref.label, fill=fill)
