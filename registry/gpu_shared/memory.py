@@ -41,6 +41,7 @@ _CHOICES: dict[str, tuple[tuple[int, int], ...]] = {
         (HOST_VISIBLE | HOST_CACHED, 0),
         (HOST_VISIBLE | HOST_COHERENT, 0),
     ),
+    "direct": ((DEVICE_LOCAL | HOST_VISIBLE | HOST_COHERENT, 0),),
 }
 KINDS = tuple(_CHOICES)
 
@@ -98,11 +99,21 @@ def choose_type(device: Device, kind: str, type_bits: int) -> tuple[int, int, in
     raise GpuError("choosing a memory type", label=device.label, hint=f"no memory type fits a {kind!r} buffer")
 
 
+def has_direct(device: Device) -> bool:
+    """Whether the device has memory of its own that the host may write (``"direct"``): on PCI, a window for the host."""
+    try:
+        choose_type(device, "direct", 0xFFFFFFFF)
+    except GpuError:
+        return False
+    return True
+
+
 class Buffer(Handle):
     """``size`` bytes of GPU memory with storage, transfer and device-address usage.
 
     ``memory_kind`` is ``"device"`` (device-local; mapped too on unified memory), ``"upload"`` (host-visible, coherent:
-    the host writes, the GPU reads) or ``"download"`` (host-visible, cached: the GPU writes, the host reads).
+    the host writes, the GPU reads) or ``"download"`` (host-visible, cached: the GPU writes, the host reads);
+    ``"direct"`` is the device's own, where the host may write (`has_direct`).
 
     ``memory_types`` limits the memory types (bits) where another resource will be bound to the same memory.
     ``exported``: other devices and APIs may import it, by file descriptors (`gpu_shared.external.memory_descriptor`).

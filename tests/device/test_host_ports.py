@@ -11,10 +11,11 @@ import onnx.parser
 import pytest
 
 import vkep
-from vkep.device import run_commands
+from vkep.device import recorded, run_commands
 from vkep.device.arguments import ArgumentTable
 from vkep.device.delegate import VulkanDelegate
-from vkep.device.host_ports import HostPorts
+from vkep.device.host_ports import DIRECT_BYTES, HostPorts
+from vkep.device.run_commands import Buffers
 
 Array = np.ndarray[Any, Any]
 MODEL = """
@@ -61,6 +62,50 @@ def test_tensors_on_the_device_are_not_copied(session: vkep.InferenceSession) ->
     for _ in range(2):
         np.testing.assert_array_equal(bound(session, there, small), small + (1 << 18))
     assert max(copied(session)) <= 64
+
+
+def submitted(session: vkep.InferenceSession) -> list[Buffers]:
+    """The command buffers of each prepared submit."""
+    [recording] = [r for island in session.islands() for r in island.runner.recordings]
+    return [key.run._replace(table=None) for key in recording._commands._submits]
+
+
+@pytest.mark.parametrize("has_direct", [True, False])
+def test_few_bytes_are_accessed_in_place(
+    session: vkep.InferenceSession, monkeypatch: pytest.MonkeyPatch, has_direct: bool
+) -> None:
+    monkeypatch.setattr(recorded, "has_direct", lambda device: has_direct)
+    small = np.arange(4, dtype=np.float32)
+    for _ in range(2):
+        for scale in (1, 2, 3):
+            large = np.full(64, scale, np.float32)
+            moved, doubled = session.run(None, {"large": large, "small": small})
+            np.testing.assert_array_equal(moved, 2 * large)
+            np.testing.assert_array_equal(doubled, small + 64 * scale)
+    assert set(submitted(session)) == {Buffers(up=not has_direct, visible=True)}
+
+
+def test_many_bytes_are_copied(session: vkep.InferenceSession) -> None:
+    large, small = np.ones(DIRECT_BYTES // 4, np.float32), np.arange(4, dtype=np.float32)
+    moved, doubled = session.run(None, {"large": large, "small": small})
+    np.testing.assert_array_equal(moved, 2 * large)
+    np.testing.assert_array_equal(doubled, small + large.size)
+    assert submitted(session) == [Buffers(up=True, down=True)]
+
+
+def test_results_that_the_plan_reads_are_copied(session: vkep.InferenceSession) -> None:
+    text = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    agraph (float[8, 16] x, float[16, 4] a, float[4, 4] b) => (float[8, 4] y, float[8, 4] z) {
+        y = MatMul (x, a)  z = MatMul (y, b)
+    }
+    """
+    x, a, b = (np.full(shape, 0.5, np.float32) for shape in ((8, 16), (16, 4), (4, 4)))
+    with vkep.InferenceSession(onnx.parser.parse_model(text).SerializeToString(), fallback="error") as made:
+        y, z = made.run(None, {"x": x, "a": a, "b": b})
+        np.testing.assert_array_equal(y, x @ a)
+        np.testing.assert_array_equal(z, x @ a @ b)
+        assert submitted(made) == [Buffers(down=True)]
 
 
 def test_a_run_may_bind_more_to_the_host_than_the_one_before(session: vkep.InferenceSession) -> None:

@@ -72,6 +72,9 @@ class Places:
                 self.grids[k] = size
                 size += _GRID_BYTES
         self.nbytes = size
+        first = len(plan.inputs)
+        #: whether a dispatch reads one of the plan's outputs
+        self.reads_outputs = any(r.space is Space.PORT and r.index >= first for d in plan.dispatches for r in d.reads)
         #: places among the inputs, and among the outputs, whose shapes depend on sizes, by the kind of their shape
         self.moving: tuple[dict[int, list[int]], dict[int, list[int]]] = ({}, {})
         if sizes is not None:

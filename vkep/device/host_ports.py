@@ -25,6 +25,17 @@ Span = tuple[int, int]
 Spans = tuple[Span, ...]
 
 
+#: sides of up to as many bytes are accessed in place: to copy them on the device takes longer than the bus
+DIRECT_BYTES = 1 << 16
+
+
+class Staging(NamedTuple):
+    """Where the host sees the ports of one side, on a device whose memory it cannot map."""
+
+    copied: StagingArena  #: memory that the device copies to its own or from it
+    direct: StagingArena | None  #: memory that kernels may access instead, where they are few bytes
+
+
 class Fitting(NamedTuple):
     """Ports of one kind that the memory is viewed as: the caches of all layers are alike."""
 
@@ -37,7 +48,8 @@ class Fitting(NamedTuple):
 class HostPorts:
     """A dense region of the input (or output) ports that the host binds.
 
-    On unified memory the host maps the device memory itself; otherwise the GPU copies to or from a staging block.
+    On unified memory the host maps the device memory itself, otherwise the GPU copies to or from a staging block. A few bytes
+    are in the memory of `Staging.direct` instead.
     """
 
     def __init__(
@@ -45,7 +57,7 @@ class HostPorts:
         delegate: VulkanDelegate,
         ports: Sequence[Port],
         capacity: Sequence[int | None],
-        staging: StagingArena | None,
+        staging: Staging | None,
     ) -> None:
         """``capacity``: the largest bytes of each port, None where the host does not bind it."""
         self.capacity, self._offsets, size = tuple(capacity), list[int](), 0
@@ -58,11 +70,14 @@ class HostPorts:
         self._shapes: dict[int, tuple[int, ...]] = {}  # of the ports' kinds that were fitted
         self.used: Sequence[int] | None = None  #: the ports that `use` was called for
         self.spans: Spans = ()  #: see `use`
-        self.block: DeviceBlock = delegate.arena.alloc(self.size, delegate.lease)
+        direct = staging.direct if staging is not None and self.size <= DIRECT_BYTES else None
+        self.block: DeviceBlock = (
+            delegate.arena.alloc(self.size, delegate.lease) if direct is None else direct.alloc(self.size)
+        )
         self.staging: DeviceBlock | None = None
         try:
-            if staging is not None:
-                self.staging = staging.alloc(self.size)
+            if staging is not None and direct is None:
+                self.staging = staging.copied.alloc(self.size)
             mapped = (self.staging or self.block).mapped
             assert mapped is not None, "unified memory and staging are mapped"
             self._raw = np.frombuffer(mapped, np.uint8)

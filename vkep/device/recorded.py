@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpu_shared.commands import CommandBuffer, QueryPool
+from gpu_shared.memory import has_direct
 from gpu_shared.pipeline import ComputePipeline
 from gpu_shared.steady import check_wanted
 from vkep.device.arguments import ArgumentTable, Places, RunNumbers, Sent
 from vkep.device.bound import Bound
 from vkep.device.faults import FAULT_BYTES, FaultWord
+from vkep.device.host_ports import Staging
 from vkep.device.run_commands import ALONE, INPUTS, OUTPUTS, Buffers, RunCommands
 from vkep.device.slab import Slab
 from vkep.device.tensor import DeviceTensor, open_checks, refuse_failed
@@ -70,18 +72,20 @@ class RecordedPlan:
 
     def _prepare(self, slab: Slab) -> None:
         delegate, plan = self._delegate, self.plan
-        staging: tuple[StagingArena | None, StagingArena | None] = (None, None)
+        up = down = direct = None
         if not delegate.unified:
-            upload = shared_staging_arena(delegate.lease, "upload")
-            download = shared_staging_arena(delegate.lease, "download")
-            self._held += [upload, download]
-            staging = (upload.value, download.value)
+            up, down = self._staging("upload"), self._staging("download")
+            direct = self._staging("direct") if has_direct(delegate.lease.device) else None
         if plan.faults:
-            block = self._hold((staging[1] or delegate.arena).alloc(FAULT_BYTES))
+            block = self._hold((down or delegate.arena).alloc(FAULT_BYTES))
             self._fault = FaultWord(block, plan.faults, delegate.lease)
         fault = self._fault.address if self._fault is not None else 0
-        self._table = ArgumentTable(delegate, self._places, self._constants, slab, fault, self.layout, staging[0])
+        self._table = ArgumentTable(delegate, self._places, self._constants, slab, fault, self.layout, up)
         self._held.append(self._table)
+        staging = (
+            None if up is None else Staging(up, direct),
+            None if down is None else Staging(down, None if self._places.reads_outputs else down),
+        )
         self._commands = RunCommands(delegate, self._places, self._table, staging, self._record("main"), self._making)
         self._held.append(self._commands)
 
@@ -107,6 +111,11 @@ class RecordedPlan:
         with self._making:
             self._table.prepare(numbers)
             self._commands.prepare(numbers.ports)
+
+    def _staging(self, kind: str) -> StagingArena:
+        shared = shared_staging_arena(self._delegate.lease, kind)
+        self._held.append(shared)
+        return shared.value
 
     def _hold(self, block: DeviceBlock) -> DeviceBlock:
         self._held.append(block)
@@ -177,8 +186,10 @@ class RecordedPlan:
         self._operands.begin(bound.reads, bound.writes)
         if self._unified:
             return ALONE
-        visible = (self._fault is not None or bound.to_host) and not down
-        return Buffers(what, bool(up), bool(down), visible) if what or up or down or visible else ALONE
+        sent = bool(up) and self._commands.host(INPUTS).staging is not None
+        fetched = bool(down) and self._commands.host(OUTPUTS).staging is not None
+        visible = (bool(down) or self._fault is not None or bound.to_host) and not fetched
+        return Buffers(what, sent, fetched, visible) if what or sent or fetched or visible else ALONE
 
     def _fill(self, bound: Bound) -> None:
         """Copy the arrays among a run's inputs to the host's ports, and enter the addresses of these and of the outputs'."""

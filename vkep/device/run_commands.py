@@ -11,8 +11,7 @@ from gpu_shared.errors import ClosedError
 from gpu_shared.steady import check_wanted, steady
 from gpu_shared.timeline import PreparedSubmit
 from vkep.device.arguments import ArgumentTable, Places, Sent
-from vkep.device.host_ports import Fitting, HostPorts, Spans
-from vkep.memory.staging_ring import StagingArena
+from vkep.device.host_ports import Fitting, HostPorts, Spans, Staging
 from vkep.plan.records import Port
 from vkep.plan.sized import MovedPorts
 
@@ -64,7 +63,7 @@ class RunCommands:
         delegate: VulkanDelegate,
         places: Places,
         table: ArgumentTable,
-        staging: tuple[StagingArena | None, StagingArena | None],
+        staging: tuple[Staging | None, Staging | None],
         main: CommandBuffer,
         making: RLock,
     ) -> None:

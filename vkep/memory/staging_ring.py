@@ -157,11 +157,12 @@ class StagingRing:
         self._shared.close()
 
 
-STAGING_KINDS = ("upload", "download")
+STAGING_KINDS = ("upload", "download", "direct")
 
 
 class StagingArena(BufferArena):
-    """Mapped ("pinned") memory for one direction: ``"upload"`` (the host writes) or ``"download"`` (the host reads, cached).
+    """Mapped ("pinned") memory for one direction: ``"upload"`` (the host writes) or ``"download"`` (the host reads, cached); or
+    ``"direct"``, the device's own, which the host writes.
 
     It is the same BFC arena, without streams: a user waits for the copy before it frees the block (CUDA plugin EP arena
     allocator design, section 3.4: the pinned arena is not stream-aware).
