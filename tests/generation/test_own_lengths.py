@@ -15,7 +15,7 @@ from tests.generation.genai_sources import write_genai_sources
 from tests.generation.test_encoder_decoder import merged
 from tools.ort_cpu import cpu_session
 from vkep import InferenceSession
-from vkep.generation import Generator, Sampling
+from vkep.generation import Generator, Sampling, encoder_decoder
 from vkep.generation.decoder import Decoder
 from vkep.generation.own_lengths import with_lengths
 from vkep.graph.load import load_model
@@ -33,6 +33,12 @@ POSITIONS = {
     "read = Gather (table, row)",
     "slice": "from = Unsqueeze (past, zeros) to = Unsqueeze (all, zeros) read = Slice (table, from, to, zeros)",
 }
+#: an addend [1, heads, queries, keys] of the distances between ``keys`` and ``column``, of which large ones count alike
+_DISTANCES = (
+    "line = Unsqueeze (keys, zeros) away = Sub (line, column) behind = Neg (away) near = Max (behind, zero) "
+    "sizes_of = Shape (near) top = ConstantOfShape <value = int64[1] {3}> (sizes_of) at = Min (near, top) "
+    "found = Gather (distances, at) turned = Transpose <perm = [2, 0, 1]> (found) addend = Unsqueeze (turned, zeros)"
+)
 SCALES = {
     "queries": "q = Mul (q_heads, scale) t = Transpose <perm = [0, 1, 3, 2]> (present.key) scores = MatMul (q, t)",
     "both": "root = Sqrt (scale) t = Transpose <perm = [0, 1, 3, 2]> (present.key) q = Mul (q_heads, half) "
@@ -43,6 +49,12 @@ MASKS = {
     "none": "masked = Identity (scores)",
     "shapes": "keys = Range (zero, all, one) rows = Range (past, all, one) column = Unsqueeze (rows, ones) "
     "may = LessOrEqual (keys, column) addend = Where (may, nothing, low) masked = Add (scores, addend)",
+    "distances": "keys = Range (zero, all, one) rows = Range (past, all, one) column = Unsqueeze (rows, ones) "
+    f"{_DISTANCES} masked = Add (scores, addend)",
+    "distances of all": "keys = Range (zero, all, one) column = Unsqueeze (keys, ones) "
+    f"{_DISTANCES} newest = Neg (ones) many = Unsqueeze (all, zeros) last = Slice (addend, newest, many, twos) "
+    "may = LessOrEqual (keys, column) hidden = Where (may, nothing, low) own = Slice (hidden, newest, many, zeros) "
+    "both = Add (own, last) masked = Add (both, scores)",
 }
 ENDS = {
     "plain": "p = Softmax <axis = -1> (masked)",
@@ -52,6 +64,10 @@ ENDS = {
 OTHERS = {
     "bias of weights": ("gather", "queries", "keys = Range (zero, all, one) near = Gather (biases, keys) "
                         "masked = Add (scores, near)", "plain"),
+    "a bias of sums": ("gather", "queries", "keys = Range (zero, all, one) rows = Range (past, all, one) "
+                       "column = Unsqueeze (rows, ones) line = Unsqueeze (keys, zeros) far = Add (line, column) "
+                       "found = Gather (distances, far) turned = Transpose <perm = [2, 0, 1]> (found) "
+                       "addend = Unsqueeze (turned, zeros) masked = Add (scores, addend)", "plain"),
     "another reader": ("gather", "queries", "far = Cast <to = 1> (all) masked = Mul (scores, far)", "plain"),
     "positions of another kind": ("turned = Cast <to = 1> (past) read = Mul (turned, scale)", "queries", "none", "plain"),
 }  # fmt: skip
@@ -65,7 +81,8 @@ def drawn(positions: str, scale: str, mask: str, end: str, seed: int = 0) -> onn
            float[rows, {HEADS}, before, {SIZE}] past.value)
         => (float[rows, length, {VOCABULARY}] logits, float[rows, {HEADS}, total, {SIZE}] present.key,
             float[rows, {HEADS}, total, {SIZE}] present.value)
-    <int64[1] zeros = {{ 0 }}, int64[1] ones = {{ 1 }}, int64 zero = {{ 0 }}, int64 one = {{ 1 }}, int64 second = {{ 2 }},
+    <int64[1] twos = {{ 2 }}, int64[1] zeros = {{ 0 }}, int64[1] ones = {{ 1 }}, int64 zero = {{ 0 }},
+     int64 one = {{ 1 }}, int64 second = {{ 2 }},
      float scale = {{ 0.25 }}, float half = {{ 0.5 }}, float nothing = {{ 0 }}, float low = {{ -10000 }},
      int64[4] apart = {{ 0, 0, {HEADS}, {SIZE} }}, int64[3] whole = {{ 0, 0, {WIDTH} }}>
     {{
@@ -95,6 +112,7 @@ def drawn(positions: str, scale: str, mask: str, end: str, seed: int = 0) -> onn
         "words": (VOCABULARY, WIDTH),
         "head": (WIDTH, VOCABULARY),
         "biases": (CONTEXT, 1),
+        "distances": (4, HEADS),
     }
     shapes |= dict.fromkeys(("wq", "wk", "wv"), (WIDTH, WIDTH))
     for name, shape in shapes.items():
@@ -155,31 +173,44 @@ def test_other_forms(name: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("form", ["optimum", "merged", "genai"])
+@pytest.mark.parametrize("form", ["optimum", "merged", "genai", "t5", "t5 merged", "moonshine"])
 def test_sources_share_runs(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers begin at any step, with other first tokens, and end at any time; each has the tokens that it has alone."""
-    write_genai_sources(tmp_path, times=True) if form == "genai" else write_sources(tmp_path, "whisper")
-    if form == "merged":
+    """Answers begin at any step, with other first tokens, and end at any time; each has the tokens that it has alone, in a
+    generator that reads one source at a time."""
+    kind = form.split(" ")[0] if form.split(" ")[0] in ("t5", "moonshine") else "whisper"
+    write_genai_sources(tmp_path, times=True) if form == "genai" else write_sources(tmp_path, kind)
+    if "merged" in form:
         merged(tmp_path)
-    rows = noted(monkeypatch, Decoder, "_run", lambda self, ids, *rest: int(ids.shape[0]))
-    sounds = [np.random.default_rng(k).normal(0, 2, (80, 3000)).astype(np.float32) for k in range(5)]
+    rng = [np.random.default_rng(k) for k in range(5)]
+    lengths = [5, 9, 150, 70, 12]  # the room for sources grows
+    sources: list[Any] = {
+        "whisper": [each.normal(0, 2, (80, 3000)).astype(np.float32) for each in rng],
+        "t5": [each.integers(0, 256, n).tolist() for each, n in zip(rng, lengths, strict=True)],
+        "moonshine": [each.normal(0, 1, 400 * n + 30).astype(np.float32) for each, n in zip(rng, lengths, strict=True)],
+    }[kind]
     starts = [[BEGIN], [BEGIN, 40, 41], [BEGIN, 7], [BEGIN], [BEGIN, 9, 8, 7, 6]]
     counts = [9, 14, 3, 12, 7]
+    each = list(zip(sources, starts, counts, strict=True))
+    with monkeypatch.context() as patch:
+        patch.setattr(encoder_decoder, "with_lengths", lambda *_: None)
+        with Generator(tmp_path, fallback="error", max_sequences=4) as generator:
+            alone = [generator.generate(s, start=b, max_tokens=n, ignore_end=True).tokens for s, b, n in each]
+    assert len({tuple(tokens[:3]) for tokens in alone}) > 2
+    rows = noted(monkeypatch, Decoder, "_run", lambda self, ids, *rest: int(ids.shape[0]))
     with Generator(tmp_path, fallback="error", max_sequences=4) as generator:
-        each = list(zip(sounds, starts, counts, strict=True))
-        alone = [generator.generate(s, start=b, max_tokens=n, ignore_end=True).tokens for s, b, n in each]
-        assert len({tuple(tokens[:3]) for tokens in alone}) > 2 and set(rows) == {1}
+        assert [generator.generate(s, start=b, max_tokens=n, ignore_end=True).tokens for s, b, n in each] == alone
+        assert set(rows) == {1}
         batch, answers = generator.batch(), list[Any]()
-        for sound, start, count in each:
+        for source, start, count in each:
             while len(batch.in_progress) == 4:
                 batch.step()
-            answers.append(batch.add(sound, Sampling(max_tokens=count, ignore_end=True), start=start))
+            answers.append(batch.add(source, Sampling(max_tokens=count, ignore_end=True), start=start))
             batch.step()
         while batch.in_progress:
             batch.step()
         batch.close()
         assert [answer.tokens for answer in answers] == alone
         assert max(rows) == 4
-        found = generator.search(sounds[0], beams=3, count=3, start=starts[1], max_tokens=6)
+        found = generator.search(sources[0], beams=3, count=3, start=starts[1], max_tokens=6)
         assert max(rows[-4:]) == 3  # beams share runs, too
         assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)

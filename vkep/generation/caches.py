@@ -64,11 +64,29 @@ class RowCaches:
             self._moves[kind] = self._moves.get(kind) or Moves(self._session, spec.dtype, 1 + kind[1])
 
     def add(self, specs: Sequence[CacheSpec]) -> None:
-        """Have further caches in each row, whose sizes were not known before. Raises `ArenaOutOfMemory`."""
-        made = [self._session.empty_device_tensor(s.shape(self.rows, self.capacity), s.dtype) for s in specs]
-        self._take(specs)
-        self._buffers += made
+        """Have further caches in each row, whose sizes were not known before, or longer ones in place of those of the same names,
+        whose content is kept where they have four axes. Raises `ArenaOutOfMemory`."""
+        made = [self._empty(spec, self.rows, self.capacity) for spec in specs]
+        self._take([spec for spec in specs if all(spec.past != known.past for known in self._specs)])
+        places = {spec.past: place for place, spec in enumerate(self._specs)}
+        for spec, tensor in zip(specs, made, strict=True):
+            place = places[spec.past]
+            if place < len(self._buffers):
+                old = self._buffers[place]
+                if self.rows and len(old.shape) == 4:
+                    self._moves_of(spec).copy(old, tensor.leading(old.shape))
+                self._buffers[place], self._specs[place] = tensor, spec
+                old.close()
+            else:
+                self._buffers.append(tensor)
         self._views = {}
+
+    def _empty(self, spec: CacheSpec, rows: int, capacity: int) -> DeviceTensor:
+        """A buffer for a cache. What no run appends to is 0: a source's states may be fewer than there is room for."""
+        tensor = self._session.empty_device_tensor(spec.shape(rows, capacity), spec.dtype)
+        if rows and not spec.present:
+            tensor.write(np.zeros(tensor.shape, DTYPES[spec.dtype].numpy))
+        return tensor
 
     def grow(self, rows: int, capacity: int) -> None:
         """Grow the capacity to this many sequences and tokens each; the content is kept. Raises `ArenaOutOfMemory`, and
@@ -79,7 +97,7 @@ class RowCaches:
         made: list[DeviceTensor] = []
         try:
             for place, spec in enumerate(self._specs):
-                made.append(self._session.empty_device_tensor(spec.shape(rows, capacity), spec.dtype))
+                made.append(self._empty(spec, rows, capacity))
                 if self.rows:
                     self._moves_of(spec).copy(self._buffers[place], made[-1].rows(0, self.rows))
         except BaseException:
@@ -105,9 +123,17 @@ class RowCaches:
                 tensor.rows(row, 1).write(np.zeros((1, *spec.state), DTYPES[spec.dtype].numpy))
 
     def fill(self, row: int, name: str, tensor: DeviceTensor) -> None:
-        """Copy a tensor [1, ...] of the shape of a row of the cache ``name`` into the row."""
+        """Copy a tensor [1, ...] of the shape of a row of the cache ``name`` into the row, or to its beginning."""
+        spec, target = self._row(row, name)
+        self._moves_of(spec).copy(tensor, target if tensor.shape == target.shape else target.leading(tensor.shape))
+
+    def write(self, row: int, name: str, value: np.ndarray[Any, Any]) -> None:
+        """Write an array [1, ...] into a row of the cache ``name``."""
+        self._row(row, name)[1].write(value)
+
+    def _row(self, row: int, name: str) -> tuple[CacheSpec, DeviceTensor]:
         spec, buffer = next((s, b) for s, b in zip(self._specs, self._buffers, strict=True) if s.past == name)
-        self._moves_of(spec).copy(tensor, buffer.rows(row, 1))
+        return spec, buffer.rows(row, 1)
 
     def _moves_of(self, spec: CacheSpec) -> Moves:
         return self._moves[spec.dtype, len(spec.state) or 3]

@@ -18,6 +18,8 @@ from vkep.generation.caches import CAPACITY_STEP, Moves, element_of
 from vkep.generation.decoder import Adapter, Decoder, Made
 from vkep.generation.folder import FIRST, LATER, MERGED, ModelFolder
 from vkep.generation.own_lengths import with_lengths
+from vkep.generation.own_sources import MASK as _MASK
+from vkep.generation.own_sources import with_sources
 from vkep.generation.rewrite import FEATURES, IDS, for_generation, with_embeddings
 from vkep.generation.rows import Rows
 from vkep.generation.vision import Image, ids_of, images_of
@@ -26,7 +28,9 @@ from vkep.graph.model import Graph, Model
 from vkep.session import InferenceSession, SessionOptions
 
 Array = np.ndarray[Any, Any]
-STATES, _MASK, LOGITS = "encoder_hidden_states", "encoder_attention_mask", "logits"
+STATES, LOGITS = "encoder_hidden_states", "logits"
+#: kinds of models whose sources have one size
+_ONE_SIZE = ("whisper",)
 _SAMPLES = "input_values"  #: the input of an encoder that reads samples (Moonshine)
 
 
@@ -71,7 +75,7 @@ class EncoderDecoder:
             for model in made if own is None else made[:-1]:
                 self._opened.append(InferenceSession(model, **options))
             if own is not None:
-                given = [v.name for v in own.graph.inputs if self.is_of_source(v.name)]
+                given = [v.name for v in own.graph.inputs if self.is_of_source(v.name) or v.name == _MASK]
                 self.joined = Decoder(folder, options, model=own, given=given)
                 self._opened.append(self.joined.session)
             self.first, self.session = self._opened[1], self._opened[-1]
@@ -90,18 +94,20 @@ class EncoderDecoder:
             raise
 
     def _with_lengths(self, later: Model) -> Model | None:
-        """The decoder of later runs with rows of own lengths, of models whose sources have one size."""
-        if self.folder.kind != "whisper":
+        """The decoder of later runs with rows of own lengths, and where these differ of own sources; None for another form."""
+        if self.folder.embeddings is not None:
             return None
-        of_source = [v.shape or () for v in later.graph.inputs if self.is_of_source(v.name)]
-        if any(
-            len(shape) != 4 or not isinstance(shape[1], int) or not isinstance(shape[3], int) for shape in of_source
+        of_source = {v.name: v.shape or () for v in later.graph.inputs if self.is_of_source(v.name)}
+        if not of_source or any(
+            len(shape) != 4 or not isinstance(shape[1], int) or not isinstance(shape[3], int)
+            for shape in of_source.values()
         ):
             return None
         outputs = [o.name for o in later.graph.outputs]
         own = {n.replace("present.", "past_key_values."): n for n in outputs if n.startswith("present.")}
         pairs = self.folder.caches or {past: n for past, n in own.items() if not self.is_of_source(past)}
-        return with_lengths(later, pairs, LOGITS)
+        found = with_lengths(later, pairs, LOGITS)
+        return found if found is None or self.folder.kind in _ONE_SIZE else with_sources(found, [*of_source])
 
     def is_of_source(self, past: str) -> bool:
         """Whether an input of the decoder has keys or values of the source."""
