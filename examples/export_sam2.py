@@ -1,4 +1,4 @@
-"""Export SAM 2 of transformers as the five models that `vkep.video_objects` runs: a program to copy and to change.
+"""Export SAM 2 of transformers as the six models that `vkep.video_objects` runs: a program to copy and to change.
 
     python examples/export_sam2.py facebook/sam2.1-hiera-tiny sam2    # needs torch, torchvision and transformers 4.57 or later
     python examples/follow_objects.py sam2 video.mp4 640 360
@@ -107,6 +107,31 @@ class MaskDecoder(nn.Module):
         return mask, large, made.object_pointer.reshape(1, -1), made.object_score_logits.reshape(1, 1)
 
 
+class MaskReader(nn.Module):
+    """What the mask decoder makes of an object whose mask is shown."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        whole = torch.eye(model.image_size)[None, None]
+        size = (model.image_size // 4, model.image_size)
+        smaller = torch.nn.functional.interpolate(whole, size=size, mode="bilinear", antialias=True)[0, 0]
+        self.register_buffer("smaller", smaller)  # the exporter has no operator for it
+
+    def forward(self, features: Tensor, shown: Tensor) -> tuple[Tensor, ...]:
+        model, (wide, high, width) = self.model, features.shape[1:]
+        # only the mask, which is not used, reads finer features
+        fine, medium = (features.new_zeros(1, wide // k, k // 2 * high, k // 2 * width) for k in (8, 4))
+        large = shown * 20 - 10
+        mask = self.smaller @ large @ self.smaller.transpose(0, 1)
+        made = model._single_frame_forward(
+            input_masks=model.mask_downsample(shown), image_embeddings=[fine, medium, features]
+        )
+        there = shown.amax((2, 3))
+        pointer = there * made.object_pointer.reshape(1, -1) + (1 - there) * model.no_object_pointer
+        return mask, large, pointer, there * 20 - 10
+
+
 class MemoryEncoder(nn.Module):
     """The memory of an object in a frame. Its numbers have 8 bits, as the model was trained with bfloat16."""
 
@@ -145,6 +170,7 @@ def export(model: Any, folder: Path) -> None:
         "mask_decoder": (MaskDecoder(model, one), (features, fine, medium, points, labels)),
         "mask_decoder_points": (MaskDecoder(model, more), (features, fine, medium, points, labels)),
         "memory_encoder": (MemoryEncoder(model), (features, large, torch.rand(1, 1), torch.tensor(True))),
+        "mask_reader": (MaskReader(model), (features, (large > 0.5).float())),
     }
     opened = {"memories": "rows", "pointers": "rows", "memory_rows": "memories", "memory_ages": "memories"}
     opened |= {"pointer_rows": "pointers", "pointer_ages": "pointers"}

@@ -30,23 +30,31 @@ def small_model(present: float = 1.0, **changed: Any) -> Any:
     return model
 
 
-def masks_of(model: Any, frames: list[Array], prompts: dict[int, dict[int, tuple[Any, Any]]]) -> list[list[Array]]:
+def masks_of(
+    model: Any, frames: list[Array], prompts: dict[int, dict[int, Any]], back_from: int | None = None
+) -> list[list[Array]]:
     """The masks of each frame's objects as transformers computes them, frame by frame. ``prompts``: by frames, points and labels
-    by objects."""
+    by objects, or their masks. ``back_from``: a frame from which the frames are read again backwards, after the last one."""
     torch.set_num_threads(1)  # small matrices: more threads wait for each other
     session = tf.models.sam2_video.modeling_sam2_video.Sam2VideoInferenceSession(dtype=torch.float32)
     found = []
-    for number, frame in enumerate(frames):
-        pixels = torch.tensor(frame)
-        for name, (points, labels) in prompts.get(number, {}).items():
+    order = [(number, False) for number in range(len(frames))]
+    order += [(number, True) for number in range(back_from, -1, -1)] if back_from is not None else []
+    for number, backwards in order:
+        pixels = torch.tensor(frames[number])
+        for name, shown in prompts.get(number, {}).items() if not backwards else ():
             at = session.obj_id_to_idx(name)
+            session.obj_with_new_inputs.append(name)
+            if isinstance(shown, np.ndarray):
+                session.add_mask_inputs(at, number, torch.tensor(shown, dtype=torch.float32)[None, None])
+                continue
+            points, labels = shown
             given = (
                 torch.tensor(points, dtype=torch.float32)[None, None],
                 torch.tensor(labels, dtype=torch.int32)[None, None],
             )
             session.add_point_inputs(at, number, {"point_coords": given[0], "point_labels": given[1]})
-            session.obj_with_new_inputs.append(name)
         with torch.no_grad():
-            made = model(session, frame=pixels, frame_idx=number)
+            made = model(session, frame=pixels, frame_idx=number, reverse=backwards)
         found.append([mask.numpy() for mask in made.pred_masks])
     return found

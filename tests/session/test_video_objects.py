@@ -49,6 +49,31 @@ def followed(video: Any, count: int = 30, prompts: Any = PROMPTS) -> list[dict[A
     return [video.frame(frame, prompts.get(k)) for k, frame in enumerate(frames(count))]
 
 
+def square(left: int, top: int) -> Array:
+    """A mask bool [edge, edge]."""
+    y, x = np.mgrid[:EDGE, :EDGE]
+    return (abs(x - left - 8) < 8) & (abs(y - top - 10) < 10)
+
+
+#: by frames; from frame 9, of whose objects each has a prompt there, the video is read backwards
+SHOWN: dict[int, dict[Any, Prompt]] = {
+    0: {"a": Prompt(mask=square(20, 10))},
+    9: {"a": Prompt([(30, 28), (5, 5)], [1, 0]), "b": Prompt(mask=square(4, 30).astype(np.uint8))},
+    22: {"c": Prompt(mask=np.zeros((EDGE, EDGE)))},
+}
+
+
+def both_ways(video: Any, again: bool = False) -> list[dict[Any, Array]]:
+    """The masks forwards, then from frame 9 backwards, and ``again`` forwards from the first frame."""
+    found, shots = followed(video, 30, SHOWN), frames(30)
+    video.turn(9)
+    found += [video.frame(shots[k]) for k in range(9, -1, -1)]
+    if again:
+        video.turn(0)
+        found += [video.frame(shots[k]) for k in range(30)]
+    return found
+
+
 def apart(ours: list[dict[Any, Array]], theirs: list[dict[Any, Array]]) -> float:
     """The largest difference of masks, as a part of the largest value."""
     assert [list(masks) for masks in ours] == [list(masks) for masks in theirs]
@@ -65,7 +90,8 @@ def test_masks_are_those_of_onnx_runtime(folder: Path) -> None:
         plans = {name: session._parts.graph.plan_count for name, session in video.sessions.items()}
         assert max(plans.values()) <= 3, plans  # for one to ten memories, and one to eighteen pointers
         assert not [n for s in video.sessions.values() for n in s.report().nodes if n.where == "cpu"]
-    for changed in ({"memories": 4}, {"pointers": 5}):  # what is remembered changes the masks
+    changes: tuple[dict[str, Any], ...] = ({"memories": 4}, {"pointers": 5})
+    for changed in changes:  # what is remembered changes the masks
         assert apart(followed(CpuVideo(folder, **changed)), expected) > 1e-4
         with VideoObjects(folder, **changed) as video:
             assert apart(followed(video), followed(CpuVideo(folder, **changed))) < 1e-5
@@ -119,12 +145,13 @@ def test_a_frame_that_failed_is_read_again(folder: Path, part: str, monkeypatch:
             raise ConnectionError(part)
         return own(self, name, *rest)
 
+    shown = {**PROMPTS, 5: {"d": Prompt(mask=square(9, 9))}, 7: {"e": Prompt(mask=square(30, 9))}}
     with VideoObjects(folder, memories=4, pointers=5) as video:
-        expected = followed(video, 14)
+        expected = followed(video, 14, shown)
         video.reset()
         made = []
         for number, frame in enumerate(frames(14)):
-            names, prompts = video.names, PROMPTS.get(number)
+            names, prompts = video.names, shown.get(number)
             runs.clear()
             with monkeypatch.context() as patch:
                 patch.setattr(VideoObjects, "_run", failing)
@@ -136,6 +163,50 @@ def test_a_frame_that_failed_is_read_again(folder: Path, part: str, monkeypatch:
             assert video.names == names
             made.append(video.frame(frame, prompts))
         assert failures >= 2 and apart(made, expected) == 0
+
+
+def test_masks_as_prompts_and_the_other_way(folder: Path, tmp_path: Path) -> None:
+    expected = both_ways(CpuVideo(folder), again=True)
+    with VideoObjects(folder, fallback="error", both_ways=True, most_prompts=2) as video:
+        made = both_ways(video, again=True)
+        assert apart(made, expected) < 1e-5
+        assert [list(masks) for masks in made[30:32]] == [["c"], ["a", "b", "c"]] and list(made[39]) == ["b", "c"]
+        before = video.sessions["image_encoder"].memory().arena.bytes_in_use
+        with pytest.raises(
+            InvalidInputError, match=r"frame is 5, expected one with a prompt of each object .*: \[29\]"
+        ):
+            video.turn(5)
+        video.forget("c")
+        with pytest.raises(InvalidInputError, match=r": \[9, 29\]"):
+            video.turn(0)
+        video.turn(9)
+        with pytest.raises(InvalidInputError, match="object 'b' was followed in frame 9 before"):
+            video.frame(frames(1)[0], {"b": Prompt([(1, 2)])})
+        assert list(video.frame(frames(1)[0])) == []
+        assert video.sessions["image_encoder"].memory().arena.bytes_in_use < before
+    # what was before the turn is read: without it masks differ
+    other = CpuVideo(folder)
+    followed(other, 10, SHOWN)
+    other.turn(9)
+    shots = frames(30)
+    other.frame(shots[9])
+    without = {name: mask for name, mask in expected[31].items() if name != "c"}
+    assert apart([other.frame(shots[8])], [without]) > 1e-4
+    with VideoObjects(folder) as video:
+        with pytest.raises(InvalidInputError, match="both_ways=True"):
+            video.turn(0)
+        for wrong in (
+            Prompt(mask=np.zeros((4, 4))),
+            Prompt([(1, 2)], mask=square(1, 1)),
+            Prompt(mask=np.full((EDGE, EDGE), "a")),
+        ):
+            with pytest.raises(InvalidInputError, match="a prompt has a mask"):
+                video.frame(frames(1)[0], {"a": wrong})
+    for name in PARTS:
+        if name != "mask_reader":
+            (tmp_path / f"{name}.onnx").write_bytes((folder / f"{name}.onnx").read_bytes())
+    with VideoObjects(tmp_path) as video, pytest.raises(InvalidInputError, match=r"no mask_reader\.onnx"):
+        video.frame(frames(1)[0], SHOWN[0])
 
 
 def test_what_is_wrong_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -159,7 +230,8 @@ def test_what_is_wrong_is_refused(folder: Path, tmp_path: Path) -> None:
         with pytest.raises(KeyError):
             video.forget("b")
         assert video.size == (EDGE, EDGE)
-    for numbers in ({"memories": 1}, {"pointers": 1}, {"most_prompts": 0}):
+    few: tuple[dict[str, Any], ...] = ({"memories": 1}, {"pointers": 1}, {"most_prompts": 0})
+    for numbers in few:
         with pytest.raises(InvalidInputError, match="expected 2, 2 and 1 or more"):
             VideoObjects(folder, **numbers)
     with pytest.raises(FileNotFoundError):
@@ -200,6 +272,24 @@ def test_masks_are_those_of_transformers(present: float, changed: dict[str, Any]
         plans = {name: session._parts.graph.plan_count for name, session in video.sessions.items()}
         assert max(plans.values()) <= 3, plans
         video.reset()
+        shown = {
+            k: {
+                order[n]: p.mask if p.mask is not None else (p.points, list(p.labels) or [1] * len(p.points))
+                for n, p in given.items()
+            }
+            for k, given in SHOWN.items()
+        }
+        found = masks_of(model, frames(30), shown, back_from=9)
+        whole = [dict(zip(order, (mask[None] for mask in masks), strict=False)) for masks in found]
+    with VideoObjects(tmp_path, fallback="error", both_ways=True) as video:
+        made = both_ways(video)
+        assert [set(masks) - set(other) for masks, other in zip(whole[30:], made[30:], strict=True)] == [
+            {"a", "b"},
+            *[set()] * 8,
+            {"a"},
+        ]  # transformers gives the masks of the first time, too
+        kept = [{n: masks[n] for n in other} for masks, other in zip(whole, made, strict=True)]
+        assert apart(made, kept) < 2e-5
     absent = {bool((mask == -1024).all()) for masks in expected for mask in masks.values()}
     assert absent == {present < 0}
     if present == 1:

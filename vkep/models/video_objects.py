@@ -86,6 +86,23 @@ def _mask_decoder(name: str) -> onnx.ModelProto:
     return w.model()
 
 
+def _mask_reader() -> onnx.ModelProto:
+    w = GraphBuilder("mask_reader")
+    features = w.input("features", [1, WIDE, SMALL, SMALL])
+    shown = w.input("shown", [1, 1, EDGE, EDGE])
+    large = w.add("Sub", w.add("Mul", shown, w.constant("twenty", 20.0)), w.constant("ten", 10.0))
+    w.output(large, "large", [1, 1, EDGE, EDGE])
+    w.output(w.add("AveragePool", "large", kernel_shape=[4, 4], strides=[4, 4]), "mask", [1, 1, 16, 16])
+    edge = EDGE // SMALL
+    where = w.add("AveragePool", shown, kernel_shape=[edge, edge], strides=[edge, edge])
+    plane = w.constant("plane", [2, 3])
+    pooled = w.add("ReduceMean", w.add("Mul", features, where), plane, keepdims=0)
+    w.output(w.linear(pooled, "pointer", WIDE, WIDE), "pointer", [1, WIDE])
+    there = w.add("ReduceMax", "large", plane, keepdims=0)
+    w.output(there, "score", [1, 1])
+    return w.model()
+
+
 def _memory_encoder() -> onnx.ModelProto:
     w = GraphBuilder("memory_encoder")
     features = w.input("features", [1, WIDE, SMALL, SMALL])
@@ -111,6 +128,7 @@ def write_video_objects(folder: Path) -> None:
         "mask_decoder": _mask_decoder("mask_decoder"),
         "mask_decoder_points": _mask_decoder("mask_decoder_points"),
         "memory_encoder": _memory_encoder(),
+        "mask_reader": _mask_reader(),
     }
     for name, part in parts.items():
         onnx.save(part, folder / f"{name}.onnx")
