@@ -31,6 +31,8 @@ def test_a_folder_answers_and_is_measured(run: Callable[..., Any], tmp_path: Pat
     found = json.loads(run("bench", tmp_path, "-p", 20, "-g", 4, "-n", 1, "--warmup", 1, "--json").stdout)["results"]
     assert [rate["test"] for rate in found] == ["pp20", "tg4"]
     assert all(rate["tokens_per_second"] > 0 for rate in found)
+    usual = json.loads(run("bench", tmp_path, "-n", 1, "--warmup", 1, "--json").stdout)["results"]
+    assert [rate["test"] for rate in usual] == ["pp128", "tg64"]  # the model takes 256 tokens
 
 
 def test_sounds_are_transcribed(run: Callable[..., Any], tmp_path: Path) -> None:

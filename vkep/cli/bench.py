@@ -96,7 +96,15 @@ def bench_command(
     vs: Annotated[
         Peer | None, typer.Option("--vs", help="Also measure onnxruntime on the CPU (else onnx's evaluator).")
     ] = None,
-    prompt: Annotated[int, typer.Option("--prompt", "-p", min=1, help="Of a folder: tokens of the prompt.")] = 512,
+    prompt: Annotated[
+        int | None,
+        typer.Option(
+            "--prompt",
+            "-p",
+            min=1,
+            help="Of a folder: tokens of the prompt; default: 512, or half of the model's context.",
+        ),
+    ] = None,
     answer: Annotated[int, typer.Option("--answer", "-g", min=1, help="Of a folder: tokens of the answer.")] = 64,
     sequences: Annotated[int, typer.Option("--sequences", min=1, help="Of a folder: answers at once.")] = 1,
     texts: Any = None,

@@ -18,6 +18,9 @@ from vkep.text import one_line
 if TYPE_CHECKING:
     from vkep.generation import Batch, Generator
 
+#: tokens of a measured prompt, where the model takes twice as many
+_PROMPT = 512
+
 
 @dataclass(frozen=True)
 class Rate:
@@ -151,13 +154,20 @@ def _answered_task(
 
 
 def bench_folder(
-    folder: Path, options: Mapping[str, Any], prompt: int, answer: int, sequences: int, runs: int, warmup: int = 1
+    folder: Path,
+    options: Mapping[str, Any],
+    prompt: int | None,
+    answer: int,
+    sequences: int,
+    runs: int,
+    warmup: int = 1,
 ) -> list[Rate]:
-    """Rates of prompts and answers of random tokens. Raises as `vkep.generation.Generator`."""
+    """Rates of prompts (None: of up to 512 tokens) and answers of random tokens. Raises as `vkep.generation.Generator`."""
     from vkep.generation import Generator
 
     with Generator(folder, max_sequences=sequences, **options) as generator:
-        return rates(generator, prompt, answer, sequences, runs, warmup)
+        half = generator.decoder.folder.context // 2 or _PROMPT
+        return rates(generator, prompt or min(_PROMPT, half), answer, sequences, runs, warmup)
 
 
 def rates(
