@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from gpu_shared.memory import Buffer, HeapBudget
 from gpu_shared.steady import settle
 from tests.memory.model import MIB
 from vkep.memory import ArenaConfig, ArenaMode, ArenaOutOfMemory, device_arena
-from vkep.memory.device_arena import DeviceArena, shared_device_arena
+from vkep.memory.device_arena import DeviceArena, Patience, shared_device_arena
 from vkep.memory.staging_ring import StagingArena, shared_staging_arena
 
 pytestmark = pytest.mark.gpu
@@ -254,3 +255,16 @@ def test_an_arena_that_is_not_closed_ends_with_its_last_reference(context: Any, 
     settle()  # another thread retires the buffer; waiting for the device destroys it
     context.wait_idle()
     assert buffers() == 0
+
+
+def test_a_run_tries_again_after_the_last_other_one_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long an attempt takes: what others used may be free for the next one alone."""
+    clock = iter(np.arange(0, 100, 0.2))
+    monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    busy = [True] * 8 + [False] * 3 + [True] * 4 + [False] * 100
+    patience = Patience(SimpleNamespace(busy=lambda mine: busy.pop(0)), None)  # type: ignore[arg-type]
+    tries = sum(iter(patience.again, False))
+    assert 15 < tries < 60 and not patience.again()
+    patience = Patience(SimpleNamespace(busy=lambda mine: True), None)  # type: ignore[arg-type]
+    assert 40 < sum(iter(patience.again, False)) < 60  # ten seconds

@@ -239,6 +239,35 @@ def test_the_smaller_of_both_limits_applies(
     assert caplog.records == []  # a limit of a session is no other configuration
 
 
+def test_memory_of_other_sessions_inputs_and_of_runs_in_progress_is_free(
+    opened: Callable[..., list[InferenceSession]],
+) -> None:
+    """Inputs and outputs of the host in the memory of those of another session, which is no longer assigned to it; a tensor in
+    that of one which a run reads."""
+    protos, rows = [chain(seed, 2) for seed in range(3)], 1000
+    ports = 2 * 4 * WIDTH * rows
+    most = 2 * BYTES + 2 * ports + ROOM
+    sessions = opened(protos, max_memory=most)
+    for _ in range(2):
+        for session, proto in zip(sessions, protos, strict=True):
+            check(session, proto, rows)
+    shape = (rows, WIDTH)
+    for _ in range(8):
+        binding, x = sessions[0].io_binding(), sessions[0].empty_device_tensor(shape, "float32")
+        x.write(inputs(rows)["x"])
+        y = sessions[0].empty_device_tensor(shape, "float32")
+        binding.bind_input("x", x)
+        binding.bind_output("y1", y)
+        sessions[0].run_with_iobinding(binding)  # returns at once
+        binding.clear()
+        for tensor in (x, y):
+            tensor.close()
+        left = most - 2 * BYTES - 2 * 4 * WIDTH * rows
+        with sessions[1].empty_device_tensor((left // 4,), "float32"):
+            pass
+    assert sessions[0].memory().arena.max_bytes_in_use <= most
+
+
 @pytest.mark.parametrize("value", [0, -1, "4 GiB", 1.5])
 def test_only_bytes_are_a_limit(value: Any) -> None:
     with pytest.raises(ValueError, match=r"max_memory is .*, expected an integer of at least 1, or None"):

@@ -320,4 +320,4 @@ class ArgumentTable:
         """Free its memory; its runs must have ended."""
         self._images.clear()  # views of the memory
         for block in (*self._staging, self.block):
-            block.free()
+            block.free(stream=None)

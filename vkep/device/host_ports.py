@@ -161,7 +161,7 @@ class HostPorts:
         self.views, self._raw = [], np.empty(0, np.uint8)
         if self.staging is not None:
             self.staging.free()
-        self.block.free()
+        self.block.free(stream=None)
 
 
 def _rounded(nbytes: int) -> int:

@@ -334,4 +334,4 @@ class RecordedPlan:
             self._fault, self._traced = None, None
             held, self._held = self._held, []
             for thing in reversed(held):
-                thing.free() if isinstance(thing, DeviceBlock) else thing.close()
+                thing.free(stream=None) if isinstance(thing, DeviceBlock) else thing.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -24,6 +23,7 @@ from vkep.device.rooms import Room, Rooms
 from vkep.device.tensor import DeviceTensor
 from vkep.dtypes import DTYPES
 from vkep.graph.weights import Weight
+from vkep.memory.device_arena import Patience
 from vkep.plan.layout import Layout, laid_out
 from vkep.plan.memory import check_bytes, too_large
 from vkep.plan.records import Plan, Port
@@ -111,7 +111,7 @@ class PlanRunner:
         """See `RecordedPlan.run`. ``meanwhile`` returns the numbers of the run that probably follows."""
         room = self._rooms.free()
         with room.lock:
-            since = 0.0
+            patience: Patience | None = None
             while True:
                 try:
                     recorded = self._recording_in(room, bound.numbers)
@@ -119,27 +119,27 @@ class PlanRunner:
                         return recorded.run(bound, meanwhile)
                     return recorded.run(bound, lambda: recorded.prepare(meanwhile()))  # noqa: B023
                 except ArenaOutOfMemory:
-                    since = self._wait_for_memory(room, bound.numbers, since)
+                    patience = self._wait_for_memory(room, bound.numbers, patience)
 
     def recording(self, held: ExitStack, numbers: RunNumbers | None) -> RecordedPlan:
         """Return a recording for one run, with ``numbers`` as in `Bound`, locked until ``held`` closes. Waits while
         ``concurrency`` runs are in progress."""
         room = self._rooms.free()
         held.enter_context(room.lock)
-        since = 0.0
+        patience: Patience | None = None
         while True:
             try:
                 return self._recording_in(room, numbers)
             except ArenaOutOfMemory:
-                since = self._wait_for_memory(room, numbers, since)
+                patience = self._wait_for_memory(room, numbers, patience)
 
-    def _wait_for_memory(self, room: Room, numbers: RunNumbers | None, since: float) -> float:
+    def _wait_for_memory(self, room: Room, numbers: RunNumbers | None, patience: Patience | None) -> Patience:
         """Return once there may be memory for a run, which the exception that is handled says was missing. Raises it where no
-        other run will free any. Takes and returns since when the run waits (0: since now)."""
-        since = since or time.monotonic()
-        if not (self._lay_out_again(numbers) or self._delegate.arena.others_end(room, since)):
+        other run will free any. Takes and returns how the run waits (None: from now on)."""
+        patience = patience or Patience(self._delegate.arena, room)
+        if not (self._lay_out_again(numbers) or patience.again()):
             raise  # it is called where the exception is handled
-        return since
+        return patience
 
     def numbers(self, sizes: Sequence[int]) -> RunNumbers:
         """The numbers of runs of these sizes, in the order of the plan's symbols. Raises as `check_bytes`."""

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vkep.memory")
 
 Arena = TypeVar("Arena", bound="BufferArena")
-#: seconds that a run waits for memory that others use; where none does now, since one may have when the allocation failed; and
-#: between two attempts
-_PATIENCE_S, _UNSURE_S, _MOMENT_S = 10.0, 0.05, 0.001
+#: seconds that a run waits for memory that others use, and between two attempts; attempts where no other uses any: one may have
+#: during an attempt
+_PATIENCE_S, _MOMENT_S, _UNSURE = 10.0, 0.001, 30
 
 
 class BufferSource:
@@ -182,6 +182,23 @@ class Evictable(Protocol):
         """Whether a run uses it, other than one in the room ``mine``, so that `evict` may give more later."""
 
 
+class Patience:
+    """Attempts of a run at memory that others use. ``mine``: the room of that run."""
+
+    def __init__(self, arena: BufferArena, mine: object) -> None:
+        self._arena, self._mine = arena, mine
+        self._began, self._alone = time.monotonic(), 0
+
+    def again(self) -> bool:
+        """Wait for a moment: the caller tries again. False some seconds after the first time, and where no other run has used
+        memory before and after several attempts."""
+        self._alone = 0 if self._arena.busy(self._mine) else self._alone + 1
+        if self._alone > _UNSURE or time.monotonic() - self._began > _PATIENCE_S:
+            return False
+        time.sleep(_MOMENT_S)
+        return True
+
+
 class BufferArena:
     """An arena over buffers of one memory kind; all methods may be called from any thread.
 
@@ -206,6 +223,7 @@ class BufferArena:
         self.device = device
         self.memory_kind = memory_kind
         self.label = label
+        self._timeline = timeline
         self._source = BufferSource(device, memory_kind, label=label)
         self._bfc = BfcArena(self._source, config, name=label, is_passed=_proof(timeline))
         self._evictable: WeakValues[int, Evictable] = WeakValues()
@@ -289,21 +307,20 @@ class BufferArena:
     # ---- inside ----
 
     def _taken(self, take: Callable[[], Block]) -> DeviceBlock:
+        waited = False  # once: other threads may go on submitting
         while True:
             try:
                 return self._wrap(take())
             except ArenaOutOfMemory:
-                if not run_steady(self._evict):
+                if not waited and self._timeline is not None:  # what was freed while the device used it is free then
+                    waited = True
+                    self._timeline.wait()
+                elif not run_steady(self._evict):
                     raise
 
-    def others_end(self, mine: object, since: float) -> bool:
-        """Wait for a moment where others may give memory back, for an allocation that has failed: the caller tries again. False
-        where no run uses any, and some seconds after ``since`` (of `time.monotonic`). ``mine``: the room of the caller's run."""
-        busy = any(user.busy(mine) for user in self._evictable.values())
-        if time.monotonic() - since > (_PATIENCE_S if busy else _UNSURE_S):
-            return False
-        time.sleep(_MOMENT_S)
-        return True
+    def busy(self, mine: object) -> bool:
+        """Whether others may give memory back later: see `Evictable.busy`."""
+        return any(user.busy(mine) for user in self._evictable.values())
 
     def _evict(self) -> bool:
         """Have one user give memory back: temporary memory before weights, and what was used the longest time ago first."""
