@@ -200,6 +200,8 @@ def rates(
             made = [with_batch.add(chooses(prompt), settings) for _ in range(sequences)]
             while any(not a.tokens for a in made):
                 with_batch.step()
+                for error in (a.error for a in made if a.error is not None):
+                    raise error
             between = time.perf_counter()
             done = sum(len(a.tokens) for a in made)
             for _ in range(answer):

@@ -73,6 +73,8 @@ def _made(batch: Callable[[], Batch], add: Callable[[Batch], Answer], tracer: Tr
             run()
         else:
             tracer.whole(run)
+        if answer.error is not None:
+            raise answer.error
     finally:
         own.close()
     return steps
