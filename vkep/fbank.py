@@ -71,12 +71,18 @@ def _begin(frame: Any) -> Any:
 def fbank(windows: Array, bands: int = 80) -> Array:
     """Features float32 [frames, bands] of windows [frames, 400] of samples."""
     x = windows.astype(np.float64)
-    x = x - x.mean(1, keepdims=True)
-    x = x - _PREEMPHASIS * np.concatenate([x[:, :1], x[:, :-1]], axis=1)
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / (WINDOW - 1))
-    power = np.abs(np.fft.rfft(x * hann**0.85, SIZE)) ** 2
-    energy: Array = power[:, : SIZE // 2] @ triangles(bands, _LOW, _HIGH).T
+    energy = energies(x - x.mean(1, keepdims=True), hann**0.85, triangles(bands, _LOW, _HIGH))
     return np.log(np.maximum(energy, _LEAST)).astype(np.float32)
+
+
+def energies(x: Array, shape: Array, weights: Array) -> Array:
+    """Energies [frames, bands] of windows float64 [frames, 400] of the ``shape`` [400] after pre-emphasis; ``weights``: of
+    `triangles`."""
+    x = x - _PREEMPHASIS * np.concatenate([x[:, :1], x[:, :-1]], axis=1)
+    power = np.abs(np.fft.rfft(x * shape, SIZE)[:, : SIZE // 2]) ** 2
+    found: Array = power @ weights.T
+    return found
 
 
 @functools.cache

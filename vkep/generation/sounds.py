@@ -12,7 +12,7 @@ from onnx import TensorProto
 from vkep import dtypes
 from vkep.device.tensor import DeviceTensor
 from vkep.errors import InvalidInputError, UnsupportedModelError
-from vkep.fbank import SHIFT, SIZE, WINDOW, triangles
+from vkep.fbank import SHIFT, WINDOW, energies, triangles
 from vkep.generation.audio import read_wav, sound_of
 from vkep.generation.caches import element_of
 from vkep.generation.folder import Record, SoundFolder
@@ -27,7 +27,6 @@ _FEATURES, _MASK, _SIZES, _MODE = "audio_embeds", "audio_attention_mask", "audio
 #: bands, the highest one's hertz, and frames that become one feature, of the operator Phi4AudioEmbed of onnxruntime-extensions
 _BANDS, _HIGH, _FRAMES = 80, 7690.0, 8
 _OPERATION = "Phi4AudioEmbed"
-_PREEMPHASIS = 0.97
 #: seconds of a sound, as the published model takes
 _LONGEST = 30 * 60
 
@@ -39,10 +38,9 @@ def features_of(samples: Array) -> Array:
         raise InvalidInputError(
             f"a sound has {samples.size} samples at 16 kHz; expected {WINDOW} to {_LONGEST * 16000}"
         )
-    x = np.lib.stride_tricks.sliding_window_view(samples.astype(np.float64), WINDOW)[::SHIFT]
-    x = (x - _PREEMPHASIS * np.concatenate([x[:, :1], x[:, :-1]], axis=1)) * 32768
-    power = np.abs(np.fft.rfft(x * np.hamming(WINDOW), SIZE)[:, : SIZE // 2]) ** 2
-    return np.log(np.maximum(power @ triangles(_BANDS, 0.0, _HIGH).T, 1)).astype(np.float32)
+    x = np.lib.stride_tricks.sliding_window_view(samples.astype(np.float64) * 32768, WINDOW)[::SHIFT]
+    energy = energies(x, np.hamming(WINDOW), triangles(_BANDS, 0.0, _HIGH))
+    return np.log(np.maximum(energy, 1)).astype(np.float32)
 
 
 class SoundEncoder:
