@@ -90,7 +90,8 @@ def run(
 ) -> tuple[np.ndarray, ...]:
     x = rng.standard_normal((p.n, p.h, p.w, p.c)).astype(np.float16)
     w = rng.standard_normal((p.oc, p.c // p.groups, p.kh, p.kw)).astype(np.float16)
-    y = Tensor(Tensor.empty((p.n, p.oh, p.ow, p.oc), np.float16).array, offset=0 if p.alignment == 16 else 2)
+    made = Tensor.empty((p.n, p.oh, p.ow, p.oc), np.dtype(p.results))
+    y = Tensor(made.array, offset=0 if p.alignment == 16 else made.array.itemsize)
     target, operands = NumpyWorkspace(caps), {"x": Tensor(x), "w": Tensor(w), "y": y}
     if tiling is None:
         gpu.run(emit(last(p), target, [operands["x"], operands["w"]], [y]))
@@ -99,8 +100,13 @@ def run(
     return y.array, convolved(x, w, p)
 
 
+#: of results that are stored in float16, and of float32 sums
+_ERRORS = {"float16": 1e-3, "float32": 1e-6}
+
+
+@pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("problem", DEPTHWISE, ids=str)
-def test_depthwise(problem: ConvProblem, gpu: Harness, rng: np.random.Generator) -> None:
+def test_depthwise(problem: ConvProblem, wide: bool, gpu: Harness, rng: np.random.Generator) -> None:
     # the kernel itself needs no matrices
     caps = dataclasses.replace(
         gpu.caps,
@@ -108,8 +114,9 @@ def test_depthwise(problem: ConvProblem, gpu: Harness, rng: np.random.Generator)
         features=gpu.caps.features | GPU.features,
         cooperative_matrix_shapes=(HALF,),
     )
+    problem = dataclasses.replace(problem, wide=wide)
     found, expected = run(problem, gpu, caps, rng)
-    assert relative_error(found, expected) < 1e-3
+    assert relative_error(found, expected) < _ERRORS[problem.results]
 
 
 @pytest.mark.parametrize("problem", DENSE + GROUPED, ids=str)
@@ -122,18 +129,20 @@ def test_dense(problem: ConvProblem, gpu: Harness, rng: np.random.Generator) -> 
 
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("problem", [p for p in DENSE if p.kw > 1] + GROUPED, ids=str)
 def test_dense_in_small_tiles(
-    problem: ConvProblem, splits: int, parts: int, gpu: Harness, rng: np.random.Generator
+    problem: ConvProblem, wide: bool, splits: int, parts: int, gpu: Harness, rng: np.random.Generator
 ) -> None:
     """On a CPU driver with matrices too, which compiles small tiles in seconds."""
     shape = float16_shape(gpu.caps)
     if shape is None:
         pytest.skip(f"{gpu.caps.name} lists no cooperative matrix of float16 with float32 sums")
     tile = CooperativeTile(32, 32, 64, 16, 16, parts=parts)
+    problem = dataclasses.replace(problem, wide=wide)
     tiling = tiling_of(tile, shape, problem.c // problem.groups * groups_at_once(problem) * problem.taps, splits)
     found, expected = run(problem, gpu, dataclasses.replace(gpu.caps, device_type="discrete"), rng, tiling)
-    assert relative_error(found, expected) < 1e-3
+    assert relative_error(found, expected) < _ERRORS[problem.results]
 
 
 def test_more_tiles_than_workgroups_along_an_axis(gpu: Harness, rng: np.random.Generator) -> None:

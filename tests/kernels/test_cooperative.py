@@ -175,22 +175,24 @@ def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
 
 @pytest.mark.parametrize("size", [(64, 64, 64), (200, 136, 72), (77, 50, 33), (49, 512, 2048), (130, 60, 520)])
 @pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False)])
+@pytest.mark.parametrize("wide", [False, True])
 def test_products(
     size: tuple[int, int, int],
     transposed: tuple[bool, bool],
+    wide: bool,
     gpu: Harness,
     matrices: DeviceCapabilities,
     rng: np.random.Generator,
 ) -> None:
     m, n, k = size
     a, b = rng.standard_normal((m, k)).astype(np.float16), rng.standard_normal((k, n)).astype(np.float16)
-    y = Tensor.empty((m, n), np.float16)
+    y = Tensor.empty((m, n), np.float32 if wide else np.float16)
     a_strides = (0, 1, m) if transposed[0] else (0, k, 1)
     b_strides = (0, 1, k) if transposed[1] else (0, n, 1)
-    problem = MatMulProblem(m, n, k, a_strides, b_strides, dtype="float16", alignment=16)
+    problem = MatMulProblem(m, n, k, a_strides, b_strides, dtype="float16", alignment=16, wide=wide)
     stored = [Tensor(np.ascontiguousarray(t.T if flip else t)) for t, flip in zip((a, b), transposed, strict=True)]
     gpu.run(matmul_cooperative(problem, emission(matrices, a=stored[0], b=stored[1], y=y)))
-    assert relative_error(y.array, a.astype(np.float64) @ b.astype(np.float64)) < 1e-3
+    assert relative_error(y.array, a.astype(np.float64) @ b.astype(np.float64)) < (1e-6 if wide else 1e-3)
 
 
 #: more matrices than this a subgroup take a driver that compiles for the CPU minutes
