@@ -12,6 +12,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from tests.devices import GPU
+from tools.ort_cpu import cpu_session
 from tools.passes.check import islands
 from tools.passes.models import check_model
 from tools.size_conditions import declared
@@ -21,7 +22,7 @@ from vkep.ir.ops import Pointwise, reads
 from vkep.ir.program import IslandStep, declared_value
 from vkep.placement.partition import lower
 
-ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxruntime.quantization")
 
 STATIC = [name for name in FORMS if name.startswith(("QDQ", "QOperator"))]
@@ -80,6 +81,26 @@ def dense() -> onnx.ModelProto:
     return _model(nodes, {"w1": _random(64, 96), "b1": _random(96), "w2": _random(96, 64)}, [2, 9, 64], [2, 9, 64])
 
 
+def heads() -> onnx.ModelProto:
+    """Attention of four heads as exporters write it: both operands of its products are computed."""
+    node = helper.make_node
+    nodes = [node("MatMul", ["x", f"w{n}"], [f"{n}0"]) for n in "qkv"]
+    nodes += [node("Reshape", [f"{n}0", "apart"], [f"{n}1"]) for n in "qkv"]
+    nodes += [node("Transpose", [f"{n}1"], [n], perm=[0, 2, 3, 1] if n == "k" else [0, 2, 1, 3]) for n in "qkv"]
+    nodes += [
+        node("MatMul", ["q", "k"], ["s0"]),
+        node("Div", ["s0", "root"], ["s1"]),
+        node("Softmax", ["s1"], ["p"]),
+        node("MatMul", ["p", "v"], ["o0"]),
+        node("Transpose", ["o0"], ["o1"], perm=[0, 2, 1, 3]),
+        node("Reshape", ["o1", "together"], ["o2"]),
+        node("MatMul", ["o2", "wo"], ["y"]),
+    ]
+    weights = {f"w{n}": _random(64, 64) for n in "qkvo"} | {"root": np.array(4, np.float32)}
+    weights |= {"apart": np.array([0, 0, 4, 16]), "together": np.array([0, 0, 64])}
+    return _model(nodes, weights, [2, 24, 64], [2, 24, 64])
+
+
 def _quantized(make: Any, form: str) -> tuple[onnx.ModelProto, np.ndarray]:
     logging.disable(logging.WARNING)
     try:
@@ -100,11 +121,10 @@ def _kernels(model: onnx.ModelProto) -> Counter[str]:
 
 
 @pytest.mark.parametrize("form", STATIC + DYNAMIC)
-@pytest.mark.parametrize("make", [residual, dense])
+@pytest.mark.parametrize("make", [residual, dense, heads])
 def test_results_are_those_of_onnxruntime(make: Any, form: str) -> None:
     model, x = _quantized(make, form)
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    [expected] = session.run(None, {"x": x})
+    [expected] = cpu_session(model, optimized=False).run(None, {"x": x})  # optimized, it rounds otherwise
     report = check_model(model, GPU, {"x": x}, expected={"y": expected})
     assert report.islands and not report.differences, "\n".join(map(str, report.differences))
 
@@ -116,6 +136,8 @@ def test_no_pass_over_memory_is_left_between_the_products(form: str) -> None:
     assert kernels["conv_last.comp"] == 2 and products >= 5, kernels
     assert not kernels["conv_tiled.comp"] + kernels["matmul_tiled.comp"] + kernels["pointwise_tile.comp"], kernels
     assert _kernels(_quantized(dense, form)[0]) == Counter({"matmul_coop.comp": 2, "pointwise.comp": 1})
+    attention = _kernels(_quantized(heads, form)[0])
+    assert attention["matmul_coop.comp"] == 4 and not attention["matmul_tiled.comp"], attention  # q, k and v are one
 
 
 @pytest.mark.parametrize(("channels", "group"), [(15, 3), (12, 12), (16, 4)])

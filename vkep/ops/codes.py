@@ -49,9 +49,9 @@ def dequantized_by_halves(b: Builder, codes: Tensor, scale: float, zero: int) ->
 
 def in_halves(b: Builder, x: Tensor, w: Tensor, axis: int) -> InHalves | None:
     """A product's operands where ``x`` was dequantized and ``w`` is a weight that was, by one scale or those of ``axis``."""
-    found, weight = b.in_halves.get(x.storage), w.storage.weight
+    found, weight = _view_in_halves(b, x), w.storage.weight
     made = weight.codes if isinstance(weight, ArrayWeight) else None
-    if found is None or made is None or weight is None or not (x.is_whole and w.is_whole) or w.shape != weight.shape:
+    if found is None or made is None or weight is None or not w.is_whole or w.shape != weight.shape:
         return None
     values, axis = made.codes.array(), axis % w.rank
     if values.dtype not in (np.int8, np.uint8) or made.scale.dtype != np.float32:
@@ -59,11 +59,22 @@ def in_halves(b: Builder, x: Tensor, w: Tensor, axis: int) -> InHalves | None:
     if made.scale.size != 1 and (made.axis % w.rank != axis or made.scale.size != w.shape[axis]):
         return None
     halves, scale = found
-    whole = halves.reshape(x.shape)
-    if whole is None:
-        return None
     factor = np.float32(scale) * made.scale.reshape(-1)
-    return InHalves(whole, half_weight(b, made.codes, made.zero, made.axis), factor)
+    return InHalves(halves, half_weight(b, made.codes, made.zero, made.axis), factor)
+
+
+def computed_in_halves(b: Builder, x: Tensor, y: Tensor) -> InHalves | None:
+    """A product's operands where both were dequantized, and neither is a weight."""
+    left, right = (_view_in_halves(b, t) for t in (x, y))
+    if left is None or right is None:
+        return None
+    return InHalves(left[0], right[0], np.array([np.float32(left[1]) * np.float32(right[1])]))
+
+
+def _view_in_halves(b: Builder, x: Tensor) -> tuple[Tensor, float] | None:
+    """What a view of a dequantized tensor is in float16, and its scale. Both tensors are dense, in the same order."""
+    found = b.in_halves.get(x.storage)
+    return None if found is None else (found[0].view(x.shape, x.strides, x.offset), found[1])
 
 
 def half_weight(b: Builder, codes: Weight, zero: np.ndarray | None, axis: int) -> Tensor:

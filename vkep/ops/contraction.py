@@ -17,7 +17,7 @@ from vkep.kernels.matmul.matmul import MatMulProblem
 from vkep.kernels.problem import Problem
 from vkep.kernels.select import supports
 from vkep.ops.allowed import FLOATING
-from vkep.ops.codes import in_halves, per_column
+from vkep.ops.codes import computed_in_halves, in_halves, per_column
 from vkep.ops.microsoft import MICROSOFT, activated
 from vkep.ops.registry import FLOATS, operator
 from vkep.sizes import cached, is_size, matches
@@ -71,8 +71,6 @@ def _batched(
     )
     if rows is not None:  # one matrix on the right: the batch is more rows
         return _product(b, rows, y.view((k, n), y.strides[-2:]), [1], [(0,), (0,)], rows.shape[0], n, k, dtype)
-    if dtype is FLOAT32 and x.dtype is FLOAT16:
-        x, y = b.cast(x, FLOAT32), b.cast(y, FLOAT32)
     x, y = x.expand((*batch_shape, m, k)), y.expand((*batch_shape, k, n))
     dims, strides = collapse(batch_shape, [x.strides[:-2], y.strides[:-2]])
     if len(dims) > 2:  # no two batch strides say it
@@ -123,8 +121,11 @@ def takes_wide(b: Builder, x: Sequence[int], y: Sequence[int], transposed: bool 
     return supports(_problem(m, n, k, *strides, batch=(1, 1), dtype="float16", b_constant=True, wide=True), b.caps)
 
 
-def _of_weight(b: Builder, x: Tensor, y: Tensor, transposed: bool = False) -> Tensor:
-    """``x @ y``, or by the transposed y; of codes in float16 where both were dequantized and y is a weight."""
+def _of_codes(b: Builder, x: Tensor, y: Tensor, transposed: bool = False) -> Tensor:
+    """``x @ y``, or by the transposed y; of codes in float16 where both were dequantized."""
+    pair = computed_in_halves(b, x, y) if min(x.rank, y.rank) >= 2 and not transposed else None
+    if pair is not None and takes_wide(b, x.shape[-2:], y.shape[-2:], bool(matches(y.strides[-2], 1))):
+        return per_column(b, matrix_product(b, pair.x, pair.w, FLOAT32), pair.factor, axis=-1)
     halves = in_halves(b, x, y, axis=0 if transposed else 1) if y.rank == 2 else None
     if halves is not None:
         w = halves.w.transpose((1, 0)) if transposed else halves.w
@@ -135,7 +136,7 @@ def _of_weight(b: Builder, x: Tensor, y: Tensor, transposed: bool = False) -> Te
 
 @operator("MatMul", types={"T": PRODUCT_TYPES})
 def matmul_(b: Builder, x: Tensor, y: Tensor) -> Tensor:
-    return _of_weight(b, x, y)
+    return _of_codes(b, x, y)
 
 
 @operator("Gemm", types={"T": PRODUCT_TYPES})
@@ -147,7 +148,7 @@ def gemm(b: Builder, x: Tensor, y: Tensor, c: Tensor | None = None, *, a: GemmAt
     if dtype.name == "bfloat16":
         x, y = b.cast(x, FLOAT32), b.cast(y, FLOAT32)
         c = None if c is None else b.cast(c, FLOAT32)
-    product = _of_weight(b, x.transpose((1, 0)) if a.transA else x, y, bool(a.transB))
+    product = _of_codes(b, x.transpose((1, 0)) if a.transA else x, y, bool(a.transB))
     if a.alpha != 1.0:
         product = scaled(b, product, a.alpha)
     if c is not None and a.beta != 0.0:
