@@ -65,9 +65,9 @@ void main() {
         left[q] = int(out_column * args.stride_w) - int(args.pad_left);
     }
     x0 = group_id().z * args.channels * plane;
-    uint w0 = group * args.w_group + panel * args.w_panel;
+    uint w0 = group * args.w_group + panel * args.w_panel, last = args.out_channels - 1 - column0;
     [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++)
-        column_at[c] = w0 + min(c * LANES + lane, args.out_channels - 1 - panel * COLUMNS) * args.w_column;
+        column_at[c] = w0 + column_of(c, lane, last) * args.w_column;
 
     clear_tile();
     if (TAPS_INNER == 1) {
@@ -109,7 +109,7 @@ void main() {
     [[unroll]] for (uint r = 0; r < ROWS; r++) {
         uint pixel = min(row0 + r, pixels - 1);
         [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++) {
-            uint channel = min(column0 + c * LANES + lane, args.out_channels - 1);
+            uint channel = column0 + column_of(c, lane, last);
             uint at = channel * pixels + pixel;
             y.v[y0 + at] = T(epilogue(acc[r * LANE_COLUMNS + c], o0 + at, group * args.out_channels + channel, pixel));
         }

@@ -26,7 +26,7 @@ void main() {
     [[unroll]] for (uint q = 0; q < ROW_REGISTERS; q++)
         row_at[q] = (block * args.m + min(row0 + q * LANES + lane, args.m - 1)) * args.k;
     [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++) {
-        uint column = min(c * LANES + lane, args.n - 1 - column0);
+        uint column = column_of(c, lane, args.n - 1 - column0);
 #ifdef CODES
         column_at[c] = column0 + column;
 #else
@@ -43,7 +43,7 @@ void main() {
     [[unroll]] for (uint r = 0; r < ROWS; r++) {
         uint row = min(row0 + r, args.m - 1);
         [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++) {
-            uint column = min(column0 + c * LANES + lane, args.n - 1);
+            uint column = column0 + column_of(c, lane, args.n - 1 - column0);
             y.v[(block * args.m + row) * args.n + column] = T(acc[r * LANE_COLUMNS + c]);
         }
     }

@@ -25,9 +25,9 @@ void main() {
     // lanes.
     uint a0 = batch0 * args.a_batch0 + batch1 * args.a_batch1;
     [[unroll]] for (uint q = 0; q < ROW_REGISTERS; q++) row_at[q] = a0 + min(row0 + q * LANES + lane, args.m - 1) * args.a_row;
-    uint b0 = batch0 * args.b_batch0 + batch1 * args.b_batch1 + panel * args.b_panel;
+    uint b0 = batch0 * args.b_batch0 + batch1 * args.b_batch1 + panel * args.b_panel, last = args.n - 1 - column0;
     [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++)
-        column_at[c] = b0 + min(c * LANES + lane, args.n - 1 - panel * COLUMNS) * args.b_col;
+        column_at[c] = b0 + column_of(c, lane, last) * args.b_col;
 
     clear_tile();
     uint a_k = 0, b_k = 0;
@@ -37,7 +37,7 @@ void main() {
     [[unroll]] for (uint r = 0; r < ROWS; r++) {
         uint row = min(row0 + r, args.m - 1);
         [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++) {
-            uint column = min(column0 + c * LANES + lane, args.n - 1);
+            uint column = column0 + column_of(c, lane, last);
             float v = epilogue(args.alpha * acc[r * LANE_COLUMNS + c], o0 + row * args.n + column, row, column);
             y.v[y0 + row * args.y_row + column * args.y_col] = T(v);
         }

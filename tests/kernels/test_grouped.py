@@ -36,17 +36,25 @@ def test_too_many_groups_are_declined(caps: DeviceCapabilities) -> None:
 
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize(("m", "n", "k"), [(8, 33, 20), (16, 64, 31), (40, 5, 64)])
+@pytest.mark.parametrize(("m", "n", "k"), [(8, 33, 20), (16, 64, 31), (40, 6, 64)])
+@pytest.mark.parametrize("alignment", [1, 16])
 def test_product_by_the_matrix_of_a_block(
-    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str, m: int, n: int, k: int, constant: bool
+    gpu: Harness,
+    caps: DeviceCapabilities,
+    rng: np.random.Generator,
+    dtype: str,
+    m: int,
+    n: int,
+    k: int,
+    constant: bool,
+    alignment: int,
 ) -> None:
     owners = np.array([2, 0, 3, 2, 1], np.int32)  # 3: no group
     a, b = rng.normal(size=(5, m, k)).astype(dtype), rng.normal(size=(3, n, k)).astype(dtype)
     y = Tensor.empty((5, m, n), dtype)
     before = y.array[2].copy()
-    gpu.compute(
-        GroupedProductProblem(5, m, n, k, 3, dtype, constant), caps, [Tensor(a), Tensor(b), Tensor(owners)], [y]
-    )
+    problem = GroupedProductProblem(5, m, n, k, 3, dtype, constant, alignment)
+    gpu.compute(problem, caps, [Tensor(a), Tensor(b), Tensor(owners)], [y])
     np.testing.assert_array_equal(y.array[2].tobytes(), before.tobytes())
     kept = [0, 1, 3, 4]
     expected = a[kept].astype(np.float64) @ b[owners[kept]].astype(np.float64).swapaxes(1, 2)
@@ -73,7 +81,7 @@ def test_product_by_packed_weights(
 ) -> None:
     m, n, groups = 9, 37, 3
     owners = np.array([2, 0, 3, 1], np.int32)  # 3: no group
-    problem = GroupedCodesProblem(4, m, n, k, groups, bits, block, dtype, zeros)
+    problem = GroupedCodesProblem(4, m, n, k, groups, bits, block, dtype, zeros, alignment=16 if zeros else 1)
     if block % 4:
         assert "blocks of 17 codes" in candidate.when(problem, caps)
         return

@@ -46,6 +46,8 @@ class Case:
     dtype: str = "float32"
     alpha: float = 1.0
     y_gap: int = 0  # elements between the rows of y
+    alignment: int = 1
+    calls: list[KernelCall] = dataclasses.field(default_factory=list, repr=False)
 
     def run(
         self,
@@ -75,10 +77,12 @@ class Case:
             dtype=self.dtype,
             b_constant=self.b_constant,
             alpha=self.alpha,
+            alignment=self.alignment,
         )
         y = Tensor.empty((outer, inner, m, pitch), self.dtype)
         untouched = y.array[..., n:].copy()
         calls = emit(problem, NumpyWorkspace(caps), [Tensor(stored_a), Tensor(stored_b)], [y], epilogue)
+        self.calls = calls
         gpu.run(calls, **run_options)
         expected = after(self.alpha * (a.astype(np.float64) @ b.astype(np.float64)))
         error = np.abs(y.array[..., :n].astype(np.float64) - expected).max() / max(np.abs(expected).max(), 1e-30)
@@ -117,6 +121,36 @@ def test_batches_slices_types_and_constants(
     case: Case, gpu: Harness, family: DeviceCapabilities, rng: np.random.Generator
 ) -> None:
     case.run(gpu, family, rng)
+
+
+@pytest.mark.parametrize(
+    ("case", "rows", "columns"),
+    [
+        (Case(33, 70, 20, alignment=8), 1, 1),
+        (Case(33, 70, 21, alignment=8), 0, 1),
+        (Case(33, 71, 22, alignment=8), 1, 0),
+        (Case(33, 70, 20, b_t=True, alignment=8), 1, 2),
+        (Case(33, 71, 22, b_t=True, alignment=16), 1, 2),
+        (Case(20, 30, 40, a_t=True, alignment=8, y_gap=3), 0, 1),
+        (Case(40, 130, 60, batch=(1, 2), b_constant=True, b_shared=True, alignment=8), 1, 1),
+        (Case(40, 131, 62, b_constant=True, b_shared=True, alignment=8), 1, 0),
+        (Case(40, 130, 63, b_constant=True, b_shared=True), 0, 1),
+        (Case(17, 10, 2, alignment=8), 1, 1),
+        (Case(20, 3, 40, b_t=True, alignment=8), 1, 2),
+        (Case(20, 30, 40, alignment=4), 0, 0),
+        (Case(20, 30, 40, alignment=8, dtype="float16"), 0, 0),
+    ],
+    ids=str,
+)
+def test_neighbours_in_pairs_on_a_cpu_driver(
+    case: Case, rows: int, columns: int, gpu: Harness, rng: np.random.Generator
+) -> None:
+    for features in (gpu.caps.features, gpu.caps.features - {"int64"}):
+        case.run(gpu, dataclasses.replace(gpu.caps, device_type="cpu", features=features), rng)
+        [call] = case.calls
+        expected = (rows, columns) if "int64" in features else (0, 0)
+        assert (call.spec.get("ROW_PAIRS", 0), call.spec.get("COLUMN_PAIRS", 0)) == expected
+        assert ("PAIRS" in call.defines) == any(expected)
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,7 @@ from vkep.kernels.matmul.cooperative import conv_as_product, conv_cooperative, n
 from vkep.kernels.matmul.split_k import Sums, split_product
 from vkep.kernels.matmul.tiles import (
     CONV_SHARED_TILES,
-    OF_STORAGE,
-    STORAGE,
+    OF_SUBGROUPS,
     TILED_DEFINES,
     no_shared_tile,
     no_subgroup_tile,
@@ -39,6 +38,7 @@ from vkep.kernels.matmul.tiles import (
     tile_grid,
 )
 from vkep.kernels.select import Candidate, Emission, always, implement
+from vkep.sizes import divides
 
 
 def _subgroup_reach(call: KernelCall) -> Mapping[str, int]:
@@ -53,7 +53,7 @@ def _subgroup_reach(call: KernelCall) -> Mapping[str, int]:
     return {"x": reach["x"] * size, "w": weights * size, "y": reach["y"] * size}
 
 
-CONV_SUBGROUP = Kernel("conv_subgroup.comp", variants=OF_STORAGE, reach=_subgroup_reach)
+CONV_SUBGROUP = Kernel("conv_subgroup.comp", variants=OF_SUBGROUPS, reach=_subgroup_reach)
 
 
 def _tiled_reach(call: KernelCall) -> Mapping[str, int]:
@@ -88,6 +88,7 @@ def _subgroup(problem: ConvProblem, e: Emission) -> KernelCall:
     order = "taps" if taps_inner else "channels"
     tag_of = lambda columns: f"conv-{problem.groups}-{channels}-{taps}-{columns}-{order}"  # noqa: E731
     tile, tag = panel_tile(e, pixels, out_channels, batch, packed, e["w"], tag_of)
+    tile = tile.in_pairs(e.caps, problem.dtype, False, packed and divides(2, out_channels))
     column_tiles, row_tiles = ceil_div(out_channels, tile.columns), ceil_div(pixels, tile.rows)
     spec, w = tile.spec, e["w"]
     if taps_inner:
@@ -126,7 +127,7 @@ def _subgroup(problem: ConvProblem, e: Emission) -> KernelCall:
         spec=spec,
         local_size=(tile.lanes, 1, 1),
         subgroup_size=tile.required_subgroup_size,
-        **call_arguments(e.epilogue, {"T": STORAGE[problem.dtype]}),
+        **call_arguments(e.epilogue, tile.defines(problem.dtype)),
     )
 
 

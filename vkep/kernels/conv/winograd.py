@@ -38,6 +38,7 @@ from vkep.kernels.matmul.tiles import (
 )
 from vkep.kernels.pointwise import PointwiseOperand, pointwise
 from vkep.kernels.select import Emission, emit
+from vkep.sizes import divides
 
 
 def _input_reach(call: KernelCall) -> Mapping[str, int]:
@@ -178,6 +179,7 @@ def _in_panels(problem: ConvProblem, e: Emission, rows: int, points: Any, produc
     batch = _POINTS**2
     tag_of = lambda columns: f"winograd-{problem.c}-{columns}"  # noqa: E731
     tile, tag = panel_tile(e, rows, problem.oc, batch, True, e["w"], tag_of)
+    tile = tile.in_pairs(e.caps, "float32", False, divides(2, problem.oc))
     panels = ceil_div(problem.oc, tile.columns)
     panel = problem.c * tile.columns
     pack = lambda weights: pack_points(weights, problem.c, tile.columns)  # noqa: E731
@@ -211,7 +213,7 @@ def _in_panels(problem: ConvProblem, e: Emission, rows: int, points: Any, produc
                 "alpha": 1.0,
             },
             spec=tile.spec,
-            defines={"T": "float"},
+            defines=tile.defines("float32"),
             local_size=(tile.lanes, 1, 1),
             subgroup_size=tile.required_subgroup_size,
             flops=problem.flops,  # the operations of the convolution that it computes

@@ -16,7 +16,7 @@ from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div, is_cpu, lanes
 from vkep.kernels.matmul.matmul import pack_panels
 from vkep.kernels.matmul.tiles import (
-    OF_STORAGE,
+    OF_SUBGROUPS,
     STORAGE,
     TILED_DEFINES,
     no_shared_tile,
@@ -137,7 +137,7 @@ def _kernel(source: str, variants: Iterable[Mapping[str, str]]) -> Kernel:
 
 
 GROUPED_TILED = _kernel("grouped_tiled.comp", TILED_DEFINES.values())
-GROUPED_SUBGROUP = _kernel("grouped_subgroup.comp", OF_STORAGE)
+GROUPED_SUBGROUP = _kernel("grouped_subgroup.comp", OF_SUBGROUPS)
 
 
 @dataclass(frozen=True)
@@ -196,6 +196,8 @@ def _subgroup(problem: GroupedProductProblem, e: Emission) -> KernelCall:
     groups, n, k = problem.groups, problem.n, problem.k
     tag_of = lambda columns: f"grouped-{groups}-{n}-{k}-{columns}"  # noqa: E731
     tile, tag = panel_tile(e, problem.m, n, problem.blocks, packed, b, tag_of)
+    along_k = divides(2, k) and problem.alignment % 8 == 0
+    tile = tile.in_pairs(e.caps, problem.dtype, along_k, packed and divides(2, n), along_k and not packed)
     if packed:
 
         def panels(flat: np.ndarray) -> np.ndarray:
@@ -208,7 +210,7 @@ def _subgroup(problem: GroupedProductProblem, e: Emission) -> KernelCall:
         operands={**e.operands, "b": b},
         params=_params(problem),
         spec={**tile.spec, "PACKED": int(packed)},
-        defines={"T": STORAGE[problem.dtype]},
+        defines=tile.defines(problem.dtype),
         local_size=(tile.lanes,),
         subgroup_size=tile.required_subgroup_size,
         flops=problem.flops,
@@ -332,13 +334,14 @@ def _no_codes_subgroup(problem: GroupedCodesProblem, caps: DeviceCapabilities) -
 
 def _codes_subgroup(problem: GroupedCodesProblem, e: Emission) -> KernelCall:
     tile = subgroup_tile(problem.m, problem.n, problem.blocks, e.caps, False, e.target.tuned)
+    tile = tile.in_pairs(e.caps, problem.dtype, problem.alignment % 8 == 0, False)  # blocks are of four codes
     return _codes_call(
         GROUPED_SUBGROUP,
         problem,
         e,
         {**tile.spec, "UNROLL": 4},
         grid=tile_grid(ceil_div(problem.m, tile.rows), ceil_div(problem.n, tile.columns), problem.blocks, e.caps),
-        defines={"T": STORAGE[problem.dtype], **_CODES},
+        defines=tile.defines(problem.dtype) | _CODES,
         local_size=(tile.lanes,),
         subgroup_size=tile.required_subgroup_size,
     )

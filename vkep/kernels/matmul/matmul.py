@@ -17,8 +17,7 @@ from vkep.kernels.matmul.problem import product_reach, unaddressable
 from vkep.kernels.matmul.rows import matmul_rows, no_product_of_rows
 from vkep.kernels.matmul.split_k import Sums, split_product
 from vkep.kernels.matmul.tiles import (
-    OF_STORAGE,
-    STORAGE,
+    OF_SUBGROUPS,
     TILED_DEFINES,
     SubgroupTile,
     no_shared_tile,
@@ -30,7 +29,7 @@ from vkep.kernels.matmul.tiles import (
 )
 from vkep.kernels.problem import extent
 from vkep.kernels.select import Candidate, Emission, implement
-from vkep.sizes import cached, largest
+from vkep.sizes import cached, divides, largest
 
 
 def _subgroup_reach(call: KernelCall) -> Mapping[str, int]:
@@ -49,7 +48,7 @@ def _subgroup_reach(call: KernelCall) -> Mapping[str, int]:
     }
 
 
-MATMUL_SUBGROUP = Kernel("matmul_subgroup.comp", variants=OF_STORAGE, reach=_subgroup_reach)
+MATMUL_SUBGROUP = Kernel("matmul_subgroup.comp", variants=OF_SUBGROUPS, reach=_subgroup_reach)
 
 
 def _tiled_reach(call: KernelCall) -> Mapping[str, int]:
@@ -87,6 +86,9 @@ def _subgroup(problem: MatMulProblem, e: Emission) -> KernelCall:
     k, n, (_, _, row, col) = problem.k, problem.n, problem.strides("b")
     tag_of = lambda columns: f"matmul-{k}-{n}-{row}-{col}-{columns}"  # noqa: E731
     tile, tag = panel_tile(e, problem.m, n, problem.products, packed, b, tag_of)
+    columns = divides(2, n) if packed else problem.in_groups("b", 3, 2)
+    along_k = not packed and problem.in_groups("b", 2, 2)
+    tile = tile.in_pairs(e.caps, problem.dtype, problem.in_groups("a", 3, 2), columns, along_k)
     if packed:
         b = e.target.prepack(b, lambda flat: pack_panels(flat, k, n, row, col, tile.columns), tag)
     row_tiles, column_tiles = ceil_div(problem.m, tile.rows), ceil_div(problem.n, tile.columns)
@@ -97,7 +99,7 @@ def _subgroup(problem: MatMulProblem, e: Emission) -> KernelCall:
         spec=tile.spec,
         local_size=(tile.lanes, 1, 1),
         subgroup_size=tile.required_subgroup_size,
-        **call_arguments(e.epilogue, {"T": STORAGE[problem.dtype]}),
+        **call_arguments(e.epilogue, tile.defines(problem.dtype)),
     )
 
 

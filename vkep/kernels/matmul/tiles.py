@@ -10,11 +10,11 @@ Two families, chosen by `DeviceCapabilities` only:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.launch import ceil_div
+from vkep.kernels.launch import ceil_div, gathers_pairs
 from vkep.kernels.tuning import Choice, Tuned, estimated
 from vkep.sizes import at_hand, cached, largest, serves_others
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 STORAGE = {"float32": "float", "float16": "float16_t"}
 #: definitions for each of them
 OF_STORAGE = tuple({"T": t} for t in STORAGE.values())
+#: those of the kernels of `SubgroupTile`
+OF_SUBGROUPS = (*OF_STORAGE, {"T": STORAGE["float32"], "PAIRS": "1"})
 
 #: ``small_div`` (shaders/register_tile.glsl) divides numbers below this
 EXACT_DIVISION_LIMIT = 2**24
@@ -47,13 +49,16 @@ def _padded(size: int, multiple: int) -> int:
 
 @dataclass(frozen=True)
 class SubgroupTile:
-    """A tile of ``rows`` by ``lanes * lane_columns`` results per subgroup; ``unroll`` steps of k per iteration."""
+    """A tile of ``rows`` by ``lanes * lane_columns`` results per subgroup; ``unroll`` steps of k per iteration. ``row_pairs`` and
+    ``column_pairs``: the spec constants of the shader's variant that loads two neighbours as one word."""
 
     rows: int
     lane_columns: int
     unroll: int
     lanes: int
     required_subgroup_size: int | None
+    row_pairs: int = 0
+    column_pairs: int = 0
 
     @property
     def columns(self) -> int:
@@ -63,7 +68,23 @@ class SubgroupTile:
     @property
     def spec(self) -> dict[str, int]:
         """Its spec constants by name."""
-        return {"ROWS": self.rows, "LANE_COLUMNS": self.lane_columns, "UNROLL": self.unroll}
+        pairs = {"ROW_PAIRS": self.row_pairs, "COLUMN_PAIRS": self.column_pairs}
+        sizes = {"ROWS": self.rows, "LANE_COLUMNS": self.lane_columns, "UNROLL": self.unroll}
+        return sizes | {name: kind for name, kind in pairs.items() if kind}
+
+    def defines(self, dtype: str) -> dict[str, str]:
+        """The definitions of its kernel's variant for elements of ``dtype``."""
+        return {"T": STORAGE[dtype]} | ({"PAIRS": "1"} if self.row_pairs or self.column_pairs else {})
+
+    def in_pairs(
+        self, caps: DeviceCapabilities, dtype: str, rows: bool, columns: bool, columns_along_k: bool = False
+    ) -> SubgroupTile:
+        """The tile that loads pairs where the device gains by it and the elements of an operand of ``dtype`` lie in aligned
+        pairs: of ``rows`` along k, of ``columns`` along the columns, whose number is even, or along k."""
+        if dtype != "float32" or not gathers_pairs(caps):
+            return self
+        kind = 1 if columns and self.lane_columns % 2 == 0 else 2 if columns_along_k else 0
+        return replace(self, row_pairs=int(rows), column_pairs=kind)
 
 
 #: results of one subgroup: 16 rows by 32 columns
