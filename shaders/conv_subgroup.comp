@@ -88,7 +88,7 @@ void main() {
                             row_valid[q] = line_valid[q] && tap_valid[q * KERNEL_W + tap];
                             row_at[q] = line[q] + tap_at[q * KERNEL_W + tap];
                         }
-                        multiply_step(x, 0, w, w_k);
+                        multiply_step(x, 0, w, w_k, COLUMN_PAIRS);
                         w_k += args.w_tap;
                     }
                 }
@@ -99,7 +99,7 @@ void main() {
             for (uint tap_w = 0; tap_w < args.kernel_w; tap_w++) {
                 place_rows(tap_h, tap_w);
                 uint x_k = 0, w_k = (tap_h * args.kernel_w + tap_w) * args.w_tap;
-                multiply(x, x_k, plane, w, w_k, args.w_channel, args.channels);
+                multiply(x, x_k, plane, w, w_k, args.w_channel, args.channels, COLUMN_PAIRS);
             }
         }
     }

@@ -39,7 +39,7 @@ void main() {
 #endif
     clear_tile();
     uint a_k = 0, b_k = 0;
-    multiply(a, a_k, 1, b, b_k, PACKED == 1 ? COLUMNS : 1, args.k);
+    multiply(a, a_k, 1, b, b_k, PACKED == 1 ? COLUMNS : 1, args.k, COLUMN_PAIRS);
     [[unroll]] for (uint r = 0; r < ROWS; r++) {
         uint row = min(row0 + r, args.m - 1);
         [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++) {

@@ -31,7 +31,7 @@ void main() {
 
     clear_tile();
     uint a_k = 0, b_k = 0;
-    multiply(a, a_k, args.a_col, b, b_k, args.b_row, args.k);
+    multiply(a, a_k, args.a_col, b, b_k, args.b_row, args.k, COLUMN_PAIRS);
 
     uint y0 = batch0 * args.y_batch0 + batch1 * args.y_batch1, o0 = group_id().z * args.m * args.n;
     [[unroll]] for (uint r = 0; r < ROWS; r++) {

@@ -77,10 +77,10 @@ void clear_tile() {
 }
 
 // One step of k: acc += rows (outer product) columns, with the operands' values `row_k` and `column_k` elements on.
-void multiply_step(Elements a, uint row_k, Elements b, uint column_k) {
+void multiply_step(Elements a, uint row_k, Elements b, uint column_k, uint column_pairs) {
     float columns[LANE_COLUMNS], rows[ROW_REGISTERS];
     [[unroll]] for (uint q = 0; q < ROW_REGISTERS; q++) rows[q] = ROW_VALUE(q, float(a.v[row_at[q] + row_k]));
-    if (COLUMN_PAIRS == 1) {
+    if (column_pairs == 1) {
         [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c += 2) {
             vec2 two = pair(b, column_at[c] + column_k);
             columns[c] = two.x, columns[c + 1] = two.y;
@@ -94,8 +94,10 @@ void multiply_step(Elements a, uint row_k, Elements b, uint column_k) {
     }
 }
 
-// acc += rows (outer product) columns over `count` steps of k; `row_k` and `column_k` move by their steps.
-void multiply(Elements a, inout uint row_k, uint row_step, Elements b, inout uint column_k, uint column_step, uint count) {
+// acc += rows (outer product) columns over `count` steps of k; `row_k` and `column_k` move by their steps. `column_pairs`: as
+// COLUMN_PAIRS.
+void multiply(Elements a, inout uint row_k, uint row_step, Elements b, inout uint column_k, uint column_step, uint count,
+              uint column_pairs) {
     uint k = 0;
     for (; k + UNROLL <= count; k += UNROLL) {
         float columns[UNROLL * LANE_COLUMNS], rows[UNROLL * ROW_REGISTERS];
@@ -118,10 +120,10 @@ void multiply(Elements a, inout uint row_k, uint row_step, Elements b, inout uin
                 }
             }
 #else
-            if (COLUMN_PAIRS == 0) {
+            if (column_pairs == 0) {
                 [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c++)
                     columns[s * LANE_COLUMNS + c] = float(b.v[column_at[c] + column_k]);
-            } else if (COLUMN_PAIRS == 1) {
+            } else if (column_pairs == 1) {
                 [[unroll]] for (uint c = 0; c < LANE_COLUMNS; c += 2) {
                     vec2 two = pair(b, column_at[c] + column_k);
                     columns[s * LANE_COLUMNS + c] = two.x, columns[s * LANE_COLUMNS + c + 1] = two.y;
@@ -149,7 +151,7 @@ void multiply(Elements a, inout uint row_k, uint row_step, Elements b, inout uin
         }
     }
     for (; k < count; k++) {
-        multiply_step(a, row_k, b, column_k);
+        multiply_step(a, row_k, b, column_k, column_pairs);
         row_k += row_step;
         column_k += column_step;
     }

@@ -27,7 +27,10 @@ from vkep.kernels.attention.attention import (
 from vkep.kernels.attention.problem import AttentionProblem
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.matmul.cooperative_tiles import float16_shape
+from vkep.kernels.matmul.tiles import is_cpu_driver
 from vkep.kernels.select import Choice, Emission, candidates, choose, emit
+
+CPU = dataclasses.replace(GPU, device_type="cpu")
 
 
 @dataclass(frozen=True)
@@ -97,12 +100,13 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.fixture(params=["in registers", "cooperative"])
+@pytest.fixture(params=["tiled", "subgroup", "cooperative"])
 def kernel(request: pytest.FixtureRequest, gpu: Harness) -> str:
-    if request.param == "in registers":
-        return "tiled"
-    needs_matrices(gpu)
-    return "cooperative"
+    if request.param == "cooperative":
+        needs_matrices(gpu)
+    if request.param == "subgroup" and not is_cpu_driver(gpu.caps):
+        pytest.skip(f"subgroups of {gpu.caps.name} are no vectors of a CPU")
+    return str(request.param)
 
 
 def needs_matrices(gpu: Harness) -> None:
@@ -302,10 +306,22 @@ def test_addresses_that_are_not_aligned(gpu: Harness, kernel: str, rng: np.rando
 
 
 class TestSelection:
-    def test_a_gpu_takes_it_and_a_cpu_driver_does_not(self) -> None:
-        problem = Case(128, 128, heads=12, kv_heads=12).problem("float16")
-        assert gains_by_attention(problem, GPU)
-        assert not gains_by_attention(problem, dataclasses.replace(GPU, device_type="cpu"))
+    def test_a_gpu_takes_it_and_a_cpu_driver_where_queries_do_not_see_all_keys(self) -> None:
+        for end in (None, 1):
+            case = Case(128, 128, heads=12, kv_heads=12, end=end)
+            assert gains_by_attention(case.problem("float16"), GPU)
+            assert not gains_by_attention(case.problem("float16"), CPU)
+            assert gains_by_attention(case.problem("float32"), CPU) is (end == 1)
+        assert chosen(case.problem("float32"), CPU).variant.source == "attention_subgroup.comp"
+        for other in (Case(8, 128, end=121), Case(128, 128, value_size=2048, end=1)):
+            assert not gains_by_attention(other.problem("float32"), CPU)
+
+    def test_words_of_two_elements_are_for_a_cpu_driver_that_has_them(self) -> None:
+        for features, size, pairs in ((GPU.features, 64, 1), (GPU.features - {"int64"}, 64, 0), (GPU.features, 7, 0)):
+            device = dataclasses.replace(CPU, features=features)
+            call = chosen(Case(64, 64, 64, size, end=1).problem("float32"), device)
+            assert (call.spec.get("ROW_PAIRS", 0), call.spec.get("COLUMN_PAIRS", 0)) == (pairs, pairs)
+            assert ("PAIRS" in call.defines) == bool(pairs)
 
     @pytest.mark.parametrize(
         ("dtype", "size", "taken"),
@@ -349,8 +365,9 @@ class TestSelection:
         for candidate in candidates(AttentionProblem):
             if candidate.name in ("stream", "split"):  # for fewer queries, tests/kernels/test_attention_split.py
                 continue
-            assert candidate.when(problem, GPU) == ""
-            [call] = Choice(candidate).emit(problem, emission(GPU))
+            caps = CPU if candidate.name == "subgroup" else GPU
+            assert candidate.when(problem, caps) == ""
+            [call] = Choice(candidate).emit(problem, emission(caps))
             assert {name: call.reaches()[name] for name in wanted} == wanted
 
     def test_hidden_keys_cost_nothing(self) -> None:

@@ -1,5 +1,5 @@
 """Attention in one dispatch that never writes its scores to memory (``shaders/attention.glsl``): float16 on cooperative
-matrices, or float32 arithmetic in registers.
+matrices, or float32 arithmetic in registers; on a CPU driver subgroup by subgroup (``shaders/attention_subgroup.comp``).
 
 Source: T. Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning", 2023.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from gpu_shared.capabilities import CooperativeMatrixShape, DeviceCapabilities
 from vkep.kernels.attention.problem import AttentionProblem, attention_params, row_reach
@@ -17,6 +18,7 @@ from vkep.kernels.attention.stream import attention_stream, no_stream
 from vkep.kernels.kernel import GLSL_BYTES, Kernel, KernelCall
 from vkep.kernels.launch import ceil_div, element_type, is_cpu
 from vkep.kernels.matmul.cooperative_tiles import float16_shape
+from vkep.kernels.matmul.tiles import OF_SUBGROUPS, SubgroupTile, is_cpu_driver, subgroup_tile
 from vkep.kernels.select import Candidate, Emission, implement
 from vkep.kernels.tuning import Tuned, estimated
 from vkep.sizes import record_at_hand
@@ -31,6 +33,10 @@ _LONGEST_CHAIN = 32
 #: 32-bit registers that a lane's matrices may occupy: more would spill
 _MATRIX_REGISTERS = 200
 _LANE_COLUMNS = 8
+#: parts of a subgroup's columns that the values have at most
+_MOST_PARTS = 8
+#: workgroups whose powers 32-bit numbers count
+_MOST_GROUPS = 1 << 21
 
 _ONLY_SPLIT = "a sink of each head, or keys and values in codes"
 _UNIT_TYPES = {"float32": "vec4", "float16": "f16vec4"}
@@ -67,6 +73,11 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
     }
 
 
+def _subgroup_reach(call: KernelCall) -> Mapping[str, int]:
+    tile = call["ROWS"] * call["LANE_COLUMNS"] * call["LOCAL_X"]
+    return {**_reach(call), "powers": math.prod(call.groups) * tile * call.size_of("T")}
+
+
 ATTENTION_COOPERATIVE = Kernel(
     "attention_coop.comp", variants=({"BIAS_T": "float16_t"}, {"BIAS_T": "float"}), reach=_reach
 )
@@ -76,6 +87,9 @@ ATTENTION_TILED = Kernel(
         _tiled_defines(*t) for t in (("float32", "float32"), ("float16", "float16"), ("float16", "float32"))
     ),
     reach=_reach,
+)
+ATTENTION_SUBGROUP = Kernel(
+    "attention_subgroup.comp", variants=tuple({**v, "BIAS_T": v["T"]} for v in OF_SUBGROUPS), reach=_subgroup_reach
 )
 
 
@@ -88,6 +102,11 @@ class AttentionTile:
     queries: int
     keys: int
     rows: int
+
+    @property
+    def block(self) -> dict[str, int]:
+        """The block's spec constants by name."""
+        return {"BLOCK_Q": self.queries, "BLOCK_K": self.keys}
 
 
 #: the fastest first, measured on a fully occupied device of 132 cores with heads of 32 to 160 (docs/design-log/gpu-speed.md)
@@ -116,8 +135,11 @@ def gains_by_attention(problem: AttentionProblem, caps: DeviceCapabilities) -> b
         return True
     if problem.sink or problem.coding:
         return False
-    if is_cpu(caps) or problem.queries < MIN_QUERIES:
+    if problem.queries < MIN_QUERIES:
         return False
+    if is_cpu(caps):  # keys that no query sees are left out, and no mask is computed; float16 is not measured
+        window = (problem.first, problem.end) != (None, None)
+        return window and problem.dtype == "float32" and not _subgroup_when(problem, caps)
     tile = _cooperative_tile(problem, caps)
     if tile is None:
         return False
@@ -141,6 +163,7 @@ def _cooperative(problem: AttentionProblem, e: Emission) -> KernelCall:
     shape, tile = _shape(problem, e.caps), _cooperative_tile(problem, e.caps, e.target.tuned)
     assert shape is not None and tile is not None, "asked by _cooperative_when"
     spec = {
+        **tile.block,
         "SUB_ROWS": tile.rows,
         "MAT_M": shape.m,
         "MAT_N": shape.n,
@@ -148,7 +171,7 @@ def _cooperative(problem: AttentionProblem, e: Emission) -> KernelCall:
         "SUBGROUP_LANES": e.caps.subgroup_size,
         "VECTORS": int(problem.in_units(8)),
     }
-    defines = {"BIAS_T": element_type(problem.bias_dtype if problem.bias_strides else "float16").glsl}
+    defines = _bias_defines(problem, "float16")
     lanes = tile.queries // tile.rows * e.caps.subgroup_size
     return _call(ATTENTION_COOPERATIVE, problem, tile, e, spec, defines, lanes, e.caps.subgroup_size)
 
@@ -160,10 +183,51 @@ def _tiled_when(problem: AttentionProblem, caps: DeviceCapabilities) -> str:
 def _tiled(problem: AttentionProblem, e: Emission) -> KernelCall:
     tile = _tiled_tile(problem, e.caps, e.target.tuned)
     assert tile is not None, "asked by _tiled_when"
-    spec = {"MICRO_ROWS": tile.rows, "LANE_COLUMNS": _LANE_COLUMNS, "VECTORS": int(problem.in_units(4))}
+    vectors = int(problem.in_units(4))
+    spec = {**tile.block, "MICRO_ROWS": tile.rows, "LANE_COLUMNS": _LANE_COLUMNS, "VECTORS": vectors}
     defines = _tiled_defines(problem.dtype, problem.bias_dtype if problem.bias_strides else problem.dtype)
     lanes = tile.queries // tile.rows * _LANE_COLUMNS
     return _call(ATTENTION_TILED, problem, tile, e, spec, defines, lanes, None)
+
+
+def _subgroup_when(problem: AttentionProblem, caps: DeviceCapabilities) -> str:
+    if problem.sink or problem.coding:
+        return _ONLY_SPLIT
+    if not (is_cpu_driver(caps) and caps.has("subgroup_arithmetic")):
+        return "its subgroups are no vectors of a CPU, or do not compute maxima"
+    tile = _subgroup_tile(problem, caps)
+    if problem.value_size > _MOST_PARTS * tile.columns:
+        return f"{problem.value_size} values, the kernel's registers hold {_MOST_PARTS * tile.columns}"
+    groups = problem.batch * problem.heads * ceil_div(problem.queries, tile.rows)
+    return "" if groups < _MOST_GROUPS else f"{groups} workgroups, the kernel counts fewer than {_MOST_GROUPS}"
+
+
+def _subgroup_tile(problem: AttentionProblem, caps: DeviceCapabilities) -> SubgroupTile:
+    """Its rows are queries, and its columns keys, then values."""
+    tile = subgroup_tile(problem.queries, problem.keys, problem.batch * problem.heads, caps, False)
+    pairs = problem.in_units(2)
+    return replace(tile, lane_columns=4, unroll=4).in_pairs(caps, problem.dtype, pairs, pairs)
+
+
+def _subgroup(problem: AttentionProblem, e: Emission) -> KernelCall:
+    tile = _subgroup_tile(problem, e.caps)
+    block = AttentionTile(tile.rows, tile.columns, tile.rows)
+    groups = math.prod(_grid(problem, block))
+    return _call(
+        ATTENTION_SUBGROUP,
+        problem,
+        block,
+        e,
+        tile.spec,
+        tile.defines(problem.dtype) | _bias_defines(problem, problem.dtype),
+        tile.lanes,
+        tile.required_subgroup_size,
+        powers=e.target.scratch(problem.dtype, (groups, tile.rows, tile.columns)),
+    )
+
+
+def _bias_defines(problem: AttentionProblem, without: str) -> dict[str, str]:
+    return {"BIAS_T": element_type(problem.bias_dtype if problem.bias_strides else without).glsl}
 
 
 def _call(
@@ -175,17 +239,16 @@ def _call(
     defines: dict[str, str],
     lanes: int,
     subgroup_size: int | None,
+    **scratch: Any,
 ) -> KernelCall:
     bias = problem.bias_strides
     return kernel.call(
         grid=_grid(problem, tile),
-        operands={name: e.get(name) for name in ("q", "k", "v", "bias", "origin", "y")},
+        operands={name: e.get(name) for name in ("q", "k", "v", "bias", "origin", "y")} | scratch,
         params=attention_params(problem),
         spec={
             "SIZE": problem.size,
             "VALUE_SIZE": problem.value_size,
-            "BLOCK_Q": tile.queries,
-            "BLOCK_K": tile.keys,
             "GROUP": problem.heads // problem.kv_heads,
             "BIAS": 0 if bias is None else 1 if bias[3] else 2,
             "SOFTCAP": int(problem.softcap != 0),
@@ -204,6 +267,7 @@ implement(
     Candidate("stream", attention_stream, when=no_stream),
     Candidate("split", attention_split, when=no_split),
     Candidate("cooperative", _cooperative, when=_cooperative_when),
+    Candidate("subgroup", _subgroup, when=_subgroup_when),
     Candidate("tiled", _tiled, when=_tiled_when),
 )
 
