@@ -3,6 +3,8 @@ and answers of several sources in one run."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from tools.ort_cpu import cpu_session
 from vkep import InferenceSession
 from vkep.generation import Generator, Sampling, encoder_decoder
 from vkep.generation.decoder import Decoder
+from vkep.generation.encoder_decoder import EncoderDecoder
 from vkep.generation.own_lengths import with_lengths
 from vkep.graph.load import load_model
 from vkep.models.language import BEGIN
@@ -182,6 +185,7 @@ def test_sources_share_runs(form: str, tmp_path: Path, monkeypatch: pytest.Monke
     if "merged" in form:
         merged(tmp_path)
     rng = [np.random.default_rng(k) for k in range(5)]
+    encoded = noted(monkeypatch, EncoderDecoder, "encode", lambda self, source: weakref.ref(source))
     lengths = [5, 9, 150, 70, 12]  # the room for sources grows
     sources: list[Any] = {
         "whisper": [each.normal(0, 2, (80, 3000)).astype(np.float32) for each in rng],
@@ -206,6 +210,9 @@ def test_sources_share_runs(form: str, tmp_path: Path, monkeypatch: pytest.Monke
                 batch.step()
             answers.append(batch.add(source, Sampling(max_tokens=count, ignore_end=True), start=start))
             batch.step()
+        gc.collect()
+        alive = [found for source in encoded if (found := source()) is not None]
+        assert not any(found.made for found in alive)  # rows have what they need of it
         while batch.in_progress:
             batch.step()
         batch.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -51,14 +52,18 @@ class JoinedRows(BufferRows):
         if self.held[row]:
             return super().feed(row, tokens)
         self.reserve(row, len(tokens))
-        states = self._model.encode(self._sources[row])
+        source = self._sources[row]
+        states = self._model.encode(source)
         if not self._model.folder.cross:
-            return self._begin_answer(row, tokens, states)
-        own = {self._model.becomes[name]: tensor for name, tensor in states.items()}
-        self._know(row, {name: tensor.shape for name, tensor in own.items()})
-        for name, tensor in own.items():
-            self._caches.fill(row, name, tensor)
-        return super().feed(row, tokens)
+            made = self._begin_answer(row, tokens, states)
+        else:
+            own = {self._model.becomes[name]: tensor for name, tensor in states.items()}
+            self._know(row, {name: tensor.shape for name, tensor in own.items()})
+            for name, tensor in own.items():
+                self._caches.fill(row, name, tensor)
+            made = super().feed(row, tokens)
+        self._sources[row] = replace(source, made={})  # the row has it: the encoder's memory is free
+        return made
 
     def _know(self, row: int, sizes: dict[str, tuple[int, ...]]) -> None:
         """Have room for what a row's source makes. Raises `InvalidInputError` for one of another size than before, where the
