@@ -175,7 +175,9 @@ class ReduceProblem(ColumnProblem):
     gives_image = False
 
     def lying_last(self, shape: tuple[int, ...]) -> ReduceProblem | None:
-        """[n, ..., c]: the spatial axes are in the middle."""
+        """[n, ..., c]: the spatial axes are in the middle. All elements are reduced in any order."""
+        if self.outer == self.inner == 1 and matches(self.axis, math.prod(shape)):
+            return self
         if self.inner != 1 or self.axis != math.prod(shape[2:]):
             return None
         return replace(self, outer=shape[0], inner=shape[1])
