@@ -221,3 +221,30 @@ def test_sources_share_runs(form: str, tmp_path: Path, monkeypatch: pytest.Monke
         found = generator.search(sources[0], beams=3, count=3, start=starts[1], max_tokens=6)
         assert max(rows[-4:]) == 3  # beams share runs, too
         assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["t5", "moonshine"])
+def test_a_row_reads_nothing_of_the_source_before(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the encoder makes of a long source is NaN; a shorter one has the row after it."""
+    write_sources(tmp_path, kind)
+    rng = np.random.default_rng(1)
+    sources: list[Any] = [rng.integers(0, 256, n).tolist() for n in (40, 6)]
+    if kind == "moonshine":
+        sources = [rng.normal(0, 1, 400 * n).astype(np.float32) for n in (40, 6)]
+    settings: dict[str, Any] = {"max_tokens": 8, "ignore_end": True}
+    encode = EncoderDecoder.encode
+
+    def poisoned(self: EncoderDecoder, source: Any) -> Any:
+        made = encode(self, source)
+        if source.feeds["attention_mask"].size == len(sources[0]):
+            for tensor in made.values():
+                tensor.write(np.full(tensor.shape, np.nan, np.float32))
+        return made
+
+    with Generator(tmp_path, fallback="error", max_sequences=1) as generator:
+        alone = generator.generate(sources[1], **settings).tokens
+    monkeypatch.setattr(EncoderDecoder, "encode", poisoned)
+    with Generator(tmp_path, fallback="error", max_sequences=1) as generator:
+        generator.generate(sources[0], **settings)
+        assert generator.generate(sources[1], **settings).tokens == alone

@@ -72,6 +72,8 @@ class JoinedRows(BufferRows):
             count = next(iter(sizes.values()))[2]
             most = max(-(-count // CAPACITY_STEP) * CAPACITY_STEP, *(shape[2] for shape in self._sizes.values()), 0)
             self._hold({name: (1, heads, most, size) for name, (_, heads, _, size) in sizes.items()})
+            if count < self._states.get(row, 0):
+                self._caches.begin(row)  # a weight of 0 hides no NaN of the source before
             self._states[row] = count
             self._caches.write(row, MASK, _ones(count, most))
             return
