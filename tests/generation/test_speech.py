@@ -24,6 +24,7 @@ from vkep.generation.folder import read_folder
 from vkep.generation.long_form import OPENAI, LongForm, compression_ratio
 from vkep.generation.speech import Bounds, Speech, bounds, segments_of
 from vkep.generation.transcribe import Sound, Transcriber
+from vkep.memory import ArenaOutOfMemory
 from vkep.models.language import BEGIN, END
 from vkep.models.sources import SPEECH, WHISPER, write_sources
 
@@ -237,6 +238,24 @@ def test_other_answers_are_in_progress(tmp_path: Path, monkeypatch: pytest.Monke
         del other
     assert len(sounds) == 6
     assert all(part is None for one in sounds for part in (one.window, one.reader, one.features))
+
+
+@pytest.mark.gpu
+def test_a_language_is_detected_again_where_memory_was_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_sources(tmp_path, "whisper")
+    features = [features_of(k, 31) for k in range(2)]
+    detect, asked = Transcriber._detected, list[int]()
+
+    def lacks_memory(self: Transcriber, window: Any) -> str:
+        asked.append(len(asked))
+        if len(asked) == 2:  # of the second sound, while the first one is read
+            raise ArenaOutOfMemory("it", asked=1, in_use=1, allocated=1, limit=1, largest_free=0, reason="full")
+        return detect(self, window)
+
+    with Generator(tmp_path, fallback="error", max_sequences=2) as generator:
+        alone = [generator.transcribe(one, max_tokens=8) for one in features]
+        monkeypatch.setattr(Transcriber, "_detected", lacks_memory)
+        assert generator.transcribe(features, max_tokens=8) == alone and asked == [0, 1, 2]
 
 
 @pytest.mark.gpu

@@ -182,15 +182,16 @@ class Transcriber:
         self.prepare(sound)
         assert sound.features is not None
         part = sound.features[:, sound.seek : sound.seek + size]
-        sound.window = self._model.source(np.pad(part, ((0, 0), (0, size - part.shape[1]))))
+        window = self._model.source(np.pad(part, ((0, 0), (0, size - part.shape[1]))))
         if not sound.start:
             language = self._language
             if language is None and self._speech.languages:
-                language = self._detected(sound.window)
+                language = self._detected(window)
             sound.language = (language or "") if self._speech.languages else ""
             sound.start = self._speech.start(language, self._task, times=True)
         earlier = prompt_of(self._speech, sound.segments if sound.continues else (), self._model.folder.context)
         sound.prompt = (*earlier, *sound.start)
+        sound.window = window  # last: where memory was missing, all of it is made again
 
     def _detected(self, window: Any) -> str:
         """The most probable language of a window, by the token after the first one."""
