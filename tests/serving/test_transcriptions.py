@@ -162,6 +162,9 @@ def test_fields_of_forms() -> None:
         "file": content,
         "model": b"",
     }
+    for kinds in ("multipart/form-data; boundary*0=a; boundary*=b", "multipart/form-data; boundary*=utf-8''b"):
+        with pytest.raises(ProtocolError, match="expected multipart/form-data with a boundary"):
+            fields_of(kinds, b"")
     several = b"".join(field % (f"{k}".encode(), b"") for k in range(33))
     for wrong in (
         b"",
@@ -169,6 +172,8 @@ def test_fields_of_forms() -> None:
         field % (b"file", b"x") * 2 + b"--a b--",
         b"--a b\r\n\r\n\r\n--a b--",
         b"--a b\r\nContent-Disposition: form-data; name=x--a b--",
+        b"--a b\r\nContent-Disposition: form-data; name*0=x; name*=y\r\n\r\n\r\n--a b--",
+        b"--a b\r\nContent-Disposition: form-data; name*=utf-8''x\r\n\r\n\r\n--a b--",
         several + b"--a b--",
     ):
         with pytest.raises(ProtocolError, match="form"):

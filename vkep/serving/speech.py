@@ -61,7 +61,7 @@ def fields_of(content_type: str, body: bytes) -> dict[str, bytes]:
     """The fields of a form by name. Raises `ProtocolError` (400)."""
     head = Message()
     head["Content-Type"] = content_type[:_LONGEST_HEAD]
-    boundary = head.get_boundary()
+    boundary = _param(head, "boundary", "content-type")
     if head.get_content_type() != "multipart/form-data" or not boundary:
         raise ProtocolError(
             400, f"the request's type is {shown(content_type)}; expected multipart/form-data with a boundary"
@@ -73,13 +73,22 @@ def fields_of(content_type: str, body: bytes) -> dict[str, bytes]:
     for part in parts[:-1]:
         lines, blank, content = part.partition(b"\r\n\r\n")
         headers = HeaderParser().parsestr(lines[:_LONGEST_HEAD].lstrip(b"\r\n").decode("latin-1"))
-        name = headers.get_param("name", header="content-disposition")
-        if not blank or not isinstance(name, str) or name in found:
+        name = _param(headers, "name", "content-disposition")
+        if not blank or name is None or name in found:
             raise ProtocolError(
                 400, f"field {len(found)} of the form has the name {shown(name)}; expected one of its own"
             )
         found[name] = content
     return found
+
+
+def _param(head: Message, name: str, header: str) -> str | None:
+    """A parameter of a header; None also for one with a charset (RFC 2231), which forms do not have (RFC 7578, section 4.2)."""
+    try:
+        found = head.get_param(name, header=header)
+    except TypeError:  # the email package sorts its parts, with numbers and without
+        return None
+    return found if isinstance(found, str) else None
 
 
 @dataclass(frozen=True)
