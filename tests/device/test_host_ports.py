@@ -11,6 +11,8 @@ import onnx.parser
 import pytest
 
 import vkep
+from gpu_shared.memory import Buffer
+from tests.calls import noted
 from vkep.device import recorded, run_commands
 from vkep.device.arguments import ArgumentTable
 from vkep.device.delegate import VulkanDelegate
@@ -83,6 +85,22 @@ def test_few_bytes_are_accessed_in_place(
             np.testing.assert_array_equal(moved, 2 * large)
             np.testing.assert_array_equal(doubled, small + 64 * scale)
     assert set(submitted(session)) == {Buffers(up=not has_direct, visible=True)}
+
+
+@pytest.mark.parametrize("count", [4, DIRECT_BYTES])
+def test_memory_that_is_not_coherent(
+    session: vkep.InferenceSession, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """It is made visible to the host after each run, before its results are read."""
+    monkeypatch.setattr(Buffer, "coherent", property(lambda buffer: buffer.memory_kind != "download"))
+    made = noted(monkeypatch, Buffer, "invalidate", lambda buffer: buffer.memory_kind)
+    read = noted(monkeypatch, HostPorts, "result", lambda *_: len(made))
+    for scale in (1, 2, 3):
+        large, small = np.full(count, scale, np.float32), np.arange(4, dtype=np.float32)
+        moved, doubled = session.run(None, {"large": large, "small": small})
+        np.testing.assert_array_equal(moved, 2 * large)
+        np.testing.assert_array_equal(doubled, small + scale * count)
+    assert made == ["download"] * 3 and read == [1, 1, 2, 2, 3, 3]
 
 
 def test_many_bytes_are_copied(session: vkep.InferenceSession) -> None:

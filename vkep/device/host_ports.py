@@ -81,6 +81,8 @@ class HostPorts:
             mapped = (self.staging or self.block).mapped
             assert mapped is not None, "unified memory and staging are mapped"
             self._raw = np.frombuffer(mapped, np.uint8)
+            buffer = (self.staging or self.block).buffer
+            self._incoherent = None if buffer.coherent else buffer
             for k, (port, most) in enumerate(zip(ports, capacity, strict=True)):
                 if most is not None:
                     self.views[k] = self._view(k, port.shape, DTYPES[port.dtype].numpy)
@@ -148,6 +150,11 @@ class HostPorts:
         source, target = (self.block, self.staging) if down else (self.staging, self.block)
         for offset, nbytes in self.spans:
             commands.copy_buffer(source.buffer, target.buffer, nbytes, source.offset + offset, target.offset + offset)
+
+    def arrived(self) -> None:
+        """Make what the device wrote visible to the host, after a run has ended."""
+        if self._incoherent is not None:
+            self._incoherent.invalidate()
 
     def result(self, k: int) -> Array:
         """A new array with the content of port ``k``."""

@@ -247,13 +247,15 @@ class RecordedPlan:
         if self._fault is not None and self._fault.unread:
             self._fault.verify()
         results: list[Array | DeviceTensor] = []
+        host = self._commands.host(OUTPUTS)
+        host.arrived()
         for k, target in enumerate(bound.outputs):
             if target is None:
-                results.append(self._commands.host(OUTPUTS).result(k))
+                results.append(host.result(k))
             else:
                 if not isinstance(target, DeviceTensor):
                     check_wanted()  # after an interrupt a later run may have filled it
-                    copy(target, self._commands.host(OUTPUTS).views[k])
+                    copy(target, host.views[k])
                 results.append(target)
         return results
 
