@@ -6,7 +6,7 @@ import mmap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -15,12 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpu_shared
+from tests.calls import noted
 from tests.memory.model import MIB
+from vkep.device import constants
+from vkep.graph.weights import ArrayWeight
 from vkep.memory import ArenaOutOfMemory, upload
-from vkep.memory.device_arena import DeviceArena
+from vkep.memory.device_arena import DeviceArena, DeviceBlock
 from vkep.memory.host_chunks import pieces_of
 from vkep.memory.staging_ring import shared_staging_arena
 from vkep.memory.upload import Upload, Uploader
+from vkep.plan.records import ConstantRef
 
 pytestmark = pytest.mark.gpu
 PIECE = 64 * 1024
@@ -353,3 +357,22 @@ def test_a_large_array_passes_through_few_pieces(lease: Any, arena: Any) -> None
         uploader.download(block, out)
         assert np.array_equal(out, data)
         assert gpu_shared.live_counts()["buffer"] <= before + 2 * 3
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_an_array_in_memory_is_copied_as_a_whole_once(
+    context: Any, uploader: Any, arena: Any, monkeypatch: pytest.MonkeyPatch, order: Any
+) -> None:
+    """One of another order is made dense for the whole array, not for each part."""
+    array = np.asarray(
+        np.random.default_rng(0).normal(size=(300, 3 * upload.READ_BYTES // 1200)).astype(np.float32), order=order
+    )
+    dense = noted(monkeypatch, np, "ascontiguousarray", lambda given, *_: given is array)
+    block = arena.reserve(array.nbytes)
+    ref, hidden = ConstantRef("w", array.nbytes, "w"), cast(DeviceBlock, Hidden(block))
+    uploader.upload_all([constants._upload(ArrayWeight("w", array), ref, hidden, 0)], array.nbytes)
+    uploader.finish()
+    out = np.empty(array.shape, np.float32)
+    uploader.download(hidden, out)
+    np.testing.assert_array_equal(out, array)
+    assert order == "C" or dense.count(True) == 1

@@ -202,5 +202,7 @@ def _upload(weight: Weight, ref: ConstantRef, block: DeviceBlock, offset: int) -
         out[:] = data()[start : start + out.size]
 
     stored = weight.stored
-    fill = copied if isinstance(weight, ArrayWeight) else None if stored is None else stored.read_into
+    # of an array in another order each part would copy the whole
+    in_parts = isinstance(weight, ArrayWeight) and weight.array().flags.c_contiguous
+    fill = copied if in_parts else None if stored is None else stored.read_into
     return Upload(block, data, ref.nbytes, offset, ref.label, fill=fill)
