@@ -205,7 +205,7 @@ def test_automata_of_phrases(seed: int) -> None:
 def test_hotwords_that_are_refused(phrases: Any, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         Hotwords.of(phrases, [1.0], 9)
-    for score in (0.0, -1.0, float("inf"), float("nan")):
+    for score in (0.0, -1.0, 1e39, float("inf"), float("nan")):
         with pytest.raises(InvalidInputError, match="a score above 0"):
             Hotwords.of([(1, 2)], [score], 9)
 
@@ -360,6 +360,22 @@ def test_hypotheses_of_many_streams(folder: Path) -> None:
         assert all(len(one.times) == len(one.tokens) and one.times == sorted(one.times) for one in found[number])
 
 
+@pytest.mark.gpu
+def test_scores_that_are_no_numbers(tmp_path: Path) -> None:
+    """Of a joiner that makes NaN no token is found."""
+    write_transducer(tmp_path)
+    joiner = onnx.load(tmp_path / "joiner.onnx")
+    for weight in joiner.graph.initializer:
+        values = onnx.numpy_helper.to_array(weight)
+        if values.dtype == np.float32:
+            weight.CopyFrom(onnx.numpy_helper.from_array(np.full_like(values, np.nan), weight.name))
+    onnx.save(joiner, tmp_path / "joiner.onnx")
+    with Recognizer(tmp_path, fallback="error", beams=4) as recognizer:
+        recognizer.accept(0, drawn_sound(1, 1.0))
+        recognizer.decode()
+        assert recognizer.hypotheses(0) == []
+
+
 def test_what_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"has no encoder\*\.onnx"):
         Recognizer(tmp_path)
@@ -386,6 +402,8 @@ def test_what_is_refused(folder: Path, tmp_path: Path) -> None:
         ({"hotwords": ["a"]}, "hotwords belong to a search with beams"),
         ({"beams": 2, "hotwords": ["\u2581a zz"]}, "which is no token: write the tokens of tokens.txt"),
         ({"beams": 2, "hotwords": [[40]]}, "expected tokens of 1 to 39"),
+        ({"blank_penalty": float("nan")}, "blank_penalty is nan, expected a number of at most 1e\\+06"),
+        ({"beams": 2, "blank_penalty": -1e40}, "blank_penalty is -1e\\+40"),
     ):
         with pytest.raises(InvalidInputError, match=message):
             Recognizer(folder, **wrong)

@@ -15,6 +15,8 @@ from vkep.errors import InvalidInputError
 Array = np.ndarray[Any, Any]
 #: numbers that the table of an automaton may have
 _MOST_CELLS = 1 << 24
+#: more than differences of logarithms are; sums of it are far from what float32 holds
+MOST_SCORE = 1e6
 
 
 @dataclass
@@ -45,15 +47,16 @@ class Hotwords:
     @classmethod
     def of(cls, phrases: Sequence[Sequence[int]], scores: Sequence[float], vocabulary: int) -> Hotwords:
         """An automaton of phrases of tokens; a score is added for each token. Raises `InvalidInputError` for an empty phrase, a
-        score that is not positive, tokens beyond the vocabulary, and for more phrases than a table of 2^24 numbers has room for.
+        score that is not above 0 or more than `MOST_SCORE`, tokens beyond the vocabulary, and for more phrases than a table of
+        2^24 numbers has room for.
         """
         root = _Node()
         for phrase, score in zip(phrases, scores, strict=True):
             wrong = [token for token in phrase if not 0 < token < vocabulary]
-            if not phrase or wrong or not 0 < score < float("inf"):
+            if not phrase or wrong or not 0 < score <= MOST_SCORE:
                 raise InvalidInputError(
                     f"a hotword has tokens {list(phrase)} and score {score}; expected tokens of 1 to {vocabulary - 1} and a "
-                    "score above 0"
+                    f"score above 0, of at most {MOST_SCORE:.0e}"
                 )
             node = root
             for token in phrase:

@@ -28,7 +28,7 @@ from vkep.files import file_inside, read_file
 from vkep.generation.audio import sound_of
 from vkep.graph.load import load_model
 from vkep.graph.model import Model
-from vkep.hotwords import Hotwords
+from vkep.hotwords import MOST_SCORE, Hotwords
 from vkep.session import SessionOptions
 from vkep.streaming import StreamingSession
 from vkep.transducer_search import BLANK, NONE, Search, search_model
@@ -101,7 +101,7 @@ class Recognizer(Uncopied):
             O"``); or a mapping from these texts to scores of their own.
         hotwords_score: what is added to a hypothesis's score for each token of a phrase, and taken away where the phrase is not
             completed.
-        blank_penalty: is subtracted from the logit of no token: more tokens are found.
+        blank_penalty: is subtracted from the logit of no token: more tokens are found. Up to 1e6, as scores of hotwords.
         options: of `vkep.InferenceSession`.
 
     All states stay on the device; a chunk of all sounds that have one is two submits, and its tokens are copied to the host.
@@ -139,6 +139,8 @@ class Recognizer(Uncopied):
             raise InvalidInputError(f"beams is {beams}, expected 1 to {min(_MOST_BEAMS, words or _MOST_BEAMS)}")
         if len(hotwords) and beams == 1:
             raise InvalidInputError("hotwords belong to a search with beams: pass beams=4, for instance")
+        if not abs(blank_penalty) <= MOST_SCORE:
+            raise InvalidInputError(f"blank_penalty is {blank_penalty}, expected a number of at most {MOST_SCORE:.0e}")
         ignored = [i for i, text in self._symbols.items() if text == "<unk>"]
         x = models["encoder"].graph.inputs[0]
         bands = (x.shape or (None,))[-1]
@@ -239,7 +241,7 @@ class Recognizer(Uncopied):
                 _follow(one, tokens[k].reshape(shape[1:]), parents[k])
                 one.scores = more[1][k] if more else one.scores
                 one.waiting = one.waiting[self.step :]
-                best = _spelled(one.paths[self._ranked(one)[0]])
+                best = _spelled(one.paths[next(iter(self._ranked(one)), 0)])  # none where the model makes NaN
                 if [token for token, _ in best] != [token for token, _ in one.best]:
                     changed.add(k)
                 one.best = best
