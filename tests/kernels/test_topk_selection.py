@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
-from tests.kernels.harness import Harness, Tensor, as_discrete
+from tests.devices import GPU
+from tests.kernels.harness import Harness, Tensor
 from tests.kernels.test_topk_sort import TYPES, expected
 from vkep.dtypes import DTYPES
 from vkep.kernels.reductions import topk
@@ -88,13 +89,20 @@ def test_few_parts_with_all_of_the_best(
 
 
 def test_few_of_a_long_axis_are_selected(gpu: Harness) -> None:
-    for caps in (gpu.caps, as_discrete(gpu.caps)) if gpu.caps.device_type == "cpu" else ():
-        for shape, k in (((1, 100_000, 1), 300), ((64, 10_000, 1), 50), ((1, 1 << 20, 1), 1024)):
-            assert choose(TopKProblem(*shape, "float32", k), caps).candidate.name == "selection"
-    on_cpu = dataclasses.replace(gpu.caps, device_type="cpu")  # a GPU sorts and merges 8,400 elements sooner
+    on_cpu = dataclasses.replace(gpu.caps, device_type="cpu")
+    for caps in (on_cpu, GPU):
+        for columns, axis, k in (
+            (1, 100_000, 300),
+            (64, 10_000, 50),
+            (1, 1 << 20, 1024),
+            (1, 672_000, 1000),
+            (32, 100_000, 100),
+        ):
+            assert choose(TopKProblem(columns, axis, 1, "float32", k), caps).candidate.name == "selection"
+    few_lanes = dataclasses.replace(GPU, max_workgroup_invocations=32)  # workgroups of 256 sort 4,000 columns sooner
+    assert choose(TopKProblem(4000, 10_000, 1, "float32", 300), few_lanes).candidate.name == "selection"
+    # a GPU sorts and merges 8,400 elements sooner
     assert choose(TopKProblem(1, 8400, 1, "float32", 300), on_cpu).candidate.name == "selection"
-    for columns, axis, k in ((4000, 10_000, 300), (1, 672_000, 1000), (32, 100_000, 100)):
-        assert choose(TopKProblem(columns, axis, 1, "float32", k), as_discrete(gpu.caps)).candidate.name == "selection"
     small = dataclasses.replace(gpu.caps, max_shared_memory_bytes=16384)
     assert choose(TopKProblem(1, 100_000, 1, "float32", 300), small).candidate.name == "selection"
     assert choose(TopKProblem(1, 100_000, 1, "float32", 600), small).candidate.name == "sort"
