@@ -4,11 +4,12 @@
                                  [--seconds 1500] [--jobs 6] [--json FILE]
 
 Each network, type and batch is a process of its own: it exports the network with torch's exporter, opens it in vkep, and captures
-the module as a CUDA graph (with --compile also what `torch.compile` makes of it). One process at a time measures; others build
-and export meanwhile. Times are medians, from data on the device to data on the device, with the wait for the result. A ratio
-above 1 is in vkep's favour. The error is the root mean square of the difference from float32 on the CPU, relative to that of the
-result, for the first element of the batch; torch's own in brackets. A process that fails or takes longer than its limit is a
-line with the reason. Networks whose times are not looked at while kernels are chosen (`HELD_BACK`) are a group of their own.
+the module as a CUDA graph (with --compile also what `torch.compile` makes of it). While one process measures, no other uses the
+GPU; others build and export meanwhile. Times are medians, from data on the device to data on the device, with the wait for the
+result. A ratio above 1 is in vkep's favour. The error is the root mean square of the difference from float32 on the CPU, relative
+to that of the result, for the first element of the batch; torch's own in brackets. A process that fails or takes longer than its
+limit is a line with the reason. Networks whose times are not looked at while kernels are chosen (`HELD_BACK`) are a group of
+their own.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ import numpy as np
 
 from tools.half_precision.__main__ import relative_error
 
-#: seconds of one process, and with torch.compile
-LIMIT, LIMIT_COMPILED = 150, 300
+#: seconds of one process, and with torch.compile, where it waits until others have compiled
+LIMIT, LIMIT_COMPILED = 150, 600
 _RUNS, _LEAST_SECONDS = 30, 0.4
 _TYPES = ("float16:1", "float16:16", "float32:1")
 #: what a first look is for, in this order
@@ -49,9 +50,20 @@ _BATCHES = {"detr_r50_800": 8, "depth_anything_s": 8, "sd_vae_dec": 4, "sd_unet"
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """While no other process measures."""
-    with open(lock, "w") as held:
+    """To measure: while no other process uses the GPU. Those that ask for it later wait at the gate."""
+    with open(lock.with_suffix(".gate"), "w") as gate, open(lock, "w") as held:
+        fcntl.flock(gate, fcntl.LOCK_EX)
         fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _together(lock: Path) -> Iterator[None]:
+    """To open, capture or compile: while no other process measures."""
+    with open(lock, "w") as held:
+        with open(lock.with_suffix(".gate"), "w") as gate:
+            fcntl.flock(gate, fcntl.LOCK_EX)
+            fcntl.flock(held, fcntl.LOCK_SH)
         yield
 
 
@@ -75,16 +87,17 @@ def _vkep(model: Path, feeds: dict[str, np.ndarray], lock: Path) -> tuple[np.nda
     import vkep
     from vkep.device.measure.limits import device_limits
 
-    began = time.perf_counter()
-    session = vkep.InferenceSession(model)
-    [first, *_] = session.run(None, feeds)
-    opened = time.perf_counter() - began
-    binding = session.io_binding()
-    for name, value in feeds.items():
-        binding.bind_ortvalue_input(name, vkep.OrtValue.ortvalue_from_numpy(value, "gpu"))
-    for output in session.get_outputs():
-        binding.bind_output(output.name, "gpu")
-    session.run_with_iobinding(binding)
+    with _together(lock):
+        began = time.perf_counter()
+        session = vkep.InferenceSession(model)
+        [first, *_] = session.run(None, feeds)
+        opened = time.perf_counter() - began
+        binding = session.io_binding()
+        for name, value in feeds.items():
+            binding.bind_ortvalue_input(name, vkep.OrtValue.ortvalue_from_numpy(value, "gpu"))
+        for output in session.get_outputs():
+            binding.bind_output(output.name, "gpu")
+        session.run_with_iobinding(binding)
     for output, made in zip(session.get_outputs(), binding.get_outputs(), strict=True):
         binding.bind_ortvalue_output(output.name, made)
 
@@ -92,8 +105,8 @@ def _vkep(model: Path, feeds: dict[str, np.ndarray], lock: Path) -> tuple[np.nda
         session.run_with_iobinding(binding)
         binding.synchronize_outputs()
 
-    limits = device_limits(session.context.capabilities)
     with _alone(lock):
+        limits = device_limits(session.context.capabilities)
         found: dict[str, Any] = {"vkep_ms": _median_ms(run), "open_s": opened}
         profile = session.profile(feeds)
     kernels: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
@@ -172,15 +185,17 @@ def measure(name: str, dtype: str, batch: int, compiled: bool, lock: Path, folde
         return found
     try:
         with torch.inference_mode():
-            module, given = module.to("cuda"), [value.to("cuda") for value in given]
-            run, result = _captured(module, given)
+            with _together(lock):
+                module, given = module.to("cuda"), [value.to("cuda") for value in given]
+                run, result = _captured(module, given)
             with _alone(lock):
                 found["graph_ms"] = _median_ms(run)
             found["torch_error"] = relative_error(
                 [result[:1].float().cpu().numpy().reshape(expected.shape)], [expected]
             )
             if compiled:
-                run, _ = _captured(torch.compile(module), given)
+                with _together(lock):
+                    run, _ = _captured(torch.compile(module), given)
                 with _alone(lock):
                     found["compile_ms"] = _median_ms(run)
     except RuntimeError as failure:  # of torch: what vkep did stays
