@@ -44,6 +44,9 @@ _REPEATED = {
 }
 #: optimum's methods, while `register`'s are in their place; None: there was none
 _own: dict[tuple[type, str], Any] = {}
+#: in place of what is on the device, where optimum's methods expect a tensor
+_NOTHING = torch.empty(0)
+_torch_type = functools.cache(TypeHelper.ort_type_to_torch_type)
 
 
 def register() -> None:
@@ -83,7 +86,7 @@ class DeviceState(torch.Tensor):
 
     @staticmethod
     def __new__(cls, value: Any) -> DeviceState:
-        dtype = TypeHelper.ort_type_to_torch_type(value.data_type())
+        dtype = _torch_type(value.data_type())
         made = torch.Tensor._make_wrapper_subclass(cls, value.shape(), dtype=dtype)
         made.value, made._host = value, None
         return made
@@ -217,13 +220,9 @@ def _onnx_inputs(self: Any, use_torch: bool, model_inputs: Mapping[str, Any]) ->
     run = self.session.run
     values: dict[str, Any] = {}
     if use_torch and isinstance(run, _Run) and self.provider == EP_NAME:
-        for name in self.input_names:
-            tensor = model_inputs.get(name)
-            if tensor is not None:
-                value = run.value_of(name, tensor, TypeHelper.ort_type_to_torch_type(self.input_dtypes[name]))
-                if value is not None:
-                    values[name] = value
-    rest = {name: torch.empty(0) if name in values else tensor for name, tensor in model_inputs.items()}
+        found = ((name, run.value_of(name, model_inputs.get(name), kind)) for name, kind in self.input_dtypes.items())
+        values = {name: value for name, value in found if value is not None}
+    rest = {name: _NOTHING if name in values else tensor for name, tensor in model_inputs.items()}
     return _own[ORTSessionMixin, "_prepare_onnx_inputs"](self, use_torch, rest) | values
 
 
@@ -236,7 +235,7 @@ def _onnx_outputs(self: Any, use_torch: bool, onnx_outputs: Sequence[Any]) -> di
         return _own[ORTSessionMixin, "_prepare_onnx_outputs"](
             self, use_torch, [o if isinstance(o, np.ndarray) else o.numpy() for o in onnx_outputs]
         )
-    rest = [o if isinstance(o, np.ndarray) else np.empty(0, np.float32) for o in onnx_outputs]
+    rest = [o if isinstance(o, np.ndarray) else _NOTHING.numpy() for o in onnx_outputs]
     return _own[ORTSessionMixin, "_prepare_onnx_outputs"](self, use_torch, rest) | {
         n: DeviceState(v) for n, v in kept.items()
     }
@@ -260,12 +259,13 @@ class _Run:
         device = int(device) if device is not None and device.isdecimal() else device
         self._repeated = {name: _Uploaded(device) for name in _REPEATED}
 
-    def value_of(self, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> Any:
-        """The value of an input on the device, in ``dtype``; None where it is on the host alone."""
+    def value_of(self, name: str, tensor: torch.Tensor | None, kind: str) -> Any:
+        """The value of an input on the device, of ONNX Runtime's type ``kind``; None where it is on the host alone."""
         if isinstance(tensor, DeviceState):
             value = tensor.on_device()
-            return value if value is not None and tensor.numel() and tensor.dtype == dtype else None
-        return self._repeated[name].of(tensor, dtype) if name in _REPEATED and tensor.numel() else None
+            return value if value is not None and value.data_type() == kind and 0 not in value.shape() else None
+        repeated = name in _REPEATED and tensor is not None and tensor.numel()
+        return self._repeated[name].of(tensor, _torch_type(kind)) if repeated else None
 
     def __call__(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], run_options: Any = None) -> Any:
         session = self._session

@@ -64,6 +64,7 @@ def bind(session: Any, inputs: Mapping[str, Any], outputs: Sequence[str] | Mappi
     device = session.get_provider_options().get(EP_NAME, {}).get("device")
     wanted = int(device) if device is not None and device.isdecimal() else device
     binding = session.io_binding()
+    gpu: Any = None
     for name, value in inputs.items():
         given = value if isinstance(value, onnxruntime.OrtValue) else to_device(value, wanted)
         binding.bind_ortvalue_input(name, given)
@@ -71,10 +72,11 @@ def bind(session: Any, inputs: Mapping[str, Any], outputs: Sequence[str] | Mappi
         if isinstance(value, onnxruntime.OrtValue):
             binding.bind_ortvalue_output(name, value)
         elif value is None:
-            number, vendor = _memory_of(onnxruntime, wanted)
-            # the public method has no vendor argument, without which ONNX Runtime looks for CUDA's memory
-            gpu = onnxruntime.OrtDevice.make("gpu", number, vendor_id=vendor)
-            binding._iobinding.bind_output(name, gpu._get_c_device())
+            if gpu is None:  # once: a decoder has tens of such outputs
+                number, vendor = _memory_of(onnxruntime, wanted)
+                # the public method has no vendor argument, without which ONNX Runtime looks for CUDA's memory
+                gpu = onnxruntime.OrtDevice.make("gpu", number, vendor_id=vendor)._get_c_device()
+            binding._iobinding.bind_output(name, gpu)
             getattr(binding, "_bound_outputs", {})[name] = None
         elif value == "cpu":
             binding.bind_output(name)
