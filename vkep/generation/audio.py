@@ -116,8 +116,9 @@ def read_wav(file: str | Path | bytes, rate: int = 16000) -> Array:
                     f"ffmpeg -i {path} -ac 1 -ar {rate} -c:a pcm_s16le OUT.wav"
                 )
             data = opened.readframes(opened.getnframes())
-    except (wave.Error, EOFError) as error:
-        raise InvalidInputError(f"{name} is no WAV file ({error}): ffmpeg -i {path} -ac 1 -ar {rate} OUT.wav") from None
+    except (wave.Error, EOFError, RuntimeError) as error:  # RuntimeError(): a chunk ends after the file
+        why = str(error) or "a length in it is wrong"
+        raise InvalidInputError(f"{name} is no WAV file ({why}): ffmpeg -i {path} -ac 1 -ar {rate} OUT.wav") from None
     whole = np.frombuffer(data[: len(data) // (2 * channels) * 2 * channels], "<i2").reshape(-1, channels)
     return whole.mean(1, dtype=np.float32) / 32768
 
