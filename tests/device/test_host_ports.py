@@ -18,6 +18,7 @@ from vkep.device.arguments import ArgumentTable
 from vkep.device.delegate import VulkanDelegate
 from vkep.device.host_ports import DIRECT_BYTES, HostPorts
 from vkep.device.run_commands import Buffers
+from vkep.memory.staging_ring import StagingArena
 
 Array = np.ndarray[Any, Any]
 MODEL = """
@@ -85,6 +86,28 @@ def test_few_bytes_are_accessed_in_place(
             np.testing.assert_array_equal(moved, 2 * large)
             np.testing.assert_array_equal(doubled, small + 64 * scale)
     assert set(submitted(session)) == {Buffers(up=not has_direct, visible=True)}
+
+
+def test_memory_that_the_host_may_write_is_exhausted(
+    session: vkep.InferenceSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device's window for the host may be small: what does not fit is copied."""
+    alloc = StagingArena.alloc
+
+    def refuse(arena: StagingArena, nbytes: Any, *given: Any) -> Any:
+        if arena.memory_kind == "direct":
+            raise vkep.ArenaOutOfMemory(
+                "it", asked=nbytes, in_use=0, allocated=0, limit=1, largest_free=0, reason="a test"
+            )
+        return alloc(arena, nbytes, *given)
+
+    monkeypatch.setattr(recorded, "has_direct", lambda device: True)
+    monkeypatch.setattr(StagingArena, "alloc", refuse)
+    large, small = np.ones(4, np.float32), np.arange(4, dtype=np.float32)
+    moved, doubled = session.run(None, {"large": large, "small": small})
+    np.testing.assert_array_equal(moved, 2 * large)
+    np.testing.assert_array_equal(doubled, small + 4)
+    assert submitted(session) == [Buffers(up=True, visible=True)]
 
 
 @pytest.mark.parametrize("count", [4, DIRECT_BYTES])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from gpu_shared.commands import CommandBuffer
 from vkep.dtypes import DTYPES
+from vkep.memory import ArenaOutOfMemory
 from vkep.memory.device_arena import DeviceBlock
 from vkep.memory.host_copy import copy
 from vkep.memory.staging_ring import StagingArena
@@ -49,7 +51,7 @@ class HostPorts:
     """A dense region of the input (or output) ports that the host binds.
 
     On unified memory the host maps the device memory itself, otherwise the GPU copies to or from a staging block. A few bytes
-    are in the memory of `Staging.direct` instead.
+    are in the memory of `Staging.direct` instead, where that is not exhausted.
     """
 
     def __init__(
@@ -71,12 +73,16 @@ class HostPorts:
         self.used: Sequence[int] | None = None  #: the ports that `use` was called for
         self.spans: Spans = ()  #: see `use`
         direct = staging.direct if staging is not None and self.size <= DIRECT_BYTES else None
-        self.block: DeviceBlock = (
-            delegate.arena.alloc(self.size, delegate.lease) if direct is None else direct.alloc(self.size)
-        )
+        found: DeviceBlock | None = None
+        if direct is not None:
+            with suppress(
+                ArenaOutOfMemory
+            ):  # the window to the device's memory may be small, and all programs share it
+                found = direct.alloc(self.size)
+        self.block = found or delegate.arena.alloc(self.size, delegate.lease)
         self.staging: DeviceBlock | None = None
         try:
-            if staging is not None and direct is None:
+            if staging is not None and found is None:
                 self.staging = staging.copied.alloc(self.size)
             mapped = (self.staging or self.block).mapped
             assert mapped is not None, "unified memory and staging are mapped"
