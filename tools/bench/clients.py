@@ -1,23 +1,28 @@
 """Decoding through Optimum's classes, beside `vkep.generation` on the same folder and torch's own loop.
 
-    python -m tools.bench.clients [--small] [--tokens 64] [--rounds 5]        # needs optimum-onnx and torch
+    python -m tools.bench.clients [--small] [--tokens 64] [--rounds 5] [--parts]        # needs optimum-onnx and torch
 
 The models have random weights, in float32, and are exported by Optimum: Whisper-base, and a decoder in Llama's form of 12 layers
 of 768. The clients take turns. Printed are the milliseconds of a token (the median answer, with its prompt or sound), their
-quotient with those of `vkep.generation`, and whether the tokens are the same. With ``--small`` the models have two layers of 64.
+quotient with those of `vkep.generation`, and whether the tokens are the same. With ``--small`` the models are of 64: twelve
+layers of the decoder, two of Whisper. With ``--parts`` the processor time of the calling thread in Optimum's answers is divided:
+the device's work is no part of it.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -52,7 +57,7 @@ def _language(folder: Path, stack: ExitStack, small: bool, tokens: int) -> dict[
 
     from vkep.generation import Generator
 
-    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    sizes = {"hidden_size": 64, "num_hidden_layers": 12, "num_attention_heads": 4, "intermediate_size": 128}
     if not small:
         sizes = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 2048}
     config = transformers.LlamaConfig(vocab_size=32000, num_key_value_heads=4, **sizes)
@@ -118,12 +123,66 @@ def measure(answers: dict[str, Answer], tokens: int, rounds: int) -> list[str]:
     return [f"| {n} | {ms:.3f} | {q:.2f} | {'same' if same else 'other'} |" for n, ms, q, same in rows]
 
 
+def parts(answer: Answer, tokens: int, rounds: int) -> list[str]:
+    """A line for each part of an answer of Optimum's, by the processor time that it takes itself."""
+    from onnxruntime.capi.onnxruntime_inference_collection import Session
+    from optimum.onnxruntime import ORTModelForCausalLM, ORTModelForSpeechSeq2Seq
+    from optimum.onnxruntime.base import ORTSessionMixin
+
+    from vkep import optimum, ort
+    from vkep.ort.memory.domain import MemoryDomain
+    from vkep.ort.memory.transfers import Transfers
+    from vkep.ort.nodes.fused import FusedNode
+
+    called: list[float] = []  # seconds in what each of the functions in progress has called
+    own: dict[str, float] = defaultdict(float)
+
+    def timed(part: str, function: Any) -> Any:
+        @functools.wraps(function)
+        def call(*given: Any, **named: Any) -> Any:
+            called.append(0.0)
+            start = time.thread_time()
+            try:
+                return function(*given, **named)
+            finally:
+                taken = time.thread_time() - start
+                own[part] += taken - called.pop()
+                if called:
+                    called[-1] += taken
+
+        return call
+
+    functions: list[tuple[str, Any, str]] = [
+        ("Optimum", ORTModelForCausalLM, "forward"), ("Optimum", ORTModelForSpeechSeq2Seq, "forward"),
+        ("vkep.optimum", ORTSessionMixin, "_prepare_onnx_inputs"),
+        ("vkep.optimum", ORTSessionMixin, "_prepare_onnx_outputs"),
+        ("vkep.optimum", optimum._Run, "__call__"), ("vkep.ort.bind", ort, "bind"),
+        ("ONNX Runtime", Session, "run_with_iobinding"), ("vkep's node", FusedNode, "Compute"),
+        ("vkep's node", FusedNode, "_run_by_address"), ("vkep's copies", Transfers, "run"),
+        ("vkep's memory", MemoryDomain, "alloc"), ("vkep's memory", MemoryDomain, "free"),
+    ]  # fmt: skip
+    with ExitStack() as stack:
+        for part, owner, name in functions:
+            stack.enter_context(mock.patch.object(owner, name, timed(part, getattr(owner, name))))
+        theirs = {
+            key: timed("Optimum", function) if key[1] in optimum._METHODS else function
+            for key, function in optimum._own.items()
+        }
+        stack.enter_context(mock.patch.dict(optimum._own, theirs))
+        for _ in range(rounds):
+            timed("transformers", answer)()
+    whole = sum(own.values())
+    rows = sorted(own.items(), key=lambda item: -item[1])
+    return [f"| {part} | {1e3 * s / tokens / rounds:.3f} | {s / whole:.0%} |" for part, s in rows]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench.clients", description=__doc__)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--parts", action="store_true")
     chosen = parser.parse_args(arguments)
     import torch
 
@@ -137,6 +196,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
             answers = open_(Path(folder), stack, chosen.small, chosen.tokens)
             print("\n".join(measure(answers, chosen.tokens, chosen.rounds)))
+            if chosen.parts:
+                print("\n| part of Optimum's | ms a token | |\n|---|---:|---:|")
+                print("\n".join(parts(answers["Optimum"], chosen.tokens, chosen.rounds)))
     return 0
 
 
