@@ -1,8 +1,9 @@
-// Convolution over one or two axes, channels last (NWC, NHWC), float16 with float32 sums, as a matrix product on cooperative
-// matrices: rows are the pixels of all images, columns are output channels, and k runs over taps, then channels, as the packed
-// weights do: [taps, channels of a group, out_channels padded to whole groups of eight], then eight zeros. The input is read in
-// place, eight channels at a time. Lanes outside the image read the zeros behind the weights instead: replacing a loaded value
-// would make the lane wait for its load right there.
+// Convolution over one or two axes, channels last (NWC, NHWC), float16 with float32 sums, or (CODES) int8 with int32 sums, which are
+// converted to float32, as a matrix product on cooperative matrices: rows are the pixels of all images, columns are output
+// channels, and k runs over taps, then channels, as the packed weights do: [taps, channels of a group, out_channels padded to whole
+// units], or (B_ALONG_K) [out_channels, taps, channels of a group], then a unit of zeros, one of the padding's elements, and (LESS)
+// an int for each column. The input is read in place, a unit of channels at a time. Lanes outside the image read the unit behind the weights instead: replacing a
+// loaded value would make the lane wait for its load right there.
 //
 // A tap here is a contiguous run of the input: the channels of one pixel or, where no columns are padded or skipped, of a row
 // of pixels. WHOLE_TAPS: its channels are a multiple of TILE_K, so that a stage lies within one tap. Workgroup z is
@@ -28,9 +29,10 @@ layout(constant_id = 20) const uint BAND = 8;
 TENSOR(T, Elements)
 layout(buffer_reference, std430, buffer_reference_align = 16) buffer Units { uvec4 v[]; };
 
-uvec2 x_address, zeros_address;
+uvec2 x_address, padding_address;
 Units w_units;
 uint row0, column0, column_end, k_end;
+uint zeros_at;                            // the unit of zeros, in elements
 int row_top[A_LOADS], row_left[A_LOADS];  // where the receptive fields of this lane's rows start in their images
 uint row_at[A_LOADS];                     // offsets in x; they wrap for fields that start before the image
 int tap_top, tap_left;                    // where the tap of `find_tap` lies in a receptive field
@@ -52,14 +54,16 @@ uvec4 load_a(uint, uint k, uint i) {
     if (WHOLE_TAPS == 0) find_tap(k);
     uint h = uint(row_top[i] + tap_top), v = uint(row_left[i] + tap_left);
     bool inside = h < args.height && v < args.width && (WHOLE_K == 1 || k < k_end);
-    Units units = Units(inside ? x_address : zeros_address);
-    return units.v[inside ? (row_at[i] + tap_at + k) / 8 : 0];
+    Units units = Units(inside ? x_address : padding_address);
+    return units.v[inside ? (row_at[i] + tap_at + k) / UNIT : 0];
 }
 
 uvec4 load_b(uint column, uint k) {
     bool inside = WHOLE_K == 1 || k < k_end;
-    uint last = (column_end + 7) / 8 * 8 - 8;
-    return w_units.v[(inside ? k * args.w_row + min(column0 + column, last) : args.k * args.w_row) / 8];
+    column += column0;
+    uint last = (column_end + UNIT - 1) / UNIT * UNIT - UNIT;
+    uint at = B_ALONG_K == 1 ? min(column, column_end - 1) * args.w_row + k : k * args.w_row + min(column, last);
+    return w_units.v[(inside ? at : zeros_at) / UNIT];
 }
 #define COLUMNS args.group_columns
 #define COLUMN_END column_end
@@ -75,9 +79,14 @@ void main() {
     column_end = (group + 1) * args.group_columns;
     x_address = operand(args.x, 0);
     w_units = Units(operand(args.w, 1));
-    zeros_address = uvec2(w_units);
-    zeros_address.x = uaddCarry(zeros_address.x, args.k * args.w_row * 2, carry);
-    zeros_address.y += carry;
+    zeros_at = (B_ALONG_K == 1 ? args.n : args.k) * args.w_row;
+    padding_address = uvec2(w_units);
+    padding_address.x = uaddCarry(padding_address.x, (zeros_at + UNIT) * (16 / UNIT), carry);
+    padding_address.y += carry;
+#ifdef CODES
+    less_address.x = uaddCarry(padding_address.x, UNIT, carry);
+    less_address.y = padding_address.y + carry;
+#endif
     [[unroll]] for (uint i = 0; i < A_LOADS; i++) {
         uint row = min(row0 + k_line_of(i), args.m - 1), pixel, x_out;
         uint image = fast_divmod(row, args.pixels, args.pixels_mul, args.pixels_shift, pixel);

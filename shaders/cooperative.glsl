@@ -1,5 +1,5 @@
-// Included before args.glsl by kernels on cooperative matrices: extensions, the tile's spec constants, and the
-// assignment of loads to lanes.
+// Included before args.glsl by kernels on cooperative matrices: extensions, the tile's spec constants, the assignment of loads to
+// lanes, and the operands' elements T: float16_t, whose sums are float, or (CODES) int8_t, whose sums are int.
 #ifndef VKEP_COOPERATIVE_GLSL
 #define VKEP_COOPERATIVE_GLSL
 #extension GL_KHR_cooperative_matrix : require
@@ -20,16 +20,28 @@ layout(constant_id = 15) const uint SUBGROUP_LANES = 32;
 layout(constant_id = 16) const uint STORE_VECTOR = 0;  // 1: results lie in aligned groups of eight along a row
 layout(constant_id = 17) const uint WHOLE_K = 0;  // 1: k is a multiple of the stage, so that loads need no bounds check
 layout(constant_id = 31) const uint WIDE = 0;  // 1: results are float32
+layout(constant_id = 24) const uint LESS = 0;  // 1, of CODES: sums are less by a number for each column
 layout(constant_id = 21) const uint PREFETCH = 1;  // stages that are being loaded into registers while one is multiplied
 
 const uint SUBGROUPS_N = TILE_N / SUB_N;
 const uint LANES = TILE_M / SUB_M * SUBGROUPS_N * SUBGROUP_LANES;
-const uint A_LOADS = TILE_M * TILE_K / 8 / LANES;
-const uint B_LOADS = TILE_N * TILE_K / 8 / LANES;
+#ifdef CODES
+const uint UNIT = 16;  // elements in 16 bytes
+#define SUM int
+#define SUM4 ivec4
+#define SUMS_OF(unit) ivec4(unit)
+#else
+const uint UNIT = 8;
+#define SUM float
+#define SUM4 vec4
+#define SUMS_OF(unit) uintBitsToFloat(unit)
+#endif
+const uint A_LOADS = TILE_M * TILE_K / UNIT / LANES;
+const uint B_LOADS = TILE_N * TILE_K / UNIT / LANES;
 
-const uint K_UNITS = TILE_K / 8;
+const uint K_UNITS = TILE_K / UNIT;
 const uint PART_K = TILE_K / PARTS;
-// The assignment of an operand's loads along k to lanes: a lane's i-th load is eight halves of one line. Eight lanes store to
+// The assignment of an operand's loads along k to lanes: a lane's i-th load is a unit of one line. Eight lanes store to
 // shared memory at a time; their lines lie in different banks. With PARTS 2, eight lanes load 128 bytes of one line, the
 // fastest access to global memory. Of each pair of loads, one is of the first half of k and one of the second; their lines are
 // four apart.
@@ -43,12 +55,24 @@ uint k_unit_of(uint i) { return (gl_LocalInvocationIndex + i * LANES) % K_UNITS 
 uint b_line_of(uint i) { return (gl_LocalInvocationIndex + i * LANES) % TILE_N; }
 uint b_unit_of(uint i) { return (gl_LocalInvocationIndex + i * LANES) / TILE_N; }
 #else
-uint b_line_of(uint i) { return B_ALONG_K == 1 ? k_line_of(i) : (gl_LocalInvocationIndex + i * LANES) / (TILE_N / 8); }
-uint b_unit_of(uint i) { return B_ALONG_K == 1 ? k_unit_of(i) : (gl_LocalInvocationIndex + i * LANES) % (TILE_N / 8); }
+uint b_line_of(uint i) { return B_ALONG_K == 1 ? k_line_of(i) : (gl_LocalInvocationIndex + i * LANES) / (TILE_N / UNIT); }
+uint b_unit_of(uint i) { return B_ALONG_K == 1 ? k_unit_of(i) : (gl_LocalInvocationIndex + i * LANES) % (TILE_N / UNIT); }
 #endif
 
 uint pack_halves(float a, float b) { return packFloat2x16(f16vec2(a, b)); }
-uvec4 pack_eight(vec4 low, vec4 high) {
-    return uvec4(pack_halves(low.x, low.y), pack_halves(low.z, low.w), pack_halves(high.x, high.y), pack_halves(high.z, high.w));
+#ifdef CODES
+#define WORD 4  // elements in four bytes
+uint pack_word(T e[WORD]) { return uint(pack32(i8vec4(e[0], e[1], e[2], e[3]))); }
+#define EIGHT uvec2
+#define EIGHT_BYTES 8
+EIGHT pack_eight(vec4 low, vec4 high) { return EIGHT(pack32(i8vec4(ivec4(low))), pack32(i8vec4(ivec4(high)))); }
+#else
+#define WORD 2
+uint pack_word(float16_t e[WORD]) { return packFloat2x16(f16vec2(e[0], e[1])); }
+#define EIGHT uvec4
+#define EIGHT_BYTES 16
+EIGHT pack_eight(vec4 low, vec4 high) {
+    return EIGHT(pack_halves(low.x, low.y), pack_halves(low.z, low.w), pack_halves(high.x, high.y), pack_halves(high.z, high.w));
 }
+#endif
 #endif

@@ -1,7 +1,8 @@
 // Stores results of a product on cooperative matrices, eight of a row at a time: to y (WIDE: float32), or to the float32 partial
-// sums of a split.
+// sums of a split. Sums of CODES are converted to float, less (LESS) the int of their column at less_address, which the first split
+// is for all.
 //
-// Include after epilogue.glsl and the declarations of Elements, Units, row0 and column0. The kernel's arguments have m, n, y_row,
+// Include after epilogue.glsl and the declarations of Elements, row0 and column0. The kernel's arguments have m, n, y_row,
 // y_col and alpha; it sets y0, o0 and partial0 (elements) before the first store. Columns from COLUMN_END on are not stored.
 #ifndef VKEP_COOPERATIVE_STORE_GLSL
 #define VKEP_COOPERATIVE_STORE_GLSL
@@ -11,17 +12,28 @@
 
 TENSOR(float, Partial)
 layout(buffer_reference, std430, buffer_reference_align = 16) buffer PartialUnits { vec4 v[]; };
+layout(buffer_reference, std430, buffer_reference_align = EIGHT_BYTES) buffer Eights { EIGHT v[]; };
 
 uint y0, o0, partial0;
+#ifdef CODES
+layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Fours { ivec4 v[]; };
+uvec2 less_address;
+#endif
 
-void store_eight(uint row, uint column, vec4 low, vec4 high) {
+void store_eight(uint row, uint column, SUM4 low_sums, SUM4 high_sums) {
     row += row0;
     column += column0;
-    if (row >= args.m) return;
+    if (row >= args.m || column >= COLUMN_END) return;
+#ifdef CODES
+    if (LESS == 1 && partial0 == 0) {
+        low_sums -= Fours(less_address).v[column / 4];
+        high_sums -= Fours(less_address).v[column / 4 + 1];
+    }
+#endif
+    vec4 low = vec4(low_sums), high = vec4(high_sums);
     uint o = o0 + row * args.n + column;
     if (PARTIAL == 1) {
         if (STORE_VECTOR == 1) {
-            if (column >= COLUMN_END) return;
             PartialUnits partial = PartialUnits(operand(args.y, 2));
             partial.v[(partial0 + o) / 4] = low;
             partial.v[(partial0 + o) / 4 + 1] = high;
@@ -31,7 +43,6 @@ void store_eight(uint row, uint column, vec4 low, vec4 high) {
                 if (column + i < COLUMN_END) partial.v[partial0 + o + i] = i < 4 ? low[i & 3] : high[i & 3];
         }
     } else if (STORE_VECTOR == 1) {
-        if (column >= COLUMN_END) return;
         [[unroll]] for (uint i = 0; i < 4; i++) {
             low[i] = epilogue(args.alpha * low[i], o + i, row, column + i);
             high[i] = epilogue(args.alpha * high[i], o + 4 + i, row, column + 4 + i);
@@ -41,7 +52,7 @@ void store_eight(uint row, uint column, vec4 low, vec4 high) {
             PartialUnits(operand(args.y, 2)).v[at / 4] = low;
             PartialUnits(operand(args.y, 2)).v[at / 4 + 1] = high;
         } else {
-            Units(operand(args.y, 2)).v[at / 8] = pack_eight(low, high);
+            Eights(operand(args.y, 2)).v[at / 8] = pack_eight(low, high);
         }
     } else {
         [[unroll]] for (uint i = 0; i < 8; i++) {

@@ -1,6 +1,7 @@
-// y[batch] = alpha * a[batch] (m by k) * b[batch] (k by n), float16 with float32 sums, on cooperative matrices.
+// y[batch] = alpha * a[batch] (m by k) * b[batch] (k by n) on cooperative matrices, float16 with float32 sums, or (CODES) int8 with
+// int32 sums, which are converted to float32. Behind b of CODES, which is [n, b_col], lies an int for each column (LESS).
 //
-// Strides in elements. A_VECTOR: a runs along k in aligned groups of eight; B_VECTOR: b does so along k (B_ALONG_K) or along
+// Strides in elements. A_VECTOR: a runs along k in aligned units of 16 bytes; B_VECTOR: b does so along k (B_ALONG_K) or along
 // its columns. Otherwise elements are loaded one by one. Workgroup z is (batch * splits + split), PARTIAL as in
 // matmul_tiled.comp.
 #version 460
@@ -33,12 +34,15 @@ void begin_stage(uint k) {}
 uvec4 load_a(uint row, uint k, uint) {
     if (WHOLE_K == 0 && k >= k_end) return uvec4(0);
     uint at = a0 + min(row0 + row, args.m - 1) * args.a_row;
-    if (A_VECTOR == 1) return a_units.v[(at + k) / 8];
+    if (A_VECTOR == 1) return a_units.v[(at + k) / UNIT];
     uvec4 units;
     [[unroll]] for (uint i = 0; i < 4; i++) {
-        float low = k + 2 * i < k_end ? float(a.v[at + (k + 2 * i) * args.a_col]) : 0.0;
-        float high = k + 2 * i + 1 < k_end ? float(a.v[at + (k + 2 * i + 1) * args.a_col]) : 0.0;
-        units[i] = pack_halves(low, high);
+        T word[WORD];
+        [[unroll]] for (uint j = 0; j < WORD; j++) {
+            uint step = k + WORD * i + j;
+            word[j] = step < k_end ? a.v[at + step * args.a_col] : T(0.0);
+        }
+        units[i] = pack_word(word);
     }
     return units;
 }
@@ -47,7 +51,7 @@ uvec4 load_b(uint column, uint k) {
     if (WHOLE_K == 0 && k >= k_end) return uvec4(0);
     column += column0;
     if (B_VECTOR == 1)
-        return b_units.v[(b0 + (B_ALONG_K == 1 ? min(column, args.n - 1) * args.b_col + k : k * args.b_row + min(column, args.n - 8))) / 8];
+        return b_units.v[(b0 + (B_ALONG_K == 1 ? min(column, args.n - 1) * args.b_col + k : k * args.b_row + min(column, args.n - UNIT))) / UNIT];
     if (B_VECTOR == 2) {
         uint line = b0 + k * args.b_row;
         HalfUnits b_halves = HalfUnits(operand(args.b, 1));
@@ -55,13 +59,13 @@ uvec4 load_b(uint column, uint k) {
     }
     uvec4 units;
     [[unroll]] for (uint i = 0; i < 4; i++) {
-        float pair[2];
-        [[unroll]] for (uint j = 0; j < 2; j++) {
-            uint step = 2 * i + j, row = B_ALONG_K == 1 ? k + step : k;
+        T word[WORD];
+        [[unroll]] for (uint j = 0; j < WORD; j++) {
+            uint step = WORD * i + j, row = B_ALONG_K == 1 ? k + step : k;
             uint at = b0 + row * args.b_row + min(B_ALONG_K == 1 ? column : column + step, args.n - 1) * args.b_col;
-            pair[j] = row < k_end ? float(b.v[at]) : 0.0;
+            word[j] = row < k_end ? b.v[at] : T(0.0);
         }
-        units[i] = pack_halves(pair[0], pair[1]);
+        units[i] = pack_word(word);
     }
     return units;
 }
@@ -79,6 +83,12 @@ void main() {
     a_units = Units(operand(args.a, 0));
     b_units = Units(operand(args.b, 1));
     a0 = batch0 * args.a_batch0 + batch1 * args.a_batch1;
+#ifdef CODES
+    uint carry;
+    less_address = uvec2(b_units);
+    less_address.x = uaddCarry(less_address.x, args.n * args.b_col, carry);
+    less_address.y += carry;
+#endif
     b0 = batch0 * args.b_batch0 + batch1 * args.b_batch1;
     y0 = batch0 * args.y_batch0 + batch1 * args.y_batch1;
     o0 = batch * args.m * args.n;

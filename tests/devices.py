@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,8 @@ from vkep.kernels.matmul import matmul
 
 #: the shape of cooperative matrices that the float16 kernels use
 HALF = CooperativeMatrixShape(16, 16, 16, "float16", "float16", "float32", "float32")
+#: that of the kernels for 8-bit codes
+CODES = CooperativeMatrixShape(16, 16, 32, "int8", "int8", "int32", "int32")
 #: a large GPU with every feature
 GPU = DeviceCapabilities.for_tests(
     device_type="discrete",
@@ -28,6 +31,8 @@ GPU = DeviceCapabilities.for_tests(
     max_shared_memory_bytes=49152,
     compute_units=132,
 )
+#: one with matrices of 8-bit codes
+GPU_OF_CODES = replace(GPU, cooperative_matrix_shapes=(HALF, CODES))
 
 
 @contextmanager

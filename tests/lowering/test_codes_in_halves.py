@@ -1,4 +1,5 @@
-"""Quantized models on a device with float16 matrices: their products are of codes in float16, which later operations read."""
+"""Quantized models on a device with float16 matrices, and on one with int8 ones too: their products are of codes in this type,
+which later operations read."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from tests.devices import GPU
+from gpu_shared.capabilities import DeviceCapabilities
+from tests.devices import GPU, GPU_OF_CODES
 from tools.ort_cpu import cpu_session
 from tools.passes.check import islands
 from tools.passes.models import check_model
@@ -112,32 +114,38 @@ def _quantized(make: Any, form: str) -> tuple[onnx.ModelProto, np.ndarray]:
         logging.disable(logging.NOTSET)
 
 
-def _kernels(model: onnx.ModelProto) -> Counter[str]:
+DEVICES = pytest.mark.parametrize("caps", [GPU, GPU_OF_CODES], ids=["halves", "codes"])
+
+
+def _kernels(model: onnx.ModelProto, caps: DeviceCapabilities) -> Counter[str]:
     loaded = load_model(model.SerializeToString())
     known: dict[str, Any] = {**loaded.graph.weights, **{v.name: declared_value(v) for v in loaded.graph.inputs}}
-    program = lower(loaded.graph.nodes, known, [v.name for v in loaded.graph.outputs], loaded.opsets, GPU)
+    program = lower(loaded.graph.nodes, known, [v.name for v in loaded.graph.outputs], loaded.opsets, caps)
     steps = [step for step in program.steps if isinstance(step, IslandStep)]
     return Counter(s.plan.pipelines[d.pipeline].shader.source for s in steps for d in s.plan.dispatches)
 
 
 @pytest.mark.parametrize("form", STATIC + DYNAMIC)
 @pytest.mark.parametrize("make", [residual, dense, heads])
-def test_results_are_those_of_onnxruntime(make: Any, form: str) -> None:
+@DEVICES
+def test_results_are_those_of_onnxruntime(make: Any, form: str, caps: DeviceCapabilities) -> None:
     model, x = _quantized(make, form)
     [expected] = cpu_session(model, optimized=False).run(None, {"x": x})  # optimized, it rounds otherwise
-    report = check_model(model, GPU, {"x": x}, expected={"y": expected})
+    report = check_model(model, caps, {"x": x}, expected={"y": expected})
     assert report.islands and not report.differences, "\n".join(map(str, report.differences))
 
 
 @pytest.mark.parametrize("form", [name for name in STATIC if name.startswith("QDQ")])
-def test_no_pass_over_memory_is_left_between_the_products(form: str) -> None:
-    kernels = _kernels(_quantized(residual, form)[0])
+@DEVICES
+def test_no_pass_over_memory_is_left_between_the_products(form: str, caps: DeviceCapabilities) -> None:
+    kernels = _kernels(_quantized(residual, form)[0], caps)
     products = kernels["conv_last.comp"] + kernels["matmul_coop.comp"] + kernels["conv_depthwise_last.comp"]
     assert kernels["conv_last.comp"] == 2 and products >= 5, kernels
     assert not kernels["conv_tiled.comp"] + kernels["matmul_tiled.comp"] + kernels["pointwise_tile.comp"], kernels
-    assert _kernels(_quantized(dense, form)[0]) == Counter({"matmul_coop.comp": 2, "pointwise.comp": 1})
-    attention = _kernels(_quantized(heads, form)[0])
-    assert attention["matmul_coop.comp"] == 4 and not attention["matmul_tiled.comp"], attention  # q, k and v are one
+    assert _kernels(_quantized(dense, form)[0], caps) == Counter({"matmul_coop.comp": 2, "pointwise.comp": 1})
+    attention = _kernels(_quantized(heads, form)[0], caps)
+    joined = 4 if caps is GPU else 6  # q, k and v are one
+    assert attention["matmul_coop.comp"] == joined and not attention["matmul_tiled.comp"], attention
 
 
 @pytest.mark.parametrize(("channels", "group"), [(15, 3), (12, 12), (16, 4)])

@@ -88,7 +88,7 @@ def measure(timer: KernelTimer, case: Case, torch: Any, limits: DeviceLimits) ->
     calls, operands = case.make(timer)
     result = Measured(case.name, timer.milliseconds(calls))
     timer.release(*operands)
-    if torch is not None:
+    if torch is not None and case.torch is not None:
         with torch.no_grad():
             result.torch_ms = torch_milliseconds(torch, case.torch(torch))
         torch.cuda.empty_cache()
@@ -98,7 +98,7 @@ def measure(timer: KernelTimer, case: Case, torch: Any, limits: DeviceLimits) ->
         least = limits.nanoseconds(0, case.nbytes)
     else:
         result.rate, result.unit = case.flops / result.vkep_ms / 1e9, "TFLOP/s"
-        least = limits.nanoseconds(case.flops, 0, "float16" in case.name)
+        least = limits.nanoseconds(case.flops, 0, "float32" not in case.name)  # of float16 for codes
     result.of_limit = least / 1e6 / result.vkep_ms
     return result
 

@@ -102,18 +102,25 @@ class Case:
 
     name: str
     make: Callable[[KernelTimer], tuple[list[KernelCall], list[Operand]]]
-    torch: Callable[[Any], Callable[[], Any]]
+    torch: Callable[[Any], Callable[[], Any]] | None  #: None where it has none on a GPU
     nbytes: int = 0  #: bytes that a memory-bound operator reads and writes
     flops: int = 0
 
 
 def cases(sizes: Sizes) -> Iterator[Case]:
-    """Memory-bound operators, products, attention, the convolutions of ResNet-50 and MobileNetV2, and the choice of a token."""
+    """Memory-bound operators, products, attention, the convolutions of ResNet-50 and MobileNetV2, and the choice of a token;
+    products and ResNet-50's convolutions of 8-bit codes where float16 is among the types."""
     for dtype in sizes.dtypes:
         yield from _memory_bound(dtype, sizes.elements)
     for dtype in sizes.dtypes:
         for size in sizes.products:
             yield matmul_case(size, size, size, dtype)
+    if "float16" in sizes.dtypes:
+        for size in sizes.products:
+            yield matmul_case(size, size, size, "int8")
+        for batch in sizes.batches:
+            for c, size, oc, kernel, stride in RESNET50_CONVS[1 : sizes.convolutions]:
+                yield conv_case(batch, c, size, oc, kernel, stride, "int8")
     for dtype in reversed(sizes.dtypes):
         for shape in sizes.attention:
             for in_memory in (False, True):
@@ -250,10 +257,14 @@ def matmul_case(m: int, n: int, k: int, dtype: str) -> Case:
     def make(timer: KernelTimer) -> tuple[list[KernelCall], list[Operand]]:
         a, b = (timer.operand(_normal(seed, s, kind)) for seed, s in enumerate(((m, k), (k, n))))
         y = timer.operand(nbytes=m * n * np.dtype(kind).itemsize)
-        problem = MatMulProblem(m, n, k, (m * k, k, 1), (k * n, n, 1), dtype=dtype, alignment=16)
+        strides, codes = ((m * k, k, 1), (0, n, 1)), dtype == "int8"
+        problem = MatMulProblem(m, n, k, *strides, dtype=dtype, b_constant=codes, alignment=16)
         return emit(problem, timer, [a, b], [y]), [a, b, y]
 
     def torch_run(torch: Any) -> Callable[[], Any]:
+        if dtype == "int8":
+            codes = [torch.randint(-128, 128, s, device="cuda", dtype=torch.int8) for s in ((m, k), (n, k))]
+            return lambda: torch._int_mm(codes[0], codes[1].t())
         a, b = (torch.randn(s, device="cuda", dtype=getattr(torch, dtype)) for s in ((m, k), (k, n)))
         y = torch.empty((m, n), device="cuda", dtype=a.dtype)
         return lambda: torch.mm(a, b, out=y)
@@ -264,7 +275,8 @@ def matmul_case(m: int, n: int, k: int, dtype: str) -> Case:
 @functools.lru_cache(2)
 def _normal(seed: int, shape: tuple[int, ...], kind: Any) -> np.ndarray:
     """Random data. The latest arrays are kept, so that another tiling of the same operator gets the same data."""
-    return np.random.default_rng(seed).standard_normal(shape, np.float32).astype(kind)
+    values = np.random.default_rng(seed).standard_normal(shape, np.float32)
+    return (values * 30 if kind == np.int8 else values).astype(kind)
 
 
 def attention_case(
@@ -357,7 +369,7 @@ def conv_case(
     title = f"{name} {batch}x{c}x{size}x{size} {oc} {kernel}x{kernel}/{stride} {dtype}"
     if torch_channels_last:
         title += " (torch: NHWC)"
-    return Case(title, make, torch_run, moved if groups > 1 else 0, problem.flops)
+    return Case(title, make, None if dtype == "int8" else torch_run, moved if groups > 1 else 0, problem.flops)
 
 
 def choice_case(rows: int, vocabulary: int, dtype: str) -> Case:

@@ -47,10 +47,10 @@ class Builder:
         #: elements in such steps, the tensor (`vkep.ops.quantized.linear`)
         self.steps: dict[Storage, Hashable] = {}
         self.in_steps: dict[Storage, Tensor] = {}
-        #: 8-bit codes in float16, by where they are and their zero point; and by the storage of a dequantized tensor, these and
-        #: their scale (`vkep.ops.codes`)
-        self.halves: dict[Hashable, Tensor] = {}
-        self.in_halves: dict[Storage, tuple[Tensor, float]] = {}
+        #: 8-bit codes less a number in another type, by where they are, the number and the type; and by the storage of a
+        #: dequantized tensor its codes, their zero point and scale (`vkep.ops.codes`)
+        self.whole_numbers: dict[Hashable, Tensor] = {}
+        self.coded: dict[Storage, tuple[Tensor, int, float]] = {}
 
     # ---- declining
 

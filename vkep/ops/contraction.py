@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vkep.dtypes import FLOAT16, FLOAT32, DType
+from vkep.dtypes import FLOAT16, FLOAT32, INT8, DType
 from vkep.graph.attributes import GemmAttributes
 from vkep.ir import algebra as fn
 from vkep.ir.builder import Builder
@@ -17,7 +17,7 @@ from vkep.kernels.matmul.matmul import MatMulProblem
 from vkep.kernels.problem import Problem
 from vkep.kernels.select import supports
 from vkep.ops.allowed import FLOATING
-from vkep.ops.codes import computed_in_halves, in_halves, per_column
+from vkep.ops.codes import computed_operands, operands, per_column
 from vkep.ops.microsoft import MICROSOFT, activated
 from vkep.ops.registry import FLOATS, operator
 from vkep.sizes import cached, is_size, matches
@@ -28,11 +28,11 @@ _problem = cached(MatMulProblem)
 PRODUCT_TYPES = (*FLOATS, "bfloat16", "float64", "int32", "int64", "uint32", "uint64")
 
 
-def matrix_product(b: Builder, x: Tensor, y: Tensor, dtype: DType | None = None) -> Tensor:
+def matrix_product(b: Builder, x: Tensor, y: Tensor, dtype: DType | None = None, zero: int = 0) -> Tensor:
     """numpy's matmul of two tensors, each of rank 1 or more; views with any strides.
 
-    The result is of ``dtype``, by default the first operand's; integers may be widened (int8 by uint8 to int32), and float16 to
-    float32.
+    The result is of ``dtype``, by default the first operand's; integers may be widened (int8 by uint8 to int32), and float16 and
+    int8 to float32. ``zero``: the first operand is less by this, of int8 that `takes_wide`.
     """
     dtype = dtype or x.dtype
     if dtype.name == "bfloat16":  # sums are kept in float32 and rounded once
@@ -58,11 +58,11 @@ def matrix_product(b: Builder, x: Tensor, y: Tensor, dtype: DType | None = None)
     backwards = [any(s < 0 for s in t.strides) for t in (x, y)]
     if any(backwards):
         x, y = (b.contiguous(t) if back else t for t, back in zip((x, y), backwards, strict=True))
-    return b.reshape(_batched(b, x, y, batch_shape, m, n, k, dtype), shape)
+    return b.reshape(_batched(b, x, y, batch_shape, m, n, k, dtype, zero), shape)
 
 
 def _batched(
-    b: Builder, x: Tensor, y: Tensor, batch_shape: Sequence[int], m: int, n: int, k: int, dtype: DType
+    b: Builder, x: Tensor, y: Tensor, batch_shape: Sequence[int], m: int, n: int, k: int, dtype: DType, zero: int
 ) -> Tensor:
     rows = (
         x.reshape((math.prod(batch_shape) * m, k))
@@ -70,13 +70,14 @@ def _batched(
         else None
     )
     if rows is not None:  # one matrix on the right: the batch is more rows
-        return _product(b, rows, y.view((k, n), y.strides[-2:]), [1], [(0,), (0,)], rows.shape[0], n, k, dtype)
+        return _product(b, rows, y.view((k, n), y.strides[-2:]), [1], [(0,), (0,)], rows.shape[0], n, k, dtype, zero)
+    assert not zero
     x, y = x.expand((*batch_shape, m, k)), y.expand((*batch_shape, k, n))
     dims, strides = collapse(batch_shape, [x.strides[:-2], y.strides[:-2]])
     if len(dims) > 2:  # no two batch strides say it
         x, y = b.contiguous(x), b.contiguous(y)
         dims, strides = collapse(batch_shape, [x.strides[:-2], y.strides[:-2]])
-    return _product(b, x, y, dims, strides, m, n, k, dtype)
+    return _product(b, x, y, dims, strides, m, n, k, dtype, 0)
 
 
 def _product(
@@ -89,6 +90,7 @@ def _product(
     n: int,
     k: int,
     dtype: DType,
+    zero: int,
 ) -> Tensor:
     """A product over at most two batch axes."""
     outer, inner = batch if len(batch) == 2 else (1, batch[0])
@@ -96,14 +98,16 @@ def _product(
     sizes, strides = (outer, inner), ((*x_batch, *x.strides[-2:]), (*y_batch, *y.strides[-2:]))
     out = b.empty(dtype, (*sizes, m, n))
     problem: Problem
-    wide = dtype is FLOAT32 and x.dtype is y.dtype is FLOAT16
+    wide = dtype is FLOAT32 and x.dtype is y.dtype and x.dtype in (FLOAT16, INT8)
     if wide or (dtype.name in FLOATS and x.dtype is y.dtype is dtype):
         # what a constant repeats as often as a size says is no weight that can be packed
         is_weight = y.storage.may_be_packed and not any(is_size(value) for value in (n, k, *strides[1]))
-        made = _problem(m, n, k, *strides, batch=sizes, dtype=x.dtype.name, b_constant=is_weight, wide=wide)
+        of = x.dtype.name
+        made = _problem(m, n, k, *strides, batch=sizes, dtype=of, b_constant=is_weight, wide=wide, zero=zero)
         if wide and not supports(made, b.caps):
+            assert not zero
             x, y = b.cast(x, FLOAT32), b.cast(y, FLOAT32)
-            return _product(b, x, y, batch, batch_strides, m, n, k, dtype)
+            return _product(b, x, y, batch, batch_strides, m, n, k, dtype, 0)
         problem = made
     else:
         problem = GenericProductProblem(sizes, m, n, k, *strides, (x.dtype.name, y.dtype.name, dtype.name))
@@ -111,26 +115,27 @@ def _product(
     return out
 
 
-def takes_wide(b: Builder, x: Sequence[int], y: Sequence[int], transposed: bool = False) -> bool:
-    """Whether a kernel gives float32 results of a dense float16 matrix of shape ``x``, or a stack of them, by a weight [k, n] of
-    shape ``y``, which is dense or the transpose of what is."""
+def takes_wide(
+    b: Builder, x: Sequence[int], y: Sequence[int], transposed: bool = False, dtype: DType = FLOAT16
+) -> bool:
+    """Whether a kernel gives float32 results of a dense matrix of float16 or int8 of shape ``x``, or a stack of them, by a weight
+    [k, n] of shape ``y``, which is dense or the transpose of what is."""
     if len(x) < 2 or len(y) != 2 or x[-1] != y[0] or 0 in x:
         return False
     m, (k, n) = math.prod(x[:-1]), y
     strides = (0, 0, k, 1), (0, 0, *((1, k) if transposed else (n, 1)))
-    return supports(_problem(m, n, k, *strides, batch=(1, 1), dtype="float16", b_constant=True, wide=True), b.caps)
+    return supports(_problem(m, n, k, *strides, batch=(1, 1), dtype=dtype.name, b_constant=True, wide=True), b.caps)
 
 
 def _of_codes(b: Builder, x: Tensor, y: Tensor, transposed: bool = False) -> Tensor:
-    """``x @ y``, or by the transposed y; of codes in float16 where both were dequantized."""
-    pair = computed_in_halves(b, x, y) if min(x.rank, y.rank) >= 2 and not transposed else None
-    if pair is not None and takes_wide(b, x.shape[-2:], y.shape[-2:], bool(matches(y.strides[-2], 1))):
-        return per_column(b, matrix_product(b, pair.x, pair.w, FLOAT32), pair.factor, axis=-1)
-    halves = in_halves(b, x, y, axis=0 if transposed else 1) if y.rank == 2 else None
-    if halves is not None:
-        w = halves.w.transpose((1, 0)) if transposed else halves.w
-        if takes_wide(b, halves.x.shape, w.shape, transposed):
-            return per_column(b, matrix_product(b, halves.x, w, FLOAT32), halves.factor, axis=-1)
+    """``x @ y``, or by the transposed y; of codes where both were dequantized."""
+    both = computed_operands(b, x, y) if min(x.rank, y.rank) >= 2 and not transposed else None
+    if both is not None and takes_wide(b, x.shape[-2:], y.shape[-2:], bool(matches(y.strides[-2], 1)), FLOAT16):
+        return per_column(b, matrix_product(b, both.x, both.w, FLOAT32), both.factor, axis=-1)
+    for of in operands(b, x, y, axis=0 if transposed else 1) if y.rank == 2 else ():
+        w = of.w.transpose((1, 0)) if transposed else of.w
+        if takes_wide(b, of.x.shape, w.shape, transposed, w.dtype):
+            return per_column(b, matrix_product(b, of.x, w, FLOAT32, of.zero), of.factor, axis=-1)
     return matrix_product(b, x, y.transpose((1, 0)) if transposed else y)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from vkep.dtypes import BOOL, DTYPES, FLOAT16, FLOAT32, INT32, DType
+from vkep.dtypes import BOOL, DTYPES, FLOAT16, FLOAT32, INT8, INT32, DType
 from vkep.graph.attributes import ConvAttributes, ConvTransposeAttributes
 from vkep.graph.windows import Window, resolve_window
 from vkep.ir import algebra as fn
@@ -23,7 +23,7 @@ from vkep.kernels.conv.conv import ConvProblem
 from vkep.kernels.conv.deform import DeformColumnsProblem
 from vkep.kernels.select import supports
 from vkep.ops.allowed import FLOATING, SINGLE
-from vkep.ops.codes import in_halves, per_column
+from vkep.ops.codes import operands, per_column
 from vkep.ops.contraction import matrix_product
 from vkep.ops.gather import gathered, padded
 from vkep.ops.generators import positions
@@ -35,10 +35,17 @@ from vkep.sizes import cached
 
 
 def convolution(
-    b: Builder, x: Tensor, w: Tensor, a: ConvAttributes, dtype: DType | None = None, exact: bool = False
+    b: Builder,
+    x: Tensor,
+    w: Tensor,
+    a: ConvAttributes,
+    dtype: DType | None = None,
+    exact: bool = False,
+    zero: int = 0,
 ) -> Tensor:
-    """ONNX Conv without its bias, of any rank and element type; integers may be summed in a wider ``dtype``, and float16 in
-    float32. ``exact``: the elements are whole numbers whose sums float32 holds, and so must the result be."""
+    """ONNX Conv without its bias, of any rank and element type; integers may be summed in a wider ``dtype``, and float16 and int8
+    in float32. ``exact``: the elements are whole numbers whose sums float32 holds, and so must the result be. ``zero``: the
+    images are less by this, of int8 that `takes_wide`."""
     dtype = dtype or x.dtype
     if dtype.name == "bfloat16":  # sums are kept in float32
         x, w = b.cast(x, FLOAT32), b.cast(w, FLOAT32)
@@ -51,24 +58,33 @@ def convolution(
     if a.group < 1 or w.shape[0] % a.group:
         b.decline(f"{w.shape[0]} output channels do not divide into {a.group} groups")
     window = a.window(x.shape, w.shape)
-    wide = dtype is FLOAT32 and x.dtype is FLOAT16
-    if wide and not (w.storage.may_be_packed and takes_wide(b, x.shape, w.shape, a, exact)):
+    wide = dtype is FLOAT32 and x.dtype in (FLOAT16, INT8)
+    packs = w.dtype is x.dtype and w.storage.may_be_packed
+    if wide and not (packs and takes_wide(b, x.shape, w.shape, a, exact, x.dtype)):
+        assert not zero
         x, w, wide = b.cast(x, FLOAT32), b.cast(w, FLOAT32), False
-    if x.dtype.name not in FLOATS or w.dtype is not x.dtype or x.rank > 5 or min(window.pads) < 0:
+    if (x.dtype.name not in FLOATS and not wide) or w.dtype is not x.dtype or x.rank > 5 or min(window.pads) < 0:
         out = _by_columns(b, x, w, window, a.group, dtype if dtype.name != "bfloat16" else x.dtype)
     else:
         by = _by_planes if x.rank == 5 else _by_kernel
-        out = by(b, x, w, window, a.group, exact, wide)
+        out = by(b, x, w, window, a.group, exact, wide, zero)
     return b.cast(out, dtype)
 
 
-def takes_wide(b: Builder, x: tuple[int, ...], w: tuple[int, ...], a: ConvAttributes, exact: bool = False) -> bool:
-    """Whether a kernel gives float32 results of float16 images of shape ``x`` by constant weights of shape ``w``."""
+def takes_wide(
+    b: Builder,
+    x: tuple[int, ...],
+    w: tuple[int, ...],
+    a: ConvAttributes,
+    exact: bool = False,
+    dtype: DType = FLOAT16,
+) -> bool:
+    """Whether a kernel gives float32 results of float16 or int8 images of shape ``x`` by constant weights of shape ``w``."""
     if len(x) not in (3, 4) or len(w) != len(x) or x[1] != w[1] * a.group or a.group < 1 or w[0] % a.group:
         return False
     window = a.window(x, w)
     return min(window.pads) >= 0 and supports(
-        _problem(b, x, w[0], window, a.group, "float16", True, exact, True), b.caps
+        _problem(b, x, w[0], window, a.group, dtype.name, True, exact, True, 0), b.caps
     )
 
 
@@ -80,15 +96,19 @@ def _problem(b: Builder, *given: Any) -> ConvProblem:
         b.decline(str(error))
 
 
-def _by_kernel(b: Builder, x: Tensor, w: Tensor, window: Window, group: int, exact: bool, wide: bool) -> Tensor:
+def _by_kernel(
+    b: Builder, x: Tensor, w: Tensor, window: Window, group: int, exact: bool, wide: bool, zero: int
+) -> Tensor:
     is_weight = w.storage.may_be_packed
-    problem = _problem(b, x.shape, w.shape[0], window, group, x.dtype.name, is_weight, exact, wide)
+    problem = _problem(b, x.shape, w.shape[0], window, group, x.dtype.name, is_weight, exact, wide, zero)
     weights, out = b.contiguous(w), b.empty(DTYPES[problem.results], [x.shape[0], w.shape[0], *window.out])
     b.compute(problem, [b.contiguous(x), weights], [out])
     return out
 
 
-def _by_planes(b: Builder, x: Tensor, w: Tensor, window: Window, group: int, exact: bool, wide: bool) -> Tensor:
+def _by_planes(
+    b: Builder, x: Tensor, w: Tensor, window: Window, group: int, exact: bool, wide: bool, zero: int
+) -> Tensor:
     """A convolution over three axes as one over planes: what a window sees along the first axis are further channels."""
     (images, channels), kernel, depth = x.shape[:2], window.kernel[0], window.out[0]
     x = padded(b, x, (window.pads[0], 0, 0), (window.pads[3], 0, 0))
@@ -105,7 +125,7 @@ def _by_planes(b: Builder, x: Tensor, w: Tensor, window: Window, group: int, exa
         out=window.out[1:],
     )
     weights = b.reshape(w, (w.shape[0], w.shape[1] * kernel, *w.shape[3:]))
-    out = _by_kernel(b, planes, weights, flat, group, exact, wide)
+    out = _by_kernel(b, planes, weights, flat, group, exact, wide, zero)
     return b.reshape(out, (images, depth, w.shape[0], *flat.out)).transpose((0, 2, 1, 3, 4))
 
 
@@ -142,10 +162,10 @@ def conv_(
     *,
     a: ConvAttributes,
 ) -> Tensor:
-    halves = in_halves(b, x, w, axis=0)
-    if halves is not None and takes_wide(b, halves.x.shape, halves.w.shape, a):
-        sums = convolution(b, halves.x, halves.w, a, FLOAT32)
-        return with_bias(b, per_column(b, sums, halves.factor, axis=1), bias)
+    for of in operands(b, x, w, axis=0):
+        if takes_wide(b, of.x.shape, of.w.shape, a, dtype=of.x.dtype):
+            sums = convolution(b, of.x, of.w, a, FLOAT32, zero=of.zero)
+            return with_bias(b, per_column(b, sums, of.factor, axis=1), bias)
     return with_bias(b, convolution(b, x, w, a), bias)
 
 
@@ -162,6 +182,7 @@ def _conv_problem(
     w_constant: bool,
     exact: bool,
     wide: bool,
+    zero: int,
 ) -> ConvProblem:
     """The window over an image, which has one row where it has one axis."""
     lead = (1,) * (2 - len(window.kernel))
@@ -186,6 +207,7 @@ def _conv_problem(
         w_constant=w_constant,
         exact=exact,
         wide=wide,
+        zero=zero,
     )
 
 

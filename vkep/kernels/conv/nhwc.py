@@ -1,4 +1,5 @@
-"""Convolutions in float16 with channels last (NHWC; of one spatial axis: NWC), for devices with cooperative matrices.
+"""Convolutions in float16, and of 8-bit codes, with channels last (NHWC; of one spatial axis: NWC), for devices with cooperative
+matrices.
 
 In this layout a tap's channels are adjacent, so that an implicit product reads its rows in vectors, whatever the
 image's size, and a 1x1 convolution is a plain product. Between convolutions the layout costs nothing
@@ -8,7 +9,7 @@ image's size, and a 1x1 convolution is a plain product. Between convolutions the
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +21,10 @@ from vkep.kernels.epilogue import call_arguments
 from vkep.kernels.fastdiv import magic_params
 from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div, strip_of
-from vkep.kernels.matmul.cooperative import HALVES, no_cooperative_product, padded_k
+from vkep.kernels.matmul.cooperative import MOST_CODES, OF_ELEMENTS, elements, less_by, no_cooperative_product, padded_k
 from vkep.kernels.matmul.cooperative_tiles import (
     CONV_LAST_TILES,
+    UNITS,
     VECTOR,
     CooperativeTiling,
     cooperative_tiling,
@@ -39,14 +41,16 @@ AS_THEY_ARE: First = (np.asarray, "")
 
 
 def _conv_reach(call: KernelCall) -> Mapping[str, int]:
-    m, n, k, row = call["m"], call["n"], call["k"], call["w_row"]
-    weights = max(padded_k(call, k, VECTOR) * row, k * row + VECTOR)  # and the zeros after them
+    m, n, k, row, size = call["m"], call["n"], call["k"], call["w_row"], call.size_of("T")
+    lines, unit = n if call["B_ALONG_K"] else k, 16 // size
+    behind = 2 * unit + (4 * ceil_div(n, VECTOR) * VECTOR if call["LESS"] else 0)
+    further = 0 if call["B_ALONG_K"] else (padded_k(call, k, unit) - k) * row
     return {
-        "x": 2 * ceil_div(m, call["pixels"]) * call["height"] * call["width"] * call["pitch"],
-        "w": 2 * weights,
+        "x": size * ceil_div(m, call["pixels"]) * call["height"] * call["width"] * call["pitch"],
+        "w": size * (lines * row + max(further, behind)),
         "y": 4 * call["splits"] * m * n
         if call["PARTIAL"]
-        else (4 if call["WIDE"] else 2) * ((m - 1) * call["y_row"] + (n - 1) * call["y_col"] + 1),
+        else (4 if call["WIDE"] else size) * ((m - 1) * call["y_row"] + (n - 1) * call["y_col"] + 1),
     }
 
 
@@ -59,23 +63,24 @@ def _depthwise_reach(call: KernelCall) -> Mapping[str, int]:
     }
 
 
-CONV_LAST = Kernel("conv_last.comp", variants=(HALVES,), reach=_conv_reach)
+CONV_LAST = Kernel("conv_last.comp", variants=OF_ELEMENTS, reach=_conv_reach)
 CONV_DEPTHWISE_LAST = Kernel("conv_depthwise_last.comp", reach=_depthwise_reach)
 _LANES = 128
 #: channels of groups that are computed as one: the columns of the narrowest tile
 _JOINED_CHANNELS = 32
 
 
-def _no_vectors(problem: ConvProblem, caps: DeviceCapabilities) -> str:
-    if problem.dtype != "float16":
-        return f"channels last in float16, the convolution is of {problem.dtype}"
+def _no_vectors(problem: ConvProblem, caps: DeviceCapabilities, of: Container[str] = ("float16",)) -> str:
+    if problem.dtype not in of:
+        return f"no channels last in {problem.dtype}"
     if not problem.w_constant:
         return "its weights are not constant"
-    if problem.c % VECTOR:
-        return f"no whole groups of {VECTOR} channels"
+    if problem.c % UNITS[problem.dtype]:
+        return f"no whole groups of {UNITS[problem.dtype]} channels"
     if 0 in (problem.h, problem.w):
         return "an input without elements"
-    return no_cooperative_tile(caps, False, CONV_LAST_TILES) or no_shared_tile(caps)
+    along_k = problem.dtype == "int8"
+    return no_cooperative_tile(caps, along_k, CONV_LAST_TILES, problem.dtype) or no_shared_tile(caps)
 
 
 def no_channels_last(problem: ConvProblem, caps: DeviceCapabilities) -> str:
@@ -84,20 +89,23 @@ def no_channels_last(problem: ConvProblem, caps: DeviceCapabilities) -> str:
         return "an input or a result without elements"
     if is_depthwise(problem):
         return "one channel a group leaves a matrix mostly empty"
-    if refused := _no_vectors(problem, caps):  # among them weights that are no constants, whose numbers may be sizes
+    refused = _no_vectors(problem, caps, UNITS)
+    if refused:  # among them weights that are no constants, whose numbers may be sizes
         return refused
-    groups = problem.groups // groups_at_once(problem)
-    if problem.c // groups % VECTOR or (groups > 1 and problem.oc // groups % VECTOR):
-        return f"{problem.groups} groups that do not join to whole vectors of {VECTOR} channels"
+    groups, unit = problem.groups // groups_at_once(problem), UNITS[problem.dtype]
+    if problem.c // groups % unit or (groups > 1 and problem.oc // groups % VECTOR):
+        return f"{problem.groups} groups that do not join to whole vectors of {unit} channels"
+    if problem.dtype == "int8" and problem.c // groups * problem.taps > MOST_CODES:
+        return f"sums of {problem.c // groups * problem.taps} products of codes, int32 holds {MOST_CODES}"
     return ""
 
 
 def groups_at_once(problem: ConvProblem) -> int:
     """How many groups `conv_last` computes as one, with zeros as the weights between them: as many as the narrowest tile has
     columns for, since its other columns would be empty. An infinity or NaN in one of them spreads to the others."""
-    c, oc = problem.c // problem.groups, problem.oc // problem.groups
+    c, oc, unit = problem.c // problem.groups, problem.oc // problem.groups, UNITS[problem.dtype]
     joined = [n for n in range(1, _JOINED_CHANNELS // max(c, oc) + 1) if problem.groups % n == 0]
-    return max((n for n in joined if n * c % VECTOR == n * oc % VECTOR == 0), default=1)
+    return max((n for n in joined if n * c % unit == n * oc % VECTOR == 0), default=1)
 
 
 def join_groups(weights: np.ndarray, problem: ConvProblem) -> np.ndarray:
@@ -112,15 +120,18 @@ def join_groups(weights: np.ndarray, problem: ConvProblem) -> np.ndarray:
 
 
 def no_wide_product(problem: ConvProblem, caps: DeviceCapabilities) -> str:
-    """Why no product has the float32 results of a 1x1 convolution; "" where one has, or they are float16."""
-    return no_cooperative_product(_as_product(problem), caps) if problem.wide else ""
+    """Why no product has the float32 results of a 1x1 convolution, or takes its codes; "" where one does."""
+    of_codes = problem.dtype == "int8"
+    return no_cooperative_product(_as_product(problem), caps) if problem.wide or of_codes else ""
 
 
 def _as_product(problem: ConvProblem) -> MatMulProblem:
     """A 1x1 convolution with channels last: pixels [p, c] times weights [c, oc]."""
     pixels, c, oc = problem.n * problem.pixels, problem.c, problem.oc
-    strides = (pixels * c, c, 1), (c * oc, oc, 1), (pixels * oc, oc, 1)
-    return MatMulProblem(pixels, oc, c, *strides, dtype="float16", wide=problem.wide, alignment=problem.alignment)
+    codes = problem.dtype == "int8"  # whose weights the product packs
+    strides = (pixels * c, c, 1), (0, 1, c) if codes else (c * oc, oc, 1), (pixels * oc, oc, 1)
+    made = MatMulProblem(pixels, oc, c, *strides, dtype=problem.dtype, b_constant=codes, alignment=problem.alignment)
+    return replace(made, wide=problem.wide, zero=problem.zero)
 
 
 def no_product_last(problem: ConvProblem, caps: DeviceCapabilities) -> str:
@@ -141,7 +152,8 @@ def no_depthwise_last(problem: ConvProblem, caps: DeviceCapabilities) -> str:
 
 def product_last(problem: ConvProblem, e: Emission, first: First = AS_THEY_ARE) -> list[KernelCall]:
     """The dispatches of a 1x1 convolution with channels last. ``first`` transforms the weights."""
-    return emit(_as_product(problem), e.target, [e["x"], _packed(problem, e, first)], [e["y"]], e.epilogue)
+    w = e["w"] if problem.dtype == "int8" else _packed(problem, e, first)
+    return emit(_as_product(problem), e.target, [e["x"], w], [e["y"]], e.epilogue)
 
 
 def conv_last(
@@ -158,9 +170,10 @@ def conv_last(
     groups = problem.groups
     pixels, channels, oc = problem.n * problem.pixels, problem.c // groups, problem.oc
     k = problem.taps * channels
-    packed = _packed(problem, e, first, pack_with_zeros, "-zeros")
+    packed = _packed(problem, e, first, pack_with_zeros, f"-zeros-{problem.zero}")
+    along_k = problem.dtype == "int8"  # as matrices of int8 are loaded
     tiling = tiling or cooperative_tiling(
-        pixels, oc // groups, k, groups, e.caps, False, e.target.tuned, CONV_LAST_TILES
+        pixels, oc // groups, k, groups, e.caps, along_k, e.target.tuned, CONV_LAST_TILES, problem.dtype
     )
     tile, splits = tiling.tile, tiling.splits
     side_by_side = groups == 1 and problem.dilation[1] == 1 and problem.pads[1] == problem.pads[3] == 0
@@ -169,7 +182,7 @@ def conv_last(
         e,
         splits,
         Sums(pixels, oc, 1, 1, (0, 0, oc, 1), problem.results),
-        HALVES,
+        elements(tiling.shape),
         lambda y, **fused: CONV_LAST.call(
             grid=tile_grid(ceil_div(pixels, tile.m), ceil_div(oc // groups, tile.n), groups * splits, e.caps),
             operands={"x": e["x"], "w": packed, "y": y},
@@ -177,7 +190,7 @@ def conv_last(
                 "m": pixels,
                 "n": oc,
                 "k": k,
-                "w_row": ceil_div(oc, VECTOR) * VECTOR,
+                "w_row": k if along_k else ceil_div(oc, VECTOR) * VECTOR,
                 "splits": splits,
                 "split_k": tiling.split_k,
                 "height": problem.h,
@@ -196,11 +209,13 @@ def conv_last(
             },
             spec={
                 **tile.spec(tiling.shape, e.caps.subgroup_size),
+                "B_ALONG_K": int(along_k),
                 "STORE_VECTOR": int(oc % VECTOR == 0 and (splits > 1 or _in_units(problem))),
                 "PARTIAL": int(splits > 1),
                 "WIDE": int(problem.wide),
-                "WHOLE_K": int(k % tile.k == 0),
-                "WHOLE_TAPS": int(columns * channels % tile.k == 0),
+                "LESS": int(problem.zero != 0),
+                "WHOLE_K": int(k % tile.steps(tiling.shape) == 0),
+                "WHOLE_TAPS": int(columns * channels % tile.steps(tiling.shape) == 0),
             },
             local_size=(tile.subgroups * e.caps.subgroup_size, 1, 1),
             subgroup_size=e.caps.subgroup_size,
@@ -247,18 +262,24 @@ def depthwise_last(problem: ConvProblem, e: Emission) -> KernelCall:
 
 
 def pack_taps_then_channels(weights: np.ndarray, problem: ConvProblem) -> np.ndarray:
-    """OIHW weights as [taps, channels, out_channels]; of a depthwise convolution, as [taps, channels]."""
+    """OIHW weights as [taps, channels, out_channels]; of a depthwise convolution, as [taps, channels]; int8 as [out_channels,
+    taps, channels]."""
     channels, taps = problem.c // problem.groups, problem.kh * problem.kw
-    packed = np.ascontiguousarray(weights).reshape(problem.oc, channels, taps).transpose(2, 1, 0)
+    order = (0, 2, 1) if weights.dtype == np.int8 else (2, 1, 0)
+    packed = np.ascontiguousarray(weights).reshape(problem.oc, channels, taps).transpose(order)
     return np.ascontiguousarray(packed)
 
 
 def pack_with_zeros(weights: np.ndarray, problem: ConvProblem) -> np.ndarray:
-    """`pack_taps_then_channels`, output channels padded to whole vectors, flat, followed by a vector of zeros, which
-    ``conv_last.comp`` reads outside the image."""
+    """`pack_taps_then_channels`, output channels where they run fastest padded to whole vectors, flat; then a vector of zeros and
+    one of the input's zero, which ``conv_last.comp`` reads behind the last channel and outside the image; then `less_by`."""
     packed = pack_taps_then_channels(weights, problem)
-    packed = np.pad(packed, [(0, 0), (0, 0), (0, -problem.oc % VECTOR)])
-    return np.concatenate([packed.reshape(-1), np.zeros(VECTOR, packed.dtype)])
+    unit = 16 // packed.itemsize
+    behind = np.repeat(np.array([0, problem.zero], packed.dtype), unit)
+    if packed.dtype == np.int8:
+        return np.concatenate([packed.reshape(-1), behind, less_by(packed.reshape(problem.oc, -1), problem.zero)])
+    packed = np.pad(packed, [(0, 0), (0, 0), (0, -problem.oc % unit)])
+    return np.concatenate([packed.reshape(-1), behind])
 
 
 def _packed(
@@ -275,4 +296,4 @@ def _packed(
 
 def _in_units(problem: ConvProblem) -> bool:
     """Whether eight results are one aligned store."""
-    return problem.alignment % (2 * VECTOR) == 0
+    return problem.alignment % (8 if problem.results == "int8" else 16) == 0

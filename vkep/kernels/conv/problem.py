@@ -28,12 +28,12 @@ class ConvProblem(Product):
     """A convolution of x [n, c, h, w] with weights [oc, c / groups, kh, kw] to y [n, oc, oh, ow] (ONNX Conv).
 
     ``pads`` are (top, left, bottom, right). One dimension is h = kh = 1. ``dtype`` is float32 or float16 (sums are
-    float32). ``layout`` is the memory layout of x and y ("": not decided yet, its operands are [n, c, h, w]; see
-    `vkep.passes.layout`), ``x_last`` whether x has its channels last already, ``w_constant`` that the weights may be
-    repacked, ``exact`` that elements are whole numbers whose sums a kernel must not round, ``wide`` that y is float32 where x and
-    w are float16. ``y_batch_stride`` (elements) is
-    larger than an image's result when y is a slice along the channels of a larger tensor. ``alignment`` (bytes) divides the
-    addresses of x and y, and of w where it is not repacked.
+    float32), or int8 (sums are int32, and converted to float32), of an x that is less by ``zero``, its elements outside the
+    image. ``layout`` is the memory layout of x and y ("": not decided yet, its operands are [n, c, h, w]; see
+    `vkep.passes.layout`), ``x_last`` whether x has its channels last already, ``w_constant`` that the weights may be repacked,
+    ``exact`` that elements are whole numbers whose sums a kernel must not round, ``wide`` that y is float32 and x and w are not.
+    ``y_batch_stride`` (elements) is larger than an image's result when y is a slice along the channels of a larger tensor.
+    ``alignment`` (bytes) divides the addresses of x and y, and of w where it is not repacked.
 
     An epilogue sees ``row``, the output channel, ``col``, the pixel in the image, and ``o``, the flat index in a contiguous y;
     with channels last ``row`` is the pixel among those of all images, and ``col`` the output channel. Raises `ValueError` for
@@ -57,6 +57,7 @@ class ConvProblem(Product):
     w_constant: bool = False
     exact: bool = False
     wide: bool = False
+    zero: int = 0
     x_last: bool = False
     layout: str = ""
 
@@ -126,9 +127,7 @@ class ConvProblem(Product):
 
     @functools.cached_property
     def unaddressable(self) -> str:
-        """Why no kernel can address its elements or count its window's steps; "" where one can."""
-        if self.dtype not in STORAGE:
-            return f"no matrix kernel for dtype {self.dtype!r}; expected one of {sorted(STORAGE)}"
+        """Why no kernel can count its window's steps; "" where one can."""
         longest = max(*self.pads, *self.stride, *self.dilation)
         return f"pads, strides and dilations of {longest}, expected less than {LIMIT}" if longest >= LIMIT else ""
 
@@ -157,6 +156,7 @@ class ConvProblem(Product):
         return 2 * self.n * self.oc * self.pixels * (self.c // self.groups) * self.taps
 
     def reference(self, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+        x = x.astype(np.float64) - self.zero  # int8 would wrap around
         if self.layout == NHWC:
             x = x.transpose(0, 3, 1, 2)
         out, kernel = (self.oh, self.ow), (self.kh, self.kw)
@@ -206,7 +206,11 @@ def lying(layout: str, when: When) -> When:
     """The condition of a candidate for one layout: the requirements of every kernel, then ``when``, then the layout of
     the images."""
 
+    types = (*STORAGE, "int8") if layout == NHWC else tuple(STORAGE)
+
     def reason(problem: ConvProblem, caps: DeviceCapabilities) -> str:
+        if problem.dtype not in types:
+            return f"no matrix kernel for dtype {problem.dtype!r}; expected one of {sorted(types)}"
         found = problem.unaddressable or when(problem, caps)
         return found or ("" if problem.layout in ("", layout) else f"its images lie as {problem.layout}")
 

@@ -1,4 +1,4 @@
-"""Tilings of float16 products on cooperative matrices: which tile, and in how many parts k is split."""
+"""Tilings of products on cooperative matrices, of float16 and of 8-bit codes: which tile, and in how many parts k is split."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from vkep.kernels.launch import ceil_div, is_cpu
 from vkep.kernels.tuning import Choice, Tuned, estimated
 from vkep.sizes import at_hand
 
-#: float16 elements in the 16 bytes that a lane loads at a time
-VECTOR = 8
+#: elements in the 16 bytes that a lane loads at a time
+UNITS = {"float16": 8, "int8": 16}
+VECTOR = UNITS["float16"]
+#: the type of the sums
+SUMS = {"float16": "float32", "int8": "int32"}
 
 
 @dataclass(frozen=True)
 class CooperativeTile:
-    """``m`` by ``n`` results per workgroup, ``sub_m`` by ``sub_n`` per subgroup, ``k`` steps per stage; ``prefetch``
-    stages are loaded ahead into registers, or (``parts`` 2) one of 64 steps that is stored to shared memory and
-    multiplied in two halves."""
+    """``m`` by ``n`` results per workgroup, ``sub_m`` by ``sub_n`` per subgroup, ``k`` steps of float16 per stage, of int8 twice
+    as many; ``prefetch`` stages are loaded ahead into registers, or (``parts`` 2) one of 64 steps that is stored to shared memory
+    and multiplied in two halves."""
 
     m: int
     n: int
@@ -33,6 +36,10 @@ class CooperativeTile:
     def subgroups(self) -> int:
         """Subgroups of a workgroup."""
         return (self.m // self.sub_m) * (self.n // self.sub_n)
+
+    def steps(self, shape: CooperativeMatrixShape) -> int:
+        """Steps of k per stage, for a shape of matrices of either type."""
+        return self.k // VECTOR * UNITS[shape.a_type]
 
     def shared_bytes(self, shape: CooperativeMatrixShape, b_along_k: bool) -> int:
         """As the GLSL computes ``SHARED_UNITS``."""
@@ -57,7 +64,7 @@ class CooperativeTile:
         return (
             lanes <= min(caps.max_workgroup_invocations, caps.max_workgroup_size[0])
             and self.shared_bytes(shape, b_along_k) <= caps.max_shared_memory_bytes
-            and not (self.sub_m % shape.m or self.sub_n % shape.n or (self.k // self.parts) % shape.k)
+            and not (self.sub_m % shape.m or self.sub_n % shape.n or (self.steps(shape) // self.parts) % shape.k)
             and not any(count % (lanes * self.parts) for count in vectors)
             and (self.parts == 1 or halved)
         )
@@ -67,7 +74,7 @@ class CooperativeTile:
         return {
             "TILE_M": self.m,
             "TILE_N": self.n,
-            "TILE_K": self.k,
+            "TILE_K": self.steps(shape),
             "SUB_M": self.sub_m,
             "SUB_N": self.sub_n,
             "MAT_M": shape.m,
@@ -135,34 +142,54 @@ def compute_units(caps: DeviceCapabilities) -> int:
     return caps.compute_units or _COMPUTE_UNITS.get(caps.device_type, _COMPUTE_UNITS_SMALL)
 
 
+_NEEDS = {"float16": ("float16", "storage_16bit"), "int8": ("int8", "storage_8bit", "float16")}
+
+
 def float16_shape(caps: DeviceCapabilities) -> CooperativeMatrixShape | None:
-    """The shape to multiply float16 matrices with float32 sums: the largest that the device lists, or None.
+    """The shape to multiply float16 matrices with float32 sums (`matrix_shape`)."""
+    return matrix_shape(caps, "float16")
+
+
+def matrix_shape(caps: DeviceCapabilities, dtype: str) -> CooperativeMatrixShape | None:
+    """The shape to multiply matrices of a type with the sums of `SUMS`: the largest that the device lists, or None.
 
     None also where subgroups cannot be required to be full and of a known size, on which the positions of results
     depend.
     """
     fixed = caps.min_subgroup_size == caps.max_subgroup_size or caps.has("subgroup_size_control")
-    needed = ("cooperative_matrix", "float16", "storage_16bit", "compute_full_subgroups")
-    if not (fixed and caps.has(*needed)):
+    if not (fixed and caps.has("cooperative_matrix", "compute_full_subgroups", *_NEEDS[dtype])):
         return None
+    sums = SUMS[dtype]
     usable = [
         s
         for s in caps.cooperative_matrix_shapes
         if s.scope == "subgroup"
-        and (s.a_type, s.b_type, s.c_type, s.result_type) == ("float16", "float16", "float32", "float32")
+        and (s.a_type, s.b_type, s.c_type, s.result_type) == (dtype, dtype, sums, sums)
         and not (s.m % 8 or s.n % 8 or s.k % 8 or s.saturating)
         and max(s.m, s.n, s.k) <= 32
     ]
     return max(usable, key=lambda s: (s.m * s.n * s.k, s.m), default=None)
 
 
+def codes_are_faster(caps: DeviceCapabilities) -> bool:
+    """Whether matrices of int8 are expected to multiply codes faster than those of float16: at least twice the steps of k in an
+    instruction, for the same bytes."""
+    codes, halves = matrix_shape(caps, "int8"), float16_shape(caps)
+    if codes is None or halves is None:
+        return False
+    return codes.m * codes.n * codes.k >= 2 * halves.m * halves.n * halves.k
+
+
 def no_cooperative_tile(
-    caps: DeviceCapabilities, b_along_k: bool, tiles: Mapping[CooperativeTile, TileCost] = MATMUL_TILES
+    caps: DeviceCapabilities,
+    b_along_k: bool,
+    tiles: Mapping[CooperativeTile, TileCost] = MATMUL_TILES,
+    dtype: str = "float16",
 ) -> str:
-    """Why float16 products on cooperative matrices do not run on a device; "" where they do."""
-    shape = float16_shape(caps)
+    """Why products of a type on cooperative matrices do not run on a device; "" where they do."""
+    shape = matrix_shape(caps, dtype)
     if shape is None:
-        return "the device has no cooperative matrices of float16 with float32 sums"
+        return f"the device has no cooperative matrices of {dtype} with {SUMS[dtype]} sums"
     if is_cpu(caps):
         return "a driver on the CPU takes minutes to compile for cooperative matrices"
     return (
@@ -179,7 +206,7 @@ class CooperativeTiling:
     tile: CooperativeTile
     shape: CooperativeMatrixShape
     splits: int
-    split_k: int  #: a multiple of ``tile.k``
+    split_k: int  #: a multiple of ``tile.steps``
 
 
 def cooperative_tiling(
@@ -191,15 +218,18 @@ def cooperative_tiling(
     b_along_k: bool,
     tuned: Tuned = estimated,
     tiles: Mapping[CooperativeTile, TileCost] = MATMUL_TILES,
+    dtype: str = "float16",
 ) -> CooperativeTiling:
     """The tile for ``batch`` products of m by n by k and the parts that k is split into.
 
     The choice is the least estimated time (`_fastest`), or the tuned tiling of the problem. Some tile must fit the
-    device (`no_cooperative_tile`).
+    device (`no_cooperative_tile`). Products of int8 take as long as those of half the steps of float16: the same bytes,
+    multiplied at twice the rate.
     """
-    shape = float16_shape(caps)
+    shape = matrix_shape(caps, dtype)
     assert shape is not None
-    choice = _choice(m, n, k, batch, caps, shape, b_along_k, tuned, tiles)
+    halves = ceil_div(k, UNITS[dtype] // VECTOR)
+    choice = _choice(m, n, halves, batch, caps, shape, b_along_k, tuned, tiles)
     return tiling_of(CooperativeTile(*choice[:-1]), shape, k, choice[-1])
 
 
@@ -216,8 +246,9 @@ def _choice(
     tiles: Mapping[CooperativeTile, TileCost],
 ) -> Choice:
     kind = next((name for name, table in _TABLES.items() if table is tiles), "own")
-    candidates = partial(cooperative_candidates, k, caps, b_along_k, tiles)
-    choice = tuned(candidates, "cooperative", kind, m, n, k, batch, int(b_along_k))
+    candidates = partial(cooperative_candidates, k, caps, shape, b_along_k, tiles)
+    of = () if shape.a_type == "float16" else (shape.a_type,)
+    choice = tuned(candidates, "cooperative", kind, *of, m, n, k, batch, int(b_along_k))
     if choice is None:
         choice = _fastest(m, n, k, batch, caps, shape, b_along_k, tiles)
     return choice
@@ -269,15 +300,19 @@ def _splits(tile: CooperativeTile, k: int) -> list[int]:
 
 
 def cooperative_candidates(
-    k: int, caps: DeviceCapabilities, b_along_k: bool, tiles: Mapping[CooperativeTile, TileCost]
+    k: int,
+    caps: DeviceCapabilities,
+    shape: CooperativeMatrixShape,
+    b_along_k: bool,
+    tiles: Mapping[CooperativeTile, TileCost],
 ) -> list[Choice]:
     """The fields of a `CooperativeTile`, and splits, of every tiling that may be chosen for a problem."""
-    shape = float16_shape(caps)
-    fitting = [t for t in tiles if shape is not None and t.runs_on(caps, shape, b_along_k)]
+    fitting = [t for t in tiles if t.runs_on(caps, shape, b_along_k)]
     return [(*astuple(tile), splits) for tile in fitting for splits in _splits(tile, k)]
 
 
 def tiling_of(tile: CooperativeTile, shape: CooperativeMatrixShape, k: int, splits: int) -> CooperativeTiling:
     """``tile`` with k in at most ``splits`` parts, none of them empty."""
-    split_k = ceil_div(ceil_div(max(k, 1), splits), tile.k) * tile.k
+    stage = tile.steps(shape)
+    split_k = ceil_div(ceil_div(max(k, 1), splits), stage) * stage
     return CooperativeTiling(tile, shape, ceil_div(max(k, 1), split_k) if splits > 1 else 1, split_k)

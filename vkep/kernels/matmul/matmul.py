@@ -13,7 +13,7 @@ from vkep.kernels.launch import ceil_div
 from vkep.kernels.matmul.along_k import matmul_along_k, no_product_along_k
 from vkep.kernels.matmul.cooperative import matmul_cooperative, no_cooperative_product
 from vkep.kernels.matmul.problem import MatMulProblem as MatMulProblem
-from vkep.kernels.matmul.problem import product_reach, unaddressable
+from vkep.kernels.matmul.problem import product_reach, strided_matrix, unaddressable
 from vkep.kernels.matmul.rows import matmul_rows, no_product_of_rows
 from vkep.kernels.matmul.split_k import Sums, split_product
 from vkep.kernels.matmul.tiles import (
@@ -71,18 +71,12 @@ def _tiled_reach(call: KernelCall) -> Mapping[str, int]:
 MATMUL_TILED = Kernel("matmul_tiled.comp", variants=tuple(TILED_DEFINES.values()), reach=_tiled_reach)
 
 
-def _packs(problem: MatMulProblem) -> bool:
-    return problem.b_constant and problem.strides("b")[:2] == (0, 0) and problem.k > 0
-
-
 def _no_subgroup(problem: MatMulProblem, caps: DeviceCapabilities) -> str:
-    return unaddressable(problem, caps) or no_subgroup_tile(
-        problem.m, problem.n, problem.products, caps, _packs(problem)
-    )
+    return unaddressable(problem, caps) or no_subgroup_tile(problem.m, problem.n, problem.products, caps, problem.packs)
 
 
 def _subgroup(problem: MatMulProblem, e: Emission) -> KernelCall:
-    packed, b = _packs(problem), e["b"]
+    packed, b = problem.packs, e["b"]
     k, n, (_, _, row, col) = problem.k, problem.n, problem.strides("b")
     tag_of = lambda columns: f"matmul-{k}-{n}-{row}-{col}-{columns}"  # noqa: E731
     tile, tag = panel_tile(e, problem.m, n, problem.products, packed, b, tag_of)
@@ -115,8 +109,7 @@ def _subgroup_params(problem: MatMulProblem, tile: SubgroupTile, packed: bool) -
 
 def pack_panels(flat: np.ndarray, k: int, n: int, row: int, col: int, columns: int) -> np.ndarray:
     """[ceil(n / columns), k, columns] panels of a k by n matrix with these strides in ``flat``, zero past column n."""
-    flat = np.ascontiguousarray(flat).reshape(-1)
-    matrix = np.lib.stride_tricks.as_strided(flat, (k, n), (row * flat.itemsize, col * flat.itemsize), writeable=False)
+    matrix = strided_matrix(flat, k, n, row, col)
     panels = np.zeros((ceil_div(n, columns), k, columns), flat.dtype)
     for i, panel in enumerate(panels):
         block = matrix[:, i * columns : (i + 1) * columns]

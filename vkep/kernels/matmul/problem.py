@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
+from vkep.dtypes import DTYPES
 from vkep.kernels.fastdiv import LIMIT
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.matmul.tiles import STORAGE
@@ -29,9 +30,10 @@ class MatMulProblem(Product):
 
     ``batch`` is one size or two (outer, inner). Strides are in elements, (batch, row, column), or (outer batch, inner
     batch, row, column) with two batch sizes; 0 broadcasts. ``y_strides`` defaults to a contiguous result. ``dtype`` is
-    float32 or float16 (sums are float32), ``wide`` says that y is float32 where a and b are float16. ``b_constant`` says that b
-    holds weights, which may be repacked. ``alignment`` (bytes) divides the addresses of a, b and y. An epilogue sees ``row``,
-    ``col`` and ``o``, the flat index in a contiguous [batch, m, n]. Raises `ValueError` for sizes and strides below 0.
+    float32 or float16 (sums are float32), or int8 (sums are int32, and converted to float32), of an a that is less by ``zero``.
+    ``wide`` says that y is float32 where a and b are not. ``b_constant`` says that b holds weights, which may be repacked.
+    ``alignment`` (bytes) divides the addresses of a, b and y. An epilogue sees ``row``, ``col`` and ``o``, the flat index in a
+    contiguous [batch, m, n]. Raises `ValueError` for sizes and strides below 0.
     """
 
     m: int
@@ -45,6 +47,7 @@ class MatMulProblem(Product):
     b_constant: bool = False
     alpha: float = 1.0
     wide: bool = False
+    zero: int = 0
     alignment: int = 1
 
     def __post_init__(self) -> None:
@@ -117,6 +120,11 @@ class MatMulProblem(Product):
         return 2 * self.products * self.m * self.n * self.k
 
     @functools.cached_property
+    def packs(self) -> bool:
+        """Whether b is one matrix of weights, which may be repacked."""
+        return self.b_constant and self.strides("b")[:2] == (0, 0) and self.k > 0
+
+    @functools.cached_property
     def b_along_k(self) -> bool:
         """Whether b is dense along k, and not along its columns."""
         return matches(self.strides("b")[2], 1) and not matches(self.strides("b")[3], 1)
@@ -125,7 +133,8 @@ class MatMulProblem(Product):
         """Whether an operand consists of aligned groups of this many elements along an axis (2: rows, 3: columns)."""
         strides = self.strides(operand)
         others = (s for i, s in enumerate(strides) if i != axis)
-        aligned = self.alignment % (group * (4 if self.dtype == "float32" else 2)) == 0
+        size = 16 if operand == "y" and self.wide else group * DTYPES[self.dtype].itemsize
+        aligned = self.alignment % size == 0
         return (
             aligned
             and matches(strides[axis], 1)
@@ -141,7 +150,7 @@ class MatMulProblem(Product):
         return {**sizes, **dict(zip(PRODUCT_STRIDES, strides, strict=True)), "alpha": self.alpha}
 
     def reference(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return self.alpha * (a @ b)
+        return self.alpha * ((a.astype(np.float64) - self.zero) @ b)  # int8 would wrap around
 
 
 # Layers recur, and so do plans for other sizes: derived values are cached.
@@ -154,10 +163,22 @@ def unaddressable(problem: MatMulProblem, caps: DeviceCapabilities) -> str:
     """Why no kernel for float32 and float16 can address the operands' elements; "" where one can."""
     if problem.dtype not in STORAGE:
         return f"no matrix kernel for dtype {problem.dtype!r}; expected one of {sorted(STORAGE)}"
+    return far_strides(problem)
+
+
+def far_strides(problem: MatMulProblem) -> str:
+    """Why no kernel can count the steps between operands' elements; "" where one can."""
     strides = [problem.strides(name) for name in "aby"]
     if any(stride >= LIMIT for stride in itertools.chain(*strides)):
         return f"strides of {strides} elements, the kernels take less than {LIMIT}"
     return ""
+
+
+def strided_matrix(flat: np.ndarray, k: int, n: int, row: int, column: int) -> np.ndarray:
+    """A view of a k by n matrix with these strides (elements) in ``flat``."""
+    flat = np.ascontiguousarray(flat).reshape(-1)
+    steps = (row * flat.itemsize, column * flat.itemsize)
+    return np.lib.stride_tricks.as_strided(flat, (k, n), steps, writeable=False)
 
 
 def product_reach(call: KernelCall, operand: str, rows: int, columns: int, splits: int = 1) -> int:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from vkep.dtypes import DTYPES
 from vkep.kernels.epilogue import call_arguments
 from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div
-from vkep.kernels.matmul.tiles import OF_STORAGE, STORAGE, flat_grid
+from vkep.kernels.matmul.tiles import OF_STORAGE, flat_grid
 from vkep.kernels.problem import extent
 from vkep.kernels.select import Emission
 
@@ -20,7 +21,7 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
     return {"partials": call["splits"] * total * 4, "y": y * call.size_of("T")}
 
 
-MATMUL_REDUCE = Kernel("matmul_reduce.comp", variants=OF_STORAGE, reach=_reach)
+MATMUL_REDUCE = Kernel("matmul_reduce.comp", variants=(*OF_STORAGE, {"T": "int8_t"}), reach=_reach)
 _LANES = 64
 
 
@@ -65,6 +66,6 @@ def split_product(
             },
             local_size=(_LANES, 1, 1),
             flops=splits * total,
-            **call_arguments(e.epilogue, {"T": STORAGE[sums.dtype]}),
+            **call_arguments(e.epilogue, {"T": DTYPES[sums.dtype].glsl}),
         ),
     ]

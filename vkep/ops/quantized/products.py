@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vkep.dtypes import DTYPES, FLOAT16, FLOAT32, INT16, INT32, DType
+from vkep.dtypes import DTYPES, FLOAT16, FLOAT32, INT8, INT16, INT32, DType
 from vkep.graph.attributes import ConvAttributes
 from vkep.graph.weights import PackedWeight
 from vkep.ir import algebra as fn
@@ -25,7 +25,7 @@ from vkep.ir.tensor import Tensor, channels_first
 from vkep.ir.tensor import channels_last as as_channels_last
 from vkep.kernels.launch import ceil_div
 from vkep.ops.allowed import BYTES, SINGLE, every
-from vkep.ops.codes import takes_halves
+from vkep.ops.codes import Operands, known_operands, takes_halves
 from vkep.ops.contraction import matrix_product, takes_wide
 from vkep.ops.convolution import convolution
 from vkep.ops.convolution import takes_wide as convolves_wide
@@ -326,6 +326,11 @@ def integer_product(b: Builder, x: Tensor, y: Tensor, x_zero: Tensor | None, y_z
     """``(x - x_zero) @ (y - y_zero)`` in int32. Zero points broadcast; several of rank 1 for x are those of its rows."""
     x_zero = None if x_zero is None else of_rows(b, x_zero)
     along_x, along_y = max(x.rank - 1, 0), max(y.rank - 2, 0)
+    of = (
+        known_operands(b, x, y, x_zero, y_zero) if y.rank == 2 and takes_wide(b, x.shape, y.shape, dtype=INT8) else None
+    )
+    if of is not None and _is_exact(of, 1):
+        return _total(b, [matrix_product(b, of.x, of.w, FLOAT32, of.zero)])
     length = x.shape[along_x] if 0 not in (x.rank, y.rank) and x.shape[along_x] == y.shape[along_y] else 0
     step = _step(length, _most(x, x_zero), _sizes(y, y_zero, along_y))
     step = step or _step(length, _most(y, y_zero), _sizes(x, x_zero, along_x))
@@ -347,6 +352,9 @@ def integer_convolution(
     if x_zero is not None and x_zero.size != 1:
         b.decline(f"{x_zero.size} zero points of the input; a convolution has one")
     x_zero = None if x_zero is None else b.reshape(x_zero, ())
+    of = known_operands(b, x, w, x_zero, w_zero)
+    if of is not None and convolves_wide(b, of.x.shape, of.w.shape, a, dtype=INT8) and _is_exact(of, 0):
+        return _total(b, [convolution(b, of.x, of.w, a, FLOAT32, zero=of.zero)])
     w_zero = None if w_zero is None else of_channels(b, w_zero, w.rank, 0)
     channels = w.shape[1] if w.rank > 2 and w.shape[1] * a.group == x.shape[1] else 0
     step = _step(channels, _most(x, x_zero), _sizes(w, w_zero, 1, outputs=0))
@@ -363,6 +371,17 @@ def integer_convolution(
         part = images if count == channels else images.slice(1, start, count)
         sums.append(convolution(b, part, weights, a, FLOAT32, exact=True))
     return _total(b, sums)
+
+
+def _is_exact(of: Operands, outputs: int) -> bool:
+    """Whether float32 holds all sums of codes, and those of parts of k, by these weights, whose results' axis is ``outputs``."""
+    values = of.w.array
+    assert values is not None
+    w = np.moveaxis(values, outputs, 0).reshape(of.w.shape[outputs], -1).astype(np.int64)
+    up, down = np.maximum(w, 0).sum(axis=1), np.maximum(-w, 0).sum(axis=1)
+    highest, lowest = 127 - of.zero, 128 + of.zero  # distances to the zero point
+    sums = (highest * up + lowest * down, highest * down + lowest * up, 128 * (up + down))
+    return all(most.max(initial=0) <= _EXACT for most in sums)
 
 
 def _total(b: Builder, parts: Sequence[Tensor]) -> Tensor:

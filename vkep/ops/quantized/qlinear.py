@@ -17,6 +17,7 @@ from vkep.ir.builder import Builder
 from vkep.ir.expr import Expr
 from vkep.ir.tensor import Tensor, broadcast_shapes, channels_first, channels_last
 from vkep.ops.allowed import BYTES
+from vkep.ops.codes import signed, takes_codes
 from vkep.ops.microsoft import MICROSOFT
 from vkep.ops.movement import concat
 from vkep.ops.normalization import softmax_over
@@ -64,9 +65,14 @@ def real(b: Builder, x: Tensor, scale: Tensor, zero_point: Tensor | None) -> Exp
     b.expect("zero_point", zero_point, (), (1,))
     if scale.dtype.name != "float32" or (zero_point is not None and zero_point.dtype is not x.dtype):
         b.invalid(f"a scale of {scale.dtype} and a zero point of {zero_point and zero_point.dtype} for {x.dtype}")
-    value = b.expr("cast", x, ctype="int")
-    if zero_point is not None:
-        value = value - b.expr("cast", zero_point, ctype="int")
+    known = 0 if zero_point is None else zero_point.array
+    if known is not None and x.storage.weight is None and takes_codes(b):  # as products read them
+        codes, zero = signed(b, x, int(known))
+        value = b.expr("cast", codes, ctype="int") - zero
+    else:
+        value = b.expr("cast", x, ctype="int")
+        if zero_point is not None:
+            value = value - b.expr("cast", zero_point, ctype="int")
     return b.expr("mul", fn.cast(value, "float"), scale)
 
 
