@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from vkep.dtypes import DType
 from vkep.dtypes import load_code as load_code  # the inverse of store_code
 from vkep.ir.composed import composed
-from vkep.ir.expr import Checked, Const, Expr, Leaf, remaining
+from vkep.ir.expr import Checked, Const, Expr, Leaf, known_number, remaining
 from vkep.ir.pointwise_ops import KINDS, glsl
 from vkep.ir.tensor import Tensor
 from vkep.sizes import called, serves_others
@@ -84,7 +84,7 @@ class _Writer:
             return name
         template = glsl(node.op)
         if node.op == "cast" and node.args[0].ctype in KINDS["real"] and node.ctype in KINDS["integer"]:
-            template = "to_{type}({0})"  # shaders/math.glsl
+            template = glsl("cast") if _within(node.args[0], node.ctype) else "to_{type}({0})"  # shaders/math.glsl
         code, name = template.format(*args, type=node.ctype), f"t{len(self.lines)}"
         # Reductions of angles in double precision lose digits where a compiler reassociates their differences.
         qualified = f"precise {node.ctype}" if node.ctype == "double" else node.ctype
@@ -118,6 +118,15 @@ class _Writer:
                 self.scalars.append((name, kind, node.value))
                 self._constants[key] = f"args.{name}"
         return self._constants[key]
+
+
+def _within(value: Expr, ctype: str) -> bool:
+    """Whether an expression's values are limited to those of an integer type of 32 bits."""
+    if value.op != "clamp" or ctype not in ("int", "uint"):
+        return False
+    low, high = map(known_number, value.args[1:])
+    least, most = (0, 2**32) if ctype == "uint" else (-(2**31), 2**31)
+    return low is not None and high is not None and least <= low <= high < most
 
 
 #: of a Python number in a literal: an integer of 64 bits is converted, since a preprocessor definition, in which expressions are

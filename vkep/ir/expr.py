@@ -205,6 +205,13 @@ def leaves(expr: Expr) -> tuple[Leaf, ...]:
     return expr._leaves
 
 
+def known_number(expr: Expr) -> float | int | None:
+    """The number that an expression is in every run; None where it is no number, or one of sizes."""
+    while expr.op in ("cast", "same"):
+        [expr] = expr.args
+    return expr.value if isinstance(expr, Const) and not serves_others(expr.value) else None
+
+
 def tensors(expr: Expr) -> list[Tensor]:
     """The tensor of each of the `leaves`."""
     return [leaf.tensor for leaf in leaves(expr) if leaf.tensor is not None]

@@ -12,7 +12,7 @@ from vkep.ir.ops import KernelOp, Op, Pointwise
 from vkep.ir.tensor import Tensor, same_shape
 from vkep.kernels.select import supports
 from vkep.passes.rewrite import Changes, Graph
-from vkep.passes.simplify import by_inverses
+from vkep.passes.simplify import by_inverses, whole_numbers
 from vkep.passes.split import MAX_OPERANDS
 from vkep.sizes import matches
 
@@ -140,6 +140,9 @@ def as_epilogue(op: Pointwise, kernel: KernelOp) -> ex.Expr | None:
         return ex.leaf(view)
 
     expr = ex.substitute(op.expr, in_epilogue)
+    if not failed and expr.ctype != "float":  # of kernels that store codes: their epilogues compute floats
+        codes = whole_numbers(expr)
+        return None if codes is None else by_inverses(codes, value)
     return None if failed else by_inverses(expr, value)
 
 

@@ -1,7 +1,7 @@
 """Cheaper forms of fused expressions.
 
 Drivers for the CPU compile an expression once for each result that a lane stores, and on a GPU conversions between numbers and
-integers run at an eighth of the rate of sums: what quantization adds to a product is as dear as the product.
+integers are slower than sums: what quantization adds to a product was as dear as the product.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from vkep.ir import expr as ex
 from vkep.ir.algebra import clamp
 from vkep.ir.ops import Op, Pointwise
 from vkep.passes.rewrite import Changes, Graph
-from vkep.sizes import serves_others
 
 #: float32 has every whole number up to this
 _EXACT = 2**24
@@ -41,6 +40,12 @@ def in_floats(expr: ex.Expr) -> ex.Expr:
     return done[id(expr)]
 
 
+def whole_numbers(integer: ex.Expr) -> ex.Expr | None:
+    """The values of an integer expression in float32; None where float32 does not have them, or they are not limited."""
+    found = _whole(integer)
+    return None if found is None else found.expr
+
+
 class _Whole(NamedTuple):
     """An expression in float32 whose values are whole numbers from ``low`` to ``high``."""
 
@@ -50,13 +55,12 @@ class _Whole(NamedTuple):
 
 
 def _whole(integer: ex.Expr) -> _Whole | None:
-    """The values of an integer expression in float32; None where float32 does not have them, or they are not limited."""
     if integer.ctype not in ("int", "uint") or integer.op not in ("cast", "sub"):
         return None
     first = integer.args[0]
     found = _limited(first) if integer.op == "cast" and first.ctype == "float" else _whole(first)
     if found is not None and integer.op == "sub":
-        less = known_number(integer.args[1])
+        less = ex.known_number(integer.args[1])
         found = None if less is None else _less(found, int(less))
     return None if found is None or (integer.ctype == "uint" and found.low < 0) else found
 
@@ -66,7 +70,7 @@ def _limited(value: ex.Expr) -> _Whole | None:
     if value.op != "clamp":
         return None
     inner, *limits = value.args
-    low, high = map(known_number, limits)
+    low, high = map(ex.known_number, limits)
     if low is None or high is None or not all(n == int(n) and abs(n) <= _EXACT for n in (low, high)):
         return None
     rounded = inner.args[0] if inner.op == "add" and _zero_point(inner) is not None else inner
@@ -75,7 +79,7 @@ def _limited(value: ex.Expr) -> _Whole | None:
 
 def _zero_point(total: ex.Expr) -> int | None:
     """The whole number that a sum adds."""
-    value = known_number(total.args[1])
+    value = ex.known_number(total.args[1])
     return int(value) if value is not None and value == int(value) and abs(value) <= _EXACT else None
 
 
@@ -92,13 +96,6 @@ def _less(whole: _Whole, number: int) -> _Whole | None:
     return _Whole(whole.expr - ex.Const("float", value=float(number)), low, high)
 
 
-def known_number(expr: ex.Expr) -> float | int | None:
-    """The number that an expression is in every run."""
-    while expr.op in ("cast", "same"):
-        [expr] = expr.args
-    return expr.value if isinstance(expr, ex.Const) and not serves_others(expr.value) else None
-
-
 def by_inverses(expr: ex.Expr, total: ex.Leaf) -> ex.Expr:
     """The expression with quotients of what is computed from ``total``, a float32 sum, by known numbers as products with their
     inverses: the sum has a larger error than these have."""
@@ -109,7 +106,7 @@ def by_inverses(expr: ex.Expr, total: ex.Leaf) -> ex.Expr:
             follows.add(id(node))
         made = ex.with_args(node, tuple([done[id(a)] for a in node.args]))
         if made.op in _QUOTIENTS and made.ctype == "float" and id(node.args[0]) in follows:
-            by = known_number(made.args[1])
+            by = ex.known_number(made.args[1])
             if by is not None and 2.0**-60 <= abs(by) <= 2.0**60:
                 made = made.args[0] * ex.Const("float", value=float(np.float32(1) / np.float32(by)))
         done[id(node)] = made
