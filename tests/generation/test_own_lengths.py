@@ -39,7 +39,7 @@ POSITIONS = {
 #: an addend [1, heads, queries, keys] of the distances between ``keys`` and ``column``, of which large ones count alike
 _DISTANCES = (
     "line = Unsqueeze (keys, zeros) away = Sub (line, column) behind = Neg (away) near = Max (behind, zero) "
-    "sizes_of = Shape (near) top = ConstantOfShape <value = int64[1] {3}> (sizes_of) at = Min (near, top) "
+    "sizes_of = Shape (near) top = ConstantOfShape <value = int64[1] {10}> (sizes_of) at = Min (near, top) "
     "found = Gather (distances, at) turned = Transpose <perm = [2, 0, 1]> (found) addend = Unsqueeze (turned, zeros)"
 )
 SCALES = {
@@ -54,6 +54,9 @@ MASKS = {
     "may = LessOrEqual (keys, column) addend = Where (may, nothing, low) masked = Add (scores, addend)",
     "distances": "keys = Range (zero, all, one) rows = Range (past, all, one) column = Unsqueeze (rows, ones) "
     f"{_DISTANCES} masked = Add (scores, addend)",
+    "distances of each": "keys = Range (zero, all, one) rows = Range (past, all, one) column = Unsqueeze (rows, ones) "
+    f"{_DISTANCES} may = LessOrEqual (keys, column) hidden = Where (may, nothing, low) both = Add (hidden, addend) "
+    "masked = Add (scores, both)",
     "distances of all": "keys = Range (zero, all, one) column = Unsqueeze (keys, ones) "
     f"{_DISTANCES} newest = Neg (ones) many = Unsqueeze (all, zeros) last = Slice (addend, newest, many, twos) "
     "may = LessOrEqual (keys, column) hidden = Where (may, nothing, low) own = Slice (hidden, newest, many, zeros) "
@@ -63,6 +66,8 @@ ENDS = {
     "plain": "p = Softmax <axis = -1> (masked)",
     "torch": "soft = Softmax <axis = -1> (masked) bad = IsNaN (soft) p = Where (bad, nothing, soft)",
 }
+#: masks that hold for several new tokens in a run
+OF_SEVERAL = ("shapes", "distances of each")
 #: forms that no row of another length may have
 OTHERS = {
     "bias of weights": ("gather", "queries", "keys = Range (zero, all, one) near = Gather (biases, keys) "
@@ -115,7 +120,7 @@ def drawn(positions: str, scale: str, mask: str, end: str, seed: int = 0) -> onn
         "words": (VOCABULARY, WIDTH),
         "head": (WIDTH, VOCABULARY),
         "biases": (CONTEXT, 1),
-        "distances": (4, HEADS),
+        "distances": (11, HEADS),
     }
     shapes |= dict.fromkeys(("wq", "wk", "wv"), (WIDTH, WIDTH))
     for name, shape in shapes.items():
@@ -141,15 +146,16 @@ def test_drawn_forms(positions: str, scale: str, mask: str, end: str) -> None:
     changed = with_lengths(load_model(proto), PAIRS, "logits")
     assert changed is not None
     theirs, rng = cpu_session(proto), np.random.default_rng(5)
-    lengths, capacity = [3, 9, 0, 5], 12
+    lengths, capacity, count = [3, 9, 0, 5], 12, 3 if mask in OF_SEVERAL else 1
+    places = np.array(lengths)[:, None] + np.arange(count)
     pasts = {name: rng.normal(size=(4, HEADS, capacity, SIZE)).astype(np.float32) for name in PAIRS}
-    ids = rng.integers(0, VOCABULARY, (4, 1))
+    ids = rng.integers(0, VOCABULARY, (4, count))
     with InferenceSession(changed, fallback="error") as session:
         caches = {name: session.device_tensor(value) for name, value in pasts.items()}
         binding = session.io_binding()
         binding.bind_cpu_input("input_ids", ids)
-        binding.bind_cpu_input("attention_mask", (np.arange(capacity) <= np.array(lengths)[:, None]).astype(np.int64))
-        binding.bind_cpu_input("position_ids", np.array(lengths)[:, None])
+        binding.bind_cpu_input("attention_mask", (np.arange(capacity) <= places[:, -1:]).astype(np.int64))
+        binding.bind_cpu_input("position_ids", places)
         for name, tensor in caches.items():
             binding.bind_input(name, tensor)
             binding.bind_output(PAIRS[name], tensor)
@@ -167,7 +173,7 @@ def test_drawn_forms(positions: str, scale: str, mask: str, end: str) -> None:
             )
             np.testing.assert_allclose(logits[row], wanted["logits"][0], atol=2e-5)
             for name, tensor in caches.items():
-                np.testing.assert_allclose(tensor.numpy()[row, :, : length + 1], wanted[PAIRS[name]][0], atol=1e-5)
+                np.testing.assert_allclose(tensor.numpy()[row, :, : length + count], wanted[PAIRS[name]][0], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", OTHERS)

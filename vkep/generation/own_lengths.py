@@ -287,7 +287,7 @@ class _Biases:
         self._made[name] = f"{prefix}rows"
         elem = next(w.elem_type for n in self._upstream(name) if (w := self.graph.weights.get(n)) and len(w.shape) == 2)
         kind = TensorProto.DataType.Name(elem).lower()
-        own = {"computed": copied, POSITIONS: POSITIONS, "before": _BEFORE, "all": _ALL, "rows": f"{prefix}rows"}
+        own = {"computed": copied, POSITIONS: POSITIONS, "all": _ALL, "rows": f"{prefix}rows"}
         self.parts.append(spliced(_shifted(kind), own, prefix))
         return self._made[name]
 
@@ -501,22 +501,22 @@ def _moved(ahead: int, node: Node) -> Graph:
 
 
 def _shifted(kind: str) -> onnx.ModelProto:
-    """Addends ``rows`` [rows, heads, length, all] of each row's distances, from ``computed`` [1, heads, length, all] for the
-    query at position ``before`` and later ones."""
+    """Addends ``rows`` [rows, heads, length, all] of each row's distances, from ``computed`` [1, heads, length, all], of
+    which the last query is at the last position: those of all keys that an earlier one sees are among its own."""
     return onnx.parser.parse_model(f"""
         <ir_version: 9, opset_import: ["" : 18]>
-        shifted ({kind} computed, int64[rows, length] {POSITIONS}, int64 before, int64 all) => ({kind} rows)
-        <int64 zero = {{ 0 }}, int64 one = {{ 1 }}, int64[1] first = {{ 0 }}, int64[1] second = {{ 1 }},
-         int64[1] queries = {{ 2 }}, int64[2] flat = {{ 0, -1 }}>
+        shifted ({kind} computed, int64[rows, length] {POSITIONS}, int64 all) => ({kind} rows)
+        <int64 zero = {{ 0 }}, int64 one = {{ 1 }}, int64[1] first = {{ 0 }}, int64[1] newest = {{ -1 }},
+         int64[1] end = {{ {2**31} }}, int64[1] queries = {{ 2 }}, int64[2] flat = {{ 0, -1 }}>
         {{
-            alone = Slice (computed, first, second, queries)
+            alone = Slice (computed, newest, end, queries)
             heads = Squeeze (alone, first)
             table = Reshape (heads, flat)
             keys = Range (zero, all, one)
-            away = Sub (before, {POSITIONS})
+            last = Sub (all, one)
+            away = Sub (last, {POSITIONS})
             apart = Unsqueeze (away, queries)
             places = Add (apart, keys)
-            last = Sub (all, one)
             below = Min (places, last)
             within = Max (below, zero)
             read = Gather <axis = 1> (table, within)
