@@ -21,7 +21,7 @@ def users(running: Running) -> list[Innocent]:
     return [Innocent(address, number) for number in range(2)]
 
 
-@pytest.mark.parametrize("kind", nightly_but(("fields", "shapes", "unread streams"), KINDS))
+@pytest.mark.parametrize("kind", nightly_but(("fields", "shapes", "uploads", "unread streams"), KINDS))
 def test_innocent_answers_stay_as_they_are(running: Running, users: list[Innocent], kind: str) -> None:
     with innocents(users) as waits:
         sent = attack_for(urlsplit(running.url).netloc, kind, 1, FEW.get(kind, 40), 20, threads=2)

@@ -6,9 +6,11 @@ A request is bytes for a path, and a manner of sending it: whole, slowly, or wit
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping
+import wave
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +22,7 @@ CHAT, COMPLETIONS, EMBEDDINGS, INFER = (
     "/v1/embeddings",
     "/v2/models/{}/infer",
 )
+TRANSCRIPTIONS = "/v1/audio/transcriptions"
 #: manners of sending: whole; the head and a byte of the body, then nothing; whole, and the answer is not read; whole, and gone
 WHOLE, SLOW, UNREAD, GONE = "whole", "slow", "unread", "gone"
 
@@ -101,16 +104,51 @@ def damaged(rng: random.Random) -> Attack:
             Attack(INFER.format("square"), json_bytes({"inputs": [tensor(np.ones((1, 3)))]})),
         )
     )
-    body = bytearray(given.body)
-    for _ in range(rng.randint(1, 5)):
-        at = rng.randrange(len(body) + 1)
-        body[at : at + rng.randint(0, 3)] = rng.choice(
-            (b"", b"[", b"{", b'"', b"\xff", b"9" * 400, b"NaN", b"\\ud800", b",")
-        )
+    body = _changed(rng, given.body, (b"", b"[", b"{", b'"', b"\xff", b"9" * 400, b"NaN", b"\\ud800", b","))
     headers = rng.choice(
         ({}, {}, {"Content-Encoding": "gzip"}, {"Inference-Header-Content-Length": str(rng.randint(-2, 300))})
     )
-    return Attack(given.path, bytes(body), headers)
+    return Attack(given.path, body, headers)
+
+
+def _changed(rng: random.Random, given: bytes, pieces: Sequence[bytes]) -> bytes:
+    """A body with some of its bytes replaced."""
+    body = bytearray(given)
+    for _ in range(rng.randint(1, 5)):
+        at = rng.randrange(len(body) + 1)
+        body[at : at + rng.randint(0, 3)] = rng.choice(pieces)
+    return bytes(body)
+
+
+#: types of forms, the first of which is right, and pieces of forms and of sounds
+_FORMS = (
+    "multipart/form-data; boundary=b",
+    "multipart/form-data; boundary*0=b; boundary*=b",
+    "multipart/form-data; boundary*=utf-8''b",
+    f"multipart/form-data; boundary={'b' * 5000}",
+    "multipart/form-data",
+)
+_PIECES = (b"", b"\0", b"\x02", b"\xff", b"\r\n", b"--b", b'"', b"*0=", b"*=", b"''", b";", b":", b"9" * 400, b"nan")
+
+
+def uploads(rng: random.Random) -> Attack:
+    """Forms with a sound, most with some of the bytes of the sound's head or of the form changed."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setparams((rng.choice((1, 2)), 2, 16000, 0, "NONE", ""))
+        writer.writeframes(rng.randbytes(2 * rng.choice((0, 2, 320, 16000))))
+    sound, more = file.getvalue(), {"model": rng.choice((b"whisper", b"whisper", b"llama")), "max_tokens": b"4"}
+    for name in rng.sample(("language", "temperature", "response_format", "stream", "other"), rng.randint(0, 2)):
+        more[name] = rng.choice((b"en", b"0", b"-1", b"nan", b"1e999", b"srt", b"true", b"", b"9" * 5000))
+    if rng.random() < 0.4:
+        sound = _changed(rng, sound[:44], _PIECES) + sound[44:]
+    fields = [
+        b'--b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n' % (n.encode(), v) for n, v in more.items()
+    ]
+    body = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n%b\r\n' % sound
+    parts = b"".join(fields) + b"--b--\r\n"
+    body += _changed(rng, parts, _PIECES) if rng.random() < 0.3 else parts
+    return Attack(TRANSCRIPTIONS, body, {"Content-Type": rng.choice(_FORMS) if rng.random() < 0.3 else _FORMS[0]})
 
 
 def _bomb(text: bytes) -> Callable[[random.Random], Attack]:
@@ -200,6 +238,7 @@ def unread(rng: random.Random) -> Attack:
 KINDS: Mapping[str, Callable[[random.Random], Attack]] = {
     "fields": fields,
     "damaged": damaged,
+    "uploads": uploads,
     "shapes": shapes,
     "settings": settings,
     "grammars": grammars,

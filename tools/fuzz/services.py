@@ -38,6 +38,7 @@ import numpy as np
 
 from tools.fuzz import service_grpc
 from tools.fuzz.service_attacks import CHAT, GONE, INFER, KINDS, SLOW, UNREAD, Attack, attacks, chat, json_bytes, tensor
+from vkep.models.starters import STARTERS
 
 #: an attacker's address and an innocent user's; a client of gRPC has 127.0.0.1
 ATTACKER, USER = "127.0.0.2", "127.0.0.3"
@@ -279,7 +280,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = []
     with tempfile.TemporaryDirectory() as folder:
         write_models(Path(folder))
-        models = ("llama", "square.onnx", "pick.onnx")
+        STARTERS["whisper"].write(Path(folder) / "whisper")
+        models = ("llama", "whisper", "square.onnx", "pick.onnx")
         port = free_ports(1)[0]
         options = ("--grpc-port", str(port)) if grpc else ()
         with serving(Path(folder), models, "--log", "none", *options) as running:
