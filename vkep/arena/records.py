@@ -94,8 +94,8 @@ class ArenaOutOfMemory(MemoryError, PicklableError):
             )
         elif limit and asked > limit - allocated:
             advice = (
-                "the held regions are fragmented: end runs (release_stream) and shrink(), raise arena.max_mem, or "
-                "use arena.extend_strategy=1 (kSameAsRequested); dump() shows the chunks"
+                "the held regions are fragmented: end runs (release_stream) and shrink(), raise arena.max_mem, or max_memory "
+                "where a session has that, or use arena.extend_strategy=1 (kSameAsRequested); dump() shows the chunks"
             )
         else:
             advice = (

@@ -21,6 +21,7 @@ COSTS: Mapping[str, str] = {
     "storage_16bit": _TAKEN_OUT,
     "float16": f"{_TAKEN_OUT}; arithmetic is of float32",
     "subgroup_shuffle": "lanes combine through shared memory; float16 attention without cooperative matrices",
+    "subgroup_arithmetic": "a CPU driver writes the scores of attention to memory",
     "subgroup_ballot": "a CPU driver gets the matrix tiles of GPUs",
     "subgroup_size_control": "where the driver may choose among sizes of subgroups, lanes combine through shared memory",
     "integer_dot_product": "packed weights of few rows are unpacked before their products",

@@ -135,11 +135,13 @@ def gains_by_attention(problem: AttentionProblem, caps: DeviceCapabilities) -> b
         return True
     if problem.sink or problem.coding:
         return False
+    # keys that no query sees are left out, and no mask is computed; float16 is not measured
+    if is_cpu(caps) and ((problem.first, problem.end) == (None, None) or problem.dtype != "float32"):
+        return False  # before anything is asked of sizes
     if problem.queries < MIN_QUERIES:
         return False
-    if is_cpu(caps):  # keys that no query sees are left out, and no mask is computed; float16 is not measured
-        window = (problem.first, problem.end) != (None, None)
-        return window and problem.dtype == "float32" and not _subgroup_when(problem, caps)
+    if is_cpu(caps):
+        return not _subgroup_when(problem, caps)
     tile = _cooperative_tile(problem, caps)
     if tile is None:
         return False
