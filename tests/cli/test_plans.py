@@ -200,7 +200,7 @@ def test_a_dispatch_says_how_its_kernel_was_chosen() -> None:
     [described] = describe_plan(emit(b.ops, ports, devices.GPU).plan)
     assert described["candidate"] == "tiled"
     assert [one["candidate"] for one in described["rejected"]] == ["subgroup", "along k", "rows", "cooperative"]
-    assert described["rejected"][3]["reason"] == "cooperative matrices of float16, the product is of float32"
+    assert described["rejected"][3]["reason"] == "cooperative matrices of float16 or int8, the product is of float32"
     lines = format_dispatch(described)
     assert "      chosen: tiled" in lines
     assert "        not rows: 64 rows of 64 elements, expected 1 to 8 that are not empty" in lines

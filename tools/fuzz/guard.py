@@ -233,6 +233,9 @@ def guarded() -> Iterator[Guards]:
         def fit(self, fitting: list[Any]) -> None:
             pass
 
+        def arrived(self) -> None:
+            pass
+
         def result(self, k: int) -> np.ndarray[Any, Any]:
             return self.views[k].copy()
 
