@@ -75,6 +75,8 @@ def test_what_is_not_limited_is_converted() -> None:
         fn.cast(fn.cast(fn.round_even(x), "int"), "float"),  # it wraps, or is limited, by the type
         fn.cast(fn.cast(fn.clamp(x, -128, 127), "int"), "float"),  # it is truncated
         fn.cast(fn.cast(fn.clamp(fn.round_even(x) + 0.5, -128, 127), "int"), "float"),
+        fn.cast(fn.cast(fn.clamp(fn.round_even(x), -np.inf, np.nan), "int"), "float"),
+        fn.cast(fn.cast(fn.clamp(fn.round_even(x) + np.inf, -128, 127), "int"), "float"),
         fn.cast(fn.cast(fn.clamp(fn.round_even(x), -(2.0**30), 2.0**30), "int"), "float"),  # float32 skips numbers
         fn.cast(fn.cast(fn.clamp(fn.round_even(x), -128, 127), "uint"), "float"),  # it wraps
         fn.cast(fn.cast(fn.clamp(fn.round_even(x), 0, 255), "uint") - 3, "float"),  # so does this

@@ -75,9 +75,7 @@ class HostPorts:
         direct = staging.direct if staging is not None and self.size <= DIRECT_BYTES else None
         found: DeviceBlock | None = None
         if direct is not None:
-            with suppress(
-                ArenaOutOfMemory
-            ):  # the window to the device's memory may be small, and all programs share it
+            with suppress(ArenaOutOfMemory):  # the window to the device's memory is small, and all programs share it
                 found = direct.alloc(self.size)
         self.block = found or delegate.arena.alloc(self.size, delegate.lease)
         self.staging: DeviceBlock | None = None

@@ -71,7 +71,7 @@ def _limited(value: ex.Expr) -> _Whole | None:
         return None
     inner, *limits = value.args
     low, high = map(ex.known_number, limits)
-    if low is None or high is None or not all(n == int(n) and abs(n) <= _EXACT for n in (low, high)):
+    if low is None or high is None or not all(float(n).is_integer() and abs(n) <= _EXACT for n in (low, high)):
         return None
     rounded = inner.args[0] if inner.op == "add" and _zero_point(inner) is not None else inner
     return _Whole(value, int(low), int(high)) if rounded.op == "round" else None
@@ -80,7 +80,7 @@ def _limited(value: ex.Expr) -> _Whole | None:
 def _zero_point(total: ex.Expr) -> int | None:
     """The whole number that a sum adds."""
     value = ex.known_number(total.args[1])
-    return int(value) if value is not None and value == int(value) and abs(value) <= _EXACT else None
+    return int(value) if value is not None and float(value).is_integer() and abs(value) <= _EXACT else None
 
 
 def _less(whole: _Whole, number: int) -> _Whole | None:
