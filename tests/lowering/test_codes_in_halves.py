@@ -144,8 +144,7 @@ def test_no_pass_over_memory_is_left_between_the_products(form: str, caps: Devic
     assert not kernels["conv_tiled.comp"] + kernels["matmul_tiled.comp"] + kernels["pointwise_tile.comp"], kernels
     assert _kernels(_quantized(dense, form)[0], caps) == Counter({"matmul_coop.comp": 2, "pointwise.comp": 1})
     attention = _kernels(_quantized(heads, form)[0], caps)
-    joined = 4 if caps is GPU else 6  # q, k and v are one
-    assert attention["matmul_coop.comp"] == joined and not attention["matmul_tiled.comp"], attention
+    assert attention["matmul_coop.comp"] == 6 and not attention["matmul_tiled.comp"], attention
 
 
 @pytest.mark.parametrize(("channels", "group"), [(15, 3), (12, 12), (16, 4)])

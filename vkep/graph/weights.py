@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -201,32 +201,6 @@ class PackedWeight(Weight):
 
     def array(self) -> np.ndarray:
         return self._pack() if self._array is None else self._array
-
-
-class JoinedWeight(Weight):
-    """Parts of weights one after the other along ``axis``. ``arrays`` gives the parts, of ``shapes``; ``tag`` says which parts of
-    ``sources`` they are. They are joined whenever the values are needed, and not kept."""
-
-    def __init__(
-        self,
-        sources: Sequence[Weight],
-        shapes: Sequence[tuple[int, ...]],
-        axis: int,
-        arrays: Callable[[], Sequence[np.ndarray]],
-        tag: str,
-    ) -> None:
-        shape = list(shapes[0])
-        shape[axis] = sum(part[axis] for part in shapes)
-        super().__init__(" + ".join(source.name for source in sources), tuple(shape), sources[0].elem_type)
-        self.in_file = any(source.in_file for source in sources)
-        self._sources, self._axis, self._arrays, self._tag = sources, axis, arrays, tag
-
-    def array(self) -> np.ndarray:
-        return np.concatenate(self._arrays(), self._axis)
-
-    def _digest(self) -> str:
-        text = ":".join([*(source.key for source in self._sources), str(self._axis), self._tag])
-        return "joined-" + hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 class ExternalWeight(Weight):

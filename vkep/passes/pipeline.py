@@ -13,7 +13,6 @@ from vkep.passes.dead import remove_dead
 from vkep.passes.fuse import fuse_epilogue, fuse_pointwise
 from vkep.passes.group_norms import group_norm
 from vkep.passes.in_place import in_place
-from vkep.passes.joined_products import join_products
 from vkep.passes.layout import lay_out
 from vkep.passes.norms import add_to_norm, head_norms_into_update, norm_into_products
 from vkep.passes.pairs import pair_products
@@ -48,7 +47,6 @@ PASSES: tuple[Pass, ...] = (
     Pass("epilogues", _by(fuse_epilogue)),
     Pass("copies", _by(elide_copy)),
     Pass("pairs of products", _by(pair_products)),
-    Pass("products of the same rows", _by(join_products)),
     Pass("sums of norms", _by(add_to_norm)),
     Pass("norms of products", _by(norm_into_products)),
     Pass("norms of heads", _by(head_norms_into_update)),

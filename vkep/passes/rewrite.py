@@ -7,12 +7,11 @@ A rule looks at one operation. Where its pattern matches there, it returns which
 from __future__ import annotations
 
 import functools
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.graph.weights import Weight
 from vkep.ir.ops import KernelOp, Op, Pointwise, is_elementwise, reads
 from vkep.ir.tensor import Storage, Tensor
 from vkep.kernels.problem import Problem
@@ -93,15 +92,6 @@ class Graph:
     def depth(self, op: Op) -> tuple[int, int]:
         """The length of the longest chain of operations that ends with a given one, and its place."""
         return self._chain_lengths[op.outputs[0].storage], self._places[op]
-
-    def place(self, op: Op) -> int:
-        """The place of an operation: it is computed after those of lower ones."""
-        return self._places[op]
-
-    @functools.cached_property
-    def weight_reads(self) -> Counter[Weight]:
-        """How often operations read each weight, which no rule changes but by leaving operations out."""
-        return Counter(t.storage.weight for op in self.given for t in reads(op) if t.storage.weight is not None)
 
     def fused(
         self, problem: Problem, inputs: Sequence[Tensor], outputs: Sequence[Tensor], parts: Sequence[Op]
