@@ -1,8 +1,9 @@
-// Measures the device's arithmetic rate: `steps` multiply-adds in registers, in CHAINS independent chains.
+// Measures the device's arithmetic rate: `steps` multiply-adds in registers, in CHAINS independent chains: of float, or of
+// cooperative matrices of T with sums of SUM.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#ifdef COOPERATIVE
+#ifdef SUM
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
 #endif
@@ -11,29 +12,29 @@
 
 TENSOR(float, Results)
 
-#ifdef COOPERATIVE
+#ifdef SUM
 layout(constant_id = 4) const uint CHAINS = 4;
 layout(constant_id = 5) const uint MAT_M = 16;  // the cooperative matrices' shape: one that the device lists
 layout(constant_id = 6) const uint MAT_N = 16;
 layout(constant_id = 7) const uint MAT_K = 16;
 
 void main() {
-    coopmat<float16_t, gl_ScopeSubgroup, MAT_M, MAT_K, gl_MatrixUseA> a[CHAINS];
-    coopmat<float16_t, gl_ScopeSubgroup, MAT_K, MAT_N, gl_MatrixUseB> b[CHAINS];
-    coopmat<float, gl_ScopeSubgroup, MAT_M, MAT_N, gl_MatrixUseAccumulator> sums[CHAINS * CHAINS];
+    coopmat<T, gl_ScopeSubgroup, MAT_M, MAT_K, gl_MatrixUseA> a[CHAINS];
+    coopmat<T, gl_ScopeSubgroup, MAT_K, MAT_N, gl_MatrixUseB> b[CHAINS];
+    coopmat<SUM, gl_ScopeSubgroup, MAT_M, MAT_N, gl_MatrixUseAccumulator> sums[CHAINS * CHAINS];
     [[unroll]] for (uint i = 0; i < CHAINS; ++i) {
-        a[i] = coopmat<float16_t, gl_ScopeSubgroup, MAT_M, MAT_K, gl_MatrixUseA>(float16_t(args.slope * float(i + 1)));
-        b[i] = coopmat<float16_t, gl_ScopeSubgroup, MAT_K, MAT_N, gl_MatrixUseB>(float16_t(args.intercept * float(i + 1)));
+        a[i] = coopmat<T, gl_ScopeSubgroup, MAT_M, MAT_K, gl_MatrixUseA>(T(args.slope * float(i + 1)));
+        b[i] = coopmat<T, gl_ScopeSubgroup, MAT_K, MAT_N, gl_MatrixUseB>(T(args.intercept * float(i + 1)));
     }
     [[unroll]] for (uint i = 0; i < CHAINS * CHAINS; ++i)
-        sums[i] = coopmat<float, gl_ScopeSubgroup, MAT_M, MAT_N, gl_MatrixUseAccumulator>(args.intercept);
+        sums[i] = coopmat<SUM, gl_ScopeSubgroup, MAT_M, MAT_N, gl_MatrixUseAccumulator>(SUM(args.intercept));
     for (uint step = 0; step < args.steps; ++step) {
         [[unroll]] for (uint i = 0; i < CHAINS; ++i)
             [[unroll]] for (uint j = 0; j < CHAINS; ++j)
                 sums[i * CHAINS + j] = coopMatMulAdd(a[i], b[j], sums[i * CHAINS + j]);
     }
     [[unroll]] for (uint i = 1; i < CHAINS * CHAINS; ++i) sums[0] += sums[i];
-    if (sums[0][0] == 0.123456) Results(operand(args.y, 0)).v[0] = sums[0][0];  // never true, but the compiler must keep the sums
+    if (sums[0][0] == SUM(-123456)) Results(operand(args.y, 0)).v[0] = float(sums[0][0]);  // never true, but the compiler must keep the sums
 }
 #else
 layout(constant_id = 4) const uint CHAINS = 24;  // more than an operation's latency in cycles

@@ -21,9 +21,9 @@ DEVICES: Mapping[str, DeviceCapabilities] = {
         host_visible_device_local=False,
         features=DeviceCapabilities.for_tests().features | {"cooperative_matrix"},
         cooperative_matrix_shapes=tuple(
-            CooperativeMatrixShape(16, n, 16, "float16", "float16", c, c)
+            CooperativeMatrixShape(16, n, k, t, t, c, c)
             for n in (8, 16)
-            for c in ("float16", "float32")
+            for t, k, c in (("float16", 16, "float16"), ("float16", 16, "float32"), ("int8", 32, "int32"))
         ),
     ),
     "small gpu": DeviceCapabilities.generic(device_type="integrated", features=REQUIRED_FEATURES),

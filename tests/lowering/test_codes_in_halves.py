@@ -20,7 +20,7 @@ from tools.passes.models import check_model
 from tools.size_conditions import declared
 from tools.user_forms.forms import FORMS
 from vkep.graph import load_model
-from vkep.ir.ops import Pointwise, reads
+from vkep.ir.ops import KernelOp, Pointwise, reads
 from vkep.ir.program import IslandStep, declared_value
 from vkep.placement.partition import lower
 
@@ -145,6 +145,18 @@ def test_no_pass_over_memory_is_left_between_the_products(form: str, caps: Devic
     assert _kernels(_quantized(dense, form)[0], caps) == Counter({"matmul_coop.comp": 2, "pointwise.comp": 1})
     attention = _kernels(_quantized(heads, form)[0], caps)
     assert attention["matmul_coop.comp"] == 6 and not attention["matmul_tiled.comp"], attention
+
+
+@pytest.mark.parametrize("form", [name for name in STATIC if name.startswith("QDQ")])
+@DEVICES
+def test_of_two_products_that_are_added_the_first_stores_codes(form: str, caps: DeviceCapabilities) -> None:
+    """Not float32, which is four times the bytes."""
+    model, _ = _quantized(residual, form)
+    with islands() as found:
+        declared(load_model(model.SerializeToString()), {}).lowered({}, caps)
+    made = {t.storage: op for ops, _ in found for op in ops if isinstance(op, KernelOp) for t in op.outputs}
+    added = [t for op in made.values() for t in op.all_inputs[2:] if t.storage in made]
+    assert added and all(t.dtype.itemsize <= 2 for t in added), added
 
 
 @pytest.mark.parametrize(("channels", "group"), [(15, 3), (12, 12), (16, 4)])

@@ -26,7 +26,7 @@ def test_the_smallest_bench(tmp_path: Path) -> None:
     assert result["relative_error"] == 0
     assert result["limit_ms"] == pytest.approx(3 * 24 / found["limits"]["copy_rate"] / 1e6)
     assert result["of_limit"] == pytest.approx(result["limit_ms"] / result["median_ms"])
-    assert min(found["limits"][key] for key in ("copy_rate", "float32_flops", "float16_flops")) > 0
+    assert min(found["limits"][key] for key in ("copy_rate", "float32_flops", "float16_flops", "int8_ops")) > 0
 
 
 def test_single_operators_are_one_command(tmp_path: Path) -> None:

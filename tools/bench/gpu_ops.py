@@ -98,7 +98,8 @@ def measure(timer: KernelTimer, case: Case, torch: Any, limits: DeviceLimits) ->
         least = limits.nanoseconds(0, case.nbytes)
     else:
         result.rate, result.unit = case.flops / result.vkep_ms / 1e9, "TFLOP/s"
-        least = limits.nanoseconds(case.flops, 0, "float32" not in case.name)  # of float16 for codes
+        of = next((t for t in ("float32", "int8") if t in case.name), "float16")  # also of codes of four bits
+        least = limits.nanoseconds(case.flops, 0, of)
     result.of_limit = least / 1e6 / result.vkep_ms
     return result
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpu_shared.capabilities import DeviceCapabilities
+from gpu_shared.capabilities import CooperativeMatrixShape, DeviceCapabilities
 from vkep.kernels.kernel import Kernel, KernelCall
-from vkep.kernels.matmul.cooperative_tiles import float16_shape
 
-ARITHMETIC_RATE = Kernel("arithmetic_rate.comp", variants=({}, {"COOPERATIVE": "1"}), reach=lambda call: {"y": 4})
+_MATRICES = {"float16": {"T": "float16_t", "SUM": "float"}, "int8": {"T": "int8_t", "SUM": "int"}}
+ARITHMETIC_RATE = Kernel("arithmetic_rate.comp", variants=({}, *_MATRICES.values()), reach=lambda call: {"y": 4})
 _CHAINS, _COOPERATIVE_CHAINS = 24, 4
 #: enough workgroups for several on each core, in a few waves each
 _WORKGROUPS = {"cpu": 64, "discrete": 2048, "virtual": 2048}
@@ -29,19 +29,16 @@ def arithmetic(steps: int, caps: DeviceCapabilities, y: Any) -> KernelCall:
     )
 
 
-def cooperative_arithmetic(steps: int, caps: DeviceCapabilities, y: Any) -> KernelCall | None:
-    """Products of float16 cooperative matrices with float32 sums, as `arithmetic`; None where the device has none."""
-    shape = float16_shape(caps)
-    if shape is None:
-        return None
+def cooperative_arithmetic(shape: CooperativeMatrixShape, caps: DeviceCapabilities, y: Any, steps: int) -> KernelCall:
+    """Products of cooperative matrices of float16 or int8, as `arithmetic`."""
     subgroups = 4
     groups = _WORKGROUPS.get(caps.device_type, _WORKGROUPS_ELSE)
     return ARITHMETIC_RATE.call(
         grid=(groups, 1, 1),
         operands={"y": y},
-        params={"steps": steps, "slope": 0.001, "intercept": 0.001},
+        params={"steps": steps, "slope": 1.0, "intercept": 1.0},
         spec={"CHAINS": _COOPERATIVE_CHAINS, "MAT_M": shape.m, "MAT_N": shape.n, "MAT_K": shape.k},
-        defines={"COOPERATIVE": "1"},
+        defines=_MATRICES[shape.a_type],
         local_size=(subgroups * caps.subgroup_size, 1, 1),
         subgroup_size=caps.subgroup_size,
         flops=2 * steps * _COOPERATIVE_CHAINS**2 * shape.m * shape.n * shape.k * subgroups * groups,

@@ -30,7 +30,7 @@ def fuse_pointwise(op: Op, graph: Graph) -> Changes | None:
     while len(fused) <= MAX_FUSED:
         for storage in dict.fromkeys([leaf.tensor.storage for leaf in leaves if leaf.tensor is not None]):
             producer = graph.producer(storage, *fused)
-            if not isinstance(producer, Pointwise):
+            if not isinstance(producer, Pointwise) or _narrows_another(producer, op, graph):
                 continue
             read = [leaf for leaf in leaves if leaf.tensor is not None and leaf.tensor.storage is storage]
             inner = _inner(producer, read, op.out)
@@ -49,6 +49,35 @@ def fuse_pointwise(op: Op, graph: Graph) -> Changes | None:
     if not inlined:
         return None
     return {**dict.fromkeys(fused, ()), op: [replace(op, expr=ex.inline(op.expr, inlined), labels=labels)]}
+
+
+def _narrows_another(producer: Pointwise, op: Pointwise, graph: Graph) -> bool:
+    """Whether a producer stores the sums of a kernel in a narrower type, and is another kernel's epilogue than ``op`` will be: as
+    a part of that one it would leave the wider sums in memory."""
+    size = producer.out.dtype.itemsize
+    if size >= 4 or len(kernels := _kernels_before(op, graph)) < 2:
+        return False
+    own = _kernels_before(producer, graph)
+    if max(kernels, key=graph.depth) in own:
+        return False
+    return any(k.outputs[0].dtype.itemsize > size and k.problem.stores(producer.out.dtype.name) for k in own)
+
+
+def _kernels_before(op: Pointwise, graph: Graph) -> list[KernelOp]:
+    """The kernels whose epilogue an operation could be, with the pointwise ones before it that only it needs."""
+    users, kernels = [op], dict[KernelOp, None]()
+    for user in users:  # which grows
+        for storage in dict.fromkeys([t.storage for t in user.inputs]):
+            producer = graph.producer(storage, *users)
+            if isinstance(producer, Pointwise):
+                users.append(producer)
+            elif producer is not None and _takes_epilogue(producer):
+                kernels[producer] = None
+    return list(kernels)
+
+
+def _takes_epilogue(kernel: KernelOp) -> bool:
+    return kernel.problem.matrices is not None and kernel.epilogue is None
 
 
 def _inner(producer: Pointwise, read: Sequence[ex.Leaf], out: Tensor) -> ex.Expr | None:
@@ -85,9 +114,7 @@ def fuse_epilogue(op: Op, graph: Graph) -> Changes | None:
     kernels = [
         producer
         for storage in dict.fromkeys([t.storage for t in op.inputs])
-        if isinstance(producer := graph.producer(storage, op), KernelOp)
-        and producer.problem.matrices is not None
-        and producer.epilogue is None
+        if isinstance(producer := graph.producer(storage, op), KernelOp) and _takes_epilogue(producer)
     ]
     if len(kernels) > 1:  # the end of the longest chain first: the expression's other inputs can be computed before it
         kernels.sort(key=graph.depth, reverse=True)

@@ -39,7 +39,7 @@ class Peer(ABC):
         """The call that is timed: a whole run, unless a peer measures a part of it (`placement` then says so)."""
         self.run()
 
-    def work(self) -> list[tuple[int, int, bool]]:
+    def work(self) -> list[tuple[int, int, str]]:
         """The operations, the bytes, and whether the arithmetic is float16, of each step of a run, where the engine
         reports them."""
         return []

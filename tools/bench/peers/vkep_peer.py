@@ -7,7 +7,7 @@ from pathlib import Path
 
 import vkep
 from tools.bench.peers.base import Peer
-from vkep.device.measure.limits import computes_in_half
+from vkep.device.measure.limits import multiplies
 from vkep.models.builder import Array
 
 
@@ -24,9 +24,9 @@ class VkepPeer(Peer):
     def run(self) -> dict[str, Array]:
         return dict(zip(self._names, self._session.run(None, self._inputs), strict=True))
 
-    def work(self) -> list[tuple[int, int, bool]]:
+    def work(self) -> list[tuple[int, int, str]]:
         plans = [island.plan for island in self._session.islands()]
-        return [(d.flops, d.bytes, computes_in_half(plan, d)) for plan in plans for d in plan.dispatches]
+        return [(d.flops, d.bytes, multiplies(plan, d)) for plan in plans for d in plan.dispatches]
 
     def placement(self) -> str:
         report = self._session.report()

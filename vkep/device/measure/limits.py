@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from gpu_shared.capabilities import DeviceCapabilities
@@ -16,6 +17,7 @@ from vkep.device.measure.kernel_timer import KernelTimer
 from vkep.device.per_device import device_file
 from vkep.dtypes import DTYPES
 from vkep.kernels.kernel import KernelCall
+from vkep.kernels.matmul.cooperative_tiles import UNITS, matrix_shape
 from vkep.kernels.pointwise import PointwiseOperand, pointwise
 from vkep.kernels.rate import arithmetic, cooperative_arithmetic
 from vkep.plan.records import Dispatch, Plan
@@ -34,13 +36,14 @@ _ROUNDS = 3
 @dataclass(frozen=True)
 class DeviceLimits:
     """The limits of one device: bytes per nanosecond (read plus written) of a copy by shader, and operations per
-    nanosecond (a multiply-add is two) in float32, and in float16 with float32 sums (on cooperative matrices where the
-    device has them, else the same as float32). ``measured``: when, as ISO 8601 with the time zone."""
+    nanosecond (a multiply-add is two) in float32, in float16 with float32 sums, and in int8 with int32 sums (on cooperative
+    matrices where the device has them, else the same as the type before). ``measured``: when, as ISO 8601 with the time zone."""
 
     device: str
     copy_rate: float
     float32_flops: float
     float16_flops: float
+    int8_ops: float
     measured: str = ""
 
     @property
@@ -52,17 +55,18 @@ class DeviceLimits:
 
     def or_higher(self, other: DeviceLimits) -> DeviceLimits:
         """These limits, with each rate of the other's that is higher."""
-        rates = ("copy_rate", "float32_flops", "float16_flops")
+        rates = ("copy_rate", "float32_flops", "float16_flops", "int8_ops")
         return replace(self, **{name: max(getattr(self, name), getattr(other, name)) for name in rates})
 
-    def nanoseconds(self, flops: int, nbytes: int, half: bool = False) -> float:
-        """The least possible time in nanoseconds for an amount of work: that of its arithmetic or its traffic,
-        whichever is longer."""
-        return max(flops / (self.float16_flops if half else self.float32_flops), nbytes / self.copy_rate)
+    def nanoseconds(self, flops: int, nbytes: int, of: str = "float32") -> float:
+        """The least possible time in nanoseconds for an amount of work: that of its arithmetic ``of`` float32, float16 or int8,
+        or its traffic, whichever is longer."""
+        rate = {"float32": self.float32_flops, "float16": self.float16_flops, "int8": self.int8_ops}[of]
+        return max(flops / rate, nbytes / self.copy_rate)
 
     def of_dispatch(self, plan: Plan, dispatch: Dispatch) -> float:
         """The least possible nanoseconds of one dispatch, by the operations and bytes that its plan counts."""
-        return self.nanoseconds(dispatch.flops, dispatch.bytes, computes_in_half(plan, dispatch))
+        return self.nanoseconds(dispatch.flops, dispatch.bytes, multiplies(plan, dispatch))
 
     def of_plans(self, plans: Iterable[Plan]) -> float:
         """The sum of the least possible nanoseconds of all their dispatches."""
@@ -71,7 +75,8 @@ class DeviceLimits:
     def __str__(self) -> str:
         return (
             f"{self.device}: copy {self.copy_rate:.4g} GB/s, float32 {self.float32_flops:.4g} GFLOP/s, "
-            f"float16 {self.float16_flops:.4g} GFLOP/s" + (f", measured {self.measured}" if self.measured else "")
+            f"float16 {self.float16_flops:.4g} GFLOP/s, int8 {self.int8_ops:.4g} G/s"
+            + (f", measured {self.measured}" if self.measured else "")
         )
 
 
@@ -79,21 +84,25 @@ def _now() -> datetime.datetime:
     return datetime.datetime.now(datetime.timezone.utc)
 
 
-def computes_in_half(plan: Plan, dispatch: Dispatch) -> bool:
-    """Whether a dispatch multiplies float16 elements, by its shader's storage type."""
-    return dict(plan.pipelines[dispatch.pipeline].shader.defines).get("T") == "float16_t"
+def multiplies(plan: Plan, dispatch: Dispatch) -> str:
+    """What a dispatch multiplies, by its shader's storage type: float32, float16 or int8."""
+    glsl = dict(plan.pipelines[dispatch.pipeline].shader.defines).get("T")
+    return {"float16_t": "float16", "int8_t": "int8"}.get(glsl or "", "float32")
 
 
 def measure_limits(timer: KernelTimer) -> DeviceLimits:
     """Measure the device of ``timer``; this takes some seconds. Raises the shader library's errors, `GpuError`."""
     y = timer.operand(nbytes=64)
     float32 = _rate(timer, lambda steps: arithmetic(steps, timer.caps, y))
-    float16 = float32
-    if cooperative_arithmetic(1, timer.caps, y) is not None:
-        float16 = max(float16, _rate(timer, lambda steps: cooperative_arithmetic(steps, timer.caps, y)))  # type: ignore[arg-type,return-value]
+    float16, int8 = (
+        0.0 if shape is None else _rate(timer, partial(cooperative_arithmetic, shape, timer.caps, y))
+        for shape in (matrix_shape(timer.caps, dtype) for dtype in UNITS)
+    )
+    float16 = max(float32, float16)
     timer.release(y)
     copied = _copy_rate(timer)
-    return DeviceLimits(timer.caps.name, copied, float32, float16, _now().isoformat(timespec="seconds"))
+    now = _now().isoformat(timespec="seconds")
+    return DeviceLimits(timer.caps.name, copied, float32, float16, max(float16, int8), now)
 
 
 def _rate(timer: KernelTimer, call: Callable[[int], KernelCall]) -> float:

@@ -142,7 +142,7 @@ def add_measured(document: dict[str, Any], caps: DeviceCapabilities, runs: int, 
     finally:
         pace.close()
     highest = max(document["pace"], default=0.0)
-    document["limits"] = asdict(limits.or_higher(DeviceLimits(limits.device, 0.0, highest, highest)))
+    document["limits"] = asdict(limits.or_higher(DeviceLimits(limits.device, 0.0, highest, highest, highest)))
     return samples
 
 

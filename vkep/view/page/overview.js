@@ -78,7 +78,7 @@
     const { limits } = V.doc, age = limits.measured ? (Date.parse(V.doc.made) - Date.parse(limits.measured)) / 1000 : NaN;
     const beyond = dispatches.filter((d) => V.ofLimit(d) > 1).length;
     const when = !limits.measured ? "at an unknown time" : `${V.date(limits.measured)}${age > 900 ? `: ${V.plural(Math.round(age / 3600), "hour")} before this page, so they may be old` : ""}`;
-    return [V.facts([["copy", `${limits.copy_rate.toFixed(1)} GB/s`], ["float32", `${limits.float32_flops.toFixed(0)} GFLOP/s`], ["float16", `${limits.float16_flops.toFixed(0)} GFLOP/s`], ["measured", when]]),
+    return [V.facts([["copy", `${limits.copy_rate.toFixed(1)} GB/s`], ["float32", `${limits.float32_flops.toFixed(0)} GFLOP/s`], ["float16", `${limits.float16_flops.toFixed(0)} GFLOP/s`], ["int8", `${limits.int8_ops.toFixed(0)} G/s`], ["measured", when]]),
       beyond ? V.el("p", { class: "note" }, `${V.plural(beyond, "dispatch is", "dispatches are")} faster than the limit: data in a cache moves faster than the copy's, and Winograd's convolutions compute less than is counted.`) : null];
   }
 
