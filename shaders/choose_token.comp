@@ -9,12 +9,14 @@
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
 #define ARGS_BODY { uvec2 x; uvec2 settings; uvec2 seen; uvec2 never; WRITTEN tokens; WRITTEN chosen; WRITTEN logits; WRITTEN state; \
+    WRITTEN shares; \
     uint rows; uint vocabulary; uint x_row; uint seen_count; uint never_count; uint blocks; uint each; float parts; }
 #include "args.glsl"
 #include "workgroup.glsl"
 
 layout(constant_id = 4) const uint CHANGED = 0;  // 1: the lists `seen` or `never` change logits, which are then copied to a buffer
 layout(constant_id = 5) const uint PASS = 0;
+layout(constant_id = 6) const uint SHARES = 0;  // 1: `shares` has the probability of each token relative to the greatest one's
 const uint GREATEST = 0, COARSE = 1, TOP_K = 2, TOP_P = 3, SUM = 4, PICK = 5;  // passes
 const uint BINS = 1024;
 const uint KEYS = BINS * BINS;
@@ -293,7 +295,11 @@ void sum_block() {
         last = min(last, upper * BINS + min(bin, low - 1));
     }
     float own = 0.0;
-    for (uint i = first + id; i < stop; i += gl_WorkGroupSize.x) own += share(i, last);
+    for (uint i = first + id; i < stop; i += gl_WorkGroupSize.x) {
+        float more = share(i, last);
+        if (SHARES == 1) Floats(operand(args.shares, 8)).v[row * args.vocabulary + i] = more;
+        own += more;
+    }
     sum_up(own);
     if (id == gl_WorkGroupSize.x - 1) keep(BLOCKS + 2 * args.blocks + block, sums[id]);
     if (block == 0 && id == 0) keep(CHOSEN_LAST, last);
@@ -359,7 +365,12 @@ void main() {
         Ints(operand(args.chosen, 5)).v[row] = int(token);
         return;
     }
-    if (!sampled) return;
+    if (!sampled) {
+        if (PASS == SUM && SHARES == 1)
+            for (uint i = first + id; i < stop; i += gl_WorkGroupSize.x)
+                Floats(operand(args.shares, 8)).v[row * args.vocabulary + i] = i == state(PLACE) ? 1.0 : 0.0;
+        return;
+    }
     if (PASS == SUM) sum_block();
     if (!filtered) return;
     if (PASS == COARSE) count_coarse();

@@ -37,8 +37,12 @@ def test_it_is_numpys(gpu: Harness, caps: DeviceCapabilities, dtype: str, vocabu
     given = [Tensor(x.reshape(-1)[: rows * stride - 3]), Tensor(settings)]
     given += [Tensor(seen), Tensor(never)] if changed else []
     made = [Tensor.empty((rows,), np.int64), Tensor.empty((rows,), np.int32)]
-    problem = ChooseTokenProblem(rows, vocabulary, stride, dtype, *((5, 4) if changed else ()))
-    gpu.compute(problem, caps, given, made)
+    problem = ChooseTokenProblem(rows, vocabulary, stride, dtype, *((5, 4) if changed else (0, 0)), changed)
+    shares = [Tensor.empty((rows, vocabulary), np.float32)] if changed else []
+    gpu.compute(problem, caps, given, [*made, *shares])
+    if shares:
+        expected = problem.reference(x[:, :vocabulary].astype(np.float64), settings, seen, never)[2]
+        np.testing.assert_allclose(shares[0].array, expected, rtol=1e-3, atol=1e-6)
     for row, s in enumerate(EACH):
         logits = x[row, :vocabulary].astype(np.float64)
         if changed:

@@ -19,8 +19,8 @@ SETTINGS = ("temperature", "top_k", "top_p", "min_p", "penalty", "chance")
 _BINS = 1024
 #: words of a sequence's state, and of each block's in it
 _STATE, _OF_BLOCK = 4 * _BINS + 16, 3
-#: the last of the passes, which has one workgroup for a sequence
-_PICK = 5
+#: the last of the passes, which has one workgroup for a sequence, and the one before it
+_PICK, _SUM = 5, 4
 _LANES, _LANES_CPU = 256, 32
 #: tokens of a block
 _BLOCK, _BLOCK_CPU = 2048, 32768
@@ -37,6 +37,7 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
         "never": 8 * call["never_count"] if kind == 0 else 0,
         "tokens": 8 * rows if kind == _PICK else 0,
         "chosen": 4 * rows if kind == _PICK else 0,
+        "shares": 4 * rows * vocabulary * call["SHARES"] if kind == _SUM else 0,
         "logits": 4 * rows * vocabulary * changed,
         "state": 4 * rows * (_STATE + _OF_BLOCK * call["blocks"]),
     }
@@ -52,7 +53,8 @@ class ChooseTokenProblem(Problem):
 
     ``seen``: how many ids of each row's operand ``seen`` (int64 [rows, seen]) the repetition penalty applies to;
     ``never``: how many ids of the operand ``never`` (int64 [never]) are not chosen. Ids outside the vocabulary have no
-    effect. 0: there is no such operand.
+    effect. 0: there is no such operand. ``with_shares``: a third result, float32 [rows, vocabulary], has each token's probability
+    relative to the greatest one's, 0 for those that are not chosen.
     """
 
     rows: int
@@ -61,6 +63,7 @@ class ChooseTokenProblem(Problem):
     dtype: str
     seen: int = 0
     never: int = 0
+    with_shares: bool = False
 
     def needs(self) -> tuple[Need, ...]:
         seen = [Need("seen", "int64", (self.rows, self.seen))] if self.seen else []
@@ -73,12 +76,17 @@ class ChooseTokenProblem(Problem):
         )
 
     def makes(self) -> tuple[Need, ...]:
-        return (Need("tokens", "int64", (self.rows,), flat=True), Need("chosen", "int32", (self.rows,), flat=True))
+        shares = [Need("shares", "float32", (self.rows, self.vocabulary), flat=True)] if self.with_shares else []
+        return (
+            Need("tokens", "int64", (self.rows,), flat=True),
+            Need("chosen", "int32", (self.rows,), flat=True),
+            *shares,
+        )
 
     def reference(
         self, x: np.ndarray, settings: np.ndarray, seen: np.ndarray | None = None, never: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        tokens = np.empty(self.rows, np.int64)
+    ) -> tuple[np.ndarray, ...]:
+        tokens, every = np.empty(self.rows, np.int64), np.zeros((self.rows, self.vocabulary), np.float32)
         for row, (heat, top_k, top_p, min_p, penalty, chance) in enumerate(settings):
             logits = np.where(np.isnan(x[row]), -np.inf, x[row])
             if seen is not None:
@@ -88,6 +96,7 @@ class ChooseTokenProblem(Problem):
                 logits[never[(never >= 0) & (never < self.vocabulary)]] = -np.inf
             tokens[row] = np.argmax(logits)
             if heat <= 0 or np.isinf(logits.max()):
+                every[row, tokens[row]] = 1
                 continue
             z = (logits - logits.max()) / heat
             shares = np.where(z >= -32.0, np.exp(z), 0.0)  # tokens that are less probable are not chosen
@@ -100,7 +109,8 @@ class ChooseTokenProblem(Problem):
             shares[(z < np.log(min_p)) & (z < 0) if min_p > 0 else z != z] = 0.0
             passed = np.flatnonzero(np.cumsum(shares) > chance * shares.sum())
             tokens[row] = passed[0] if passed.size else np.flatnonzero(shares)[-1]
-        return tokens, tokens
+            every[row] = shares
+        return (tokens, tokens, every) if self.with_shares else (tokens, tokens)
 
 
 def _when(problem: ChooseTokenProblem, caps: DeviceCapabilities) -> str:
@@ -130,12 +140,12 @@ def _choose(problem: ChooseTokenProblem, e: Emission) -> list[KernelCall]:
     logits = e.target.scratch("float32", (rows, vocabulary)) if changed else None
     state = e.target.scratch("uint32", (rows, _STATE + _OF_BLOCK * blocks))
     read = {name: e.get(name) for name in ("x", "seen", "never")}
-    written = {name: e.get(name) for name in ("tokens", "chosen")}
-    none = dict.fromkeys((*read, *written))
+    written = {_PICK: {name: e.get(name) for name in ("tokens", "chosen")}, _SUM: {"shares": e.get("shares")}}
+    none = dict.fromkeys((*read, "tokens", "chosen", "shares"))
     calls = []
     for kind in range(_PICK + 1):
         # the first pass reads what changes logits; the others read the changed ones
-        own = (read if kind == 0 else {} if changed else {"x": e["x"]}) | (written if kind == _PICK else {})
+        own = (read if kind == 0 else {} if changed else {"x": e["x"]}) | written.get(kind, {})
         call = CHOOSE_TOKEN.call(
             grid=grid(rows if kind == _PICK else rows * blocks),
             operands={**none, **own, "settings": e["settings"], "logits": logits, "state": state},
@@ -149,7 +159,7 @@ def _choose(problem: ChooseTokenProblem, e: Emission) -> list[KernelCall]:
                 "each": each,
                 "parts": 1.0 / 8192.0,
             },
-            spec={"CHANGED": int(changed), "PASS": kind},
+            spec={"CHANGED": int(changed), "PASS": kind, "SHARES": int(problem.with_shares)},
             defines={"T": STORAGE[problem.dtype]},
             local_size=(_lanes(e.caps),),
         )
