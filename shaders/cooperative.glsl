@@ -51,13 +51,8 @@ uint k_line_of(uint i) {
     return K_UNITS >= 8 ? e / K_UNITS : e / (8 * K_UNITS) * 8 + e / 8 % K_UNITS + K_UNITS * (e % 8 / K_UNITS);
 }
 uint k_unit_of(uint i) { return (gl_LocalInvocationIndex + i * LANES) % K_UNITS ^ (PARTS == 2 ? i % 2 * 4 : 0); }
-#ifdef LANES_ALONG_COLUMNS  // where b is staged along k, neighbouring lanes load neighbouring columns
-uint b_line_of(uint i) { return (gl_LocalInvocationIndex + i * LANES) % TILE_N; }
-uint b_unit_of(uint i) { return (gl_LocalInvocationIndex + i * LANES) / TILE_N; }
-#else
 uint b_line_of(uint i) { return B_ALONG_K == 1 ? k_line_of(i) : (gl_LocalInvocationIndex + i * LANES) / (TILE_N / UNIT); }
 uint b_unit_of(uint i) { return B_ALONG_K == 1 ? k_unit_of(i) : (gl_LocalInvocationIndex + i * LANES) % (TILE_N / UNIT); }
-#endif
 
 uint pack_halves(float a, float b) { return packFloat2x16(f16vec2(a, b)); }
 #ifdef CODES

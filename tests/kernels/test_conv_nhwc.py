@@ -52,6 +52,9 @@ GROUPED = [
     ConvProblem(1, 64, 7, 7, 64, 3, 3, pads=(1, 1, 1, 1), groups=16, dtype="float16", alignment=2),
     ConvProblem(1, 24, 7, 7, 48, 3, 3, groups=12, dtype="float16", alignment=16),
     ConvProblem(1, 48, 6, 7, 48, 1, 1, groups=2, dtype="float16", alignment=16),
+    # groups that only several together are whole vectors
+    ConvProblem(1, 120, 6, 5, 72, 3, 3, groups=6, dtype="float16", alignment=16),
+    ConvProblem(2, 232, 4, 5, 232, 1, 1, groups=4, dtype="float16", alignment=16),
 ]
 
 

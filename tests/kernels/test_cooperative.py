@@ -1,4 +1,4 @@
-"""Float16 products and convolutions on cooperative matrices: selection on imagined devices, results where a device can."""
+"""Float16 products on cooperative matrices: selection on imagined devices, results where a device can."""
 
 from __future__ import annotations
 
@@ -11,18 +11,9 @@ import pytest
 from gpu_shared.capabilities import FEATURE_NAMES, DeviceCapabilities
 from tests.devices import GPU, HALF
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
-from vkep.kernels.conv.problem import NCHW, ConvProblem
-from vkep.kernels.matmul.cooperative import (
-    conv_as_product,
-    conv_cooperative,
-    matmul_cooperative,
-    no_conv_as_product,
-    no_cooperative_conv,
-    pack_taps_first,
-)
+from vkep.kernels.matmul.cooperative import matmul_cooperative
 from vkep.kernels.matmul.cooperative_tiles import (
     CONV_LAST_TILES,
-    CONV_TILES,
     MATMUL_TILES,
     CooperativeTile,
     cooperative_tiling,
@@ -88,7 +79,7 @@ class TestSelection:
         assert sources(product(256, 256, 256, dtype="float32"), GPU)[0] == "matmul_tiled.comp"
         assert sources(product(4, 256, 256), GPU) == ["matmul_rows.comp"]
 
-    @pytest.mark.parametrize("tiles", [MATMUL_TILES, CONV_TILES])
+    @pytest.mark.parametrize("tiles", [MATMUL_TILES, CONV_LAST_TILES])
     @pytest.mark.parametrize("along_k", [False, True])
     def test_every_tile_runs_on_a_large_gpu(self, tiles: Any, along_k: bool) -> None:
         assert all(tile.runs_on(GPU, HALF, along_k) for tile in tiles)
@@ -97,7 +88,7 @@ class TestSelection:
         tilings = [cooperative_tiling(n, n, n, 1, GPU, False) for n in (64, 512, 4096)]
         areas = [t.tile.m * t.tile.n for t in tilings]
         assert areas == sorted(areas) and areas[-1] == 128 * 128
-        deep = cooperative_tiling(512, 49, 2048, 1, GPU, True, tiles=CONV_TILES)
+        deep = cooperative_tiling(512, 49, 2048, 1, GPU, True)
         assert deep.splits > 1 and deep.split_k % deep.tile.k == 0
         assert deep.splits * deep.split_k >= 2048 > (deep.splits - 1) * deep.split_k
         assert cooperative_tiling(4096, 256, 256, 1, GPU, False).splits == 1
@@ -126,10 +117,6 @@ class TestSelection:
         assert not dataclasses.replace(tile, m=16, n=64, sub_m=16, sub_n=16).runs_on(GPU, HALF, True)
         assert tile.shared_bytes(HALF, True) == 16 * 2 * 128 * 5
 
-    def test_convolutions_that_gather_have_no_halved_stages(self) -> None:
-        """Their lanes load along columns, which the order of halved loads does not know."""
-        assert all(tile.parts == 1 for tile in CONV_TILES)
-
     def test_a_core_has_room_for_what_its_registers_and_memory_hold(self) -> None:
         large, small = CooperativeTile(128, 128, 32, 64, 64), CooperativeTile(32, 64, 64, 16, 32)
         assert large.workgroups_a_core(GPU, HALF, False) == 2
@@ -143,23 +130,6 @@ class TestSelection:
         e = Emission(PureTarget(GPU), {"a": "a", "b": "b", "y": "y"})
         calls = matmul_cooperative(product(64, n, 64, alignment=alignment), e)
         assert (calls[0].spec["B_VECTOR"], calls[0].spec["STORE_VECTOR"]) == expected
-
-    def test_pointwise_convolutions_are_products(self) -> None:
-        problem = ConvProblem(2, 64, 14, 14, 32, 1, 1, dtype="float16", alignment=16, w_constant=True, layout=NCHW)
-        calls = emit(problem, PureTarget(GPU), ["x", "w"], ["y"])
-        assert [c.variant.source for c in calls] == ["matmul_coop.comp"]
-        strided = dataclasses.replace(problem, stride=(2, 2))
-        calls = emit(strided, PureTarget(GPU), ["x", "w"], ["y"])
-        assert [c.variant.source for c in calls] == ["conv_coop.comp"]
-        assert "not constant" in no_cooperative_conv(dataclasses.replace(problem, w_constant=False), GPU)
-
-
-def test_packed_weights_have_taps_first() -> None:
-    weights = np.arange(2 * 3 * 2 * 2, dtype=np.float16).reshape(2, 3, 2, 2)
-    packed = pack_taps_first(weights, 1, 3, 4)
-    assert packed.shape == (1, 2, 4, 8)
-    np.testing.assert_array_equal(packed[0, :, :, :3], weights.reshape(2, 3, 4).transpose(0, 2, 1))
-    assert not packed[..., 3:].any()
 
 
 @pytest.fixture
@@ -241,32 +211,3 @@ def test_more_tiles_than_workgroups_along_an_axis(
     assert calls[0].grid[:2] == (5, 6)
     gpu.run(calls)
     assert relative_error(y.array, a.astype(np.float64) @ b.astype(np.float64)) < 1e-3
-
-
-@pytest.mark.parametrize(
-    "problem",
-    [
-        ConvProblem(2, 64, 14, 14, 64, 3, 3, pads=(1, 1, 1, 1)),
-        ConvProblem(1, 3, 33, 33, 24, 7, 7, stride=(2, 2), pads=(3, 3, 3, 3)),
-        ConvProblem(2, 64, 7, 7, 128, 1, 1),
-        ConvProblem(3, 32, 9, 9, 40, 3, 3, pads=(1, 1, 1, 1), groups=2),
-        ConvProblem(1, 512, 7, 7, 64, 3, 3, pads=(1, 1, 1, 1), dilation=(1, 1)),
-    ],
-    ids=str,
-)
-def test_convolutions(
-    problem: ConvProblem, gpu: Harness, matrices: DeviceCapabilities, rng: np.random.Generator
-) -> None:
-    problem = dataclasses.replace(problem, dtype="float16", alignment=16, w_constant=True)
-    x = rng.standard_normal((problem.n, problem.c, problem.h, problem.w)).astype(np.float16)
-    w = rng.standard_normal((problem.oc, problem.c // problem.groups, problem.kh, problem.kw)).astype(np.float16)
-    y = Tensor.empty((problem.n, problem.oc, problem.oh, problem.ow), np.float16)
-    as_product = no_conv_as_product(problem, dataclasses.replace(matrices, device_type="discrete")) == ""
-    compute = conv_as_product if as_product else conv_cooperative
-    gpu.run(compute(problem, emission(matrices, x=Tensor(x), w=Tensor(w), y=y)))
-    padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (problem.pads[0],) * 2, (problem.pads[1],) * 2))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (problem.kh, problem.kw), (2, 3))
-    windows = windows[:, :, :: problem.stride[0], :: problem.stride[1]]
-    parts = zip(np.split(windows, problem.groups, 1), np.split(w.astype(np.float64), problem.groups), strict=True)
-    expected = np.concatenate([np.einsum("nchwij,ocij->nohw", part, weights) for part, weights in parts], 1)
-    assert relative_error(y.array, expected) < 1e-3

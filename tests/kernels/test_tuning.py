@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from gpu_shared.capabilities import CooperativeMatrixShape, DeviceCapabilities
-from vkep.kernels.matmul.cooperative_tiles import CONV_TILES, MATMUL_TILES, cooperative_tiling
+from vkep.kernels.matmul.cooperative_tiles import CONV_LAST_TILES, MATMUL_TILES, cooperative_tiling
 from vkep.kernels.matmul.tiles import CONV_SHARED_TILES, shared_tiling, subgroup_candidates, subgroup_tile
 from vkep.kernels.tuning import Trial, Tuned, chosen
 
@@ -66,8 +66,8 @@ def test_a_cooperative_tile_is_the_tuned_one() -> None:
     assert seen == set(question.candidates)
     assert {c[:-1] for c in question.candidates} <= {dataclasses.astuple(t) for t in MATMUL_TILES}
     other = partial(chosen, {key: question.candidates[-1]}, "")
-    assert cooperative_tiling(512, 512, 512, 1, GPU, False, other, CONV_TILES) == cooperative_tiling(
-        512, 512, 512, 1, GPU, False, tiles=CONV_TILES
+    assert cooperative_tiling(512, 512, 512, 1, GPU, False, other, CONV_LAST_TILES) == cooperative_tiling(
+        512, 512, 512, 1, GPU, False, tiles=CONV_LAST_TILES
     )
 
 

@@ -24,7 +24,6 @@ from vkep.kernels.epilogue import call_arguments
 from vkep.kernels.fastdiv import magic_params
 from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div
-from vkep.kernels.matmul.cooperative import conv_as_product, conv_cooperative, no_conv_as_product, no_cooperative_conv
 from vkep.kernels.matmul.split_k import Sums, split_product
 from vkep.kernels.matmul.tiles import (
     CONV_SHARED_TILES,
@@ -193,8 +192,6 @@ implement(
     Candidate("depthwise", depthwise, lying(NCHW, no_depthwise)),
     Candidate("winograd", winograd, lying(NCHW, no_winograd), worth=not_worth),
     Candidate("subgroup", _subgroup, lying(NCHW, _no_subgroup)),
-    Candidate("cooperative product", conv_as_product, lying(NCHW, no_conv_as_product)),
-    Candidate("cooperative", conv_cooperative, lying(NCHW, no_cooperative_conv)),
     Candidate("tiled", _tiled, lying(NCHW, _no_tiled)),
     Candidate("direct", direct, lying(NCHW, always)),
 )

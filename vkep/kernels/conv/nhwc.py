@@ -102,10 +102,11 @@ def no_channels_last(problem: ConvProblem, caps: DeviceCapabilities) -> str:
 
 def groups_at_once(problem: ConvProblem) -> int:
     """How many groups `conv_last` computes as one, with zeros as the weights between them: as many as the narrowest tile has
-    columns for, since its other columns would be empty. An infinity or NaN in one of them spreads to the others."""
+    columns for, since its other columns would be empty, or else the fewest whose channels are whole vectors. An infinity or NaN
+    in one of them spreads to the others."""
     c, oc, unit = problem.c // problem.groups, problem.oc // problem.groups, UNITS[problem.dtype]
-    joined = [n for n in range(1, _JOINED_CHANNELS // max(c, oc) + 1) if problem.groups % n == 0]
-    return max((n for n in joined if n * c % unit == n * oc % VECTOR == 0), default=1)
+    fitting = [n for n in range(1, problem.groups + 1) if problem.groups % n == n * c % unit == n * oc % VECTOR == 0]
+    return max((n for n in fitting if n * max(c, oc) <= _JOINED_CHANNELS), default=min(fitting, default=1))
 
 
 def join_groups(weights: np.ndarray, problem: ConvProblem) -> np.ndarray:

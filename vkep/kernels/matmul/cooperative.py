@@ -1,4 +1,4 @@
-"""Matrix products and convolutions on cooperative matrices, where a device has them: of float16, and products of 8-bit codes.
+"""Matrix products on cooperative matrices, where a device has them: of float16, and of 8-bit codes.
 
 Selection is by capability: the device must list a subgroup-scope shape of float16 operands and float32 sums, or int8 operands and
 int32 sums (VK_KHR_cooperative_matrix, "VkCooperativeMatrixPropertiesKHR"), and have room for a tile.
@@ -12,12 +12,9 @@ from typing import Any
 import numpy as np
 
 from gpu_shared.capabilities import CooperativeMatrixShape, DeviceCapabilities
-from vkep.kernels.conv.problem import ConvProblem, no_tiles, window_params
-from vkep.kernels.fastdiv import magic_params
 from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div
 from vkep.kernels.matmul.cooperative_tiles import (
-    CONV_TILES,
     UNITS,
     VECTOR,
     CooperativeTiling,
@@ -64,21 +61,7 @@ def _product_reach(call: KernelCall) -> Mapping[str, int]:
     }
 
 
-def _conv_reach(call: KernelCall) -> Mapping[str, int]:
-    images, groups = ceil_div(call["columns"], call["pixels"]), call["groups"]
-    outputs, results = groups * call["out_channels"], call["out_channels"] * groups * call["pixels"]
-    last = padded_k(call, call["k_size"], VECTOR) - call["k_size"]
-    return {
-        "x": 2 * images * groups * call["channels"] * call["height"] * call["width"],
-        "w": 2 * (outputs * call["k_size"] + last),
-        "y": 4 * call["splits"] * images * results
-        if call["PARTIAL"]
-        else 2 * ((images - 1) * call["y_batch"] + results),
-    }
-
-
 MATMUL_COOPERATIVE = Kernel("matmul_coop.comp", variants=OF_ELEMENTS, reach=_product_reach)
-CONV_COOPERATIVE = Kernel("conv_coop.comp", variants=(HALVES,), reach=_conv_reach)
 
 
 #: fewer rows or columns leave most of a matrix unused
@@ -166,108 +149,3 @@ def _b_vector(problem: MatMulProblem) -> int:
     if problem.in_groups("b", 2 if problem.b_along_k else 3, UNITS[problem.dtype]):
         return 1
     return 2 if not problem.b_along_k and problem.in_groups("b", 3, VECTOR // 2) else 0
-
-
-def no_cooperative_conv(problem: ConvProblem, caps: DeviceCapabilities) -> str:
-    """Why cooperative matrices do not compute a convolution; "" where they do."""
-    if problem.dtype != "float16":
-        return f"cooperative matrices of float16, the convolution is of {problem.dtype}"
-    if not problem.w_constant:
-        return "its weights are not constant"
-    if any(tile.subgroups * caps.subgroup_size % tile.n for tile in CONV_TILES):
-        return f"subgroups of {caps.subgroup_size} lanes do not share a tile's columns"
-    return no_tiles(problem, caps) or no_cooperative_tile(caps, True, CONV_TILES)
-
-
-def no_conv_as_product(problem: ConvProblem, caps: DeviceCapabilities) -> str:
-    """Why cooperative matrices do not compute a convolution as products of its weights by its images; "" where they do."""
-    if not problem.pointwise or problem.c % VECTOR or not divides(VECTOR // 2, problem.pixels):
-        return f"no 1x1 convolution of whole groups of {VECTOR} channels and {VECTOR // 2} pixels"
-    return no_cooperative_conv(problem, caps) or no_cooperative_product(_as_product(problem), caps)
-
-
-def conv_as_product(problem: ConvProblem, e: Emission) -> list[KernelCall]:
-    """A 1x1 convolution: for each image, weights [oc, c] by its pixels [c, oh * ow], read in vectors."""
-    operands = {"a": e["w"], "b": e["x"], "y": e["y"]}
-    return matmul_cooperative(_as_product(problem), Emission(e.target, operands, e.epilogue))
-
-
-def _as_product(problem: ConvProblem) -> MatMulProblem:
-    pixels = problem.pixels
-    return MatMulProblem(
-        problem.oc,
-        pixels,
-        problem.c,
-        a_strides=(0, problem.c, 1),
-        b_strides=(problem.c * pixels, pixels, 1),
-        y_strides=(problem.y_batch, pixels, 1),
-        batch=problem.n,
-        dtype=problem.dtype,
-        alignment=problem.alignment,
-    )
-
-
-def conv_cooperative(problem: ConvProblem, e: Emission, tiling: CooperativeTiling | None = None) -> list[KernelCall]:
-    """The dispatches of a convolution on cooperative matrices. ``tiling`` overrides the choice of a tile."""
-    channels, out_channels = problem.c // problem.groups, problem.oc // problem.groups
-    taps, pixels = problem.taps, problem.pixels
-    columns, padded = problem.n * pixels, ceil_div(channels, VECTOR) * VECTOR
-    k_size = taps * padded
-    tiling = tiling or cooperative_tiling(
-        out_channels, columns, k_size, problem.groups, e.caps, True, e.target.tuned, CONV_TILES
-    )
-    tile, splits = tiling.tile, tiling.splits
-    packed = e.target.prepack(
-        e["w"],
-        lambda weights: pack_taps_first(weights, problem.groups, channels, taps),
-        f"conv-taps-{problem.groups}-{channels}-{taps}",
-    )
-    aligned = splits > 1 or (problem.y_batch % VECTOR == 0 and problem.alignment % (2 * VECTOR) == 0)
-    return split_product(
-        e,
-        splits,
-        Sums(problem.oc, pixels, problem.n, 1, (problem.y_batch, 0, pixels, 1), "float16"),
-        HALVES,
-        lambda y, **fused: CONV_COOPERATIVE.call(
-            grid=(ceil_div(out_channels, tile.m), ceil_div(columns, tile.n), problem.groups * splits),
-            operands={"x": e["x"], "w": packed, "y": y},
-            params={
-                "channels": channels,
-                "height": problem.h,
-                "width": problem.w,
-                "out_channels": out_channels,
-                "groups": problem.groups,
-                "columns": columns,
-                **magic_params("pixels", pixels),
-                **magic_params("out_width", problem.ow),
-                **magic_params("padded", padded),
-                **magic_params("kernel_w", problem.kw),
-                **window_params(problem),
-                "k_size": k_size,
-                "splits": splits,
-                "split_k": tiling.split_k,
-                "y_batch": problem.y_batch,
-            },
-            spec={
-                **tile.spec(tiling.shape, e.caps.subgroup_size),
-                "B_ALONG_K": 1,
-                "STORE_VECTOR": int(divides(VECTOR, pixels) and aligned),
-                "PARTIAL": int(splits > 1),
-                "WHOLE_K": int(divides(tile.k, k_size)),
-                "WHOLE_TAPS": int(divides(tile.k, channels)),
-                "ONE_TAP": int(taps == 1 and max(problem.pads) == 0),
-            },
-            local_size=(tile.subgroups * e.caps.subgroup_size, 1, 1),
-            subgroup_size=e.caps.subgroup_size,
-            flops=problem.flops,
-            **fused,
-        ),
-    )
-
-
-def pack_taps_first(weights: np.ndarray, groups: int, channels: int, taps: int) -> np.ndarray:
-    """OIHW weights as [groups, out channels, taps, channels padded to a multiple of 8 with zeros]."""
-    grouped = np.ascontiguousarray(weights).reshape(groups, -1, channels, taps)
-    padded = np.zeros((*grouped.shape[:2], taps, ceil_div(channels, VECTOR) * VECTOR), grouped.dtype)
-    padded[..., :channels] = grouped.transpose(0, 1, 3, 2)
-    return padded

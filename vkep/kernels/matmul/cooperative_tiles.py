@@ -109,19 +109,11 @@ MATMUL_TILES = {
     CooperativeTile(64, 32, 32, 32, 32): TileCost(0.39, 0.786),
     CooperativeTile(32, 32, 128, 16, 16): TileCost(0.228, 0.166),
 }
-#: convolutions that gather their columns one element at a time: tall tiles gather fewer for the same arithmetic
-CONV_TILES = {
-    CooperativeTile(128, 64, 64, 32, 32): TileCost(0.82),
-    CooperativeTile(128, 64, 32, 64, 32): TileCost(0.8),
-    CooperativeTile(64, 128, 32, 32, 32): TileCost(0.7),
-    CooperativeTile(64, 64, 32, 32, 32): TileCost(0.6),
-    CooperativeTile(32, 64, 32, 16, 32): TileCost(0.4),
-}
 #: convolutions with channels last, which gather rows in vectors, take as long as products; one more tile is for them alone
 CONV_LAST_TILES = MATMUL_TILES | {
     CooperativeTile(96, 128, 32, 48, 64): TileCost(0.941, 0.726),
 }
-_TABLES = {"matmul": MATMUL_TILES, "conv": CONV_TILES, "conv_last": CONV_LAST_TILES}
+_TABLES = {"matmul": MATMUL_TILES, "conv_last": CONV_LAST_TILES}
 #: where the driver does not report it: large GPUs have around a hundred cores, small ones around ten
 _COMPUTE_UNITS = {"discrete": 128, "virtual": 128}
 _COMPUTE_UNITS_SMALL = 12
