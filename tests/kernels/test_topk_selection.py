@@ -12,6 +12,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from tests.devices import GPU
 from tests.kernels.harness import Harness, Tensor
 from tests.kernels.test_topk_sort import TYPES, expected
+from tests.nightly import alternately
 from vkep.dtypes import DTYPES
 from vkep.kernels.reductions import topk
 from vkep.kernels.reductions.topk import TopKProblem
@@ -36,8 +37,7 @@ def check(gpu: Harness, caps: DeviceCapabilities, x: np.ndarray, k: int, largest
 
 
 @pytest.mark.usefixtures("selected")
-@pytest.mark.parametrize("largest", [True, False])
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("dtype", "largest"), alternately(TYPES, [True, False]))
 def test_element_types(gpu: Harness, rng: np.random.Generator, dtype: str, largest: bool) -> None:
     """Few distinct values, so that a result ends between equal ones; and values of all bits."""
     kind = DTYPES[dtype]

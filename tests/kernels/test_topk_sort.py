@@ -9,6 +9,7 @@ import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor, as_discrete
+from tests.nightly import alternately
 from vkep.dtypes import DTYPES
 from vkep.kernels.kernel import KernelCall
 from vkep.kernels.reductions import topk
@@ -61,8 +62,7 @@ def test_sizes_around_those_of_runs(gpu: Harness, rng: np.random.Generator, axis
 
 
 @pytest.mark.usefixtures("short_runs")
-@pytest.mark.parametrize("largest", [True, False])
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("dtype", "largest"), alternately(TYPES, [True, False]))
 def test_element_types(gpu: Harness, rng: np.random.Generator, dtype: str, largest: bool) -> None:
     kind = DTYPES[dtype]
     if kind.kind == "float":

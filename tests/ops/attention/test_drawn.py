@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.nightly import alternately
 from tests.ops.cases import shared_context
 from tools.fuzz.attention import OPERATORS, caches_in_place, draw, verdict
-from tools.fuzz.attention_calls import MICROSOFT
 from vkep.kernels.attention import split as attention_split
 from vkep.kernels.attention import stream as attention_stream
 from vkep.passes import norms
@@ -19,13 +19,22 @@ from vkep.passes import norms
 CASES = dict.fromkeys(OPERATORS, 6) | {"GroupQueryAttention": 20}
 
 
-@pytest.mark.parametrize("way", ["as here", "of few queries"])
-@pytest.mark.parametrize(("name", "index"), [(n, i) for n, count in CASES.items() for i in range(count)])
-def test_a_drawn_call(name: str, index: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+DRAWN = [(name, index) for name, count in CASES.items() for index in range(count)]
+#: of others, products take the few queries of a token, and the kernels of few queries have tests of their own
+GROUPED = [drawn for drawn in DRAWN if "Group" in drawn[0]]
+
+
+@pytest.mark.parametrize(
+    ("drawn", "way"),
+    [
+        *alternately(GROUPED, ["as here", "of few queries"]),
+        *((drawn, "as here") for drawn in DRAWN if drawn not in GROUPED),
+    ],
+)
+def test_a_drawn_call(drawn: tuple[str, int], way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, index = drawn
     case = draw(2, index, [name])
     if way == "of few queries":  # as on a GPU, for a token's attention
-        if case.domain != MICROSOFT or "Group" not in name:
-            pytest.skip("products take it here, and the kernels of few queries have tests of their own")
         for module in (attention_split, attention_stream, norms):
             monkeypatch.setattr(module, "is_cpu", lambda caps: False)
     result, why = verdict(case, shared_context())
