@@ -18,7 +18,6 @@ from vkep.kernels.reductions.norm import (
     GroupNormProblem,
     LayerNormProblem,
     LocalResponseNormProblem,
-    LpNormProblem,
     MomentsProblem,
     gains_by_moments,
 )
@@ -131,19 +130,6 @@ def test_four_at_a_time(gpu: Harness, caps: DeviceCapabilities, rng: np.random.G
     np.testing.assert_allclose(y.array.astype(np.float64), want, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("p", [1, 2])
-@pytest.mark.parametrize("shape", [(3, 20, 1), (2, 300, 7), (1, 3, 500)])
-def test_lp_norm(
-    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, shape: tuple[int, int, int], p: int
-) -> None:
-    x = rng.normal(size=shape).astype(np.float32)
-    x[0, :, 0] = 0  # the norm is 0
-    y = Tensor.empty(shape, np.float32)
-    gpu.compute(LpNormProblem(*shape, "float32", p), caps, [Tensor(x)], [y])
-    norm = np.linalg.norm(x.astype(np.float64), p, axis=1, keepdims=True)
-    np.testing.assert_allclose(y.array, x / np.where(norm == 0, 1, norm), rtol=1e-5, atol=1e-7)
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_local_response_norm(
@@ -161,8 +147,6 @@ def test_local_response_norm(
 
 
 def test_wrong_arguments(caps: DeviceCapabilities) -> None:
-    with pytest.raises(InvalidNode, match="p is 3, expected 1 or 2"):
-        LpNormProblem(1, 2, 1, "float32", 3)
     with pytest.raises(InvalidNode, match="size is 0"):
         LocalResponseNormProblem(1, 2, 1, "float32", 0)
     with pytest.raises(InvalidNode, match="6 channels do not divide into 4 groups"):

@@ -119,10 +119,14 @@ def test_the_first_normalization_of_mean_and_variance(across: int, variance: int
 
 
 @pytest.mark.parametrize("p", [1, 2])
-def test_lp_normalization_of_doubles(p: int) -> None:
-    x = RNG.normal(0, 1, (3, 4, 5))
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 1e-6), (np.float16, 1e-3)])
+def test_lp_normalization(p: int, dtype: Any, tolerance: float) -> None:
+    x = RNG.normal(0, 1, (3, 400, 5)).astype(dtype)
     x[1] = 0
-    check("LpNormalization", {"x": x}, against="onnxruntime", axis=1, p=p, rtol=1e-12, atol=1e-12)
+    x[0] = 400 if p == 1 else 4000  # whose sum is beyond float16
+    norm = np.linalg.norm(x.astype(np.float64), p, axis=1, keepdims=True)
+    got = on_vulkan(model_of("LpNormalization", {"x": x}, axis=1, p=p), {"x": x})
+    assert_like(got, [(x / np.where(norm == 0, 1, norm)).astype(dtype)], tolerance, tolerance)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])

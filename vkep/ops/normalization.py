@@ -20,7 +20,6 @@ from vkep.kernels.reductions.norm import (
     GroupNormProblem,
     LayerNormProblem,
     LocalResponseNormProblem,
-    LpNormProblem,
     MomentsProblem,
     SoftmaxProblem,
     gains_by_factors,
@@ -386,11 +385,11 @@ def lrn(b: Builder, x: Tensor, *, size: int, alpha: float = 1e-4, beta: float = 
 
 @operator("LpNormalization", types={"T": every("LpNormalization", among=(*SINGLE, "float64"))})
 def lp_normalization(b: Builder, x: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
-    if x.dtype.name == "float64":
-        norm = reduce_axes(b, "l1" if p == 1 else "l2", x, [b.axis(axis, x.rank)], keepdims=True)
-        return b.pointwise(lambda v, of: where(equal(of, 0), 0, v / of), x, norm)
-    dense, sizes = middle(b, x, [b.axis(axis, x.rank)])
-    return b.result(LpNormProblem(*sizes, x.dtype.name, p), dense, shape=x.shape)
+    if p not in (1, 2):
+        b.invalid(f"p is {p}, expected 1 or 2")
+    wide = b.cast(x, FLOAT32) if x.dtype.name == "float16" else x  # a sum may be too large for float16
+    norm = reduce_axes(b, f"l{p}", wide, [b.axis(axis, x.rank)], keepdims=True)
+    return b.cast(b.pointwise(lambda v, of: where(equal(of, 0), 0, v / of), wide, norm), x.dtype)
 
 
 # ---- domain com.microsoft

@@ -47,11 +47,6 @@ def _norm_reach(call: KernelCall) -> Mapping[str, int]:
 
 
 NORM = Kernel("norm.comp", variants=row_variants(), reach=_norm_reach)
-LP_NORM = Kernel(
-    "lp_norm.comp",
-    variants=with_shuffles(*map(element_defines, ("float32", "float16"))),
-    reach=lambda call: dict.fromkeys("xy", column_blocks(call) * call["axis"] * call.size_of("IN_T")),
-)
 
 
 def _lrn_reach(call: KernelCall) -> Mapping[str, int]:
@@ -402,33 +397,6 @@ def _parts(rows: int, steps: int, lanes: int, caps: DeviceCapabilities) -> int:
 
 
 @dataclass(frozen=True)
-class LpNormProblem(ColumnProblem):
-    """``y`` = x / (sum over the middle of |x|^p)^(1/p), p 1 or 2; 0 where the norm is 0. Floats only."""
-
-    p: int = 2
-    flops_each = 3
-
-    def __post_init__(self) -> None:
-        if self.p not in (1, 2):
-            raise InvalidNode(f"p is {self.p}, expected 1 or 2")
-
-    def reference(self, x: np.ndarray) -> np.ndarray:
-        norm = np.linalg.norm(x, self.p, axis=1, keepdims=True)
-        return np.where(norm == 0.0, 0.0, x / np.where(norm == 0.0, 1.0, norm))
-
-
-def _lp_norm(problem: LpNormProblem, e: Emission) -> KernelCall:
-    share = share_columns(problem.columns, problem.axis, problem.inner, e.caps)
-    return LP_NORM.call(
-        **share.launch,
-        operands=e.operands,
-        params=problem.params,
-        spec={**share.lane_spec, "P": problem.p},
-        defines=element_defines(problem.dtype) | share.defines,
-    )
-
-
-@dataclass(frozen=True)
 class LocalResponseNormProblem(ColumnProblem):
     """ONNX LRN of ``x``, whose ``axis`` are the channels of each image: squares are summed over the channels
     [c - floor((size-1)/2), c + ceil((size-1)/2)]. Floats only.
@@ -475,7 +443,6 @@ implement(LayerNormProblem, Candidate("norm", _layer_norm, when=takes_floats))
 implement(GroupNormProblem, Candidate("norm", _group_norm, when=takes_floats))
 implement(MomentsProblem, Candidate("moments", _moments, when=takes_floats))
 implement(ChannelFactorsProblem, Candidate("channel factors", _channel_factors, when=_takes_factors))
-implement(LpNormProblem, Candidate("lp_norm", _lp_norm, when=takes_floats))
 implement(LocalResponseNormProblem, Candidate("lrn", _local_response_norm, when=takes_floats))
 
 
