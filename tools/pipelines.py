@@ -3,6 +3,7 @@
     python -m tools.pipelines                     # prints the table
     python -m tools.pipelines --write             # writes it into docs/pipelines.md
     python -m tools.pipelines --only chat --rounds 20
+    python -m tools.pipelines --torch cuda --write    # the second table, beside torch: see `tools.beside_torch`
 
 Each pipeline runs a model of ``vkep model`` through its client, or models of `tools.bench.sizes`, which torch exports. Columns:
 
@@ -59,6 +60,8 @@ from vkep.video_objects import Prompt, VideoObjects
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "pipelines.md"
 BEGIN_TABLE, END_TABLE = "<!-- pipelines: python -m tools.pipelines --write -->", "<!-- end of the pipelines -->"
+BEGIN_TORCH = "<!-- beside torch: python -m tools.pipelines --torch cuda --write -->"
+END_TORCH = "<!-- end of those beside torch -->"
 SIZES, ITERATIONS = 10, 50
 #: tokens of an answer, and steps of an image
 TOKENS, STEPS = 8, 4
@@ -161,8 +164,13 @@ class CpuDecoder:
         return found
 
 
-def _prompt(size: int) -> list[int]:
+def prompt(size: int) -> list[int]:
     return np.random.default_rng(size).integers(1, 250, 4 + 5 * size).tolist()
+
+
+def long_prompt(size: int) -> list[int]:
+    """Of up to 8,192 tokens."""
+    return np.random.default_rng(size).integers(1, 250, 8192 * (1 + size) // SIZES).tolist()
 
 
 # ---- the pipelines
@@ -173,8 +181,8 @@ def _chat(folder: Path, stack: ExitStack) -> Opened:
     generator = stack.enter_context(Generator(folder, max_sequences=1))
     theirs = CpuDecoder(folder / "model.onnx")
     return Opened(
-        lambda k: generator.generate(_prompt(k), max_tokens=TOKENS, ignore_end=True).tokens,
-        lambda k: theirs.tokens(_prompt(k), TOKENS),
+        lambda k: generator.generate(prompt(k), max_tokens=TOKENS, ignore_end=True).tokens,
+        lambda k: theirs.tokens(prompt(k), TOKENS),
         TOKENS,
         generator.decoder.sessions,
     )
@@ -194,11 +202,11 @@ def _optimum(folder: Path, stack: ExitStack) -> Opened:
     theirs = CpuDecoder(folder / "model.onnx")
 
     def run(size: int) -> list[int]:
-        ids = torch.tensor([_prompt(size)])
+        ids = torch.tensor([prompt(size)])
         mask, count = torch.ones_like(ids), {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS}
         return model.generate(input_ids=ids, attention_mask=mask, pad_token_id=0, **count)[0, ids.shape[1] :].tolist()
 
-    return Opened(run, lambda k: theirs.tokens(_prompt(k), TOKENS), TOKENS, [], _transferred, plans)
+    return Opened(run, lambda k: theirs.tokens(prompt(k), TOKENS), TOKENS, [], _transferred, plans)
 
 
 def _chat_image(folder: Path, stack: ExitStack) -> Opened:
@@ -220,11 +228,11 @@ def _chat_image(folder: Path, stack: ExitStack) -> Opened:
             found[0, shown] = features.reshape(-1, found.shape[2])[: shown.sum()]
             return np.asarray(found)
 
-        return decoder.tokens([*[IMAGE] * features.shape[1], *_prompt(size)], TOKENS, embed=embed)
+        return decoder.tokens([*[IMAGE] * features.shape[1], *prompt(size)], TOKENS, embed=embed)
 
     return Opened(
         lambda k: (
-            generator.generate([IMAGE, *_prompt(k)], images=[picture(k)], max_tokens=TOKENS, ignore_end=True).tokens
+            generator.generate([IMAGE, *prompt(k)], images=[picture(k)], max_tokens=TOKENS, ignore_end=True).tokens
         ),
         expected,
         TOKENS,
@@ -307,7 +315,7 @@ def _long_transcription(together: int) -> Any:
         start = speech.start("en", "transcribe", times=True)
 
         def sounds(size: int) -> list[Array]:
-            return [_normal(80, 3100 + 300 * ((size + k) % SIZES)) * 2 for k in range(together)]
+            return [normal(80, 3100 + 300 * ((size + k) % SIZES)) * 2 for k in range(together)]
 
         def one(features: Array) -> list[int]:
             seek, found = 0, list[int]()
@@ -338,8 +346,8 @@ def _speculation(folder: Path, stack: ExitStack) -> Opened:
     generator = stack.enter_context(Generator(folder / "model", draft=folder / "draft", max_sequences=1))
     theirs = CpuDecoder(folder / "model" / "model.onnx")
     return Opened(
-        lambda k: generator.generate(_prompt(k), max_tokens=TOKENS, ignore_end=True).tokens,
-        lambda k: theirs.tokens(_prompt(k), TOKENS),
+        lambda k: generator.generate(prompt(k), max_tokens=TOKENS, ignore_end=True).tokens,
+        lambda k: theirs.tokens(prompt(k), TOKENS),
         TOKENS,
         [*generator.decoder.sessions, *generator.draft_sessions],
     )
@@ -352,7 +360,7 @@ def _moonshine(folder: Path, stack: ExitStack) -> Opened:
     theirs = CpuDecoder(folder / "decoder_model.onnx", folder / "decoder_with_past_model.onnx")
 
     def sound(size: int) -> Array:
-        return 0.1 * _normal(9000 * (1 + size) + size)
+        return 0.1 * normal(9000 * (1 + size) + size)
 
     def expected(size: int) -> list[int]:
         feeds = {"input_values": sound(size)[None], "attention_mask": np.ones((1, sound(size).size), np.int64)}
@@ -384,7 +392,7 @@ def _adapters(folder: Path, stack: ExitStack) -> Opened:
 
     def run(size: int) -> list[int]:
         answers = [
-            batch.add(_prompt(size), generator.sampling(adapter=name, max_tokens=TOKENS, ignore_end=True))
+            batch.add(prompt(size), generator.sampling(adapter=name, max_tokens=TOKENS, ignore_end=True))
             for name in names
         ]
         while batch.in_progress:
@@ -393,7 +401,7 @@ def _adapters(folder: Path, stack: ExitStack) -> Opened:
 
     return Opened(
         run,
-        lambda k: [token for name in names for token in theirs[name].tokens(_prompt(k), TOKENS)],
+        lambda k: [token for name in names for token in theirs[name].tokens(prompt(k), TOKENS)],
         TOKENS,
         generator.decoder.sessions,
     )
@@ -405,18 +413,15 @@ def _long_prompts(folder: Path, stack: ExitStack) -> Opened:
     generator = stack.enter_context(Generator(folder, max_sequences=1))
     theirs = CpuDecoder(folder / "model.onnx")
 
-    def prompt(size: int) -> list[int]:
-        return np.random.default_rng(size).integers(1, 250, 8192 * (1 + size) // SIZES).tolist()
-
     def run(size: int) -> list[int]:
         batch = generator.batch()
-        answer = batch.add(prompt(size), generator.sampling(max_tokens=1, ignore_end=True))
+        answer = batch.add(long_prompt(size), generator.sampling(max_tokens=1, ignore_end=True))
         while batch.in_progress:
             batch.step()
         batch.close()
         return answer.tokens
 
-    return Opened(run, lambda k: theirs.tokens(prompt(k), 1), 1, generator.decoder.sessions)
+    return Opened(run, lambda k: theirs.tokens(long_prompt(k), 1), 1, generator.decoder.sessions)
 
 
 def _stream(name: str, constants: Mapping[str, int], feed: Callable[[int], dict[str, Array]], output: str) -> Any:
@@ -452,7 +457,7 @@ def _transducer(folder: Path, stack: ExitStack) -> Opened:
     theirs = CpuTransducer(folder)
 
     def sound(size: int) -> Array:
-        return 0.1 * _normal(16000 * (1 + size))
+        return 0.1 * normal(16000 * (1 + size))
 
     def run(size: int) -> list[int]:
         recognizer.reset(0)
@@ -477,23 +482,24 @@ def _session(name: str, feed: Callable[[int], dict[str, Array]]) -> Any:
     return open_
 
 
+def network(name: str, folder: Path, stack: ExitStack) -> tuple[Path, vkep.InferenceSession, list[dict[str, Array]]]:
+    """A model of `tools.bench.sizes`: its file, a session, and inputs at ten sizes."""
+    from tools.bench.sizes.networks import NETWORKS
+
+    found, path = NETWORKS[name], folder / f"{name}.onnx"
+    found.write(path)
+    session, rng = stack.enter_context(vkep.InferenceSession(path)), np.random.default_rng(0)
+    inputs = session.get_inputs()
+    dims = list(dict.fromkeys(d for i in inputs for d in i.shape or () if isinstance(d, str)))
+    return path, session, [found.feeds(inputs, found.draw(dims, rng), rng) for _ in range(SIZES)]
+
+
 def _networks(*names: str) -> Any:
     """Models of `tools.bench.sizes`, one after another, at ten sizes each."""
 
     def open_(folder: Path, stack: ExitStack) -> Opened:
-        from tools.bench.sizes.networks import NETWORKS
-
-        ours: list[vkep.InferenceSession] = []
-        theirs: list[Any] = []
-        feeds: list[list[dict[str, Array]]] = []
-        for name in names:
-            network, path = NETWORKS[name], folder / f"{name}.onnx"
-            network.write(path)
-            ours.append(stack.enter_context(vkep.InferenceSession(path)))
-            theirs.append(cpu_session(path))
-            inputs, rng = ours[-1].get_inputs(), np.random.default_rng(0)
-            dims = list(dict.fromkeys(d for i in inputs for d in i.shape or () if isinstance(d, str)))
-            feeds.append([network.feeds(inputs, network.draw(dims, rng), rng) for _ in range(SIZES)])
+        paths, ours, feeds = zip(*[network(name, folder, stack) for name in names], strict=True)
+        theirs = [cpu_session(path) for path in paths]
 
         def joined(sessions: Sequence[Any], size: int) -> Array:
             results = [
@@ -525,7 +531,7 @@ def _video_objects(folder: Path, stack: ExitStack) -> Opened:
     return Opened(lambda k: masks(video, k), lambda k: masks(theirs, k), 3 * SIZES, list(video.sessions.values()))
 
 
-def _normal(*shape: int) -> Array:
+def normal(*shape: int) -> Array:
     return np.random.default_rng(shape).standard_normal(shape, np.float32)
 
 
@@ -563,18 +569,18 @@ PIPELINES = {
     "voice activity (silero-vad's form)": Pipeline(
         "`vkep.streaming`",
         "a chunk",
-        _stream("vad", {"sr": 16000}, lambda k: {"input": _normal(1, CHUNKS[16000] + 32 * k)}, "output"),
+        _stream("vad", {"sr": 16000}, lambda k: {"input": normal(1, CHUNKS[16000] + 32 * k)}, "output"),
     ),
     "streaming recognizer, 30 states": Pipeline(
         "`vkep.streaming`",
         "a chunk",
-        _stream("recognizer", {}, lambda k: {"x": _normal(1, FRAMES, FEATURES)}, "log_probs"),
+        _stream("recognizer", {}, lambda k: {"x": normal(1, FRAMES, FEATURES)}, "log_probs"),
     ),
     "streaming transducer, whole (icefall's files)": Pipeline("`vkep.transducer`", "a chunk", _transducer),
     "text to speech (piper's form)": Pipeline("`vkep.InferenceSession`", "a text", _session("voice", _phonemes)),
     "semantic search": Pipeline("`vkep.InferenceSession`", "four texts", _session("sentences", _texts)),
     "detection (YOLOv8's form)": Pipeline(
-        "`vkep.InferenceSession`", "ten frames", _session("detector", lambda k: {"images": _normal(1 + k, 3, 64, 64)})
+        "`vkep.InferenceSession`", "ten frames", _session("detector", lambda k: {"images": normal(1 + k, 3, 64, 64)})
     ),
     "images and texts (CLIP, SigLIP, BLIP)": Pipeline(
         "`vkep.InferenceSession`, three", "texts and images", _networks("clip", "siglip", "blip")
@@ -628,7 +634,7 @@ class _Warnings(logging.Handler):
             self.found.append(record.getMessage())
 
 
-def _compared(ours: Any, theirs: Any) -> str:
+def compared(ours: Any, theirs: Any) -> str:
     if isinstance(ours, list):
         return "same tokens" if ours == theirs else f"tokens differ: {ours}, {theirs}"
     if ours.shape != theirs.shape:
@@ -664,7 +670,7 @@ def measure(name: str, pipeline: Pipeline, rounds: int) -> str:
 
 
 def _columns(opened: Opened, step: str, rounds: int, warnings: _Warnings) -> list[str]:
-    right = [_compared(opened.run(k), opened.theirs(k)) for k in range(SIZES)]
+    right = [compared(opened.run(k), opened.theirs(k)) for k in range(SIZES)]
     wrong = [r for r in right if "differ:" in r]
     worst = wrong[0] if wrong else max(right, key=lambda r: float(r.split()[-1]) if "difference" in r else 0)
     cpu = sorted({n.op_type for s in opened.sessions for n in s.report().nodes if n.where == "cpu"})
@@ -704,25 +710,44 @@ def table(names: Sequence[str], rounds: int) -> Iterator[str]:
         yield measure(name, PIPELINES[name], rounds)
 
 
+def _write(begin: str, end: str, lines: Sequence[str]) -> None:
+    """Write rows, and what is above them, between two lines of the page. Rows that were not measured now stay, if what is above
+    them does."""
+    before, rest = PAGE.read_text(encoding="utf-8").split(begin)
+    table_, after = rest.split(end)
+    first = [line.startswith("|---") for line in lines].index(True) + 1
+    earlier = table_.strip().splitlines()
+    rows = (*earlier[first:], *lines[first:]) if earlier[:first] == list(lines[:first]) else lines[first:]
+    by_name = {line.split("|")[1].strip(): line for line in rows}
+    kept = [by_name[name] for name in PIPELINES if name in by_name]
+    PAGE.write_text(before + "\n".join([begin, *lines[:first], *kept, end]) + after, encoding="utf-8")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print or write the table. Exit status 1 where a result differs."""
     parser = argparse.ArgumentParser(prog="python -m tools.pipelines", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", nargs="+", choices=list(PIPELINES), default=list(PIPELINES), metavar="NAME")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--write", action="store_true", help=f"write these rows into the table of {PAGE.name}")
+    parser.add_argument("--torch", choices=["cuda", "cpu"], help="the second table: beside torch on that device")
+    parser.add_argument("--jobs", type=int, default=14, help="of --torch: rows that are prepared at the same time")
+    parser.add_argument("--limit", type=float, default=380, help="of --torch: seconds in which all rows are prepared")
     given = parser.parse_args(arguments)
+    if given.torch:
+        from tools import beside_torch
+
+        marks = BEGIN_TORCH, END_TORCH
+        lines_of = beside_torch.table(given.only, given.torch, given.rounds, given.jobs, given.limit)
+    else:
+        marks, lines_of = (BEGIN_TABLE, END_TABLE), table(given.only, given.rounds)
     lines = []
-    for line in table(given.only, given.rounds):
+    for line in lines_of:
         print(line, flush=True)
         lines.append(line)
-    if given.write:
-        text = PAGE.read_text(encoding="utf-8")
-        before, rest = text.split(BEGIN_TABLE)
-        table_, after = rest.split(END_TABLE)
-        rows = {line.split("|")[1].strip(): line for line in (*table_.splitlines(), *lines) if "|" in line}
-        head = lines[:2]
-        kept = [rows[name] for name in PIPELINES if name in rows]  # rows that were not measured now stay
-        PAGE.write_text(before + "\n".join([BEGIN_TABLE, *head, *kept, END_TABLE]) + after, encoding="utf-8")
+        if given.write and any(
+            line.startswith("|---") for line in lines
+        ):  # what is measured is not lost by a later row
+            _write(*marks, lines)
     return int(any("differ:" in line for line in lines))
 
 

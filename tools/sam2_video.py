@@ -36,12 +36,15 @@ def masks_of(
     """The masks of each frame's objects as transformers computes them, frame by frame. ``prompts``: by frames, points and labels
     by objects, or their masks. ``back_from``: a frame from which the frames are read again backwards, after the last one."""
     torch.set_num_threads(1)  # small matrices: more threads wait for each other
-    session = tf.models.sam2_video.modeling_sam2_video.Sam2VideoInferenceSession(dtype=torch.float32)
+    device = model.device
+    session = tf.models.sam2_video.modeling_sam2_video.Sam2VideoInferenceSession(
+        dtype=torch.float32, inference_device=device, inference_state_device=device, video_storage_device=device
+    )
     found = []
     order = [(number, False) for number in range(len(frames))]
     order += [(number, True) for number in range(back_from, -1, -1)] if back_from is not None else []
     for number, backwards in order:
-        pixels = torch.tensor(frames[number])
+        pixels = torch.tensor(frames[number], device=device)
         for name, shown in prompts.get(number, {}).items() if not backwards else ():
             at = session.obj_id_to_idx(name)
             session.obj_with_new_inputs.append(name)
@@ -56,5 +59,5 @@ def masks_of(
             session.add_point_inputs(at, number, {"point_coords": given[0], "point_labels": given[1]})
         with torch.no_grad():
             made = model(session, frame=pixels, frame_idx=number, reverse=backwards)
-        found.append([mask.numpy() for mask in made.pred_masks])
+        found.append([mask.cpu().numpy() for mask in made.pred_masks])
     return found

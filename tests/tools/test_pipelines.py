@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import pipelines
+from tools import beside_torch, pipelines
 
 PAGE = pipelines.PAGE
 
@@ -44,3 +44,44 @@ def test_a_row_is_written_beside_others(tmp_path: Path, monkeypatch: pytest.Monk
     before, after = (p.read_text(encoding="utf-8").splitlines() for p in (PAGE, page))
     assert len(before) == len(after)
     assert [line for line in after if line not in before] == [f"| {name} | measured now |"]
+
+
+def test_the_rows_beside_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the same caption stay; those that were measured elsewhere go, and the first table stays whichever is written."""
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.setattr(pipelines, "PAGE", page)
+    assert list(beside_torch.ROWS) == [name for name in pipelines.PIPELINES if name in beside_torch.ROWS]
+
+    def written(caption: str, name: str) -> list[str]:
+        lines = [caption, "", *beside_torch.HEAD, f"| {name} | 1.00 |"]
+        monkeypatch.setattr(beside_torch, "table", lambda *_: iter(lines))
+        assert pipelines.main(["--torch", "cpu", "--write"]) == 0
+        table, after = page.read_text(encoding="utf-8").split(pipelines.BEGIN_TORCH)[1].split(pipelines.END_TORCH)
+        assert page.read_text(encoding="utf-8").startswith(
+            PAGE.read_text(encoding="utf-8").split(pipelines.BEGIN_TORCH)[0]
+        )
+        assert after == PAGE.read_text(encoding="utf-8").split(pipelines.END_TORCH)[1]
+        return table.strip().splitlines()
+
+    head = ["On one card:", "", *beside_torch.HEAD]
+    written("On one card:", "semantic search")
+    assert written("On one card:", "chat") == [*head, "| chat | 1.00 |", "| semantic search | 1.00 |"]
+    assert written("On another:", "chat")[2:] == [*beside_torch.HEAD, "| chat | 1.00 |"]
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_a_row_beside_torch(capsys: pytest.CaptureFixture[str]) -> None:
+    """On the CPU; of a network of `vkep.models` vkep's time is known alone, with the reason."""
+    for package in ("torch", "transformers", "diffusers"):
+        pytest.importorskip(package)
+    names = ["voice activity (silero-vad's form)", "background removal (U2-Net's form)"]
+    assert pipelines.main(["--torch", "cpu", "--rounds", "1", "--jobs", "2", "--only", *names]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    alone, both = (
+        [cell.strip() for cell in line.split("|")][1:-1] for line in lines if line.startswith(("| v", "| b"))
+    )
+    assert float(alone[1]) > 0 and alone[2:] == ["-"] * 3
+    assert f"{names[0]}: torch: NotImplementedError: no network of torch's is the same" in lines
+    assert all(float(cell) > 0 for cell in both[1:4]) and float(both[4].removeprefix("difference ")) < 1e-4

@@ -111,13 +111,13 @@ class Yolo(nn.Module):  # type: ignore[misc]
             boxes.append(self.boxes[k](level).flatten(2))
             scores.append(self.scores[k](level).flatten(2))
             height, width = level.shape[2:]
-            ys, xs = torch.arange(height).float() + 0.5, torch.arange(width).float() + 0.5
+            ys, xs = (torch.arange(size, device=x.device).float() + 0.5 for size in (height, width))
             grid = torch.stack(torch.meshgrid(xs, ys, indexing="xy")).flatten(1)
             anchors.append(grid)
             strides.append(torch.full_like(grid[:1], 8.0 * 2**k))
         box, place, stride = torch.cat(boxes, 2), torch.cat(anchors, 1), torch.cat(strides, 1)
         weights = box.reshape(box.shape[0], 4, self.bins, -1).softmax(2)
-        near, far = (weights * torch.arange(self.bins).float().reshape(1, 1, -1, 1)).sum(2).chunk(2, 1)
+        near, far = (weights * torch.arange(self.bins, device=x.device).float().reshape(1, 1, -1, 1)).sum(2).chunk(2, 1)
         low, high = place - near, place + far
         return torch.cat([(low + high) / 2 * stride, (high - low) * stride, torch.cat(scores, 2).sigmoid()], 1)
 
@@ -243,8 +243,8 @@ class Frames(nn.Module):  # type: ignore[misc]
     @staticmethod
     def warp(x: Tensor, flow: Tensor) -> Tensor:
         height, width = x.shape[2:]
-        xs = torch.linspace(-1.0, 1.0, width).reshape(1, 1, 1, -1).expand(x.shape[0], -1, height, -1)
-        ys = torch.linspace(-1.0, 1.0, height).reshape(1, 1, -1, 1).expand(x.shape[0], -1, -1, width)
+        xs = torch.linspace(-1.0, 1.0, width, device=x.device).reshape(1, 1, 1, -1).expand(x.shape[0], -1, height, -1)
+        ys = torch.linspace(-1.0, 1.0, height, device=x.device).reshape(1, 1, -1, 1).expand(x.shape[0], -1, -1, width)
         scaled = torch.cat([flow[:, :1] / ((width - 1.0) / 2.0), flow[:, 1:2] / ((height - 1.0) / 2.0)], 1)
         grid = (torch.cat([xs, ys], 1) + scaled).permute(0, 2, 3, 1)
         return f.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=True)
