@@ -137,14 +137,8 @@ def test_other_ranks_and_types(gpu: Harness, caps: DeviceCapabilities, rng: np.r
         )
 
 
-def test_no_change_is_a_copy(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator) -> None:
-    x = rng.normal(size=(2, 5)).astype(np.float32)
-    np.testing.assert_array_equal(run(gpu, caps, x, [1.0, 1.0], ResizeMode("cubic")), x)
-
-
 def test_the_table_of_kernels(caps: DeviceCapabilities) -> None:
     for mode, scales, chosen in [
-        (ResizeMode(), (1.0, 1.0), "copy"),
         (ResizeMode(), (1.0, 2.0), "nearest"),
         (ResizeMode("cubic"), (1.0, 2.0), "axis by axis"),
     ]:

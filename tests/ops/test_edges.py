@@ -433,7 +433,7 @@ def test_slices_clamp_as_onnx_says(start: int, end: int, step: int, expected: li
     np.testing.assert_array_equal(on_vulkan(model, values)[0], np.array(expected, np.int16))
 
 
-@pytest.mark.parametrize("scales", [[1, 1, 0.6, 0.6], [1, 1, 0.4, 1.7], [1, 1, 2.5, 0.51]])
+@pytest.mark.parametrize("scales", [[1, 1, 0.6, 0.6], [1, 1, 0.4, 1.7], [1, 1, 2.5, 0.51], [1, 1, 1, 1]])
 def test_resize_before_it_had_modes(scales: list[float]) -> None:
     """ONNX's documents do not say which neighbour is the nearest: ONNX Runtime's is the upper one where an axis shrinks."""
     inputs = {"x": np.arange(48, dtype=np.float32).reshape(1, 1, 6, 8), "scales": np.array(scales, np.float32)}

@@ -54,15 +54,10 @@ class ProgramResources:
         self._held: dict[tuple[Hashable, SyncMode], ContextResources] = {}
         self._lock = threading.Lock()
 
-    def options_for(self, delegate: Delegate, where: str) -> SessionOptions:
-        """The session options of a delegate: its compile specs, and the program's options for fields that they do not
-        set."""
-        return self.options.session_options(delegate.compile_specs, self._graphs, where)
-
     def of(self, delegate: Delegate, where: str) -> ContextResources:
         """The resources on a delegate's context, of the delegates with its sync mode. Raises the errors of resolving a
         context."""
-        options = self.options_for(delegate, where)
+        options = self.options.session_options(delegate.compile_specs, self._graphs, where)
         spec = options.compile_spec()
         key = ("given",) if self._context is not None else (*spec.key, spec.mode is spec.mode.DISABLED)
         with self._lock:

@@ -43,10 +43,6 @@ def bert_features(graph: GraphBuilder, ids: str, mask: str, batch: Dim, sequence
     return x
 
 
-def _is_static(*dims: Dim) -> bool:
-    return all(isinstance(dim, int) for dim in dims)
-
-
 def embedding(graph: GraphBuilder, name: str, rows: int, width: int) -> str:
     """The name of a table of random floats [rows, width]."""
     return graph.constant(f"{name}.weight", graph.weight(f"{name}.weight", (rows, width), 0.5))
@@ -56,7 +52,7 @@ def _bert_embeddings(graph: GraphBuilder, ids: str, batch: Dim, sequence: Dim, s
     words = graph.add("Gather", embedding(graph, "embeddings.word", sizes.vocabulary, sizes.hidden), ids, axis=0)
     positions = graph.constant("position_ids", np.arange(sizes.positions)[None])
     types_of_positions = graph.constant("token_type_ids", np.zeros((1, sizes.positions), np.int64))
-    if not _is_static(batch, sequence):
+    if not (isinstance(batch, int) and isinstance(sequence, int)):
         length = graph.add(
             "Unsqueeze",
             graph.add("Gather", graph.add("Shape", ids), graph.constant("one_index", np.asarray(1)), axis=0),

@@ -36,7 +36,7 @@ class Starter:
 
     what: str
     path: str
-    write: Callable[[Path], None]
+    write: Callable[[Path], object]
 
 
 def cnn() -> onnx.ModelProto:
@@ -132,30 +132,6 @@ def _write_classifier(folder: Path) -> None:
     )
 
 
-def _write_sentences(folder: Path) -> None:
-    _write_bert(folder, bert(), architectures=["BertModel"])
-
-
-def _write_whisper(folder: Path) -> None:
-    write_sources(folder, "whisper")
-
-
-def _write_decoder(folder: Path) -> None:
-    write_language(folder)
-
-
-def _write_images(folder: Path) -> None:
-    write_vision_language(folder)
-
-
-def _write_florence(folder: Path) -> None:
-    write_florence(folder)
-
-
-def _write_program(path: Path) -> None:
-    path.write_bytes(PROGRAM.read_bytes())
-
-
 def _file(build: Callable[[], onnx.ModelProto]) -> Callable[[Path], None]:
     def write(path: Path) -> None:
         onnx.save(build(), path)
@@ -176,22 +152,28 @@ STARTERS: Mapping[str, Starter] = {
     "decoder": Starter(
         "a folder with a language model and a tokenizer of bytes, as onnxruntime-genai's builder writes it",
         "decoder",
-        _write_decoder,
+        write_language,
     ),
     "images": Starter(
-        "a folder with a language model that reads images, in the form of transformers.js", "images", _write_images
+        "a folder with a language model that reads images, in the form of transformers.js",
+        "images",
+        write_vision_language,
     ),
     "florence": Starter(
-        "a folder in Florence-2's form: answers about an image by tasks, with regions", "florence", _write_florence
+        "a folder in Florence-2's form: answers about an image by tasks, with regions", "florence", write_florence
     ),
     "diffusion": Starter(
         "a folder that generates images: Stable Diffusion's form, as optimum exports it", "diffusion", write_diffusion
     ),
     "sentences": Starter(
-        "a folder of an encoder of sentences: BERT and its tokenizer of bytes", "sentences", _write_sentences
+        "a folder of an encoder of sentences: BERT and its tokenizer of bytes",
+        "sentences",
+        lambda folder: _write_bert(folder, bert(), architectures=["BertModel"]),
     ),
     "whisper": Starter(
-        "a folder with Whisper's encoder and decoders, as optimum writes them", "whisper", _write_whisper
+        "a folder with Whisper's encoder and decoders, as optimum writes them",
+        "whisper",
+        lambda folder: write_sources(folder, "whisper"),
     ),
     "detector": Starter(
         "a detector in YOLOv8's form: images [batch, 3, 64, 64] to output0 [batch, 12, 80]",
@@ -229,6 +211,6 @@ STARTERS: Mapping[str, Starter] = {
     "program": Starter(
         "an ExecuTorch program of the Vulkan backend, exported by ExecuTorch",
         "program.pte",
-        _write_program,
+        lambda path: path.write_bytes(PROGRAM.read_bytes()),
     ),
 }

@@ -152,21 +152,15 @@ def batch_normalization(
     axes = [0, *range(2, x.rank)]
     wide = b.cast(x, _computed_in(x))
     centre = reduce_axes(b, "mean", wide, axes, keepdims=True)
-    spread = reduce_axes(b, "mean", b.pointwise(_squared_difference, wide, centre), axes, keepdims=True)
+    squares = b.pointwise(lambda x, y: (x - y) * (x - y), wide, centre)
+    spread = reduce_axes(b, "mean", squares, axes, keepdims=True)
     out = _batch_norm(b, x, scale, bias, b.reshape(centre, mean.shape), b.reshape(spread, var.shape), a.epsilon)
+    blended = lambda x, y, share: x * share + y * (1 - share)  # noqa: E731
     running = [
-        b.cast(b.pointwise(_blended, b.cast(old, wide.dtype), b.reshape(new, old.shape), a.momentum), old.dtype)
+        b.cast(b.pointwise(blended, b.cast(old, wide.dtype), b.reshape(new, old.shape), a.momentum), old.dtype)
         for old, new in ((mean, centre), (var, spread))
     ]
     return [out, *running]
-
-
-def _blended(x: Expr, y: Expr, share: Expr) -> Expr:
-    return x * share + y * (1 - share)
-
-
-def _squared_difference(x: Expr, y: Expr) -> Expr:
-    return (x - y) * (x - y)
 
 
 def _row_of(wide: Tensor, first: int) -> Tensor | None:
@@ -347,14 +341,10 @@ def instance_normalization(b: Builder, x: Tensor, scale: Tensor, bias: Tensor, *
 def group_normalization(
     b: Builder, x: Tensor, scale: Tensor, bias: Tensor, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Tensor:
-    _expect_groups(b, x, num_groups)
+    if x.rank < 2 or num_groups < 1 or x.shape[1] % num_groups:
+        b.invalid(f"{num_groups} groups of the channels of an input of shape {list(x.shape)}")
     _expect_channels(b, x, scale=scale, bias=bias)
     return _group_norm(b, x, num_groups, scale, bias, epsilon)
-
-
-def _expect_groups(b: Builder, x: Tensor, groups: int) -> None:
-    if x.rank < 2 or groups < 1 or x.shape[1] % groups:
-        b.invalid(f"{groups} groups of the channels of an input of shape {list(x.shape)}")
 
 
 @operator("MeanVarianceNormalization", since=9, types={"T": every("MeanVarianceNormalization", among=FLOATING)})

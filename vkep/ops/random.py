@@ -137,12 +137,8 @@ def dropped(b: Builder, x: Tensor, rate: float, seed: int | None) -> list[Tensor
     if not 0 <= rate < 1:
         b.decline(f"ratio is {rate}, expected at least 0 and below 1")
     mask = b.pointwise("ge", draw(b, x.shape, seed), float(rate), dtype=BOOL, shape=x.shape)
-    factor = b.constant(_scale_of(rate, x.dtype))
+    factor = b.constant(np.array(1 / (1 - rate), np.float64 if x.dtype.name == "float64" else np.float32))
     return [b.pointwise(lambda v, kept, by: fn.where(kept, v * by, 0), x, mask, factor), mask]
-
-
-def _scale_of(rate: float, dtype: DType) -> np.ndarray:
-    return np.array(1 / (1 - rate), np.float64 if dtype.name == "float64" else np.float32)
 
 
 def training_rate(b: Builder, ratio: Tensor | None, training_mode: Tensor | None) -> float:

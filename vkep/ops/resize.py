@@ -31,7 +31,7 @@ _SAMPLED = (*FLOATING, "int8", "int16", "int32", "uint8", "uint16", "uint32", "b
 
 def _resize(b: Builder, x: Tensor, to: Resized, mode: ResizeMode, roi: tuple[float, ...] | None = None) -> Tensor:
     problem = ResizeProblem(x.shape, to.shape, to.scales, mode, x.dtype.name, roi)
-    return b.result(problem, x)
+    return b.result(problem, x) if problem.changed else x
 
 
 def _floats(b: Builder, tensor: Tensor, what: str) -> list[float]:

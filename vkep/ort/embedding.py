@@ -31,12 +31,9 @@ def build_embedded(folder: str | os.PathLike[str]) -> Path:
     Raises `LibraryError` as `vkep.ort.library.build`, and where this Python has no shared library to embed.
     """
     flags = _link_flags()
-    head = f'#define VKEP_PYTHON "{_executable()}"\n' + (Path(__file__).parent / "embed.c").read_text(encoding="utf-8")
+    python = sys.executable.replace("\\", "\\\\").replace('"', '\\"')
+    head = f'#define VKEP_PYTHON "{python}"\n' + (Path(__file__).parent / "embed.c").read_text(encoding="utf-8")
     return compile_to(Path(folder) / NAME, *sources(head), startup=_START, flags=flags)
-
-
-def _executable() -> str:
-    return sys.executable.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _link_flags() -> list[str]:

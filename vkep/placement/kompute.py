@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vkep.dtypes import DTYPES, DType
+from vkep.dtypes import DTYPES, from_onnx
 from vkep.errors import Decline
 from vkep.graph.model import Node
 from vkep.graph.weights import Weight
@@ -211,14 +211,10 @@ class KpRegions:
 def _tensor(name: str, value: Weight | ValueSpec | HostValue) -> KpTensor:
     if isinstance(value, HostValue):
         raise Decline(f"input {name!r} is {value.what}, which kp has no tensors of")
-    dtype: DType | None = value.dtype if isinstance(value, ValueSpec) else _weight_dtype(value)
+    dtype = value.dtype if isinstance(value, ValueSpec) else from_onnx(value.elem_type)
     text = "of an unknown type" if dtype is None else dtype.name
     _check(f"input {name!r}", text, value.shape)
     return KpTensor(text, tuple(value.shape))
-
-
-def _weight_dtype(weight: Weight) -> DType | None:
-    return next((d for d in DTYPES.values() if d.onnx == weight.elem_type), None)
 
 
 def _check(what: str, dtype: str, shape: Sequence[int]) -> None:

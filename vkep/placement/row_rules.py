@@ -280,23 +280,11 @@ def _softmax_axes(view: NodeView, rank: int) -> Iterable[int]:
     return range(int(view.node.attributes.get("axis", 1)) % max(rank, 1), rank)
 
 
-def _axes_from(default: int) -> Axes:
-    return lambda view, rank: range(int(view.node.attributes.get("axis", default)) % rank, rank)
-
-
-def _channels_and_more(view: NodeView, rank: int) -> Iterable[int]:
-    return range(1, rank)
-
-
 def _reduced_axes(view: NodeView, rank: int) -> Iterable[int]:
     axes = view.numbers(1, "axes")
     if not axes:
         return [] if view.node.attributes.get("noop_with_empty_axes") else range(rank)
     return axes
-
-
-def _scan_axes(view: NodeView, rank: int) -> Iterable[int]:
-    return view.numbers(1, "axis") or range(rank)
 
 
 def _scale_axes(view: NodeView, rank: int) -> Iterable[int]:
@@ -333,14 +321,6 @@ def _resized_axes(view: NodeView, rank: int) -> Iterable[int]:
         return range(rank)
     shape = view.inputs[0].shape if view.inputs[0] is not None else ()
     return [axis for axis, (old, new) in enumerate(zip(shape, view.results[0], strict=True)) if not same(old, new)]
-
-
-def _last_two(view: NodeView, rank: int) -> Iterable[int]:
-    return (-2, -1)
-
-
-def _normalized_axes(view: NodeView, rank: int) -> Iterable[int]:
-    return view.numbers(-1, "axes", (0, 2, 3)) or range(rank)
 
 
 def _whole_axes(axes: Axes) -> Callable[[NodeView], RowAxis]:
@@ -426,7 +406,7 @@ def _all(names: str, rule: Rule, domain: str = "") -> dict[tuple[str, str], Rule
     return {(domain, name): rule for name in names.split()}
 
 
-_BY_ROW = _whole_axes(_channels_and_more)
+_BY_ROW = _whole_axes(lambda view, rank: range(1, rank))
 #: by domain and operator
 RULES: Mapping[tuple[str, str], Rule] = {
     **_all(
@@ -452,11 +432,16 @@ RULES: Mapping[tuple[str, str], Rule] = {
     **_all("Softmax LogSoftmax Hardmax", _whole_axes(_softmax_axes)),
     **_all("LpNormalization TopK", _whole_axes(_axis(-1))),
     **_all("ArgMax ArgMin Split", _whole_axes(_axis(0))),
-    **_all("LayerNormalization RMSNormalization SimplifiedLayerNormalization", _whole_axes(_axes_from(-1))),
+    **_all(
+        "LayerNormalization RMSNormalization SimplifiedLayerNormalization",
+        _whole_axes(lambda view, rank: range(int(view.node.attributes.get("axis", -1)) % rank, rank)),
+    ),
     **_all("MatMulNBits", _whole_axes(_axis(-1)), "com.microsoft"),
     **_all("SkipLayerNormalization SkipSimplifiedLayerNormalization", _batch_first, "com.microsoft"),
-    **_all("MeanVarianceNormalization", _whole_axes(_normalized_axes)),
-    **_all("CumProd CumSum", _whole_axes(_scan_axes)),
+    **_all(
+        "MeanVarianceNormalization", _whole_axes(lambda view, rank: view.numbers(-1, "axes", (0, 2, 3)) or range(rank))
+    ),
+    **_all("CumProd CumSum", _whole_axes(lambda view, rank: view.numbers(1, "axis") or range(rank))),
     **_all(
         "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare",
         _whole_axes(_reduced_axes),
@@ -465,7 +450,7 @@ RULES: Mapping[tuple[str, str], Rule] = {
     **_all("Pad", _whole_axes(_padded_axes)),
     **_all("Slice", _whole_axes(_sliced_axes)),
     **_all("Resize Upsample", _whole_axes(_resized_axes)),
-    **_all("Trilu", _whole_axes(_last_two)),
+    **_all("Trilu", _whole_axes(lambda view, rank: (-2, -1))),
     **_all(
         "AveragePool Conv ConvInteger ConvTranspose DepthToSpace GlobalAveragePool GlobalLpPool GlobalMaxPool GroupNormalization "
         "InstanceNormalization LRN LpPool QLinearConv SpaceToDepth",

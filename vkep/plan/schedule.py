@@ -81,7 +81,8 @@ class _Seen:
     def add(self, index: int, new: Access) -> None:
         if new.writes:
             first, last = self._near(new)
-            kept = [entry for entry in self._entries[first:last] if not _covers(new, entry[1])]
+            near = self._entries[first:last]
+            kept = [(i, old) for i, old in near if old.start < new.start or new.end < old.end]
             self._entries[first:last] = kept
             self._starts[first:last] = [old.start for _, old in kept]
         at = bisect_left(self._starts, new.start)
@@ -92,10 +93,6 @@ class _Seen:
     def _near(self, new: Access) -> tuple[int, int]:
         """The range of indices of all accesses that may share a byte with ``new``."""
         return bisect_left(self._starts, new.start - self._longest), bisect_left(self._starts, new.end)
-
-
-def _covers(new: Access, old: Access) -> bool:
-    return new.start <= old.start and old.end <= new.end
 
 
 def _in_order(before: Sequence[set[int]]) -> list[int]:

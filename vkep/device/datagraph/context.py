@@ -32,7 +32,7 @@ def graph_support(device: Selector = None) -> GraphSupport:
     `DeviceNotFoundError`.
     """
     chosen = select_device(list_devices(), device).capabilities
-    if _has_graphs(chosen.extensions):
+    if chosen.extensions.issuperset(arm_abi.EXTENSIONS):
         return GraphSupport("driver")
     try:
         layers = emulation_layers(process_folder() / "layers")  # the loader may load whatever is named in the folder
@@ -43,10 +43,6 @@ def graph_support(device: Selector = None) -> GraphSupport:
     return GraphSupport(
         "emulation layers", arguments={"extra_instance_layers": layers.names, "layer_paths": [layers.folder]}
     )
-
-
-def _has_graphs(extensions: frozenset[str]) -> bool:
-    return all(name in extensions for name in arm_abi.EXTENSIONS)
 
 
 def graph_source(context: SharedGpuContext) -> str:

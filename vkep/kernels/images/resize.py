@@ -20,7 +20,6 @@ from vkep.graph.resize import Scale
 from vkep.kernels.dims import beyond_rank, last_coordinates, magic_dims
 from vkep.kernels.fastdiv import LIMIT, magic_params
 from vkep.kernels.images.resize_tables import Places, Sampling, offsets, weights
-from vkep.kernels.indexing.gather import copy
 from vkep.kernels.indexing.pad import unit_defines, value_words
 from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import (
@@ -227,15 +226,6 @@ class ResizeProblem(Problem):
         return np.trunc(np.clip(y, limits.min, limits.max))
 
 
-def _takes_copy(problem: ResizeProblem, caps: DeviceCapabilities) -> str:
-    return f"axes {problem.changed} change" if problem.changed else ""
-
-
-def _copy(problem: ResizeProblem, e: Emission) -> list[KernelCall]:
-    itemsize = element_type(problem.dtype).itemsize
-    return copy(math.prod(problem.shape) * itemsize, e.caps, e["x"], e["y"], alignment=itemsize)
-
-
 def _takes_nearest(problem: ResizeProblem, caps: DeviceCapabilities) -> str:
     if problem.mode.mode != "nearest":
         return f"{problem.mode.mode} interpolation"
@@ -334,7 +324,6 @@ def _axes(problem: ResizeProblem, e: Emission) -> list[KernelCall]:
 
 implement(
     ResizeProblem,
-    Candidate("copy", _copy, when=_takes_copy),
     Candidate("nearest", _nearest, when=_takes_nearest),
     Candidate("axis by axis", _axes, when=_takes_axes),
 )

@@ -27,14 +27,10 @@ from vkep.kernels.tuning import Tuned
 from vkep.sizes import at_hand, divides
 
 
-def _unit_k(call: KernelCall) -> int:
-    return call["WORDS"] * 32 // call["BITS"] or 1
-
-
 def _reach(call: KernelCall) -> Mapping[str, int]:
     m, n, size, inner = call["m"], call["n"], call.size_of("T"), call["batch1"]
     tiles = ceil_div(m, call["ROWS"])
-    sizes = (call.groups[2] // tiles // inner, inner, n, call["units"] * _unit_k(call))
+    sizes = (call.groups[2] // tiles // inner, inner, n, call["units"] * (call["WORDS"] * 32 // call["BITS"] or 1))
     weights = extent(sizes, (call["b_batch0"], call["b_batch1"], call["b_col"], 1))
     scales = n * call["blocks"] * size if call["BLOCK"] else 0
     return {

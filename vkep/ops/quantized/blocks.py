@@ -177,7 +177,7 @@ def matmul_nbits_(
         zeros = _zero_points(b, zero_points, N, blocks, zero_bytes, bits)
         unpacked = unpacked_codes(b, codes, bits)
         if g_idx is None:
-            matrix = _dequantized_blocks(b, unpacked, scales, zeros, bits, a.dtype)
+            matrix = _dequantized(b, unpacked, _each(scales), None if zeros is None else _each(zeros), bits, a.dtype)
             columns = b.reshape(matrix, (N, blocks * block_size)).slice(1, 0, K)
         else:  # the block of each row is given, not its position's
             places = _places(b, g_idx, K, blocks, block_size)
@@ -200,13 +200,6 @@ def _zero_points(
         return b.reshape(zero_points, (columns, blocks))
     codes = unpacked_codes(b, b.reshape(zero_points, (columns, packed_bytes)), bits)
     return codes.slice(1, 0, blocks)
-
-
-def _dequantized_blocks(
-    b: Builder, codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, dtype: DType
-) -> Tensor:
-    """``(codes - zeros) * scales``: codes [..., block], the others [...]."""
-    return _dequantized(b, codes, _each(scales), None if zeros is None else _each(zeros), bits, dtype)
 
 
 def _dequantized(b: Builder, codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, dtype: DType) -> Tensor:
