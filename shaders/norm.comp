@@ -17,8 +17,8 @@
 #include "lanes.glsl"
 
 layout(constant_id = 4) const uint SPLIT = 1;      // lanes per row, a power of two
-layout(constant_id = 5) const uint IN_REGISTERS = 0;  // a lane keeps its PER_LANE elements; axis <= SPLIT * PER_LANE
-layout(constant_id = 6) const uint PER_LANE = 1;
+layout(constant_id = 5) const uint KEPT = 0;  // elements of a lane in registers, the first ones
+layout(constant_id = 6) const uint REST = 1;  // the others are read from memory; without it axis <= SPLIT * KEPT
 layout(constant_id = 7) const uint CENTER = 1;
 layout(constant_id = 8) const uint HAS_SCALE = 1;
 layout(constant_id = 9) const uint HAS_BIAS = 1;
@@ -27,7 +27,7 @@ layout(constant_id = 11) const uint HAS_INV_STD = 0;
 layout(constant_id = 12) const uint BY_CHANNEL = 0;  // 0: period and spatial are 1
 
 // Scale and bias are loaded beside the row: a few rows wait for memory, and for each other's results, more than for anything else.
-const uint EARLY = IN_REGISTERS != 0u && BY_CHANNEL == 0u && PER_LANE <= 4u ? PER_LANE : 0u;
+const uint EARLY = BY_CHANNEL == 0u && KEPT <= 4u ? KEPT : 0u;
 
 TENSOR(float, FloatTensor)
 float add(float a, float b) { return a + b; }
@@ -61,52 +61,47 @@ void main() {
         row_channel = group * args.channels;
     }
 
+    uint beyond = REST != 0u ? axis : 0u;
+
     float total = 0.0, mean = 0.0, spread = 0.0;
-    VALUE_T kept[PER_LANE], scale[EARLY > 0u ? EARLY : 1u], bias[EARLY > 0u ? EARLY : 1u];
+    VALUE_T kept[KEPT > 0u ? KEPT : 1u], scale[EARLY > 0u ? EARLY : 1u], bias[EARLY > 0u ? EARLY : 1u];
     [[unroll]] for (uint j = 0u; j < EARLY; ++j) {
         uint k = j * SPLIT + share;
         if (HAS_SCALE != 0u) scale[j] = k < axis ? load_value(InRow(operand(args.scale, 1)).v[k]) : VALUE_T(0.0);
         if (HAS_BIAS != 0u) bias[j] = k < axis ? load_value(InRow(operand(args.bias, 2)).v[k]) : VALUE_T(0.0);
     }
-    if (IN_REGISTERS != 0u) {
-        [[unroll]] for (uint j = 0u; j < PER_LANE; ++j) {
-            uint k = j * SPLIT + share;
-            kept[j] = k < axis ? load_value(x.v[base + k]) : VALUE_T(0.0);
-            total += sum_within(kept[j]);
-        }
-    } else if (CENTER != 0u) {
-        for (uint k = share; k < axis; k += SPLIT) total += sum_within(load_value(x.v[base + k]));
+    [[unroll]] for (uint j = 0u; j < KEPT; ++j) {
+        uint k = j * SPLIT + share;
+        kept[j] = k < axis ? load_value(x.v[base + k]) : VALUE_T(0.0);
+        total += sum_within(kept[j]);
     }
-    if (CENTER != 0u) mean = sum_of(total, lane, SPLIT) * args.inv_axis;
-    if (IN_REGISTERS != 0u) {
-        [[unroll]] for (uint j = 0u; j < PER_LANE; ++j) {
-            kept[j] -= mean;
-            spread += j * SPLIT + share < axis ? sum_within(kept[j] * kept[j]) : 0.0;
-        }
-    } else {
-        for (uint k = share; k < axis; k += SPLIT) {
-            VALUE_T d = load_value(x.v[base + k]) - mean;
-            spread += sum_within(d * d);
-        }
+    if (CENTER != 0u) {
+        for (uint k = KEPT * SPLIT + share; k < beyond; k += SPLIT) total += sum_within(load_value(x.v[base + k]));
+        mean = sum_of(total, lane, SPLIT) * args.inv_axis;
+    }
+    [[unroll]] for (uint j = 0u; j < KEPT; ++j) {
+        kept[j] -= mean;
+        spread += j * SPLIT + share < axis ? sum_within(kept[j] * kept[j]) : 0.0;
+    }
+    for (uint k = KEPT * SPLIT + share; k < beyond; k += SPLIT) {
+        VALUE_T d = load_value(x.v[base + k]) - mean;
+        spread += sum_within(d * d);
     }
     float inv_std = 1.0 / sqrt(sum_of(spread, lane, SPLIT) * args.inv_axis + args.epsilon);
-    if (IN_REGISTERS != 0u) {
-        [[unroll]] for (uint j = 0u; j < PER_LANE; ++j) {
-            uint k = j * SPLIT + share;
-            if (EARLY > 0u) {
-                VALUE_T v = kept[j] * inv_std;
-                if (HAS_SCALE != 0u) v *= scale[j % (EARLY > 0u ? EARLY : 1u)];
-                if (HAS_BIAS != 0u) v += bias[j % (EARLY > 0u ? EARLY : 1u)];
-                if (k < axis) y.v[base + k] = store_value(v);
-            } else if (k < axis) {
-                y.v[base + k] = store_value(affine(kept[j] * inv_std, row_channel, k));
-            }
+    [[unroll]] for (uint j = 0u; j < KEPT; ++j) {
+        uint k = j * SPLIT + share;
+        if (EARLY > 0u) {
+            VALUE_T v = kept[j] * inv_std;
+            if (HAS_SCALE != 0u) v *= scale[j % (EARLY > 0u ? EARLY : 1u)];
+            if (HAS_BIAS != 0u) v += bias[j % (EARLY > 0u ? EARLY : 1u)];
+            if (k < axis) y.v[base + k] = store_value(v);
+        } else if (k < axis) {
+            y.v[base + k] = store_value(affine(kept[j] * inv_std, row_channel, k));
         }
-    } else {
-        for (uint k = share; k < axis; k += SPLIT) {
-            VALUE_T d = (load_value(x.v[base + k]) - mean) * inv_std;
-            y.v[base + k] = store_value(affine(d, row_channel, k));
-        }
+    }
+    for (uint k = KEPT * SPLIT + share; k < beyond; k += SPLIT) {
+        VALUE_T d = (load_value(x.v[base + k]) - mean) * inv_std;
+        y.v[base + k] = store_value(affine(d, row_channel, k));
     }
     if (live && share == 0u) {
         if (HAS_MEAN != 0u) FloatTensor(operand(args.mean, 4)).v[row] = mean;

@@ -1,6 +1,6 @@
 // softmax or log-softmax of alpha * x over the middle of [outer, axis, inner] in one dispatch, as exp(alpha x - max), which is
-// stable. SPLIT lanes share a column as in reduce.comp. With IN_REGISTERS a lane keeps its PER_LANE elements in registers (axis
-// <= SPLIT * PER_LANE); else memory is read three times. With VECTOR_IN_T (inner is 1) axis counts groups of four.
+// stable. SPLIT lanes share a column as in reduce.comp. A lane keeps its first KEPT elements in registers; the others (none
+// without REST) are read from memory three times. With VECTOR_IN_T (inner is 1) axis counts groups of four.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -14,10 +14,10 @@
 
 layout(constant_id = 4) const uint SPLIT = 1;
 layout(constant_id = 5) const uint ACROSS = 0;
-layout(constant_id = 6) const uint IN_REGISTERS = 0;
-layout(constant_id = 7) const uint PER_LANE = 1;
+layout(constant_id = 6) const uint KEPT = 0;
+layout(constant_id = 7) const uint REST = 1;  // else axis <= SPLIT * KEPT
 layout(constant_id = 8) const uint LOG = 0;
-layout(constant_id = 9) const uint KEEP_POWERS = 0;  // y holds the powers between passes (float32): half the calls of exp()
+layout(constant_id = 9) const uint KEEP_POWERS = 0;  // y holds the rest's powers between passes (float32): half the calls of exp()
 
 float add(float a, float b) { return a + b; }
 float larger(float a, float b) { return max(a, b); }
@@ -41,41 +41,38 @@ void main() {
     uint first = (outer * args.axis + share) * args.inner + i;
     uint stride = SPLIT * args.inner;
 
+    uint beyond = REST != 0u ? axis : 0u;
+    uint rest = KEPT * SPLIT + share, begin = first + KEPT * stride;
+
     float top = LOWEST, total = 0.0;
-    if (IN_REGISTERS != 0u) {
-        VALUE_T kept[PER_LANE];
-        [[unroll]] for (uint j = 0u; j < PER_LANE; ++j) {
-            bool inside = j * SPLIT + share < axis;
-            kept[j] = inside ? args.alpha * load_value(x.v[first + j * stride]) : VALUE_T(LOWEST);
-            top = max(top, max_within(kept[j]));
-        }
-        top = max_of(top, slot, SPLIT);
-        [[unroll]] for (uint j = 0u; j < PER_LANE; ++j) {
-            VALUE_T power = exp(kept[j] - top);
-            total += j * SPLIT + share < axis ? sum_within(power) : 0.0;
-            kept[j] = LOG != 0u ? kept[j] - top : power;
-        }
-        total = sum_of(total, slot, SPLIT);
-        float scale = 1.0 / total, shift = log(total);
-        [[unroll]] for (uint j = 0u; j < PER_LANE; ++j)
-            if (j * SPLIT + share < axis)
-                y.v[first + j * stride] = store_value(LOG != 0u ? kept[j] - shift : kept[j] * scale);
-        return;
+    VALUE_T kept[KEPT > 0u ? KEPT : 1u];
+    [[unroll]] for (uint j = 0u; j < KEPT; ++j) {
+        bool inside = j * SPLIT + share < axis;
+        kept[j] = inside ? args.alpha * load_value(x.v[first + j * stride]) : VALUE_T(LOWEST);
+        top = max(top, max_within(kept[j]));
     }
-    uint at = first;
-    for (uint k = share; k < axis; k += SPLIT, at += stride)
+    uint at = begin;
+    for (uint k = rest; k < beyond; k += SPLIT, at += stride)
         top = max(top, max_within(args.alpha * load_value(x.v[at])));
     top = max_of(top, slot, SPLIT);
-    at = first;
-    for (uint k = share; k < axis; k += SPLIT, at += stride) {
+    [[unroll]] for (uint j = 0u; j < KEPT; ++j) {
+        VALUE_T power = exp(kept[j] - top);
+        total += j * SPLIT + share < axis ? sum_within(power) : 0.0;
+        kept[j] = LOG != 0u ? kept[j] - top : power;
+    }
+    at = begin;
+    for (uint k = rest; k < beyond; k += SPLIT, at += stride) {
         VALUE_T power = exp(args.alpha * load_value(x.v[at]) - top);
         total += sum_within(power);
         if (KEEP_POWERS != 0u) y.v[at] = store_value(power);
     }
     total = sum_of(total, slot, SPLIT);
     float scale = 1.0 / total, shift = log(total);
-    at = first;
-    for (uint k = share; k < axis; k += SPLIT, at += stride) {
+    [[unroll]] for (uint j = 0u; j < KEPT; ++j)
+        if (j * SPLIT + share < axis)
+            y.v[first + j * stride] = store_value(LOG != 0u ? kept[j] - shift : kept[j] * scale);
+    at = begin;
+    for (uint k = rest; k < beyond; k += SPLIT, at += stride) {
         if (KEEP_POWERS != 0u) {
             y.v[at] = store_value(load_value(y.v[at]) * scale);
         } else {

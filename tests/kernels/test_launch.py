@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,10 +16,11 @@ from vkep.errors import Decline
 from vkep.graph.windows import Window
 from vkep.kernels.images.pool import POOL, PoolProblem
 from vkep.kernels.indexing.gather import COPY, copy
-from vkep.kernels.launch import grid, lanes, row_vectors, share_columns, unit_for
+from vkep.kernels.launch import MAX_GRID_AXIS, grid, in_lines, lanes, row_vectors, share_columns, unit_for
 from vkep.kernels.reductions.norm import LRN, NORM, SOFTMAX, LayerNormProblem, SoftmaxProblem
 from vkep.kernels.reductions.reduce import REDUCE, REDUCE_OPS, ReduceProblem
 from vkep.kernels.select import Choice, Emission, bind, candidates, choose, emit
+from vkep.sizes import Trace
 
 DEVICES = st.builds(
     DeviceCapabilities.for_tests,
@@ -110,6 +111,18 @@ def test_lanes_fit_the_device(caps: DeviceCapabilities, total: int) -> None:
     count = lanes(caps, total)
     assert 1 <= count <= caps.max_workgroup_invocations
     assert count & (count - 1) == 0
+
+
+@given(st.integers(2, 1 << 24), st.integers(2, 1 << 24))
+def test_a_line_of_workgroups_goes_on_in_a_second_one(at_hand: int, groups: int) -> None:
+    """Also where the number is a size: one condition at most, which is far."""
+    x, y = in_lines(groups, MAX_GRID_AXIS)
+    assert x <= MAX_GRID_AXIS and groups <= x * y < groups + y and (y == 1 or groups > MAX_GRID_AXIS)
+    trace = Trace()
+    sized = trace.formulas(list(in_lines(cast(int, trace.symbol(at_hand)), MAX_GRID_AXIS)))
+    holds = trace.holds().hold([groups])
+    assert holds or (groups > MAX_GRID_AXIS > 15 * at_hand)
+    assert not holds or list(sized([groups])) == [x, y]
 
 
 def test_units_divide_rows_and_addresses() -> None:

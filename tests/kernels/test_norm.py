@@ -34,6 +34,7 @@ def normalised(x: np.ndarray, epsilon: float, center: bool = True) -> tuple[np.n
     return (wide - mean) * inv_std, mean[..., 0], inv_std[..., 0]
 
 
+@pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("shape", [(1, 1), (3, 37), (5, 768), (300, 64), (2, 5001)])
 @pytest.mark.parametrize("rms", [False, True])
 def test_layer_norm(
@@ -52,6 +53,7 @@ def test_layer_norm(
             np.testing.assert_allclose(y.array, full, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.usefixtures("kept")
 def test_layer_norm_gives_statistics(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator) -> None:
     x = rng.normal(size=(7, 200)).astype(np.float32)
     y, mean, inv_std = (
@@ -75,6 +77,7 @@ def test_layer_norm_is_stable_around_a_large_mean(
     np.testing.assert_allclose(y.array, normalised(x, 1e-5)[0], atol=5e-3)
 
 
+@pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("rms", [False, True])
 def test_layer_norm_float16(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, rms: bool) -> None:
     x = (rng.normal(size=(6, 1024)) * 100).astype(np.float16)  # squares overflow float16
@@ -85,6 +88,7 @@ def test_layer_norm_float16(gpu: Harness, caps: DeviceCapabilities, rng: np.rand
     np.testing.assert_allclose(y.array.astype(np.float64), want, rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize(
     ("images", "groups", "channels", "spatial"),
     [(1, 1, 1, 1), (2, 3, 1, 49), (2, 4, 3, 25), (1, 2, 5, 900), (30, 9, 1, 4)],
@@ -108,6 +112,7 @@ def test_group_norm(
     np.testing.assert_allclose(y.array, want, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_four_at_a_time(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str) -> None:
     tolerance = 2e-5 if dtype == "float32" else 4e-3

@@ -31,6 +31,7 @@ def run(gpu: Harness, caps: DeviceCapabilities, x: np.ndarray, dtype: str, **kwa
     return y.array
 
 
+@pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_float32(
@@ -42,6 +43,7 @@ def test_float32(
     )
 
 
+@pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_types(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str) -> None:
     rtol = {"float16": 2e-3, "bfloat16": 2**-7}[dtype]
@@ -51,6 +53,7 @@ def test_half_types(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Gener
         np.testing.assert_allclose(got, expected(x, False), rtol=rtol, atol=1e-6)
 
 
+@pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("log", [False, True])
 def test_four_at_a_time(
@@ -86,6 +89,7 @@ def test_nan_fills_its_own_row_only(gpu: Harness, caps: DeviceCapabilities, rng:
     assert np.isfinite(got[[0, 2]]).all()
 
 
+@pytest.mark.usefixtures("kept")
 def test_in_place(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator) -> None:
     x = rng.normal(size=(5, 300, 1)).astype(np.float32)
     both = Tensor(x)

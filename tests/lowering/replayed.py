@@ -31,6 +31,7 @@ _PREFER = (
     sizes.record_at_hand,
     sizes.room_for,
     sizes.serves_others,
+    sizes.stays_few,
 )
 _AT_HAND = at_hand(lambda: None).__code__
 

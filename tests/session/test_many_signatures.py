@@ -48,7 +48,7 @@ def test_no_plan_is_made_after_the_first_signatures_and_memory_stays(
         run(batch, length)
         weights.append(sum(session.memory().constants.values()))
     plans, held = graph.plan_count, session.memory().arena.bytes_in_use
-    # a GPU has kernels of their own for few rows and few queries, and keeps short rows in registers
+    # a GPU has kernels of their own for few rows
     few, most_plans = (4, plans) if is_cpu(session.context.capabilities) else (len(_FIRST), 12)
     assert plans <= few and len(set(weights)) == 1  # later plans find them packed
     others = [(b, n) for b in range(1, 9) for n in range(1, 129) if (b, n) not in _FIRST]

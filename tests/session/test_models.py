@@ -173,7 +173,7 @@ def test_a_new_signature_plans_but_compiles_nothing(
         assert session.report().all_on_vulkan
     assert counts[0] > 0, "the empty cache was filled"
     assert counts[3:] == [counts[3]] * (len(counts) - 3), f"compiled again: {compiles[counts[3] :]}"
-    # a GPU has other kernels for products of few rows, and keeps short rows in registers
+    # a GPU has other kernels for products of few rows
     assert session._parts.graph.plan_count <= (3 if is_cpu(session.context.capabilities) else len(signatures))
 
 

@@ -29,6 +29,7 @@ from vkep.sizes import (
     matches,
     plain_text,
     power_of_two_in,
+    stays_few,
     whole,
     wholes,
 )
@@ -213,6 +214,22 @@ def test_choices_at_hand_record_nothing() -> None:
     before = len(general.conditions)
     assert not divides(4, other) and divides(4, 8 * other) and divides(4, 8) and len(general.conditions) == before
     assert not matches(other, 48) and matches(2 * other, other + other) and len(general.conditions) == before
+
+
+def test_few_of_something() -> None:
+    """A size of the run has conditions for both answers, a computed one only where it is few and stays so."""
+    assert stays_few(8, 8) and not stays_few(9, 8)
+    trace, (n, m, _) = traced([5, 7, 2])
+    before = len(trace.conditions)
+    assert not stays_few(n * m, 8) and stays_few(n % 4, 3) and len(trace.conditions) == before
+    assert stays_few(n, 8) and not stays_few(m, 4) and stays_few(2 * n + 2, 14)
+    holds = trace.holds()
+    assert holds.hold([6, 5, 2]) and not any(map(holds.hold, [[7, 7, 2], [5, 4, 2]]))
+    for other in (Trace(general=True), Trace(seen=[[9]])):
+        n = other.symbol(4)
+        before = len(other.conditions)
+        assert not stays_few(2 * n, 16) and len(other.conditions) == before
+        assert stays_few(n, 8) and other.holds().hold([8]) and not other.holds().hold([9])
 
 
 def test_numbers_that_match() -> None:

@@ -42,6 +42,10 @@ def _record(name: str, features: frozenset[str], subgroup: tuple[int, int, int],
     return DeviceCapabilities(name=name, features=features, **{**values, **sizes, **more})
 
 
+def _code_products(sizes: tuple[int, ...]) -> tuple[CooperativeMatrixShape, ...]:
+    return tuple(CooperativeMatrixShape(16, n, 32, "int8", "int8", "int32", "int32") for n in sizes)
+
+
 def _half_products(sizes: tuple[int, ...]) -> tuple[CooperativeMatrixShape, ...]:
     return tuple(
         CooperativeMatrixShape(16, n, 16, "float16", "float16", c, c) for n in sizes for c in ("float16", "float32")
@@ -63,7 +67,7 @@ RECORDS: Mapping[str, DeviceCapabilities] = {
             compute_units=132,
             host_visible_device_local=False,
             memory_heaps=(MemoryHeap(139 * GIB, True),),
-            cooperative_matrix_shapes=_half_products((8, 16)),
+            cooperative_matrix_shapes=_half_products((8, 16)) + _code_products((8, 16)),
         ),
         _record(  # report amd_radeon_rx_7800_xt__radv_navi32__24_0_99_arch_unknown
             "AMD Radeon RX 7800 XT (RADV)",

@@ -12,7 +12,7 @@ import numpy as np
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DTYPES, DType
 from vkep.kernels.kernel import KernelCall
-from vkep.sizes import at_hand, divides, matches, power_of_two_in
+from vkep.sizes import at_hand, divides, largest, matches, power_of_two_in
 
 MAX_GRID_AXIS = 65535  #: workgroups that every device supports along one axis
 #: workgroups below which a GPU counts as underused, so that long axes are divided further: a large GPU holds a thousand
@@ -160,12 +160,24 @@ def ceil_div(a: int, b: int) -> int:
 def grid(groups: int, z: int = 1) -> tuple[int, int, int]:
     """The grid (x, y, z) of ``groups`` workgroups folded into x and y (``flat_group`` in ``shaders/workgroup.glsl``);
     some may be surplus. Raises ``ValueError`` for more than a dispatch can hold."""
-    if groups <= MAX_GRID_AXIS:
-        return groups, 1, z
-    y = ceil_div(groups, MAX_GRID_AXIS)
+    x, y = in_lines(groups, MAX_GRID_AXIS)
     if y > MAX_GRID_AXIS:
         raise ValueError(f"kernels: {groups} workgroups are more than one dispatch can hold ({MAX_GRID_AXIS}**2)")
-    return ceil_div(groups, y), y, z
+    return x, y, z
+
+
+def in_lines(groups: int, limit: int) -> tuple[int, int]:
+    """``groups`` workgroups, or a few more, as x and y of a grid whose x is at most ``limit``. A size that is not far from the
+    limit may pass it."""
+    if not _may_pass(groups, limit) and groups <= limit:
+        return groups, 1
+    y = largest(1, ceil_div(groups, limit))
+    return ceil_div(groups, y), y
+
+
+@at_hand
+def _may_pass(groups: int, limit: int) -> bool:
+    return 16 * groups > limit
 
 
 def numbered(prefix: str, values: Sequence[int], rest: int) -> dict[str, int]:

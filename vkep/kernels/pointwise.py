@@ -281,38 +281,46 @@ def transposed_axis(
     shape: Sequence[int], out: PointwiseOperand, inputs: Sequence[PointwiseOperand], caps: DeviceCapabilities
 ) -> int | None:
     """The axis along which some input is dense while the output is dense along the last; None where a tile gains nothing."""
-    if caps.device_type == "cpu" or len(shape) < 2 or out.strides[-1] != 1 or shape[-1] < _MIN_AXIS:
+    if caps.device_type == "cpu" or len(shape) < 2 or not matches(out.strides[-1], 1) or _is_short(shape[-1]):
         return None
-    across = [x for x in inputs if x.strides[-1] not in (0, 1)]
-    axes = {next((a for a, s in enumerate(x.strides[:-1]) if s == 1), None) for x in across}
+    across = [x for x in inputs if not (matches(x.strides[-1], 0) or matches(x.strides[-1], 1))]
+    axes = {next((a for a, s in enumerate(x.strides[:-1]) if matches(s, 1)), None) for x in across}
     if len(axes) != 1 or None in axes:
         return None
     [axis] = axes
-    if axis is None or shape[axis] < _MIN_AXIS or any(s < 0 for x in (out, *inputs) for s in x.strides):
+    if axis is None or _is_short(shape[axis]) or any(s < 0 for x in (out, *inputs) for s in x.strides):
         return None
-    side = _tile(shape, axis, out.dtype) // (2 if _in_pairs(shape, axis, out, inputs) else 1)
-    shared = (
-        sum(shared_itemsize(x.dtype, caps) for x in across) * _tile(shape, axis, out.dtype) ** 2 // side * (side + 1)
-    )
+    tile = _tile(shape[axis], shape[-1], out.dtype.itemsize)
+    side = tile // (2 if _in_pairs(shape, axis, out, inputs) else 1)
+    shared = sum(shared_itemsize(x.dtype, caps) for x in across) * tile**2 // side * (side + 1)
     lanes = min(caps.max_workgroup_invocations, caps.max_workgroup_size[0])
     room = min(caps.max_shared_memory_bytes, _MAX_SHARED_BYTES)
     return axis if lanes >= _LANES and shared <= room else None
 
 
-def _tile(shape: Sequence[int], axis: int, dtype: DType) -> int:
+@at_hand
+def _is_short(axis: int) -> bool:
+    return axis < _MIN_AXIS
+
+
+@at_hand
+def _tile(along: int, last: int, itemsize: int) -> int:
     """Elements of a tile's side: 32 elements of 4 bytes are a memory line; smaller elements gain from longer rows."""
-    return 64 if dtype.itemsize < 4 and min(shape[axis], shape[-1]) > 32 else 32
+    return 64 if itemsize < 4 and min(along, last) > 32 else 32
 
 
 def _in_pairs(shape: Sequence[int], axis: int, out: PointwiseOperand, inputs: Sequence[PointwiseOperand]) -> bool:
     """Whether 2-byte elements can be loaded and stored in pairs: all pairs lie within rows, at whole words."""
-    if out.dtype.itemsize != 2 or shape[axis] % 2 or shape[-1] % 2 or _tile(shape, axis, out.dtype) != 64:
+    if out.dtype.itemsize != 2 or _tile(shape[axis], shape[-1], 2) != 64:
+        return False
+    if not (divides(2, shape[axis]) and divides(2, shape[-1])):
         return False
     for x in (out, *inputs):
-        if x.strides[-1] == 0:
+        if matches(x.strides[-1], 0):
             continue
-        run = axis if x.strides[-1] != 1 else len(shape) - 1
-        if any(s % 2 for a, s in enumerate(x.strides) if a != run) or x.offset % 2 or x.dtype.glsl not in _PAIRS:
+        run = len(shape) - 1 if matches(x.strides[-1], 1) else axis
+        steps = [s for a, s in enumerate(x.strides) if a != run]
+        if x.dtype.glsl not in _PAIRS or not all(divides(2, n) for n in (*steps, x.offset)):
             return False
         if run == axis and x.dtype.itemsize != 2:
             return False
@@ -342,7 +350,7 @@ def pointwise_tile(
 ) -> KernelCall:
     """As `pointwise`, for the ``axis`` that `transposed_axis` returns; ``load`` converts a stored element to its
     compute type."""
-    tile = _tile(shape, axis, out.dtype)
+    tile = _tile(shape[axis], shape[-1], out.dtype.itemsize)
     pair = 2 if _in_pairs(shape, axis, out, inputs) else 1
     side = tile // pair
     params: list[tuple[str, str, float | int]] = []
@@ -358,9 +366,9 @@ def pointwise_tile(
         terms = []
         for a, step in enumerate(strides):
             position = "q_last" if a == len(shape) - 1 else "q_along" if a == axis else f"q{a}"
-            if step == 1:
+            if matches(step, 1):
                 terms.append(position)
-            elif step:
+            elif not matches(step, 0):
                 params.append((f"s{operand}_{a}", "uint", step // wide))
                 terms.append(f"{position} * args.s{operand}_{a}")
         return " + ".join(terms) or "0u"
@@ -373,11 +381,11 @@ def pointwise_tile(
     values: list[list[str]] = [[] for _ in range(pair)]
     out_index = index(out.strides, 0, pair)
     for k, x in enumerate(inputs):
-        wide = pair if x.strides[-1] else 1
+        wide = 1 if matches(x.strides[-1], 0) else pair
         kind = element(x.dtype, wide)
         source = f"X{k}(operand(args.x{k}, EXTRA_BASE + {k}u)).v[{index(x.strides, k + 1, wide)}]"
         decls.append(f"TENSOR({kind}, X{k})")
-        if x.strides[-1] not in (0, 1):
+        if not (matches(x.strides[-1], 0) or matches(x.strides[-1], 1)):
             decls.append(f"shared {kind} tile{k}[PAIR * PLANE];")
             registers.append(f"{kind} r{k}[ROWS];")
             loads.append(f"r{k}[n] = {source};")

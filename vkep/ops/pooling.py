@@ -120,12 +120,17 @@ def max_unpool(
         b.invalid(f"kernel_shape, strides {steps} and pads {edges} do not fit an input of shape {list(x.shape)}")
     pooled = [(x.shape[2 + k] - 1) * steps[k] - edges[k] - edges[rank + k] + kernel_shape[k] for k in range(rank)]
     least = [*x.shape[:2], *pooled]
-    if min(pooled) < 1:
+    if any(size < 1 for size in pooled):
         b.invalid(f"unpooling {list(x.shape)} would make {least}, expected 1 or more along each axis")
     wanted = b.ints(output_shape, "output_shape")
     shape = least if wanted is None else wanted
     total = math.prod(shape)
-    if len(shape) != len(least) or shape[:2] != least[:2] or min(shape) < 0 or total < math.prod(least):
+    if (
+        len(shape) != len(least)
+        or shape[:2] != least[:2]
+        or any(size < 0 for size in shape)
+        or total < math.prod(least)
+    ):
         b.invalid(
             f"output_shape is {shape}, expected {least[:2]} images and channels, and as many elements as {least} or more"
         )

@@ -19,7 +19,7 @@ from vkep.ir.tensor import Storage, Tensor, alignment, channels_first, channels_
 from vkep.kernels.conv.problem import NCHW, NHWC, ConvProblem, lying_as
 from vkep.kernels.problem import Problem
 from vkep.kernels.select import choose, supports
-from vkep.sizes import matches
+from vkep.sizes import is_size, matches
 
 
 def lay_out(ops: Sequence[Op], caps: DeviceCapabilities) -> list[Op]:
@@ -82,7 +82,7 @@ class _ImageLayout:
             views = [channels_last(view) for view in views]
         if (part := self._part_last(out, views)) is not None:
             out, views = channels_last(part), [channels_last(view) for view in views]
-        if views != given or out is not op.out:
+        if out is not op.out or any(view is not before for view, before in zip(views, given, strict=True)):
             read = iter(views)  # in the order of the leaves
             expr = ex.substitute(op.expr, lambda leaf: ex.leaf(next(read)) if leaf.tensor else None)
             op = Pointwise(out, expr, op.labels, op.is_check)
@@ -184,7 +184,7 @@ class _ImageLayout:
     def _source(self, view: Tensor) -> Tensor:
         """The source of a dense image: if it is the copy of a view, that view."""
         source = self._sources.get(view.storage)
-        return source if source is not None and view.shape == source.shape else self._readable(view)
+        return source if source is not None and same_shape(view.shape, source.shape) else self._readable(view)
 
     def _dense(self, view: Tensor) -> Tensor:
         """The elements of a view that was dense in its original layout, dense in the order of its own axes. A whole buffer is
@@ -278,7 +278,7 @@ def relaid(view: Tensor, whole: Tensor, moved: Tensor) -> Tensor | None:
     if same_shape(view.shape, whole.shape) and view.is_contiguous:
         return moved
     sizes, (before, after) = collapse(whole.shape, [whole.strides, moved.strides])
-    if before == after:
+    if all(map(matches, before, after)):
         return Tensor(view.dtype, view.shape, moved.storage, view.strides, view.offset + moved.offset)
     left, offset = view.offset, moved.offset
     low: list[int] = []  # for each axis of the whole, the range that the view covers
@@ -288,7 +288,9 @@ def relaid(view: Tensor, whole: Tensor, moved: Tensor) -> Tensor | None:
         offset += start * new
     high, strides = list(low), []
     for size, stride in zip(view.shape, view.strides, strict=True):
-        axis = next((a for a, old in enumerate(before) if old <= abs(stride)), None)
+        own = (a for a, old in enumerate(before) if not is_size(stride - old) and stride == old)  # whatever the sizes
+        axis = next(own, None)
+        axis = next((a for a, old in enumerate(before) if old <= abs(stride)), None) if axis is None else axis
         if matches(size, 1) or axis is None:  # no step along it: strides over the whole are 1 or more
             strides.append(0)
             continue

@@ -101,7 +101,7 @@ def _normed_product(norm: KernelOp, of: LayerNormProblem, user: Op, graph: Graph
     if not isinstance(user, KernelOp) or product is None or form.epsilon is not None:
         return None
     others = [t for t in user.all_inputs[1:] if t.storage is row.storage]
-    whole = user.inputs[0].storage is row.storage and user.inputs[0].offset == row.offset
+    whole = user.inputs[0].storage is row.storage and matches(user.inputs[0].offset, row.offset)
     if others or not whole or not user.outputs[0].is_contiguous:
         return None
     if not_one_row(product) or of.rows != 1 or of.axis != product.k or of.dtype != product.dtype:

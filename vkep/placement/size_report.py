@@ -91,8 +91,8 @@ class SizeState:
 class LocatedTrace(Trace):
     """A trace that notes where each of its conditions was asked for."""
 
-    def __init__(self, general: bool = False) -> None:
-        super().__init__(general)
+    def __init__(self, general: bool = False, seen: Sequence[Sequence[int]] = ()) -> None:
+        super().__init__(general, seen)
         self.where: list[Origin] = []  #: in the order of the conditions
 
     def _condition(self, *condition: Any) -> None:

@@ -14,6 +14,7 @@ from vkep.sizes.preferences import (
     record_at_hand,
     room_for,
     serves_others,
+    stays_few,
 )
 from vkep.sizes.size import (
     Real,
@@ -59,6 +60,7 @@ __all__ = [
     "room_for",
     "serves_others",
     "smallest",
+    "stays_few",
     "text_parts",
     "whole",
     "wholes",

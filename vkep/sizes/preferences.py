@@ -74,6 +74,13 @@ def matches(value: Any, other: Any) -> bool:
     return rest.trace.vanishes(rest)
 
 
+def stays_few(value: Any, most: int) -> bool:
+    """Whether a number is at most ``most``, for choices that are right only then, and faster. A size that is computed (pixels, a
+    product of sizes) is handled as in `divides`: a plan for more serves fewer too. A size of the run itself (tokens of a
+    decoder's step, a batch) has a plan for few and one for more."""
+    return bool(value.trace.stays_few(value, most)) if value.__class__ is Size else bool(value <= most)
+
+
 def power_of_two_in(value: Any, most: int) -> int:
     """The largest power of two up to ``most`` (itself a power of two) that divides an integer; for a size, one that
     always does."""

@@ -46,6 +46,9 @@ class Tracing(Protocol):
     def vanishes(self, value: Any) -> bool:
         """Whether a size is 0, for a choice that is faster then; records the condition."""
 
+    def stays_few(self, value: Any, most: int) -> bool:
+        """Whether a size is at most ``most``, for a choice that is faster then; records the condition."""
+
     def fixed(self, value: Any, why: str) -> Any:
         """The value as a plain number; records that it must stay the same, and why."""
 

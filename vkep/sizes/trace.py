@@ -94,14 +94,23 @@ class Trace:
     def vanishes(self, value: Size) -> bool:
         """Whether a size is 0 now, was in the runs before, and is in those that `_expected` gives, so that a choice for it is
         worth a condition; in a general trace none is. Then the condition is recorded."""
-        if self.general or value.hint:
-            return False
-        if self._seen and self.bounds(value) != (0, 0):
-            zero = self.formulas([value])
-            zero = replace(zero, relations=(ZERO,))
-            if not all(map(zero.hold, (*self._seen, *self._expected))):
-                return False
-        return self.is_zero(value)
+        return not value.hint and self._lasts(ZERO, value) and self.is_zero(value)
+
+    def stays_few(self, value: Size, most: int) -> bool:
+        """As `vanishes`, whether a size is at most ``most``. Of a size of the run itself both answers are conditions."""
+        rest = most - value
+        [(product, count), *more] = value.terms
+        own = not more and count == 1 and not value.const and [self.nodes[node][0] for node in product] == ["symbol"]
+        known = own or self._tight_bounds(rest)[0] >= 0
+        return bool((known or (rest.hint >= 0 and self._lasts(AT_LEAST, rest))) and rest >= 0)
+
+    def _lasts(self, relation: str, value: Size) -> bool:
+        """Whether the value has had a relation to 0, which it has now, in the runs before, and has it in those that `_expected`
+        gives. In a general trace nothing lasts."""
+        if self.general or not self._seen or self.bounds(value) == (0, 0):
+            return not self.general
+        holds = replace(self.formulas([value]), relations=(relation,)).hold
+        return all(map(holds, (*self._seen, *self._expected)))
 
     @functools.cached_property
     def _expected(self) -> list[list[int]]:

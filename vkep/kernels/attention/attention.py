@@ -138,15 +138,16 @@ def gains_by_attention(problem: AttentionProblem, caps: DeviceCapabilities) -> b
     # keys that no query sees are left out, and no mask is computed; float16 is not measured
     if is_cpu(caps) and ((problem.first, problem.end) == (None, None) or problem.dtype != "float32"):
         return False  # before anything is asked of sizes
-    if problem.queries < MIN_QUERIES:
+    known = record_at_hand(problem)
+    if known.queries < MIN_QUERIES:
         return False
     if is_cpu(caps):
         return not _subgroup_when(problem, caps)
-    tile = _cooperative_tile(problem, caps)
+    tile = _cooperative_tile(known, caps)
     if tile is None:
         return False
-    busy = 4 * _groups(problem, tile) >= _to_fill(caps)
-    return busy or ceil_div(problem.keys, tile.keys) <= _LONGEST_CHAIN
+    busy = 4 * _groups(known, tile) >= _to_fill(caps)
+    return busy or ceil_div(known.keys, tile.keys) <= _LONGEST_CHAIN
 
 
 def _cooperative_when(problem: AttentionProblem, caps: DeviceCapabilities) -> str:
@@ -308,6 +309,7 @@ def _chosen(
     problem: AttentionProblem, caps: DeviceCapabilities, kind: str, fitting: Sequence[AttentionTile], tuned: Tuned
 ) -> AttentionTile | None:
     """The tuned tile, else the first with enough workgroups for the device, else the one with the most workgroups."""
+    problem = record_at_hand(problem)
     sizes = (problem.batch * problem.heads, problem.queries, problem.keys, problem.size, problem.value_size)
     choice = tuned(lambda: [(t.queries, t.keys, t.rows) for t in fitting], "attention", kind, *sizes)
     if choice is not None:

@@ -10,10 +10,11 @@ from vkep.kernels.attention.problem import AttentionProblem, attention_params, r
 from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import SHUFFLE, ceil_div, ceil_power_of_two, element_type, shuffle_sizes
 from vkep.kernels.select import Emission
-from vkep.sizes import record_at_hand
+from vkep.sizes import at_hand, record_at_hand
 
-#: maximum number of queries: with more, a block of keys is read for too few of them at a time
-MAX_QUERIES = 4
+#: maximum number of queries: with more, a block of keys is read for too few of them at a time; and of a plan that is made for a
+#: few of them, so that a run of more needs no other one
+MAX_QUERIES, _SERVED_QUERIES = 4, 64
 #: maximum rows (queries of heads that share keys) of a workgroup
 MOST_ROWS = 8
 _INPUTS = ("q", "k", "v", "bias", "origin", "sink", "k_scale", "v_scale")
@@ -74,7 +75,13 @@ def unit_of(problem: AttentionProblem) -> int:
 
 def too_many(problem: AttentionProblem) -> str:
     """Why a problem has too many queries; "" where it has not."""
-    return f"{problem.queries} queries, expected up to {MAX_QUERIES}" if problem.queries > MAX_QUERIES else ""
+    few = _are_few(problem.queries) and problem.queries <= _SERVED_QUERIES
+    return "" if few else f"{problem.queries} queries, expected up to {MAX_QUERIES}"
+
+
+@at_hand
+def _are_few(queries: int) -> bool:
+    return queries <= MAX_QUERIES
 
 
 def parts_call(

@@ -130,7 +130,7 @@ class ResizeProblem(Problem):
         rank, shapes = len(self.shape), f"{list(self.shape)} to {list(self.out_shape)} by scales {list(self.scales)}"
         if not rank == len(self.out_shape) == len(self.scales):
             raise InvalidNode(f"{shapes}; they differ in rank")
-        if min(self.out_shape, default=0) < 0:
+        if any(size < 0 for size in self.out_shape):
             raise InvalidNode(f"{shapes}; sizes are not negative")
         if self.crops and (self.roi is None or len(self.roi) != 2 * rank or not all(map(math.isfinite, self.roi))):
             raise InvalidNode(f"tf_crop_and_resize needs a roi of {2 * rank} numbers; got {self.roi}")

@@ -195,7 +195,7 @@ class _Regions(Problem):
     dtype: str
 
     def __post_init__(self) -> None:
-        if len(self.shape) != 4 or min(self.out_size) < 1:
+        if len(self.shape) != 4 or any(size < 1 for size in self.out_size):
             shapes = f"regions of {list(self.shape)} as {list(self.out_size)}"
             raise InvalidNode(f"{shapes}; expected images [N, C, H, W] and positive sizes")
         if self.makes()[0].extent and 0 in self.shape:

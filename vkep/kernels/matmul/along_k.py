@@ -24,7 +24,7 @@ from vkep.kernels.matmul.tiles import OF_STORAGE, STORAGE
 from vkep.kernels.problem import extent
 from vkep.kernels.select import Emission
 from vkep.kernels.tuning import Tuned
-from vkep.sizes import at_hand, divides
+from vkep.sizes import at_hand, divides, stays_few
 
 
 def _reach(call: KernelCall) -> Mapping[str, int]:
@@ -192,7 +192,7 @@ def no_product_along_k(problem: MatMulProblem, caps: DeviceCapabilities) -> str:
     """Why the kernel does not compute a product; "" where it does."""
     if not problem.b_along_k:
         return "b is not dense along k"
-    if problem.m > MAX_ROWS or problem.k == 0:
+    if not stays_few(problem.m, MAX_ROWS) or problem.k == 0:
         return f"{problem.m} rows of {problem.k} elements, expected 1 to {MAX_ROWS} that are not empty"
     return no_lanes(caps) or unaddressable(problem, caps)
 

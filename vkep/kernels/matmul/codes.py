@@ -15,7 +15,7 @@ from vkep.kernels.matmul.nbits_problem import UNIT, MatMulNBitsProblem, packed_r
 from vkep.kernels.matmul.tiles import OF_STORAGE, STORAGE
 from vkep.kernels.select import Emission
 from vkep.kernels.tuning import Tuned, estimated
-from vkep.sizes import record_at_hand
+from vkep.sizes import record_at_hand, stays_few
 
 
 def _reach(call: KernelCall) -> Mapping[str, int]:
@@ -97,7 +97,7 @@ def share(problem: MatMulNBitsProblem, caps: DeviceCapabilities, tuned: Tuned) -
 
 def no_codes(problem: MatMulNBitsProblem, caps: DeviceCapabilities) -> str:
     """Why the kernel does not compute a product; "" where it does."""
-    if problem.m > MAX_ROWS:
+    if not stays_few(problem.m, MAX_ROWS):
         return f"{problem.m} rows, expected up to {MAX_ROWS}"
     if problem.not_in_units:
         return problem.not_in_units

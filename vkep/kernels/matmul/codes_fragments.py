@@ -16,7 +16,7 @@ from vkep.kernels.matmul.form import PLAIN, Form
 from vkep.kernels.matmul.nbits_problem import UNIT, MatMulNBitsProblem, packed_reach
 from vkep.kernels.select import Emission
 from vkep.kernels.tuning import Tuned
-from vkep.sizes import at_hand, record_at_hand
+from vkep.sizes import at_hand, record_at_hand, stays_few
 
 
 def _reach(call: KernelCall) -> Mapping[str, int]:
@@ -70,8 +70,6 @@ def no_fragments(problem: MatMulNBitsProblem, caps: DeviceCapabilities) -> str:
     """Why the kernel does not compute a product; "" where it does."""
     if problem.dtype != "float16":
         return f"cooperative matrices of float16, the product is of {problem.dtype}"
-    if problem.m < 2 or problem.m > MOST_ROWS:
-        return f"{problem.m} rows, expected 2 to {MOST_ROWS}"
     if problem.not_in_units:
         return problem.not_in_units
     shape = float16_shape(caps)
@@ -82,6 +80,8 @@ def no_fragments(problem: MatMulNBitsProblem, caps: DeviceCapabilities) -> str:
     lines = caps.subgroup_size // 4  # columns, or rows, that lanes load together
     if not lines or shape.m % lines or shape.n % lines or caps.subgroup_size % 4:
         return f"subgroups of {caps.subgroup_size} lanes do not fill matrices of {shape.m} by {shape.n}"
+    if problem.m < 2 or not stays_few(problem.m, MOST_ROWS):
+        return f"{problem.m} rows, expected 2 to {MOST_ROWS}"
     return "" if _fitting(caps, problem.m) else "too few lanes, or too little shared memory"
 
 

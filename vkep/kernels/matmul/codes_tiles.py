@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div, element_type
+from vkep.kernels.matmul.along_k import MAX_ROWS
 from vkep.kernels.matmul.cooperative import HALVES, MIN_EDGE, padded_k
 from vkep.kernels.matmul.cooperative_tiles import VECTOR, cooperative_tiling, no_cooperative_tile
 from vkep.kernels.matmul.nbits_problem import MatMulNBitsProblem, packed_reach
 from vkep.kernels.matmul.split_k import Sums, split_product
 from vkep.kernels.matmul.tiles import TILED_DEFINES, no_shared_tile, shared_tiling, tile_grid
 from vkep.kernels.select import Emission
+from vkep.sizes import stays_few
 
 
 def _reach(call: KernelCall) -> Mapping[str, int]:
@@ -58,7 +60,7 @@ def no_cooperative_codes(problem: MatMulNBitsProblem, caps: DeviceCapabilities) 
     """Why cooperative matrices do not compute a product; "" where they do."""
     if problem.dtype != "float16":
         return f"cooperative matrices of float16, the product is of {problem.dtype}"
-    if problem.m < MIN_EDGE or problem.n < MIN_EDGE:
+    if stays_few(problem.m, MAX_ROWS) or problem.n < MIN_EDGE:
         return f"a product of {problem.m} by {problem.n} leaves most of a matrix unused"
     return no_cooperative_tile(caps, True)
 

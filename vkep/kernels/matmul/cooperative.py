@@ -25,7 +25,7 @@ from vkep.kernels.matmul.problem import MatMulProblem, far_strides, product_reac
 from vkep.kernels.matmul.split_k import Sums, split_product
 from vkep.kernels.matmul.tiles import tile_grid
 from vkep.kernels.select import Emission
-from vkep.sizes import divides
+from vkep.sizes import divides, stays_few
 
 HALVES = {"T": "float16_t"}
 _CODES = {"T": "int8_t", "CODES": "1"}
@@ -79,7 +79,7 @@ def no_cooperative_product(problem: MatMulProblem, caps: DeviceCapabilities) -> 
         return "weights of int8 that may not be repacked"
     if problem.dtype == "int8" and problem.k > MOST_CODES:
         return f"sums of {problem.k} products of codes, int32 holds {MOST_CODES}"
-    if problem.m < MIN_EDGE or problem.n < MIN_EDGE or problem.k == 0:
+    if stays_few(problem.m, MIN_EDGE - 1) or stays_few(problem.n, MIN_EDGE - 1) or problem.k == 0:
         return f"a product of {problem.m} by {problem.n} by {problem.k} leaves most of a matrix unused"
     return far_strides(problem) or no_cooperative_tile(caps, along_k, dtype=problem.dtype)
 

@@ -20,7 +20,7 @@ from vkep.kernels.matmul.problem import MatMulProblem, product_reach, unaddressa
 from vkep.kernels.matmul.tiles import OF_STORAGE, STORAGE
 from vkep.kernels.select import Emission
 from vkep.kernels.tuning import Tuned
-from vkep.sizes import largest, record_at_hand
+from vkep.sizes import largest, record_at_hand, stays_few
 
 
 def _reach(call: KernelCall) -> Mapping[str, int]:
@@ -60,7 +60,7 @@ class Share:
 
 def no_product_of_rows(problem: MatMulProblem, caps: DeviceCapabilities) -> str:
     """Why `matmul_rows` does not compute a product; "" where it does."""
-    if problem.m > MAX_ROWS or problem.k == 0:
+    if not stays_few(problem.m, MAX_ROWS) or problem.k == 0:
         return f"{problem.m} rows of {problem.k} elements, expected 1 to {MAX_ROWS} that are not empty"
     if min(caps.max_workgroup_invocations, caps.max_workgroup_size[0]) < _LEAST_LANES:
         return f"fewer than {_LEAST_LANES} lanes a workgroup"

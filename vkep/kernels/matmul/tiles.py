@@ -14,7 +14,7 @@ from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.kernels.launch import ceil_div, gathers_pairs
+from vkep.kernels.launch import ceil_div, gathers_pairs, in_lines
 from vkep.kernels.tuning import Choice, Tuned, estimated
 from vkep.sizes import at_hand, cached, largest, serves_others
 
@@ -345,16 +345,10 @@ def _workgroups(tile: SharedTile, m: int, n: int, batch: int) -> int:
 def tile_grid(row_tiles: int, column_tiles: int, batch: int, caps: DeviceCapabilities) -> tuple[int, int, int]:
     """The grid of a kernel that numbers its tiles itself: along x, continued along y beyond the limit of x
     (``workgroup_tile`` and ``find_tile`` in the GLSL)."""
-    tiles = row_tiles * column_tiles
-    if tiles <= caps.max_workgroup_count[0]:
-        return tiles, 1, batch
-    y = ceil_div(tiles, caps.max_workgroup_count[0])
-    return ceil_div(tiles, y), y, batch
+    return *in_lines(row_tiles * column_tiles, caps.max_workgroup_count[0]), batch
 
 
 def flat_grid(lanes: int, local: int, caps: DeviceCapabilities) -> tuple[int, int, int]:
     """A grid of at least ``lanes`` lanes in workgroups of ``local``, continued along y beyond the limit of x
     (``flat_lane`` in the GLSL). Kernels check the bound."""
-    groups = largest(1, ceil_div(lanes, local))
-    x = min(groups, caps.max_workgroup_count[0])
-    return x, ceil_div(groups, x), 1
+    return *in_lines(largest(1, ceil_div(lanes, local)), caps.max_workgroup_count[0]), 1

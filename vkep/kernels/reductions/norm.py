@@ -33,7 +33,7 @@ from vkep.kernels.matmul.cooperative_tiles import compute_units, float16_shape
 from vkep.kernels.problem import Need, Problem, alignment_of
 from vkep.kernels.reductions.columns import ColumnProblem, column_blocks
 from vkep.kernels.select import Candidate, Emission, implement, takes_floats
-from vkep.sizes import at_hand, matches
+from vkep.sizes import at_hand, matches, serves_others
 
 
 def _norm_reach(call: KernelCall) -> Mapping[str, int]:
@@ -446,10 +446,6 @@ implement(ChannelFactorsProblem, Candidate("channel factors", _channel_factors, 
 implement(LocalResponseNormProblem, Candidate("lrn", _local_response_norm, when=takes_floats))
 
 
-#: maximum elements that a lane keeps in registers
-MAX_PER_LANE = 16
-
-
 def _reach(call: KernelCall) -> Mapping[str, int]:
     return dict.fromkeys("xy", column_blocks(call) * call["axis"] * row_unit(call))
 
@@ -486,7 +482,7 @@ def _softmax(problem: SoftmaxProblem, e: Emission) -> KernelCall:
     steps = axis // 4 if vectors else axis
     share = share_columns(problem.columns, steps, inner, e.caps)
     registers = register_spec(steps, share.split, e.caps)
-    keep_powers = not problem.log and dtype == "float32" and not registers["IN_REGISTERS"]
+    keep_powers = not problem.log and dtype == "float32" and registers["REST"]
     return SOFTMAX.call(
         **share.launch,
         operands=e.operands,
@@ -500,11 +496,17 @@ implement(SoftmaxProblem, Candidate("softmax", _softmax, when=takes_floats))
 
 
 def register_spec(axis: int, split: int, caps: DeviceCapabilities) -> dict[str, int]:
-    """Whether a lane keeps its elements in registers, and how many (rounded, so that there are few pipelines).
+    """How many elements a lane keeps in registers, and whether it reads others from memory: those of axes that are longer than
+    the one at hand too."""
+    kept = _kept(axis, split, caps)
+    return {"KEPT": kept, "REST": int(serves_others(axis) or kept * split < axis)}
+
+
+@at_hand
+def _kept(axis: int, split: int, caps: DeviceCapabilities) -> int:
+    """Rounded, so that there are few pipelines; 0 where registers do not hold the axis.
 
     A CPU driver uses its cache instead, and spills long register arrays.
     """
     per_lane = ceil_div(axis, split)
-    if is_cpu(caps) or per_lane > MAX_PER_LANE:
-        return {"IN_REGISTERS": 0, "PER_LANE": 1}
-    return {"IN_REGISTERS": 1, "PER_LANE": next(n for n in (1, 2, 4, 6, 8, 12, 16) if n >= per_lane)}
+    return 0 if is_cpu(caps) else next((n for n in (1, 2, 4, 6, 8, 12, 16) if n >= per_lane), 0)

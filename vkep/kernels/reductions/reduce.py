@@ -34,7 +34,7 @@ from vkep.kernels.problem import Need, NoReference, alignment_of
 from vkep.kernels.reductions.columns import ColumnProblem, column_blocks
 from vkep.kernels.reference import wide
 from vkep.kernels.select import Candidate, Emission, implement
-from vkep.sizes import divides, matches
+from vkep.sizes import at_hand, divides, matches
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ class _Pass:
         busy."""
         share = self.share(self.axis)
         wanted, least = (16, 8192 // self.unit) if is_cpu(self.caps) else (BUSY_GROUPS, 8 * share.split)
-        return max(1, min(ceil_div(wanted, share.groups), self.axis // least, MAX_GRID_AXIS))
+        return _parts(share.groups, self.axis, wanted, least)
 
     def loads(self) -> int:
         """Number of loads that a lane has in flight (a power of two)."""
@@ -316,6 +316,11 @@ implement(
     Candidate("two passes", _two_passes, when=_takes_two),
     Candidate("one pass", _one_pass, when=_takes),
 )
+
+
+@at_hand
+def _parts(groups: int, axis: int, wanted: int, least: int) -> int:
+    return max(1, min(ceil_div(wanted, groups), axis // least, MAX_GRID_AXIS))
 
 
 def _range(dtype: str) -> tuple[int, int]:

@@ -278,7 +278,7 @@ def add_padding(b: Builder, mask: Mask, heads: Heads, padding: Tensor, filter_va
             view = b.reshape(padding, (batch, 1, 1, 1, keys))
         elif padding.shape == (batch, queries, keys):
             rows, view = queries, b.reshape(padding, (batch, 1, 1, queries, keys))
-        elif padding.rank == 4 and padding.shape[:2] == (batch, 1) and min(padding.shape[2:]) >= keys:
+        elif padding.rank == 4 and padding.shape[:2] == (batch, 1) and all(size >= keys for size in padding.shape[2:]):
             part = padding.slice(2, keys - queries, queries).slice(3, 0, keys)
             rows, view = queries, part.view((batch, 1, *part.shape[1:]), (part.strides[0], 0, *part.strides[1:]))
         else:

@@ -565,7 +565,7 @@ def _bias_strides(bias: Tensor, heads: Heads) -> tuple[int, int, int, int] | Non
     it by four strides, or its keys are neither dense nor broadcast.
     """
     batch, kv_head, head, query, key = (
-        stride if dim > 1 else 0 for dim, stride in zip(bias.shape, bias.strides, strict=True)
+        0 if matches(dim, 1) else stride for dim, stride in zip(bias.shape, bias.strides, strict=True)
     )
     if any(s < 0 for s in bias.strides) or key > 1:
         return None

@@ -28,6 +28,7 @@ from vkep.ops.gather import gather_, padded
 from vkep.ops.microsoft import MICROSOFT, outputs
 from vkep.ops.normalization import row_norm, simplified_layer_normalization, with_skip
 from vkep.ops.registry import FLOATS, operator
+from vkep.sizes import stays_few
 
 
 def _normalized(
@@ -164,7 +165,7 @@ def matmul_nbits_(
     codes = b.reshape(weights, (N, blocks, bytes_a_block))
     zero_bytes = -(-blocks * bits // 8)
     # a CPU driver's products of many rows are faster on weights that are unpacked before
-    if g_idx is None and codes.offset % 4 == 0 and (rows <= FEW_ROWS or not is_cpu(b.caps)):
+    if g_idx is None and codes.offset % 4 == 0 and (not is_cpu(b.caps) or stays_few(rows, FEW_ROWS)):
         zeros, kind = zero_points, ""
         if zeros is not None:
             packed = zeros.dtype is UINT8
