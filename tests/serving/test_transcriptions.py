@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import threading
 import urllib.error
 import urllib.request
@@ -27,6 +28,7 @@ from vkep.generation import Generator
 from vkep.generation.audio import read_wav
 from vkep.generation.speech import Segment
 from vkep.models.language import write_language
+from vkep.models.sources import write_sources
 from vkep.models.starters import STARTERS
 from vkep.serving.kserve import ProtocolError
 from vkep.serving.speech import SpeechRequest, Spoken, answer, fields_of
@@ -52,7 +54,8 @@ def running(vulkan: object, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     folder = tmp_path_factory.mktemp("speech")
     STARTERS["whisper"].write(folder / "whisper")
     write_language(folder / "llama")
-    with serving(folder, ["whisper", "llama"], "--max-sequences", "4") as found:
+    write_sources(folder / "moonshine", "moonshine")
+    with serving(folder, ["whisper", "llama", "moonshine"], "--max-sequences", "4") as found:
         yield found
 
 
@@ -114,9 +117,36 @@ def test_other_formats(client: Any, generator: Generator) -> None:
     )
 
 
+def test_models_without_times(client: Any, running: Running) -> None:
+    """Moonshine's: a segment for each part of at most 30 seconds, with the text that the generator makes of it."""
+    sound = bytearray(wav(41.0, 3))
+    sound[44 + 2 * 310_400 : 44 + 2 * 313_600] = bytes(6400)  # 19.4 to 19.6 s, where the sound is cut
+    quiet = bytes(sound)
+
+    def ask(file: bytes, form: str = "verbose_json") -> Any:
+        return client.audio.transcriptions.create(model="moonshine", file=file, response_format=form, **EXACT)
+
+    with Generator(running.log.parent / "moonshine") as generator:
+        for file, cuts in ((wav(2.5, 1), []), (quiet, [19.5])):
+            given, found = read_wav(file), ask(file)
+            ends = [*[round(16000 * cut) for cut in cuts], given.size]
+            texts = [
+                generator.generate(given[a:b], max_tokens=20).text for a, b in zip([0, *ends[:-1]], ends, strict=True)
+            ]
+            assert found.text == "".join(texts).strip() and found.text
+            spans = [(s.start, s.end) for s in found.segments]
+            bounds = [0.0, *cuts, given.size / 16000]
+            np.testing.assert_allclose(spans, list(itertools.pairwise(bounds)), atol=1e-6)
+            assert [s.text for s in found.segments] == texts
+        assert ask(quiet, "srt").startswith("1\n00:00:00,000 --> 00:00:19,500\n")
+        one = generator.transcribe(read_wav(quiet), temperature=0.0, max_tokens=20)
+        assert [s.text for s in one.segments] == texts and one.language == ""
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
+        ({"model": "moonshine", "language": "de"}, "the model has no tokens for them"),
         ({"file": b"no sound"}, "the sound is no WAV file"),
         (
             {"file": wav(0.1, rate=8000)},

@@ -37,7 +37,7 @@ def transcribe_command(
     json_output: common.JsonFlag = False,
     verbose: common.VerboseOption = 0,
 ) -> None:
-    """Write what was said in sounds, with times, by a model of speech (Whisper)."""
+    """Write what was said in sounds, with times, by a model of speech (Whisper, Moonshine)."""
     with common.command(json_output, verbose):
         from vkep.generation import Generator
         from vkep.generation.audio import read_wav

@@ -71,6 +71,8 @@ class Decoder:
     Raises as `InferenceSession`, and `UnsupportedModelError` for a model with inputs that generation does not know.
     """
 
+    reads_sounds = False  #: as a whole prompt
+
     def __init__(
         self,
         folder: ModelFolder,

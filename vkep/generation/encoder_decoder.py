@@ -121,6 +121,16 @@ class EncoderDecoder:
                 f"{self.folder.encoder} has inputs {list(inputs)}; generation knows input_ids, {self.folder.audio} and {_SAMPLES}"
             )
 
+    @property
+    def reads_sounds(self) -> bool:
+        """Whether a source is a sound, and not ids."""
+        return bool(self._audio)
+
+    @property
+    def reads_samples(self) -> bool:
+        """Whether the encoder reads samples of a sound, and not features."""
+        return self._audio == _SAMPLES
+
     def _pairs(self) -> dict[str, str]:
         if self.folder.cross:
             own = {present: past for past, present in self.folder.caches.items()}
@@ -173,7 +183,7 @@ class EncoderDecoder:
             tokens = ids_of(given, what="source")  # the encoder's own vocabulary is not known: its run refuses others
             ids = self.vision.places(tokens) if self.vision is not None else np.array(tokens, np.int64)
             return self._masked(IDS, ids[None])
-        if self._audio == _SAMPLES:
+        if self.reads_samples:
             return self._masked(_SAMPLES, sound_of(given, "source")[None])
         port = next(v for v in self.encoder.model.graph.inputs if v.name == self._audio)
         features = sound_of(given, "source", bands=Features.read(self.folder.path).bands)

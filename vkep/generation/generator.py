@@ -235,8 +235,13 @@ class Generator(Uncopied):
             prompt = task_prompt(prompt)
         return self.text.encode(prompt, numbered=numbered)
 
+    @property
+    def _writes_text(self) -> bool:
+        """Whether answers have texts: where prompts are texts, or sounds. Prompts of ids need no tokenizer."""
+        return "text" in vars(self) or (self._decoder.reads_sounds and self._decoder.folder.has_tokenizer)
+
     def _text_stream(self, sampling: Sampling) -> TextStream | None:
-        if "text" not in vars(self) and not sampling.stop and not sampling.grammar:
+        if not self._writes_text and not sampling.stop and not sampling.grammar:
             return None
         from vkep.generation.text import TextStream
 
@@ -432,7 +437,7 @@ class Generator(Uncopied):
             found = search(rows, self._decoder, row, fed(rows, row, tokens), asked)
         finally:
             rows.close()
-        if "text" not in vars(self):
+        if not self._writes_text:
             return found
         return [replace(one, text=self.text.decode(one.tokens)) for one in found]
 

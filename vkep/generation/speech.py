@@ -18,6 +18,8 @@ NO_TIMES = "<|notimestamps|>"
 PREVIOUS = "<|startofprev|>"
 #: the latest first time of an answer, where no file says it: one second (arXiv:2212.04356, section 4.5)
 _LATEST = 50
+#: the id that stands for a token that a model does not have, above all others
+_NONE = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,16 @@ class Speech:
         tasks = {name: ids[f"<|{name}|>"] for name in _TASKS if f"<|{name}|>" in ids}
         return cls(begin[0], ids[NO_TIMES], min(end), languages, tasks, previous=ids.get(PREVIOUS))
 
+    @classmethod
+    def untimed(cls, begin: int, end: Sequence[int]) -> Speech:
+        """The tokens of a model whose answers are text alone (Moonshine, arXiv:2410.15608)."""
+        return cls(begin, _NONE, min(end, default=_NONE))
+
+    @property
+    def has_times(self) -> bool:
+        """Whether the model has tokens of times, and one of no speech."""
+        return self.no_times != _NONE
+
     @property
     def no_speech(self) -> int:
         """The token whose probability after the first one is that of no speech: the one before `no_times`."""
@@ -67,7 +79,8 @@ class Speech:
             raise InvalidInputError(f"task is {task!r}, expected one of {', '.join(_TASKS)}")
         if not self.languages and (language not in (None, "en") or task != "transcribe"):
             raise InvalidInputError(
-                f"language is {language!r} and task {task!r}; the model has no tokens for them and transcribes English"
+                f"language is {language!r} and task {task!r}; the model has no tokens for them: expected None or 'en', and "
+                "'transcribe'"
             )
         if self.languages and language is not None and language not in self.languages:
             raise InvalidInputError(

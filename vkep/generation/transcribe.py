@@ -2,6 +2,8 @@
 
 A window begins where the last segment of the one before ended, as in OpenAI's decoder (arXiv:2212.04356, section 3.8) and in
 transformers' ``WhisperForConditionalGeneration``. `vkep.generation.long_form` has what a window takes from those before it.
+A model without tokens of times that reads samples (Moonshine) makes a segment of each window. A sound of more than 30 seconds is
+then cut into about equal parts, each where it is quietest nearby.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from vkep.generation.speech import FRAMES, PREVIOUS, SECONDS, Segment, Speech, s
 from vkep.memory import ArenaOutOfMemory
 
 Array = np.ndarray[Any, Any]
+#: frames: from an equal share of a long sound to its part's end, and those that are quiet there
+_NEAR, _QUIET = 200, 20
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,9 @@ class Transcript:
 
 @dataclass
 class Sound:
-    """A sound and how far it was read. ``given``: samples or features; ``features`` float32 [bands, frames] while it is read;
-    ``total``: the frames that are read; ``start``: the first tokens of each window's answer, after the text that it continues."""
+    """A sound and how far it was read. ``given``: samples or features; ``features`` while it is read: float32 [bands, frames], or
+    the samples for a model that reads them; ``total``: the frames that are read; ``start``: the first tokens of each window's
+    answer, after the text that it continues."""
 
     given: Array
     features: Array | None = field(default=None, repr=False)
@@ -56,6 +61,7 @@ class Sound:
     language: str = ""
     start: tuple[int, ...] = ()
     seek: int = 0
+    frames: int = 0  #: of the window, or of the last one
     window: Any = None  #: the encoder's input, as of `EncoderDecoder.source`
     prompt: tuple[int, ...] = ()  #: the first tokens of the window's answer
     segments: list[Segment] = field(default_factory=list, repr=False)  #: which the next window's answer may continue
@@ -76,7 +82,7 @@ class Sound:
 class Transcriber:
     """Transcribes sounds with a batch of answers, in which each sound has one at a time.
 
-    Raises `InvalidInputError` for a model that has no tokens of times, a language or a task that it has no token for, and for
+    Raises `InvalidInputError` for a model that is none of speech, a language or a task that it has no token for, and for
     settings that answers with times do not take.
     """
 
@@ -90,17 +96,19 @@ class Transcriber:
         long_form: LongForm,
     ) -> None:
         folder = decoder.folder
-        if not isinstance(decoder, EncoderDecoder) or folder.speech is None:
-            raise InvalidInputError(f"no file of {folder.path} has tokens of times: transcribe needs a model of speech")
+        if not isinstance(decoder, EncoderDecoder) or (folder.speech is None and not decoder.reads_samples):
+            raise InvalidInputError(
+                f"no file of {folder.path} has tokens of times, and no encoder reads samples: transcribe needs a model of speech"
+            )
         if sampling.stop or sampling.grammar:
             raise InvalidInputError("stop and grammar do not belong to transcriptions")
         self._model, self._decode, self._form = decoder, decode, long_form
         if long_form.weighs and sampling.logprobs is None:
             sampling = replace(sampling, logprobs=0)
-        sampling = replace(sampling, timestamps=True)
+        self._speech: Speech = folder.speech or Speech.untimed(folder.start_tokens[0], sorted(folder.end_tokens))
+        sampling = replace(sampling, timestamps=self._speech.has_times)
         #: of the attempts at a window
         self._samplings = [replace(sampling, temperature=t) for t in long_form.temperature] or [sampling]
-        self._speech: Speech = folder.speech
         self._task, self._language = task, language
         self._speech.start(language, task, times=True)  # raises before anything runs
         if long_form.condition_on_prev_tokens and self._speech.previous is None:
@@ -112,7 +120,8 @@ class Transcriber:
 
     def sound(self, given: Any) -> Sound:
         """A sound from samples at the model's rate float32 [count], or features [bands, frames]. Raises `InvalidInputError`."""
-        return Sound(sound_of(given, rate=self._sizes.rate, bands=self._sizes.bands))
+        bands = 0 if self._model.reads_samples else self._sizes.bands
+        return Sound(sound_of(given, rate=self._sizes.rate, bands=bands))
 
     @property
     def decoder(self) -> EncoderDecoder:
@@ -123,10 +132,15 @@ class Transcriber:
         """Compute a sound's features, where they are not there yet: the first window's `begin` does it otherwise."""
         if sound.features is None:
             sound.features = self._features(sound.given)
-            sound.total = sound.features.shape[1]
+            sound.total = -(-sound.features.shape[-1] // self._step)
+
+    @property
+    def _step(self) -> int:
+        """Of a sound's features, those of a frame."""
+        return self._sizes.hop if self._model.reads_samples else 1
 
     def _features(self, array: Array) -> Array:
-        if array.ndim == 2:
+        if array.ndim == 2 or self._model.reads_samples:
             return array
         most = self._sizes.frames * self._sizes.hop
         return self._sizes.of(np.pad(array, (0, max(most - array.size, 0))))
@@ -181,8 +195,14 @@ class Transcriber:
         size = self._sizes.frames
         self.prepare(sound)
         assert sound.features is not None
-        part = sound.features[:, sound.seek : sound.seek + size]
-        window = self._model.source(np.pad(part, ((0, 0), (0, size - part.shape[1]))))
+        sound.frames = min(sound.total - sound.seek, size)
+        rest = sound.features[..., sound.seek * self._step :]
+        if self._model.reads_samples:
+            sound.frames = part_of(rest, self._step, size)
+            window = self._model.source(rest[: sound.frames * self._step])
+        else:
+            part = rest[:, : sound.frames]
+            window = self._model.source(np.pad(part, ((0, 0), (0, size - part.shape[1]))))
         if not sound.start:
             language = self._language
             if language is None and self._speech.languages:
@@ -206,7 +226,7 @@ class Transcriber:
 
     def _has_no_speech(self, sound: Sound, answer: Answer) -> bool:
         most = self._form.no_speech_threshold
-        if most is None or not self._form.is_unlikely(answer):
+        if most is None or not self._speech.has_times or not self._form.is_unlikely(answer):
             return False
         first = len(answer.prompt) - len(sound.start)
         logits = self._after(sound.window, answer.prompt[: first + 1])
@@ -221,7 +241,7 @@ class Transcriber:
             raise answer.error
         if answer.reason in ("memory", "cancelled"):
             raise VkepError(f"a window at {sound.seek * SECONDS / FRAMES:.2f} s was not finished: {answer.reason}")
-        frames = min(sound.total - sound.seek, self._sizes.frames)
+        frames = sound.frames
         sound.continues = self._form.continues(answer.sampling.temperature)
         silent = self._has_no_speech(sound, answer)
         if not silent and self._form.fails(answer, self._speech.end, self._model.vocabulary):
@@ -244,3 +264,16 @@ class Transcriber:
 
     def _text(self, tokens: Sequence[int]) -> str:
         return self._decode([token for token in tokens if token < self._speech.no_times])
+
+
+def part_of(samples: Array, step: int, most: int) -> int:
+    """How many frames of ``step`` samples each the first part of a sound has, of up to ``most``: all of them, or of a longer
+    sound about an equal share. It ends within two seconds of that, where a fifth of a second has the least energy."""
+    total = -(-samples.size // step)
+    parts = -(-total // most)
+    if parts == 1:
+        return total
+    share = -(-total // parts)
+    first, last = max(share - _NEAR, 1), min(share + _NEAR, most)
+    near = np.square(samples[first * step : last * step].astype(np.float64)).reshape(-1, step).sum(1)
+    return first + int(np.convolve(near, np.ones(_QUIET), "valid").argmin()) + _QUIET // 2
