@@ -53,6 +53,7 @@ FLOOR_OF = {
     "vkep.kompute": FRONT,
     "vkep.streaming": FRONT,
     "vkep.fbank": FRONT,
+    "vkep.hotword_texts": FRONT,
     "vkep.hotwords": FRONT,
     "vkep.transducer": FRONT,
     "vkep.transducer_search": FRONT,

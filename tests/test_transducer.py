@@ -3,7 +3,9 @@ library, and the tokens and times of sherpa-onnx, where these packages are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import shutil
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from vkep import InferenceSession
 from vkep.errors import InvalidInputError, InvalidModelError
 from vkep.fbank import WINDOW, OnlineFbank, fbank
 from vkep.graph.load import load_model
+from vkep.hotword_texts import read_phrases, splitter
 from vkep.hotwords import Hotwords
 from vkep.models.transducer import CHUNK, STEP, VOCABULARY, write_transducer
 from vkep.streaming import StreamingSession
@@ -208,6 +211,155 @@ def test_hotwords_that_are_refused(phrases: Any, message: str) -> None:
     for score in (0.0, -1.0, 1e39, float("inf"), float("nan")):
         with pytest.raises(InvalidInputError, match="a score above 0"):
             Hotwords.of([(1, 2)], [score], 9)
+
+
+#: pieces whose best cuts are not the longest ones, and two with the same sum
+PIECES = {
+    "\u2581": -3.0,
+    "\u2581HE": -4.0,
+    "L": -2.5,
+    "LL": -6.5,
+    "LO": -3.5,
+    "O": -3.0,
+    "\u2581L": -5.25,
+    "W": -4.0,
+    "OR": -4.5,
+}
+PIECES |= {
+    "D": -3.25,
+    "R": -3.0,
+    "\u2581W": -7.0,
+    "\u2581HELLO": -20.0,
+    "E": -2.0,
+    "H": -6.0,
+    "'": -9.0,
+    "\u00c9": -5.0,
+}
+TEXTS = (
+    "HELLO",
+    "HELLO WORLD",
+    "L'\u00c9LE",
+    "HELO LLLO \u4e16",
+    "\u4f60\u597d",
+    "\u4f60 HELLO\u597dOR'D",
+    "WORD-LOO",
+    "LE\u597d \u4e16LO",
+)
+
+
+def texts_of(pieces: Iterable[str]) -> list[str]:
+    """The texts of all tokens of the small model: the pieces, characters, and words. Those that it finds often are in phrases."""
+    likely = {17: "\u2581HE", 6: "L", 32: "LO", 13: "\u4f60", 19: "\u597d"}
+    others = ["<blk>", "<sos/eos>", "<unk>", *pieces, "\u4e16", "-", "HELLO", "OR'D"]
+    rest = iter([*[text for text in others if text not in likely.values()], *[f"~{k}" for k in range(VOCABULARY)]])
+    return [likely.get(k) or next(rest) for k in range(VOCABULARY)]
+
+
+@pytest.mark.parametrize(
+    ("unit", "phrase", "expected"),
+    [
+        ("", "\u2581HE L", ["\u2581HE", "L"]),
+        ("cjkchar", "\u4f60HELLO \u597d", ["\u4f60", "HELLO", "\u597d"]),
+        ("bpe", "HELLO LO", ["\u2581HE", "L", "LO", "\u2581", "LO"]),
+        ("cjkchar+bpe", "\u4f60LO-\u597d", ["\u4f60", "\u2581", "LO", "-", "\u597d"]),
+    ],
+)
+def test_texts_of_hotwords(unit: str, phrase: str, expected: Sequence[str], tmp_path: Path) -> None:
+    (tmp_path / "bpe.vocab").write_text("".join(f"{p}\t{s}\n" for p, s in PIECES.items()), encoding="utf-8")
+    assert splitter(unit, tmp_path)(phrase) == expected
+
+
+def test_files_of_hotwords(tmp_path: Path) -> None:
+    file = tmp_path / "hotwords.txt"
+    file.write_text("HELLO  WORLD :2.5\n\n:3\n\u4f60\u597d\r\n", encoding="utf-8")
+    assert read_phrases(file, 1.5) == [("HELLO WORLD", 2.5), ("\u4f60\u597d", 1.5)]
+    for line in ("a :x", "a :1 b", "a :1 :2"):
+        file.write_text(f"b\n{line}\n", encoding="utf-8")
+        with pytest.raises(InvalidInputError, match=f"line 2 is '{line}'; expected words, and a score"):
+            read_phrases(file, 1.5)
+    with pytest.raises(InvalidInputError, match="none"):
+        read_phrases(tmp_path / "none.txt", 1.5)
+
+
+def test_texts_of_hotwords_that_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="hotwords_unit is 'phone', expected one of"):
+        splitter("phone", tmp_path)
+    with pytest.raises(InvalidModelError, match=r"has no bpe.vocab and no bpe.model"):
+        splitter("bpe", tmp_path)
+    (tmp_path / "bpe.vocab").write_text("a\t-1\nb\n", encoding="utf-8")
+    with pytest.raises(InvalidModelError, match="expected a piece and its score in each line"):
+        splitter("bpe", tmp_path)
+    (tmp_path / "bpe.vocab").write_text("a\t-1\n\u2581\t-2\n", encoding="utf-8")
+    with pytest.raises(InvalidInputError, match="hotword 'ab' cannot be made of the pieces"):
+        splitter("bpe", tmp_path)("a ab")
+
+
+def test_pieces_of_sentencepiece(tmp_path: Path) -> None:
+    """Of a folder with bpe.model alone: those that the package makes."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    rng, texts = np.random.default_rng(0), []
+    for _ in range(400):
+        texts.append(" ".join("".join(rng.choice(list("abcde"), 1 + int(rng.integers(6)))) for _ in range(5)))
+    (tmp_path / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
+    given = {"input": str(tmp_path / "texts.txt"), "model_prefix": str(tmp_path / "bpe"), "vocab_size": 60}
+    sentencepiece.SentencePieceTrainer.train(**given, model_type="unigram", minloglevel=2)
+    (tmp_path / "bpe.vocab").rename(tmp_path / "other.vocab")
+    theirs, split = (
+        sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "bpe.model")),
+        splitter("bpe", tmp_path),
+    )
+    for text in texts:
+        for word in text.split():  # cuts into the same pieces in another order have the same score
+            assert sorted(split(word)) == sorted(theirs.encode(word, out_type=str))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("unit", ["cjkchar", "bpe", "cjkchar+bpe"])
+def test_texts_of_hotwords_of_sherpa_onnx(folder: Path, unit: str, tmp_path: Path) -> None:
+    """The same tokens and times as of its recognizer, of a file with scores."""
+    sherpa = pytest.importorskip("sherpa_onnx")
+    shutil.copytree(folder, tmp_path / "model")
+    names = texts_of(PIECES)
+    lines = [f"{text} {k}" for k, text in enumerate(names)]
+    (tmp_path / "model" / "tokens.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    vocab = tmp_path / "model" / "bpe.vocab"
+    vocab.write_text("".join(f"{p}\t{s}\n" for p, s in PIECES.items()), encoding="utf-8")
+    split = splitter(unit, tmp_path / "model")
+    known = []
+    for phrase in TEXTS:
+        with contextlib.suppress(InvalidInputError):
+            known += [phrase] if all(token in names for token in split(phrase)) else []
+    assert len(known) > 2 - (unit == "cjkchar")
+    file = tmp_path / "hotwords.txt"
+    file.write_text("".join(f"{phrase} :{3 + k}.5\n" for k, phrase in enumerate(known)), encoding="utf-8")
+    files = {part: str(tmp_path / "model" / f"{part}.onnx") for part in ("encoder", "decoder", "joiner")}
+    theirs = sherpa.OnlineRecognizer.from_transducer(
+        **files,
+        tokens=str(tmp_path / "model" / "tokens.txt"),
+        num_threads=1,
+        decoding_method="modified_beam_search",
+        max_active_paths=6,
+        hotwords_file=str(file),
+        modeling_unit=unit,
+        bpe_vocab=str(vocab),
+    )
+    changed = 0
+    for hotwords in (file, ()):
+        with Recognizer(tmp_path / "model", beams=6, hotwords=hotwords, hotwords_unit=unit) as recognizer:
+            for seed in range(3):
+                sound, stream = drawn_sound(seed, 3.1), theirs.create_stream()
+                stream.accept_waveform(16000, sound)
+                while theirs.is_ready(stream):
+                    theirs.decode_stream(stream)
+                recognizer.reset(0)
+                recognizer.accept(0, sound)
+                recognizer.decode()
+                named = [names[k] for k in recognizer.tokens(0)]
+                found = [token.replace(" ", "\u2581") for token in theirs.tokens(stream)]
+                if hotwords:
+                    assert named == found
+                changed += not hotwords and named != found
+    assert changed
 
 
 @pytest.mark.gpu

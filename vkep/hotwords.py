@@ -4,13 +4,15 @@ doi:10.1145/360825.360855)."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vkep.errors import InvalidInputError
+from vkep.hotword_texts import read_phrases
 
 Array = np.ndarray[Any, Any]
 #: numbers that the table of an automaton may have
@@ -106,24 +108,31 @@ class Hotwords:
     @classmethod
     def read(
         cls,
-        given: Sequence[str | Sequence[int]] | Mapping[str, float],
+        given: Sequence[str | Sequence[int]] | Mapping[str, float] | Path,
         score: float,
         symbols: Mapping[int, str],
         vocabulary: int,
+        split: Callable[[str], list[str]] = str.split,
     ) -> Hotwords | None:
-        """An automaton of phrases: token ids, or the texts of ``symbols`` with spaces between, with a ``score`` or scores of
-        their own. None without phrases. Raises as `of`, and `InvalidInputError` for texts that are no tokens."""
-        if not len(given):
+        """An automaton of phrases: token ids, or texts that ``split`` makes those of ``symbols`` of, with a ``score`` or scores
+        of their own, or a file of these. None without phrases. Raises as `of`, `read_phrases` and ``split``, and
+        `InvalidInputError` for texts that are no tokens."""
+        pairs: Sequence[tuple[str | Sequence[int], float]]
+        if isinstance(given, Path):
+            pairs = read_phrases(given, score)
+        else:
+            pairs = list(given.items()) if isinstance(given, Mapping) else [(phrase, score) for phrase in given]
+        if not pairs:
             return None
         ids = {text: token for token, text in symbols.items()}
         phrases = []
-        for phrase in given:
-            words = phrase.split() if isinstance(phrase, str) else [int(token) for token in phrase]
+        for phrase, _ in pairs:
+            words = split(phrase) if isinstance(phrase, str) else [int(token) for token in phrase]
             wrong = [word for word in words if isinstance(word, str) and word not in ids]
             if wrong:
                 raise InvalidInputError(
-                    f"hotword {phrase!r} has {wrong[0]!r}, which is no token: write the tokens of tokens.txt with spaces between"
+                    f"hotword {phrase!r} has {wrong[0]!r}, which is no token: write the tokens of tokens.txt with spaces "
+                    "between, or set hotwords_unit"
                 )
             phrases.append([ids[word] if isinstance(word, str) else word for word in words])
-        scores = list(given.values()) if isinstance(given, Mapping) else [score] * len(phrases)
-        return cls.of(phrases, scores, vocabulary)
+        return cls.of(phrases, [own for _, own in pairs], vocabulary)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from vkep.files import file_inside, read_file
 from vkep.generation.audio import sound_of
 from vkep.graph.load import load_model
 from vkep.graph.model import Model
+from vkep.hotword_texts import splitter
 from vkep.hotwords import MOST_SCORE, Hotwords
 from vkep.session import SessionOptions
 from vkep.streaming import StreamingSession
@@ -85,7 +86,7 @@ class _Stream:
     scores: Array  #: float32 [hypotheses]
     read: int = 0  #: frames of the encoder's result that were searched
     finished: bool = False
-    best: list[tuple[int, int]] = field(default_factory=list)  #: the tokens of the best hypothesis, and their frames
+    best: _Path | None = None  #: of the best hypothesis
 
 
 class Recognizer(Uncopied):
@@ -98,9 +99,12 @@ class Recognizer(Uncopied):
         beams: hypotheses that are followed (modified beam search: one token for a frame, and hypotheses of the same tokens
             become one); 1: greedy search.
         hotwords: phrases that beams prefer: token ids, or texts of tokens of ``tokens.txt`` with spaces between (``"\u2581HE LL
-            O"``); or a mapping from these texts to scores of their own.
+            O"``); or a mapping from these texts to scores of their own; or the ``Path`` of a file with a text in each line, and
+            ``:2.0`` at its end where it has a score of its own.
         hotwords_score: what is added to a hypothesis's score for each token of a phrase, and taken away where the phrase is not
             completed.
+        hotwords_unit: the kind of the model's tokens, by sherpa-onnx's names: texts of hotwords are then words, split by
+            characters (``cjkchar``), by the pieces of ``bpe.vocab`` or ``bpe.model`` (``bpe``), or by both (``cjkchar+bpe``).
         blank_penalty: is subtracted from the logit of no token: more tokens are found. Up to 1e6, as scores of hotwords.
         options: of `vkep.InferenceSession`.
 
@@ -108,7 +112,8 @@ class Recognizer(Uncopied):
     For one thread; close it, or use ``with``.
 
     Raises ``FileNotFoundError``, `InvalidModelError` for files of another form, `InvalidInputError` for ``beams`` below 1 or
-    above 64 or the vocabulary and for hotwords that are no tokens or without beams, and as `vkep.StreamingSession`.
+    above 64 or the vocabulary and for hotwords that are no tokens or without beams, and as `vkep.StreamingSession` and
+    `vkep.hotword_texts.splitter`.
     """
 
     _instead = "open the folder again"
@@ -119,8 +124,9 @@ class Recognizer(Uncopied):
         *,
         streams: int = 1,
         beams: int = 1,
-        hotwords: Sequence[str | Sequence[int]] | Mapping[str, float] = (),
+        hotwords: Sequence[str | Sequence[int]] | Mapping[str, float] | Path = (),
         hotwords_score: float = 1.5,
+        hotwords_unit: str = "",
         blank_penalty: float = 0.0,
         **options: Any,
     ) -> None:
@@ -137,7 +143,7 @@ class Recognizer(Uncopied):
         )
         if not 1 <= beams <= min(_MOST_BEAMS, words or 1):
             raise InvalidInputError(f"beams is {beams}, expected 1 to {min(_MOST_BEAMS, words or _MOST_BEAMS)}")
-        if len(hotwords) and beams == 1:
+        if (isinstance(hotwords, Path) or len(hotwords)) and beams == 1:
             raise InvalidInputError("hotwords belong to a search with beams: pass beams=4, for instance")
         if not abs(blank_penalty) <= MOST_SCORE:
             raise InvalidInputError(f"blank_penalty is {blank_penalty}, expected a number of at most {MOST_SCORE:.0e}")
@@ -147,7 +153,8 @@ class Recognizer(Uncopied):
         if len(x.shape or ()) != 3 or not isinstance(bands, int):
             raise InvalidModelError(f"{models['encoder'].source}: expected features [N, T, bands] first, found {x}")
         self._name, self._bands = x.name, bands
-        found = Hotwords.read(hotwords, hotwords_score, self._symbols, words)
+        split = splitter(hotwords_unit, root)
+        found = Hotwords.read(hotwords, hotwords_score, self._symbols, words, split)
         self._search = Search(context, ignored, blank_penalty, beams, words, found)
         self._streams = [self._new() for _ in range(streams)]
         self.encoder = StreamingSession(models["encoder"], streams=streams, **options)  #: the session of the encoder
@@ -241,10 +248,12 @@ class Recognizer(Uncopied):
                 _follow(one, tokens[k].reshape(shape[1:]), parents[k])
                 one.scores = more[1][k] if more else one.scores
                 one.waiting = one.waiting[self.step :]
-                best = _spelled(one.paths[next(iter(self._ranked(one)), 0)])  # none where the model makes NaN
-                if [token for token, _ in best] != [token for token, _ in one.best]:
+                before, one.best = (
+                    one.best,
+                    one.paths[next(iter(self._ranked(one)), 0)],
+                )  # none where the model makes NaN
+                if not _same_tokens(before, one.best):
                     changed.add(k)
-                one.best = best
         return sorted(changed)
 
     def _ranked(self, one: _Stream) -> list[int]:
@@ -269,11 +278,11 @@ class Recognizer(Uncopied):
 
     def tokens(self, stream: int) -> list[int]:
         """The tokens of a sound so far; of several hypotheses the best one's, which may change."""
-        return [token for token, _ in self._stream(stream).best]
+        return [token for token, _ in _spelled(self._stream(stream).best)]
 
     def times(self, stream: int) -> list[float]:
         """The seconds from a sound's begin at which its tokens were found."""
-        return self._times(self._stream(stream).best)
+        return self._times(_spelled(self._stream(stream).best))
 
     def _times(self, said: Sequence[tuple[int, int]]) -> list[float]:
         return [frame * self._seconds for _, frame in said]
@@ -282,7 +291,7 @@ class Recognizer(Uncopied):
         """The text of a sound so far. Raises `InvalidModelError` where the folder has no ``tokens.txt``."""
         if not self._symbols:
             raise InvalidModelError(f"the folder has no {TOKENS}: tokens() has the numbers")
-        return self._text(self._stream(stream).best)
+        return self._text(_spelled(self._stream(stream).best))
 
     def _text(self, said: Sequence[tuple[int, int]]) -> str:
         return "".join(self._symbols.get(token, "") for token, _ in said).replace("\u2581", " ").strip()
@@ -324,6 +333,15 @@ def _spelled(path: _Path | None) -> list[tuple[int, int]]:
         found.append((path.token, path.frame))
         path = path.before
     return found[::-1]
+
+
+def _same_tokens(one: _Path | None, other: _Path | None) -> bool:
+    """Whether two hypotheses have the same tokens. Takes as long as what they do not share."""
+    while one is not other:
+        if one is None or other is None or one.token != other.token:
+            return False
+        one, other = one.before, other.before
+    return True
 
 
 def _loaded(folder: Path, part: str) -> Model:
