@@ -120,6 +120,7 @@ THIRD_PARTY = {
         "onnxruntime",
         "cffi",
         "tokenizers",
+        "sentencepiece",
         "huggingface_hub",
         "jinja2",
         "PIL",
