@@ -14,7 +14,7 @@ from vkep.kernels.kernel import KernelCall
 from vkep.kernels.launch import ceil_div, element_type
 from vkep.kernels.problem import Need, Problem, alignment_of, extent
 from vkep.kernels.reference import placed_as, weighted
-from vkep.sizes import divides, matches
+from vkep.sizes import divides
 
 #: so that sums of positions fit signed 32-bit integers
 LARGEST_LENGTH = 1 << 29
@@ -91,15 +91,6 @@ class AttentionProblem(Problem):
 
     def placed(self, operands: Mapping[str, Any]) -> AttentionProblem:
         return replace(self, alignment=alignment_of(*(operands[name] for name in "qkvy")))
-
-    def restrided(self, name: str, strides: tuple[int, ...]) -> AttentionProblem | None:
-        if name not in ("q", "k", "v"):
-            return None
-        shape = next(need.shape for need in self.operands[0] if need.name == name)
-        if not (matches(strides[3], 1) or matches(shape[3], 1)):
-            return None
-        steps = tuple([0 if matches(dim, 1) else step for dim, step in zip(shape[:3], strides[:3], strict=True)])
-        return replace(self, **{f"{name}_strides": steps})  # type: ignore[arg-type]
 
     @property
     def packs(self) -> int:
