@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
-from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
+from tests.kernels.harness import EACH_DEVICE, Harness, NumpyWorkspace, Tensor
+from tests.nightly import alternately
 from vkep.dtypes import DTYPES
 from vkep.errors import Decline, InvalidNode
 from vkep.kernels.indexing.pad import PadProblem
@@ -196,9 +198,13 @@ def expected_topk(x: np.ndarray, k: int, largest: bool) -> tuple[np.ndarray, np.
     return np.take_along_axis(x, order, 1), order
 
 
-@pytest.mark.parametrize("largest", [True, False])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "int32", "uint8"])
-def test_topk(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str, largest: bool) -> None:
+@pytest.mark.parametrize(
+    ("of", "caps"),
+    alternately(itertools.product(["float32", "float16", "int64", "int32", "uint8"], [True, False]), EACH_DEVICE),
+    indirect=["caps"],
+)
+def test_topk(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, of: tuple[str, bool]) -> None:
+    dtype, largest = of
     for shape in [(1, 1, 1), (3, 40, 1), (2, 100, 5), (1, 1000, 1), (70, 9, 1)]:
         x = rng.integers(0 if dtype == "uint8" else -20, 20, shape).astype(dtype)
         for k in {1, min(4, shape[1]), shape[1]}:

@@ -13,7 +13,7 @@ import pytest
 from gpu_shared.capabilities import REQUIRED_FEATURES
 from tests.calls import noted
 from tests.kernels.harness import Harness, Tensor
-from tests.nightly import alternately
+from tests.nightly import alternately, nightly_but
 from vkep.dtypes import DTYPES
 from vkep.kernels import all_kernels, tool
 from vkep.kernels.kernel import Kernel
@@ -218,11 +218,15 @@ def test_floats_saturate_as_integers(poor: Harness, kernel: Kernel, source: Any,
     np.testing.assert_array_equal(got, np.array(expected, to))
 
 
-@pytest.mark.parametrize("source", [np.int64, np.uint64, np.int32, np.uint32, np.int8, np.uint8, np.int16, np.uint16])
-@pytest.mark.parametrize(
-    "to", [np.int64, np.uint64, np.int32, np.uint8, np.int8, np.int16, np.uint16, np.float32, np.float64]
-)
-def test_casts_of_integers(poor: Harness, kernel: Kernel, source: Any, to: Any) -> None:
+_SOURCES = (np.int64, np.uint64, np.int32, np.uint32, np.int8, np.uint8, np.int16, np.uint16)
+_CAST = (np.int64, np.uint64, np.int32, np.uint8, np.int8, np.int16, np.uint16, np.float32, np.float64)
+#: by default the two of a width, one of which has a sign, with every second of the others
+_USUAL = [(a, b) for i, a in enumerate(_SOURCES) for j, b in enumerate(_CAST) if (i // 2 + j) % 2 == 0]
+
+
+@pytest.mark.parametrize("pair", nightly_but(_USUAL, itertools.product(_SOURCES, _CAST)))
+def test_casts_of_integers(poor: Harness, kernel: Kernel, pair: tuple[Any, Any]) -> None:
+    source, to = pair
     values = whole_numbers(source)
     np.testing.assert_array_equal(compute(poor, kernel, values, values, to, "a"), values.astype(to))
 
