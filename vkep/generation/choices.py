@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
+from vkep.dtypes import onnx_name
 from vkep.generation.sampling import MOST_LOGPROBS, Sampling
 from vkep.graph.model import GENERATION
 
@@ -19,6 +20,8 @@ Array = np.ndarray[Any, Any]
 LOGPROBS = ("logprob", "top", "top_tokens")
 #: token ids that a penalty reads are padded to a multiple of this, so that few shapes occur
 _PADDED = 64
+#: an input that is left out, in onnx's text
+_NONE = '""'
 
 
 def settings_of(sampling: Sampling, chance: float) -> tuple[float, ...]:
@@ -67,14 +70,14 @@ class Choice:
 def every(element: int) -> onnx.ModelProto:
     """Return the graph of the most probable token after each one: ``logits`` [1, count, vocabulary] to ``chosen`` int32 [1,
     count]."""
-    nodes = [
-        helper.make_node("ArgMax", ["logits"], ["place"], name="place", axis=2, keepdims=0),
-        helper.make_node("Cast", ["place"], ["chosen"], name="chosen", to=TensorProto.INT32),
-    ]
-    inputs = [helper.make_tensor_value_info("logits", element, [1, "count", "vocabulary"])]
-    outputs = [helper.make_tensor_value_info("chosen", TensorProto.INT32, [1, "count"])]
-    graph = helper.make_graph(nodes, "every", inputs, outputs)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    return onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["" : 18]>
+        every ({onnx_name(element)}[1, count, vocabulary] logits) => (int32[1, count] chosen)
+        {{
+            place = ArgMax <axis = 2, keepdims = 0> (logits)
+            chosen = Cast <to = {TensorProto.INT32}> (place)
+        }}
+    """)
 
 
 def chooser(element: int, choice: Choice) -> onnx.ModelProto:
@@ -90,73 +93,62 @@ def chooser(element: int, choice: Choice) -> onnx.ModelProto:
     [batch, 1] of the chosen token, ``top`` float32 [batch, k] of the most probable ones, ``top_tokens`` int32 [batch, k]. k is
     `MOST_LOGPROBS`, or the vocabulary where it has fewer.
     """
-    inputs = [helper.make_tensor_value_info("logits", element, ["batch", "length", "vocabulary"])]
+    inputs = [f"{onnx_name(element)}[batch, length, vocabulary] logits"]
+    outputs = ["int64[batch, 1] tokens", "int32[batch] chosen"]
     weights: dict[str, Array] = {}
-    nodes: list[onnx.NodeProto] = []
-    if choice.greedy or choice.extended or choice.timed:
-        weights = {name: np.array([value], np.int64) for name, value in (("from", -1), ("to", 2**31 - 1), ("axis", 1))}
-        nodes.append(helper.make_node("Slice", ["logits", "from", "to", "axis"], ["row"], name="row"))
+    nodes = ["row = Slice (logits, from, to, axis)"] if choice.greedy or choice.extended or choice.timed else []
+    functions: list[onnx.FunctionProto] = []
     if choice.greedy:
-        nodes += [
-            helper.make_node("ArgMax", ["row"], ["place"], name="place", axis=2, keepdims=0),
-            helper.make_node("Identity", ["place"], ["tokens"], name="tokens"),
-            helper.make_node("Squeeze", ["place", "axis"], ["flat"], name="flat"),
-            helper.make_node("Cast", ["flat"], ["chosen"], name="chosen", to=TensorProto.INT32),
-        ]
+        nodes.append("place = ArgMax <axis = 2, keepdims = 0> (row) tokens = Identity (place)")
+        nodes.append(f"flat = Squeeze (place, axis) chosen = Cast <to = {TensorProto.INT32}> (flat)")
     else:
-        inputs.append(
-            helper.make_tensor_value_info("settings", TensorProto.FLOAT, ["batch", len(settings_of(Sampling(), 0.0))])
-        )
+        inputs.append("float[batch, 6] settings")
         if choice.penalty:
-            inputs.append(helper.make_tensor_value_info("seen", TensorProto.INT64, ["batch", "count"]))
+            inputs.append("int64[batch, count] seen")
         if choice.never:
             weights["never"] = np.array(choice.never, np.int64)
         if choice.extended or choice.timed:
-            nodes.append(helper.make_node("Cast", ["row"], ["last"], name="last", to=TensorProto.FLOAT))
+            nodes.append(f"last = Cast <to = {TensorProto.FLOAT}> (row)")
         if choice.extended:
-            inputs += [
-                helper.make_tensor_value_info("bias", TensorProto.FLOAT, ["biases", "vocabulary"]),
-                helper.make_tensor_value_info("bias_of", TensorProto.INT64, ["batch"]),
-            ]
-            nodes += [
-                helper.make_node("Gather", ["bias", "bias_of"], ["flat_bias"], name="flat_bias"),
-                helper.make_node("Unsqueeze", ["flat_bias", "axis"], ["row_bias"], name="row_bias"),
-                helper.make_node("Add", ["last", "row_bias"], ["biased"], name="biased"),
-            ]
+            inputs += ["float[biases, vocabulary] bias", "int64[batch] bias_of"]
+            nodes.append("flat_bias = Gather (bias, bias_of) row_bias = Unsqueeze (flat_bias, axis)")
+            nodes.append("biased = Add (last, row_bias)")
         read = "biased" if choice.extended else "last" if choice.timed else "logits"
         if choice.timed:
-            inputs.append(helper.make_tensor_value_info("bounds", TensorProto.INT32, ["batch", 4]))
-            nodes += _timed(read, choice, weights)
+            inputs.append("int32[batch, 4] bounds")
+            functions.append(_timed(choice, weights))
+            nodes.append(f"timed = {GENERATION}.timed ({', '.join([read, *functions[0].input[1:]])})")
             read = "timed"
-        names = [read, "settings", "seen" if choice.penalty else "", "never" if choice.never else ""]
-        nodes.append(helper.make_node("ChooseToken", names, ["tokens", "chosen"], name="choose", domain=GENERATION))
-    outputs = [
-        helper.make_tensor_value_info("tokens", TensorProto.INT64, ["batch", 1]),
-        helper.make_tensor_value_info("chosen", TensorProto.INT32, ["batch"]),
-    ]
+        lists = f"{'seen' if choice.penalty else _NONE}, {'never' if choice.never else _NONE}"
+        nodes.append(f"tokens, chosen = {GENERATION}.ChooseToken ({read}, settings, {lists})")
     if choice.extended:
-        weights["k"] = np.array([MOST_LOGPROBS], np.int64)
-        nodes += [
-            helper.make_node("Squeeze", ["timed" if choice.timed else "last", "axis"], ["flat_last"], name="flat_last"),
-            helper.make_node("LogSoftmax", ["flat_last"], ["logs"], name="logs", axis=-1),
-            helper.make_node("GatherElements", ["logs", "tokens"], ["logprob"], name="logprob", axis=1),
-            helper.make_node("Shape", ["logs"], ["count"], name="count", start=1),
-            helper.make_node("Min", ["k", "count"], ["least"], name="least"),
-            helper.make_node("TopK", ["logs", "least"], ["top", "places"], name="top"),
-            helper.make_node("Cast", ["places"], ["top_tokens"], name="top_tokens", to=TensorProto.INT32),
-        ]
-        shapes: list[list[str | int]] = [["batch", 1], ["batch", "k"], ["batch", "k"]]
-        kinds = (TensorProto.FLOAT, TensorProto.FLOAT, TensorProto.INT32)
-        outputs += map(helper.make_tensor_value_info, LOGPROBS, kinds, shapes)
-    tensors = [numpy_helper.from_array(value, name) for name, value in weights.items()]
-    graph = helper.make_graph(nodes, "chooser", inputs, outputs, tensors)
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(GENERATION, 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+        outputs += ["float[batch, 1] logprob", "float[batch, k] top", "int32[batch, k] top_tokens"]
+        nodes.append(f"""
+            flat_last = Squeeze ({"timed" if choice.timed else "last"}, axis)
+            logs = LogSoftmax <axis = -1> (flat_last)
+            logprob = GatherElements <axis = 1> (logs, tokens)
+            count = Shape <start = 1> (logs)
+            least = Min (most, count)
+            top, places = TopK (logs, least)
+            top_tokens = Cast <to = {TensorProto.INT32}> (places)
+        """)
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["" : 18, "{GENERATION}" : 1]>
+        chooser ({", ".join(inputs)}) => ({", ".join(outputs)})
+        <int64[1] from = {{ -1 }}, int64[1] to = {{ {2**31 - 1} }}, int64[1] axis = {{ 1 }},
+         int64[1] most = {{ {MOST_LOGPROBS} }}>
+        {{ {" ".join(nodes)} }}
+    """)
+    for node in model.graph.node:
+        node.name = node.output[0]
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in weights.items())
+    model.functions.extend(functions)
+    return model
 
 
-def _timed(read: str, choice: Choice, weights: dict[str, Array]) -> list[onnx.NodeProto]:
-    """Nodes that compute ``timed``: the values ``read`` [batch, 1, vocabulary] of the tokens that may follow by ``bounds``, and
-    -1e30 for others. Adds to the ``weights``."""
+def _timed(choice: Choice, weights: dict[str, Array]) -> onnx.FunctionProto:
+    """A function to the values ``read`` [batch, 1, vocabulary] of the tokens that may follow by ``bounds``, and -1e30 for others.
+    Adds what it reads to the ``weights``."""
     before, vocabulary = choice.timed
     ids = np.arange(vocabulary, dtype=np.int32)
     weights |= {
@@ -169,7 +161,7 @@ def _timed(read: str, choice: Choice, weights: dict[str, Array]) -> list[onnx.No
         "begin": np.array([0], np.int64),
         "last_axis": np.array([2], np.int64),
     }
-    body = onnx.parser.parse_function("""
+    return onnx.parser.parse_function("""
         <opset_import: ["" : 18], domain: "vkep.generation">
         timed (read, bounds, ids, may, is_text, lowest, zero, begin, times, to, axis, last_axis) => (timed)
         {
@@ -199,11 +191,3 @@ def _timed(read: str, choice: Choice, weights: dict[str, Array]) -> list[onnx.No
             timed = Where(dropped, lowest, kept)
         }
     """)
-    given = (read, *body.input[1:])
-    names = dict(zip(body.input, given, strict=True))
-    names["timed"] = "timed"
-    for node in body.node:
-        node.input[:] = [names.get(name, f"timed.{name}") for name in node.input]
-        node.output[:] = [names.get(name, f"timed.{name}") for name in node.output]
-        node.name = node.output[0]
-    return list(body.node)

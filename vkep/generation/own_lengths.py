@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from vkep.dtypes import onnx_name
 from vkep.generation.rewrite import spliced
 from vkep.graph.model import Graph, Model, Node, ValueInfo
 from vkep.graph.weights import ArrayWeight, Weight
@@ -266,7 +267,7 @@ class _Sizes:
         shape = past.shape or ()
         if len(shape) != 4 or not isinstance(shape[1], int) or not isinstance(shape[3], int):
             return None
-        return cls(shape[1], shape[3], TensorProto.DataType.Name(past.elem_type).lower())
+        return cls(shape[1], shape[3], onnx_name(past.elem_type))
 
 
 class _Biases:
@@ -286,7 +287,7 @@ class _Biases:
         copied = self._copied(name, prefix)
         self._made[name] = f"{prefix}rows"
         elem = next(w.elem_type for n in self._upstream(name) if (w := self.graph.weights.get(n)) and len(w.shape) == 2)
-        kind = TensorProto.DataType.Name(elem).lower()
+        kind = onnx_name(elem)
         own = {"computed": copied, POSITIONS: POSITIONS, "all": _ALL, "rows": f"{prefix}rows"}
         self.parts.append(spliced(_shifted(kind), own, prefix))
         return self._made[name]
@@ -475,7 +476,7 @@ def _positions(graph: Values, node: Node) -> Graph | None:
     ahead = graph.ahead(node.inputs[1]) if node.op_type == "Gather" else graph.beyond_past(node.inputs[1])
     if ahead is None:
         return None
-    kind = TensorProto.DataType.Name(table.elem_type).lower()
+    kind = onnx_name(table.elem_type)
     part = onnx.parser.parse_model(f"""
         <ir_version: 9, opset_import: ["" : 18]>
         positions ({kind}[count, width] table, int64[rows, length] places) => ({kind}[rows, length, width] read)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import onnx
 from onnx import TensorProto
 
+from vkep.dtypes import onnx_name
 from vkep.generation.own_lengths import Values, needed
 from vkep.generation.rewrite import spliced
 from vkep.graph.model import Model, Node, ValueInfo
@@ -95,7 +96,7 @@ def _masked(softmax: Node) -> list[Node]:
 
 def _addend(elem_type: int) -> onnx.ModelProto:
     """What is added to scores: little enough that other states than the row's own get no weight."""
-    kind = TensorProto.DataType.Name(elem_type).lower()
+    kind = onnx_name(elem_type)
     low = "-60000" if elem_type == TensorProto.FLOAT16 else "-1e30"
     return onnx.parser.parse_model(f"""
         <ir_version: 9, opset_import: ["" : 18]>

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from vkep.dtypes import onnx_name
 from vkep.errors import UnsupportedModelError
 from vkep.generation.choices import Choice, chooser
 from vkep.generation.sampling import Sampling
@@ -154,7 +155,7 @@ def _split_images() -> onnx.ModelProto:
 
 def _joined_images(features: int, embeds: int) -> onnx.ModelProto:
     """Embeddings, and features of images in the places of their tokens."""
-    kinds = [TensorProto.DataType.Name(kind).lower() for kind in (features, embeds)]
+    kinds = [onnx_name(kind) for kind in (features, embeds)]
     return onnx.parser.parse_model(f"""
         <ir_version: 9, opset_import: ["" : 18]>
         join ({kinds[0]}[count, width] features, {kinds[1]}[b, n, width] embeds, int64[b, n] slots, bool[b, n] is_image)

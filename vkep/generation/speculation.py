@@ -10,6 +10,7 @@ import onnx
 from onnx import TensorProto
 
 from vkep.device.tensor import DeviceTensor
+from vkep.dtypes import onnx_name
 from vkep.generation.choices import Choice, settings_of
 from vkep.generation.decoder import Decoder, Made
 from vkep.generation.draft import Draft
@@ -104,7 +105,7 @@ def drawing(element: int) -> onnx.ModelProto:
     ``probabilities`` float32 [1, vocabulary] of the last one, and a ``token`` int32 [1] drawn by these."""
     return onnx.parser.parse_model(f"""
         <ir_version: 9, opset_import: ["" : 18, "{GENERATION}" : 1]>
-        draw ({_kind(element)}[1, length, vocabulary] logits, float[1, 6] settings)
+        draw ({onnx_name(element)}[1, length, vocabulary] logits, float[1, 6] settings)
             => (float[1, vocabulary] probabilities, int32[1] token)
         <int64[1] one = {{ 1 }}>
         {{
@@ -127,7 +128,7 @@ def keeping(element: int, drawn: int) -> onnx.ModelProto:
     names = [f"draft_{k}" for k in range(drawn)]
     return onnx.parser.parse_model(f"""
         <ir_version: 9, opset_import: ["" : 18, "{GENERATION}" : 1]>
-        keep ({_kind(element)}[1, length, vocabulary] logits, {", ".join(f"float[1, vocabulary] {name}" for name in names)},
+        keep ({onnx_name(element)}[1, length, vocabulary] logits, {", ".join(f"float[1, vocabulary] {name}" for name in names)},
               int64[{drawn}, 1] drawn, float[{drawn}, 1] accept, float[length, 6] settings, float[1, 6] next_settings)
             => (int64[1, 1] count, int32[1] token)
         <int64[1] front = {{ 0 }}, int64[1] one = {{ 1 }}, int64 begin = {{ 0 }}, int64[1] drawn_count = {{ {drawn} }},
@@ -165,7 +166,3 @@ def keeping(element: int, drawn: int) -> onnx.ModelProto:
             next, token = {GENERATION}.ChooseToken (row, next_settings)
         }}
     """)
-
-
-def _kind(element: int) -> str:
-    return TensorProto.DataType.Name(element).lower()
