@@ -70,7 +70,8 @@ def _kernels_before(op: Pointwise, graph: Graph) -> list[KernelOp]:
         for storage in dict.fromkeys([t.storage for t in user.inputs]):
             producer = graph.producer(storage, *users)
             if isinstance(producer, Pointwise):
-                users.append(producer)
+                if producer not in users:  # of two that read it, each finds it
+                    users.append(producer)
             elif producer is not None and _takes_epilogue(producer):
                 kernels[producer] = None
     return list(kernels)
