@@ -13,17 +13,15 @@
 #include "args.glsl"
 #include "workgroup.glsl"
 #include "epilogue.glsl"
+#include "results.glsl"
 
 layout(constant_id = 4) const uint KERNEL_H = 3;
 layout(constant_id = 5) const uint KERNEL_W = 3;
 layout(constant_id = 6) const uint STRIDE_W = 1;
 layout(constant_id = 7) const uint DILATION_W = 1;
 layout(constant_id = 8) const uint STRIP = 4;
-layout(constant_id = 9) const uint STORE_VECTOR = 1;  // y is aligned to 16 bytes
-layout(constant_id = 10) const uint WIDE = 0;  // 1: y is float32
+layout(constant_id = 9) const uint STORE_VECTOR = 1;  // eight results are aligned
 
-TENSOR(float16_t, Elements)
-TENSOR(float, Floats)
 layout(buffer_reference, std430, buffer_reference_align = 16) buffer Units { uvec4 v[]; };
 
 void unpack(uvec4 units, out float values[8]) {
@@ -81,15 +79,12 @@ void main() {
             uint o = pixel * args.channels + 8 * unit;
             [[unroll]] for (uint c = 0; c < 8; c++)
                 acc[s * 8 + c] = epilogue(acc[s * 8 + c], o + c, pixel, 8 * unit + c);
-            if (WIDE == 1) {
-                [[unroll]] for (uint c = 0; c < 8; c++) Floats(operand(args.y, 2)).v[o + c] = acc[s * 8 + c];
-            } else if (STORE_VECTOR == 1) {
-                uvec4 units;
-                [[unroll]] for (uint i = 0; i < 4; i++)
-                    units[i] = packFloat2x16(f16vec2(acc[s * 8 + 2 * i], acc[s * 8 + 2 * i + 1]));
-                Units(operand(args.y, 2)).v[o / 8] = units;
+            if (STORE_VECTOR == 1) {
+                vec4 eight[2];
+                [[unroll]] for (uint c = 0; c < 8; c++) eight[c / 4][c % 4] = acc[s * 8 + c];
+                store_results(operand(args.y, 2), o, eight[0], eight[1]);
             } else {
-                [[unroll]] for (uint c = 0; c < 8; c++) Elements(operand(args.y, 2)).v[o + c] = float16_t(acc[s * 8 + c]);
+                [[unroll]] for (uint c = 0; c < 8; c++) Results(operand(args.y, 2)).v[o + c] = R(acc[s * 8 + c]);
             }
         }
     }

@@ -19,7 +19,6 @@ layout(constant_id = 14) const uint PARTIAL = 0;
 layout(constant_id = 15) const uint SUBGROUP_LANES = 32;
 layout(constant_id = 16) const uint STORE_VECTOR = 0;  // 1: results lie in aligned groups of eight along a row
 layout(constant_id = 17) const uint WHOLE_K = 0;  // 1: k is a multiple of the stage, so that loads need no bounds check
-layout(constant_id = 31) const uint WIDE = 0;  // 1: results are float32
 layout(constant_id = 24) const uint LESS = 0;  // 1, of CODES: sums are less by a number for each column
 layout(constant_id = 21) const uint PREFETCH = 1;  // stages that are being loaded into registers while one is multiplied
 
@@ -54,25 +53,11 @@ uint k_unit_of(uint i) { return (gl_LocalInvocationIndex + i * LANES) % K_UNITS 
 uint b_line_of(uint i) { return B_ALONG_K == 1 ? k_line_of(i) : (gl_LocalInvocationIndex + i * LANES) / (TILE_N / UNIT); }
 uint b_unit_of(uint i) { return B_ALONG_K == 1 ? k_unit_of(i) : (gl_LocalInvocationIndex + i * LANES) % (TILE_N / UNIT); }
 
-uint pack_halves(float a, float b) { return packFloat2x16(f16vec2(a, b)); }
 #ifdef CODES
 #define WORD 4  // elements in four bytes
 uint pack_word(T e[WORD]) { return uint(pack32(i8vec4(e[0], e[1], e[2], e[3]))); }
-#define EIGHT uvec2
-#define EIGHT_BYTES 8
-// Whole numbers of at most 2**22 by their bits: conversions to integers are slower than sums.
-uint pack_four(vec4 x) {
-    uvec4 bits = floatBitsToUint(x + 12582912.0) & 255u;
-    return bits.x | bits.y << 8 | bits.z << 16 | bits.w << 24;
-}
-EIGHT pack_eight(vec4 low, vec4 high) { return EIGHT(pack_four(low), pack_four(high)); }
 #else
 #define WORD 2
 uint pack_word(float16_t e[WORD]) { return packFloat2x16(f16vec2(e[0], e[1])); }
-#define EIGHT uvec4
-#define EIGHT_BYTES 16
-EIGHT pack_eight(vec4 low, vec4 high) {
-    return EIGHT(pack_halves(low.x, low.y), pack_halves(low.z, low.w), pack_halves(high.x, high.y), pack_halves(high.z, high.w));
-}
 #endif
 #endif

@@ -1,8 +1,7 @@
-// Stores results of a product on cooperative matrices, eight of a row at a time: to y (WIDE: float32), or to the float32 partial
-// sums of a split. Sums of CODES are converted to float, less (LESS) the int of their column at less_address, which the first split
+// Stores results of a product on cooperative matrices, eight of a row at a time: to y, or to the float32 partial sums of a split. Sums of CODES are converted to float, less (LESS) the int of their column at less_address, which the first split
 // is for all.
 //
-// Include after epilogue.glsl and the declarations of Elements, row0 and column0. The kernel's arguments have m, n, y_row,
+// Include after epilogue.glsl and the declarations of row0 and column0. The kernel's arguments have m, n, y_row,
 // y_col and alpha; it sets y0, o0 and partial0 (elements) before the first store. Columns from COLUMN_END on are not stored.
 #ifndef VKEP_COOPERATIVE_STORE_GLSL
 #define VKEP_COOPERATIVE_STORE_GLSL
@@ -10,9 +9,10 @@
 #define COLUMN_END args.n
 #endif
 
+#include "results.glsl"
+
 TENSOR(float, Partial)
 layout(buffer_reference, std430, buffer_reference_align = 16) buffer PartialUnits { vec4 v[]; };
-layout(buffer_reference, std430, buffer_reference_align = EIGHT_BYTES) buffer Eights { EIGHT v[]; };
 
 uint y0, o0, partial0;
 #ifdef CODES
@@ -47,20 +47,12 @@ void store_eight(uint row, uint column, SUM4 low_sums, SUM4 high_sums) {
             low[i] = epilogue(args.alpha * low[i], o + i, row, column + i);
             high[i] = epilogue(args.alpha * high[i], o + 4 + i, row, column + 4 + i);
         }
-        uint at = y0 + row * args.y_row + column;
-        if (WIDE == 1) {
-            PartialUnits(operand(args.y, 2)).v[at / 4] = low;
-            PartialUnits(operand(args.y, 2)).v[at / 4 + 1] = high;
-        } else {
-            Eights(operand(args.y, 2)).v[at / 8] = pack_eight(low, high);
-        }
+        store_results(operand(args.y, 2), y0 + row * args.y_row + column, low, high);
     } else {
         [[unroll]] for (uint i = 0; i < 8; i++) {
             if (column + i >= COLUMN_END) continue;
             float v = epilogue(args.alpha * (i < 4 ? low[i & 3] : high[i & 3]), o + i, row, column + i);
-            uint at = y0 + row * args.y_row + (column + i) * args.y_col;
-            if (WIDE == 1) Partial(operand(args.y, 2)).v[at] = v;
-            else Elements(operand(args.y, 2)).v[at] = T(v);
+            Results(operand(args.y, 2)).v[y0 + row * args.y_row + (column + i) * args.y_col] = R(v);
         }
     }
 }

@@ -42,7 +42,7 @@ uvec4 load_a(uint row, uint k, uint) {
     [[unroll]] for (uint i = 0; i < 4; i++) {
         float low = k + 2 * i < k_end ? float(a.v[at + 2 * i]) : 0.0;
         float high = k + 2 * i + 1 < k_end ? float(a.v[at + 2 * i + 1]) : 0.0;
-        units[i] = pack_halves(low, high);
+        units[i] = packFloat2x16(f16vec2(low, high));
     }
     return units;
 }

@@ -1,8 +1,9 @@
 // Max and average pooling of x [images, height, width, channels] to y [images, out_height, out_width, channels]: channels
-// last, float16 with float arithmetic, with the results of pool.comp. A lane computes eight channels of a pixel; lanes run
-// over (image, row, column, eight channels) without gaps.
+// last, float16 with float arithmetic or the maximum of 8-bit integers, with the results of pool.comp. A lane computes a UNIT of
+// channels of a pixel, 16 bytes; lanes run over (image, row, column, unit) without gaps.
 //
-// Defines: as for pool.comp: IN_T float16_t, COMPUTE_T float, and MAX_POOL (with LOWEST and PROPAGATE_NAN) or AVERAGE_POOL.
+// Defines: as for pool.comp: IN_T float16_t, COMPUTE_T float, and MAX_POOL (with LOWEST and PROPAGATE_NAN) or AVERAGE_POOL; or with
+// BYTES, IN_T int8_t or uint8_t, COMPUTE_T int or uint, and MAX_POOL.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
@@ -26,30 +27,40 @@ layout(constant_id = 7) const uint ALIGNED = 1;  // x and y are aligned to 16 by
 
 layout(buffer_reference, std430, buffer_reference_align = 16) buffer Units { uvec4 v[]; };
 
-void load_eight(uvec2 x, uint unit, out float eight[8]) {
+#ifdef BYTES
+const uint UNIT = 16u;
+COMPUTE_T element_of(uvec4 words, uint c) { return bitfieldExtract(COMPUTE_T(words[c / 4u]), int(c % 4u * 8u), 8); }
+void set_element(inout uvec4 words, uint c, COMPUTE_T v) { words[c / 4u] = bitfieldInsert(words[c / 4u], uint(v), int(c % 4u * 8u), 8); }
+#else
+const uint UNIT = 8u;
+float element_of(uvec4 words, uint c) { return float(unpackFloat2x16(words[c / 2u])[c % 2u]); }
+void set_element(inout uvec4 words, uint c, float v) {
+    f16vec2 pair = unpackFloat2x16(words[c / 2u]);
+    pair[c % 2u] = float16_t(v);
+    words[c / 2u] = packFloat2x16(pair);
+}
+#endif
+
+void load_unit(uvec2 x, uint unit, out COMPUTE_T values[UNIT]) {
     if (ALIGNED == 1u) {
         uvec4 words = Units(x).v[unit];
-        [[unroll]] for (uint i = 0u; i < 4u; ++i) {
-            vec2 pair = vec2(unpackFloat2x16(words[i]));
-            eight[2u * i] = pair.x;
-            eight[2u * i + 1u] = pair.y;
-        }
+        [[unroll]] for (uint c = 0u; c < UNIT; ++c) values[c] = element_of(words, c);
     } else {
-        [[unroll]] for (uint c = 0u; c < 8u; ++c) eight[c] = load_element(InTensor(x).v[8u * unit + c]);
+        [[unroll]] for (uint c = 0u; c < UNIT; ++c) values[c] = load_element(InTensor(x).v[UNIT * unit + c]);
     }
 }
 
-void store_eight(uvec2 y, uint unit, float eight[8]) {
+void store_unit(uvec2 y, uint unit, COMPUTE_T values[UNIT]) {
     if (ALIGNED == 1u) {
-        uvec4 words;
-        [[unroll]] for (uint i = 0u; i < 4u; ++i) words[i] = packFloat2x16(f16vec2(eight[2u * i], eight[2u * i + 1u]));
+        uvec4 words = uvec4(0u);
+        [[unroll]] for (uint c = 0u; c < UNIT; ++c) set_element(words, c, values[c]);
         Units(y).v[unit] = words;
     } else {
-        [[unroll]] for (uint c = 0u; c < 8u; ++c) OutTensor(y).v[8u * unit + c] = store_element(eight[c]);
+        [[unroll]] for (uint c = 0u; c < UNIT; ++c) OutTensor(y).v[UNIT * unit + c] = store_element(values[c]);
     }
 }
 
-// total counts lanes; units is channels / 8.
+// total counts lanes; units is channels / UNIT.
 void main() {
     uint id = flat_lane();
     if (id >= args.total) return;
@@ -61,11 +72,11 @@ void main() {
     int h0 = int(oh * args.stride_h) - args.pad_h;
     int w0 = int(ow * args.stride_w) - args.pad_w;
 
-    float acc[8];
+    COMPUTE_T acc[UNIT];
 #ifdef MAX_POOL
-    [[unroll]] for (uint c = 0u; c < 8u; ++c) acc[c] = LOWEST;  // a window without elements
+    [[unroll]] for (uint c = 0u; c < UNIT; ++c) acc[c] = LOWEST;  // a window without elements
 #else
-    [[unroll]] for (uint c = 0u; c < 8u; ++c) acc[c] = 0.0;
+    [[unroll]] for (uint c = 0u; c < UNIT; ++c) acc[c] = 0.0;
 #endif
     // Taps outside the image load a pixel inside, which is then ignored: without branches between them, loads overlap.
     uvec2 taps_h = taps_of(h0, KERNEL_H, args.dilation_h, args.height);
@@ -77,13 +88,13 @@ void main() {
         for (uint kw = taps_w.x; kw < taps_w.y; ++kw) {
             uint w = uint(w0 + int(kw * args.dilation_w));
             bool inside = row_inside && w < args.width;
-            float eight[8];
-            load_eight(x, (line + (w < args.width ? w : 0u)) * args.units + unit, eight);
-            [[unroll]] for (uint c = 0u; c < 8u; ++c) {
+            COMPUTE_T values[UNIT];
+            load_unit(x, (line + (w < args.width ? w : 0u)) * args.units + unit, values);
+            [[unroll]] for (uint c = 0u; c < UNIT; ++c) {
 #ifdef MAX_POOL
-                if (inside && exceeds(eight[c], acc[c])) acc[c] = eight[c];
+                if (inside && exceeds(values[c], acc[c])) acc[c] = values[c];
 #else
-                acc[c] += inside ? eight[c] : 0.0;
+                acc[c] += inside ? values[c] : 0.0;
 #endif
             }
         }
@@ -93,7 +104,7 @@ void main() {
     bool all = COUNT_INCLUDE_PAD != 0u;
     float count = float(count_inside(h0, KERNEL_H, args.dilation_h, all ? h0 : 0, int(args.height + (all ? args.pad_end_h : 0u))))
         * float(count_inside(w0, KERNEL_W, args.dilation_w, all ? w0 : 0, int(args.width + (all ? args.pad_end_w : 0u))));
-    [[unroll]] for (uint c = 0u; c < 8u; ++c) acc[c] /= max(count, 1.0);  // 0 for a window without elements
+    [[unroll]] for (uint c = 0u; c < UNIT; ++c) acc[c] /= max(count, 1.0);  // 0 for a window without elements
 #endif
-    store_eight(operand(args.y, 1), id, acc);
+    store_unit(operand(args.y, 1), id, acc);
 }

@@ -32,12 +32,23 @@ from vkep.kernels.select import Emission, emit, supports
 
 #: what drivers that compile for the CPU compile in seconds
 SMALL = CooperativeTile(32, 32, 64, 16, 16)
-#: quantizes a result again; steps of a power of two are exact
-TO_CODES = Epilogue("v = clamp(roundEven(v * 0.0009765625) - 3.0, -128.0, 127.0);")
+#: by the type that is stored: what quantizes a result again (steps of a power of two are exact)
+TO_CODES = {
+    "float32": None,
+    **dict.fromkeys(("int8", "float16"), Epilogue("v = clamp(roundEven(v * 0.0009765625) - 3.0, -128.0, 127.0);")),
+    "uint8": Epilogue("v = clamp(roundEven(v * 0.0009765625) + 125.0, 0.0, 255.0);"),
+}
 
 
-def quantized(sums: np.ndarray) -> np.ndarray:
-    return np.clip(np.round(sums / 1024) - 3, -128, 127).astype(np.int8)
+def stored(sums: np.ndarray, to: str) -> np.ndarray:
+    """Sums after the epilogue of a type."""
+    if to == "float32":
+        return sums.astype(np.float32)
+    codes = np.clip(np.round(sums / 1024) - 3, -128, 127)
+    return (codes + 128 * (to == "uint8")).astype(to)
+
+
+TYPES = pytest.mark.parametrize("to", TO_CODES)
 
 
 @pytest.fixture
@@ -61,7 +72,7 @@ def tiling(gpu: Harness, tile: CooperativeTile | None, k: int, splits: int = 1) 
 
 
 def product(m: int = 256, n: int = 256, k: int = 256, **changes: Any) -> MatMulProblem:
-    how: dict[str, Any] = {"a_strides": (0, k, 1), "b_strides": (0, n, 1), "wide": True, "alignment": 16, **changes}
+    how: dict[str, Any] = {"a_strides": (0, k, 1), "b_strides": (0, n, 1), "to": "float32", "alignment": 16, **changes}
     return MatMulProblem(m, n, k, **{"dtype": "int8", "b_constant": True, **how})
 
 
@@ -79,9 +90,9 @@ def multiply(
     how: CooperativeTiling | None,
     offset: int = 0,
 ) -> np.ndarray:
-    y = Tensor.empty(problem.shape("y")[1:], np.float32 if problem.wide else np.int8)
+    y = Tensor.empty(problem.shape("y")[1:], np.dtype(problem.results).type)
     operands = {"a": Tensor(a, offset), "b": Tensor(b), "y": y}
-    e = Emission(NumpyWorkspace(caps), operands, None if problem.wide else TO_CODES)
+    e = Emission(NumpyWorkspace(caps), operands, TO_CODES[problem.results])
     assert no_cooperative_product(problem, caps) == ""
     gpu.run(matmul_cooperative(problem, e, how))
     return y.array
@@ -93,13 +104,13 @@ SIZES = [(64, 64, 256), (77, 50, 33), (9, 13, 200), (130, 72, 1024)]
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("wide", [False, True])
+@TYPES
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("zero", [0, -128, 100])
 def test_products(
     size: tuple[int, int, int],
     transposed: bool,
-    wide: bool,
+    to: str,
     splits: int,
     zero: int,
     gpu: Harness,
@@ -108,11 +119,11 @@ def test_products(
 ) -> None:
     m, n, k = size
     a, b = drawn(rng, m, k), drawn(rng, k, n)
-    problem = product(m, n, k, b_strides=(0, 1, k) if transposed else (0, n, 1), wide=wide, zero=zero)
-    stored = np.ascontiguousarray(b.T) if transposed else b
-    y = multiply(gpu, codes, problem, a, stored, tiling(gpu, SMALL if splits > 1 else None, k, splits))[0]
+    problem = product(m, n, k, b_strides=(0, 1, k) if transposed else (0, n, 1), to=to, zero=zero)
+    weights = np.ascontiguousarray(b.T) if transposed else b
+    y = multiply(gpu, codes, problem, a, weights, tiling(gpu, SMALL if splits > 1 else None, k, splits))[0]
     sums = exact(a, b, zero)
-    np.testing.assert_array_equal(y, sums if wide else quantized(sums))
+    np.testing.assert_array_equal(y, stored(sums, to))
 
 
 def test_drawn_products(gpu: Harness, codes: DeviceCapabilities, rng: np.random.Generator) -> None:
@@ -165,14 +176,14 @@ def convolve(
     w = drawn(rng, problem.oc, problem.c // problem.groups, problem.kh, problem.kw)
     sums = problem.reference(x.astype(np.int64), w.astype(np.int64))
     k = problem.c // problem.groups * groups_at_once(problem) * problem.taps
-    for wide in (True, False):
-        made = dataclasses.replace(problem, wide=wide)
-        y = Tensor.empty((problem.n * problem.pixels, problem.oc), np.float32 if wide else np.int8)
+    for to, epilogue in TO_CODES.items():
+        made = dataclasses.replace(problem, to=to)
+        y = Tensor.empty((problem.n * problem.pixels, problem.oc), np.dtype(to).type)
         operands = {"x": Tensor(x), "w": Tensor(w), "y": y}
-        e = Emission(NumpyWorkspace(caps), operands, None if wide else TO_CODES)
+        e = Emission(NumpyWorkspace(caps), operands, epilogue)
         assert no_channels_last(made, caps) == ""
         gpu.run(conv_last(made, e, tiling=tiling(gpu, tile, k, splits)))
-        np.testing.assert_array_equal(y.array, sums if wide else quantized(sums), str(made))
+        np.testing.assert_array_equal(y.array, stored(sums, to), str(made))
 
 
 @pytest.mark.parametrize("problem", CONVOLUTIONS, ids=str)
@@ -205,7 +216,20 @@ def test_pointwise_convolutions_are_products(
         how = tiling(gpu, SMALL, 32)
         monkeypatch.setattr("vkep.kernels.matmul.cooperative.cooperative_tiling", lambda *given, **named: how)
     problem = ConvProblem(
-        2, 32, 9, 7, 24, 1, 1, dtype="int8", w_constant=True, layout=NHWC, x_last=True, alignment=16, wide=True, zero=9
+        2,
+        32,
+        9,
+        7,
+        24,
+        1,
+        1,
+        dtype="int8",
+        w_constant=True,
+        layout=NHWC,
+        x_last=True,
+        alignment=16,
+        to="float32",
+        zero=9,
     )
     x, w = drawn(rng, 2, 9, 7, 32), drawn(rng, 24, 32, 1, 1)
     y = Tensor.empty((2 * 63, 24), np.float32)
@@ -244,9 +268,9 @@ class TestSelection:
             assert matrix_shape(caps, "int8") is None
             assert "no cooperative matrices of int8" in no_cooperative_tile(caps, True, dtype="int8")
 
-    @pytest.mark.parametrize("wide", [False, True])
-    def test_one_kernel_takes_codes(self, wide: bool) -> None:
-        problem = product(wide=wide)
+    @pytest.mark.parametrize("to", ["", *TO_CODES])
+    def test_one_kernel_takes_codes(self, to: str) -> None:
+        problem = product(to=to)
         calls = emit(problem, PureTarget(GPU_OF_CODES), ["a", "b"], ["y"])
         assert [c.variant.source for c in calls] == ["matmul_coop.comp"]
         assert calls[0].defines["T"] == "int8_t" and "HALF_UNITS" not in calls[0].defines
@@ -273,7 +297,7 @@ class TestSelection:
         assert of["int8"].tile == of["float16"].tile and of["int8"].split_k == 2 * of["float16"].split_k
 
     def test_convolutions_with_channels_last_take_codes(self) -> None:
-        problem = ConvProblem(1, 32, 8, 8, 16, 3, 3, dtype="int8", w_constant=True, wide=True, alignment=16)
+        problem = ConvProblem(1, 32, 8, 8, 16, 3, 3, dtype="int8", w_constant=True, to="float32", alignment=16)
         for changes, taken in (
             ({"layout": NHWC}, True),
             ({"layout": NHWC, "c": 24}, False),

@@ -118,7 +118,7 @@ def test_depthwise(problem: ConvProblem, wide: bool, gpu: Harness, rng: np.rando
         features=gpu.caps.features | GPU.features,
         cooperative_matrix_shapes=(HALF,),
     )
-    problem = dataclasses.replace(problem, wide=wide)
+    problem = dataclasses.replace(problem, to="float32" if wide else "")
     found, expected = run(problem, gpu, caps, rng)
     assert relative_error(found, expected) < _ERRORS[problem.results]
 
@@ -143,7 +143,7 @@ def test_dense_in_small_tiles(
     if shape is None:
         pytest.skip(f"{gpu.caps.name} lists no cooperative matrix of float16 with float32 sums")
     tile = CooperativeTile(32, 32, 64, 16, 16, parts=parts)
-    problem = dataclasses.replace(problem, wide=wide)
+    problem = dataclasses.replace(problem, to="float32" if wide else "")
     tiling = tiling_of(tile, shape, problem.c // problem.groups * groups_at_once(problem) * problem.taps, splits)
     found, expected = run(problem, gpu, dataclasses.replace(gpu.caps, device_type="discrete"), rng, tiling)
     assert relative_error(found, expected) < _ERRORS[problem.results]

@@ -159,7 +159,7 @@ def test_products(
     y = Tensor.empty((m, n), np.float32 if wide else np.float16)
     a_strides = (0, 1, m) if transposed[0] else (0, k, 1)
     b_strides = (0, 1, k) if transposed[1] else (0, n, 1)
-    problem = MatMulProblem(m, n, k, a_strides, b_strides, dtype="float16", alignment=16, wide=wide)
+    problem = MatMulProblem(m, n, k, a_strides, b_strides, dtype="float16", alignment=16, to="float32" if wide else "")
     stored = [Tensor(np.ascontiguousarray(t.T if flip else t)) for t, flip in zip((a, b), transposed, strict=True)]
     gpu.run(matmul_cooperative(problem, emission(matrices, a=stored[0], b=stored[1], y=y)))
     assert relative_error(y.array, a.astype(np.float64) @ b.astype(np.float64)) < (1e-6 if wide else 1e-3)

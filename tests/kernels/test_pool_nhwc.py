@@ -13,7 +13,7 @@ from tests.devices import GPU
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
 from tests.kernels.test_pool import expected, out_sizes
 from vkep.graph.windows import Window
-from vkep.kernels.images.pool import UNIT, PoolProblem, takes_channels_last
+from vkep.kernels.images.pool import PoolProblem, takes_channels_last
 from vkep.kernels.select import emit
 
 
@@ -30,10 +30,10 @@ class Case:
     def out(self) -> list[int]:
         return out_sizes(self.shape[2:], self.kernel, self.strides, self.dilations, self.pads, self.ceil)
 
-    def problem(self, op: str, last: bool, **options: Any) -> PoolProblem:
+    def problem(self, op: str, last: bool, dtype: str = "float16", **options: Any) -> PoolProblem:
         window = Window(self.kernel, self.strides, self.dilations, self.pads, tuple(self.out))
         n, c, *spatial = self.shape
-        return PoolProblem(op, n, c, tuple(spatial), window, "float16", channels_last=last, **options)
+        return PoolProblem(op, n, c, tuple(spatial), window, dtype, channels_last=last, **options)
 
 
 CASES = {
@@ -57,8 +57,8 @@ def pooled(
 ) -> np.ndarray:
     """[n, c, oh, ow] of x [n, c, h, w], through [n, h, w, c]; tensors lie ``offset`` bytes beyond an aligned address."""
     lain = Tensor(x.transpose(0, 2, 3, 1), offset)
-    y = Tensor(Tensor.empty((case.shape[0], *case.out, case.shape[1]), np.float16).array, offset)
-    problem = case.problem(op, True, count_include_pad=include, alignment=offset or 16)
+    y = Tensor(Tensor.empty((case.shape[0], *case.out, case.shape[1]), x.dtype.type).array, offset)
+    problem = case.problem(op, True, str(x.dtype), count_include_pad=include, alignment=offset or 16)
     gpu.compute(problem, gpu.caps, [lain], [y], **how)
     return y.array.transpose(0, 3, 1, 2)
 
@@ -80,6 +80,17 @@ def test_max(gpu: Harness, rng: np.random.Generator, case: Case) -> None:
     want, _ = expected("max", x, case.out, case.kernel, case.strides, case.pads, case.dilations, False, 2, False)
     np.testing.assert_array_equal(found, want.astype(np.float16))
     np.testing.assert_array_equal(bits(found), bits(pooled_first(gpu, "max", case, x)))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("case", [case for case in CASES.values() if case.shape[1] % 16 == 0], ids=str)
+def test_max_of_bytes(gpu: Harness, rng: np.random.Generator, case: Case, offset: int, dtype: str) -> None:
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    x = rng.integers(low, high + 1, case.shape).astype(dtype)
+    found = pooled(gpu, "max", case, x, offset=offset)
+    want, _ = expected("max", x, case.out, case.kernel, case.strides, case.pads, case.dilations, False, 2, False)
+    np.testing.assert_array_equal(found, want)
 
 
 @pytest.mark.parametrize("include", [False, True])
@@ -167,6 +178,8 @@ class TestSelection:
             ("lp", (1, 8, 4, 4), "float16"),
             ("max", (1, 8, 4, 4), "float32"),
             ("max", (1, 12, 4, 4), "float16"),
+            ("max", (1, 24, 4, 4), "int8"),
+            ("average", (1, 32, 4, 4), "uint8"),
             ("max", (1, 8, 4), "float16"),
             ("max", (1, 8, 4, 4, 4), "float16"),
             ("max", (1, 8, 0, 4), "float16"),
@@ -188,7 +201,7 @@ class TestSelection:
         problem = Case((4, 64, 56, 56), (2, 2), (2, 2)).problem("max", True, alignment=16)
         [call] = emit(problem, NumpyWorkspace(GPU), [None], [None])
         lanes = call.grid[0] * call.grid[1] * call.spec["LOCAL_X"]
-        assert 0 <= lanes - 4 * 64 * 28 * 28 // UNIT < call.spec["LOCAL_X"]
+        assert 0 <= lanes - 4 * 64 * 28 * 28 // 8 < call.spec["LOCAL_X"]
         assert call.spec["ALIGNED"] == 1
         assert call.flops == 4 * 64 * 28 * 28 * 4
         assert call.argument_bytes <= 128, "push constants"

@@ -103,6 +103,19 @@ def heads() -> onnx.ModelProto:
     return _model(nodes, weights, [2, 24, 64], [2, 24, 64])
 
 
+def pooled() -> onnx.ModelProto:
+    """A convolution of an image, the maxima of its windows, and a convolution of these."""
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["x", "w0", "b0"], ["a"], pads=[3] * 4, strides=[2, 2]),
+        node("Relu", ["a"], ["r"]),
+        node("MaxPool", ["r"], ["p"], kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4),
+        node("Conv", ["p", "w1", "b1"], ["y"], pads=[1] * 4),
+    ]
+    weights = {"w0": _random(16, 3, 7, 7), "w1": _random(32, 16, 3, 3), "b0": _random(16), "b1": _random(32)}
+    return _model(nodes, weights, [2, 3, 24, 22], [2, 32, 6, 6])
+
+
 def _quantized(make: Any, form: str) -> tuple[onnx.ModelProto, np.ndarray]:
     logging.disable(logging.WARNING)
     try:
@@ -125,8 +138,11 @@ def _kernels(model: onnx.ModelProto, caps: DeviceCapabilities) -> Counter[str]:
     return Counter(s.plan.pipelines[d.pipeline].shader.source for s in steps for d in s.plan.dispatches)
 
 
-@pytest.mark.parametrize("form", STATIC + DYNAMIC)
-@pytest.mark.parametrize("make", [residual, dense, heads])
+@pytest.mark.parametrize(
+    ("make", "form"),
+    # of `pooled`, a float at the limit between two codes decides where codes are computed in the run
+    [(m, f) for m in (residual, dense, heads, pooled) for f in STATIC + DYNAMIC * (m is not pooled)],
+)
 @DEVICES
 def test_results_are_those_of_onnxruntime(make: Any, form: str, caps: DeviceCapabilities) -> None:
     model, x = _quantized(make, form)
@@ -145,6 +161,16 @@ def test_no_pass_over_memory_is_left_between_the_products(form: str, caps: Devic
     assert _kernels(_quantized(dense, form)[0], caps) == Counter({"matmul_coop.comp": 2, "pointwise.comp": 1})
     attention = _kernels(_quantized(heads, form)[0], caps)
     assert attention["matmul_coop.comp"] == 6 and not attention["matmul_tiled.comp"], attention
+
+
+@pytest.mark.parametrize("form", STATIC)
+@DEVICES
+def test_maxima_are_those_of_codes(form: str, caps: DeviceCapabilities) -> None:
+    kernels = _kernels(_quantized(pooled, form)[0], caps)
+    assert kernels["pool_last.comp"] == 1 and not kernels["pool.comp"], kernels
+    assert kernels["pointwise.comp"] + kernels["pointwise_tile.comp"] <= 3, (
+        kernels
+    )  # of the input, the result, and uint8
 
 
 @pytest.mark.parametrize("form", [name for name in STATIC if name.startswith("QDQ")])

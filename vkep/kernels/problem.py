@@ -189,24 +189,34 @@ class Problem(ABC):
         return True
 
 
+#: types that epilogues of float32 sums are stored in
+_NARROW = ("float16", "int8", "uint8")
+
+
 class Product(Problem):
-    """Base of products and convolutions: fields ``dtype``, and ``wide``, with which results are float32 where operands are
-    float16. An epilogue of wide sums may give float16, which is then what is stored."""
+    """Base of products and convolutions: fields ``dtype``, and ``to``, the element type of the results where it is another one:
+    float32 where operands are float16 or int8. An epilogue of such sums may give a narrower type, which is then stored."""
 
     dtype: str
-    wide: bool
+    to: str
 
     @property
     def results(self) -> str:
         """The element type of the results."""
-        return "float32" if self.wide else self.dtype
+        return self.to or self.dtype
+
+    @property
+    def wide(self) -> bool:
+        """Whether the results are the float32 sums of narrower operands."""
+        return self.to == "float32"
 
     def stores(self, dtype: str) -> bool:
-        return dtype in (self.results, self.dtype)
+        return dtype in (self.results, self.dtype) or (self.wide and dtype in _NARROW)
 
     def stored_in(self: Q, view: Any) -> Q | None:
-        narrowed = self.wide and view.dtype.name == self.dtype
-        return super(Product, replace(self, wide=False) if narrowed else self).stored_in(view)  # type: ignore[type-var]
+        kind = view.dtype.name
+        made = replace(self, to="" if kind == self.dtype else kind) if kind != self.results else self  # type: ignore[type-var]
+        return super(Product, made).stored_in(view)
 
 
 def check(problem: Problem, inputs: Sequence[View], outputs: Sequence[View]) -> None:

@@ -102,7 +102,7 @@ class Candidate(Generic[P]):
         worth: for a problem that it supports, why a later candidate is expected to be faster. `vkep tune` may override
             it, by the candidate's name and the problem's key.
         layout: the memory layout of its images: "nchw" or "nhwc".
-        wide: whether it stores float32 results of float16 operands (`Product.wide`).
+        wide: whether it stores results of another type than the operands' (`Product.to`).
     """
 
     name: str
@@ -189,12 +189,19 @@ def _asked(problem: Problem, caps: DeviceCapabilities) -> tuple[tuple[Candidate[
             raise Decline(f"{need.name} has {need.extent} elements; the kernels take fewer than 2**31")
     asked = []
     for candidate in _TABLES[type(problem)]:
-        narrow = isinstance(problem, Product) and problem.wide and not candidate.wide
-        reason = "it stores results of the operands' type" if narrow else candidate.when(problem, caps)
+        narrow = isinstance(problem, Product) and problem.to and not candidate.wide
+        reason = "it stores results of the operands' type" if narrow else _no_bytes(problem, caps)
+        reason = reason or candidate.when(problem, caps)
         asked.append((candidate, reason))
         if not asked[-1][1] and candidate.worth is always:
             break
     return tuple(asked)
+
+
+def _no_bytes(problem: Problem, caps: DeviceCapabilities) -> str:
+    """Why the device does not store a product's results; "" where it does."""
+    codes = isinstance(problem, Product) and problem.to in ("int8", "uint8")
+    return "the device has no 8-bit integers" if codes and not caps.has("int8", "storage_8bit") else ""
 
 
 def _not_worth(candidate: Candidate[P], problem: P, caps: DeviceCapabilities, tuned: Tuned) -> str:

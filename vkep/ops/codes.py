@@ -8,14 +8,15 @@ the int8.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from vkep.dtypes import FLOAT16, FLOAT32, INT8, DType
+from vkep.dtypes import FLOAT16, FLOAT32, INT8, UINT8, DType
 from vkep.graph.weights import ArrayWeight, PackedWeight, Weight
 from vkep.ir import algebra as fn
+from vkep.ir import expr as ex
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
 from vkep.kernels.launch import is_cpu
@@ -57,20 +58,44 @@ def is_code(dtype: DType) -> bool:
 
 def dequantized_by_halves(b: Builder, codes: Tensor, scale: float, zero: int) -> Tensor:
     """``(codes - zero) * scale`` in float32, by codes of which products may be computed (`operands`)."""
-    if takes_codes(b):
-        coded = Coded(*signed(b, codes, zero), scale)
-        value = b.expr("cast", coded.codes, ctype="int") - coded.zero
-        result = b.store(b.expr("mul", fn.cast(value, "float"), scale), FLOAT32, shape=codes.shape)
-    else:
-        coded = Coded(in_halves(b, codes, zero), 0, scale)
-        result = b.pointwise("mul", coded.codes, scale, dtype=FLOAT32)
+    return _dequantized(
+        b, Coded(*signed(b, codes, zero), scale) if takes_codes(b) else Coded(in_halves(b, codes, zero), 0, scale)
+    )
+
+
+def _dequantized(b: Builder, coded: Coded) -> Tensor:
+    codes, zero, scale = coded
+    value = b.expr("cast", codes, ctype="int") - zero if codes.dtype is INT8 else ex.leaf(codes)
+    result = b.store(b.expr("mul", fn.cast(value, "float"), scale), FLOAT32, shape=codes.shape)
     b.coded[result.storage] = coded
     return result
 
 
+def by_codes(b: Builder, x: Tensor, select: Callable[[Tensor], Tensor]) -> Tensor | None:
+    """``select(x)``, which takes elements by their order or their place, of the codes that ``x`` was dequantized from, or of the
+    int8 that stand for uint8 ones; None where neither is known."""
+    if x.dtype is UINT8 and x.storage.weight is None and takes_codes(b):
+        chosen = select(signed(b, x, 0)[0])
+        result = b.store(fn.cast(b.expr("cast", chosen, ctype="int") + 128, "uint"), UINT8, shape=chosen.shape)
+        b.whole_numbers[_key(result, 128, INT8)] = chosen
+        return result
+    found = b.coded.get(x.storage)
+    codes = None if found is None else _where(x, found[0])
+    if found is None or codes is None or found[2] <= 0:
+        return None
+    result = _dequantized(b, Coded(select(codes), *found[1:]))
+    if x.storage in b.steps:
+        b.steps[result.storage] = b.steps[x.storage]
+    return result
+
+
+def _key(codes: Tensor, less: int, dtype: DType) -> Hashable:
+    return codes.storage, codes.offset, codes.shape, codes.strides, less, dtype.name
+
+
 def _kept(b: Builder, codes: Tensor, less: int, dtype: DType) -> Tensor:
     """``codes - less`` in a type, once for all that ask."""
-    key = codes.storage, codes.offset, codes.shape, codes.strides, less, dtype.name
+    key = _key(codes, less, dtype)
     if key not in b.whole_numbers:
         value = b.expr("cast", codes, ctype="int") - less
         b.whole_numbers[key] = b.store(fn.cast(value, dtype.glsl_compute), dtype, shape=codes.shape)

@@ -103,7 +103,9 @@ def _product(
         # what a constant repeats as often as a size says is no weight that can be packed
         is_weight = y.storage.may_be_packed and not any(is_size(value) for value in (n, k, *strides[1]))
         of = x.dtype.name
-        made = _problem(m, n, k, *strides, batch=sizes, dtype=of, b_constant=is_weight, wide=wide, zero=zero)
+        made = _problem(
+            m, n, k, *strides, batch=sizes, dtype=of, b_constant=is_weight, to="float32" if wide else "", zero=zero
+        )
         if wide and not supports(made, b.caps):
             assert not zero
             x, y = b.cast(x, FLOAT32), b.cast(y, FLOAT32)
@@ -124,7 +126,7 @@ def takes_wide(
         return False
     m, (k, n) = math.prod(x[:-1]), y
     strides = (0, 0, k, 1), (0, 0, *((1, k) if transposed else (n, 1)))
-    return supports(_problem(m, n, k, *strides, batch=(1, 1), dtype=dtype.name, b_constant=True, wide=True), b.caps)
+    return supports(_problem(m, n, k, *strides, batch=(1, 1), dtype=dtype.name, b_constant=True, to="float32"), b.caps)
 
 
 def _of_codes(b: Builder, x: Tensor, y: Tensor, transposed: bool = False) -> Tensor:

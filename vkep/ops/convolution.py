@@ -206,7 +206,7 @@ def _conv_problem(
         dtype=dtype,
         w_constant=w_constant,
         exact=exact,
-        wide=wide,
+        to="float32" if wide else "",
         zero=zero,
     )
 

@@ -12,6 +12,7 @@ from vkep.ir.builder import LARGEST, Builder
 from vkep.ir.tensor import Tensor, channels_first, channels_last
 from vkep.kernels.images.pool import PoolProblem
 from vkep.ops.allowed import BYTES, FLOATING, every
+from vkep.ops.codes import by_codes
 from vkep.ops.gather import scatter_elements_
 from vkep.ops.microsoft import MICROSOFT
 from vkep.ops.reduction import reduce_axes
@@ -46,7 +47,20 @@ def max_pool(
     wanted = b.node is not None and len(b.node.outputs) > 1
     if storage_order not in (0, 1):
         b.invalid(f"storage_order is {storage_order}, expected 0 (row major) or 1 (column major)")
+    if not wanted and _sees_elements(window, x.shape[2:]):  # the maximum of codes is the code of the maximum
+        pooled = by_codes(b, x, lambda codes: _pool(b, "max", codes, window)[0])
+        if pooled is not None:
+            return [pooled]
     return _pool(b, "max", x, window, indices=wanted, column_major=bool(storage_order))
+
+
+def _sees_elements(window: Window, spatial: Sequence[int]) -> bool:
+    """Whether no window is in the padding alone, as far as is easily said."""
+    axes = zip(spatial, window.kernel, window.strides, window.dilations, window.pads, window.out, strict=False)
+    return all(
+        step == 1 and begin < kernel and (out - 1) * stride - begin < size
+        for size, kernel, stride, step, begin, out in axes
+    )
 
 
 @operator("AveragePool", types={"T": every("AveragePool", among=FLOATING)})

@@ -16,12 +16,22 @@ from typing import Any
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
+from vkep.dtypes import DTYPES
 from vkep.kernels.conv.problem import ConvProblem, is_depthwise, window_params
 from vkep.kernels.epilogue import call_arguments
 from vkep.kernels.fastdiv import magic_params
 from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div, strip_of
-from vkep.kernels.matmul.cooperative import MOST_CODES, OF_ELEMENTS, elements, less_by, no_cooperative_product, padded_k
+from vkep.kernels.matmul.cooperative import (
+    MOST_CODES,
+    OF_ELEMENTS,
+    RESULTS,
+    elements,
+    less_by,
+    no_cooperative_product,
+    padded_k,
+    result_size,
+)
 from vkep.kernels.matmul.cooperative_tiles import (
     CONV_LAST_TILES,
     UNITS,
@@ -50,7 +60,7 @@ def _conv_reach(call: KernelCall) -> Mapping[str, int]:
         "w": size * (lines * row + max(further, behind)),
         "y": 4 * call["splits"] * m * n
         if call["PARTIAL"]
-        else (4 if call["WIDE"] else size) * ((m - 1) * call["y_row"] + (n - 1) * call["y_col"] + 1),
+        else result_size(call) * ((m - 1) * call["y_row"] + (n - 1) * call["y_col"] + 1),
     }
 
 
@@ -59,12 +69,12 @@ def _depthwise_reach(call: KernelCall) -> Mapping[str, int]:
     return {
         "x": 2 * images * call["height"] * call["width"] * c,
         "w": 2 * call["KERNEL_H"] * call["KERNEL_W"] * c,
-        "y": (4 if call["WIDE"] else 2) * images * call["out_height"] * call["out_width"] * c,
+        "y": result_size(call) * images * call["out_height"] * call["out_width"] * c,
     }
 
 
 CONV_LAST = Kernel("conv_last.comp", variants=OF_ELEMENTS, reach=_conv_reach)
-CONV_DEPTHWISE_LAST = Kernel("conv_depthwise_last.comp", reach=_depthwise_reach)
+CONV_DEPTHWISE_LAST = Kernel("conv_depthwise_last.comp", variants=tuple(RESULTS.values()), reach=_depthwise_reach)
 _LANES = 128
 #: channels of groups that are computed as one: the columns of the narrowest tile
 _JOINED_CHANNELS = 32
@@ -132,7 +142,7 @@ def _as_product(problem: ConvProblem) -> MatMulProblem:
     codes = problem.dtype == "int8"  # whose weights the product packs
     strides = (pixels * c, c, 1), (0, 1, c) if codes else (c * oc, oc, 1), (pixels * oc, oc, 1)
     made = MatMulProblem(pixels, oc, c, *strides, dtype=problem.dtype, b_constant=codes, alignment=problem.alignment)
-    return replace(made, wide=problem.wide, zero=problem.zero)
+    return replace(made, to=problem.to, zero=problem.zero)
 
 
 def no_product_last(problem: ConvProblem, caps: DeviceCapabilities) -> str:
@@ -183,7 +193,7 @@ def conv_last(
         e,
         splits,
         Sums(pixels, oc, 1, 1, (0, 0, oc, 1), problem.results),
-        elements(tiling.shape),
+        elements(tiling.shape, problem.results),
         lambda y, **fused: CONV_LAST.call(
             grid=tile_grid(ceil_div(pixels, tile.m), ceil_div(oc // groups, tile.n), groups * splits, e.caps),
             operands={"x": e["x"], "w": packed, "y": y},
@@ -213,7 +223,6 @@ def conv_last(
                 "B_ALONG_K": int(along_k),
                 "STORE_VECTOR": int(oc % VECTOR == 0 and (splits > 1 or _in_units(problem))),
                 "PARTIAL": int(splits > 1),
-                "WIDE": int(problem.wide),
                 "LESS": int(problem.zero != 0),
                 "WHOLE_K": int(k % tile.steps(tiling.shape) == 0),
                 "WHOLE_TAPS": int(columns * channels % tile.steps(tiling.shape) == 0),
@@ -255,10 +264,9 @@ def depthwise_last(problem: ConvProblem, e: Emission) -> KernelCall:
             "DILATION_W": problem.dilation[1],
             "STRIP": strip,
             "STORE_VECTOR": int(_in_units(problem)),
-            "WIDE": int(problem.wide),
         },
         local_size=(_LANES, 1, 1),
-        **call_arguments(e.epilogue, {}),
+        **call_arguments(e.epilogue, RESULTS[problem.results]),
     )
 
 
@@ -297,4 +305,4 @@ def _packed(
 
 def _in_units(problem: ConvProblem) -> bool:
     """Whether eight results are one aligned store."""
-    return problem.alignment % (8 if problem.results == "int8" else 16) == 0
+    return problem.alignment % min(16, 8 * DTYPES[problem.results].itemsize) == 0

@@ -31,7 +31,7 @@ class ConvProblem(Product):
     float32), or int8 (sums are int32, and converted to float32), of an x that is less by ``zero``, its elements outside the
     image. ``layout`` is the memory layout of x and y ("": not decided yet, its operands are [n, c, h, w]; see
     `vkep.passes.layout`), ``x_last`` whether x has its channels last already, ``w_constant`` that the weights may be repacked,
-    ``exact`` that elements are whole numbers whose sums a kernel must not round, ``wide`` that y is float32 and x and w are not.
+    ``exact`` that elements are whole numbers whose sums a kernel must not round, ``to`` y's type where it is not that of x and w.
     ``y_batch_stride`` (elements) is larger than an image's result when y is a slice along the channels of a larger tensor.
     ``alignment`` (bytes) divides the addresses of x and y, and of w where it is not repacked.
 
@@ -56,7 +56,7 @@ class ConvProblem(Product):
     alignment: int = 1
     w_constant: bool = False
     exact: bool = False
-    wide: bool = False
+    to: str = ""
     zero: int = 0
     x_last: bool = False
     layout: str = ""

@@ -1,6 +1,6 @@
-"""Max, average and Lp pooling in one to three dimensions, with channels second (``shaders/pool.comp``), or in float16
-with channels last (``shaders/pool_last.comp``), the layout after some convolutions: a lane moves eight channels of a
-pixel at a time."""
+"""Max, average and Lp pooling in one to three dimensions, with channels second (``shaders/pool.comp``), or with channels last,
+the layout after some convolutions (``shaders/pool_last.comp``, of float16, and the maxima of 8-bit integers): a lane moves 16
+bytes of a pixel's channels at a time."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from vkep.kernels.problem import Need, Problem, alignment_of
 from vkep.kernels.reference import windows
 from vkep.kernels.select import Candidate, Emission, implement
 
-#: channels per lane of ``pool_last.comp``: 16 bytes
-UNIT = 8
-_LAST_OPS = ("max", "average")
+#: bytes that a lane of ``pool_last.comp`` moves at a time
+_UNIT_BYTES = 16
+#: by element type, what it computes
+_LAST_OPS = {"float16": ("max", "average"), "int8": ("max",), "uint8": ("max",)}
 #: GLSL of the maximum of a window without elements, as ONNX Runtime defines it: the lowest finite float, which is infinite
 #: in float16
 _LOWEST = {"float32": "-3.402823466e38", "float64": "packDouble2x32(uvec2(0xffffffffu, 0xffefffffu))"}
@@ -39,6 +40,11 @@ def pool_defines(op: str, dtype: str, with_indices: bool = False) -> dict[str, s
         if with_indices:
             defines["WITH_INDICES"] = "1"
     return defines
+
+
+def _last_defines(op: str, dtype: str) -> dict[str, str]:
+    """The variant of ``pool_last.comp``."""
+    return pool_defines(op, dtype) | ({} if dtype == "float16" else {"BYTES": "1"})
 
 
 def _reach(call: KernelCall) -> Mapping[str, int]:
@@ -61,7 +67,11 @@ POOL = Kernel(
     ),
     reach=_reach,
 )
-POOL_LAST = Kernel("pool_last.comp", variants=tuple(pool_defines(op, "float16") for op in _LAST_OPS), reach=_last_reach)
+POOL_LAST = Kernel(
+    "pool_last.comp",
+    variants=tuple(_last_defines(op, t) for t, ops in _LAST_OPS.items() for op in ops),
+    reach=_last_reach,
+)
 
 
 @dataclass(frozen=True)
@@ -179,12 +189,18 @@ def takes_channels_last(problem: PoolProblem, caps: DeviceCapabilities) -> str:
     """Why ``pool_last.comp`` does not compute a pool; "" where it does."""
     if not problem.channels_last:
         return "the channels lie second"
-    fits = problem.op in _LAST_OPS and problem.dtype == "float16" and len(problem.spatial) == 2 and not problem.indices
-    if not fits or problem.channels % UNIT or 0 in problem.spatial:
+    fits = problem.op in _LAST_OPS.get(problem.dtype, ()) and len(problem.spatial) == 2 and not problem.indices
+    if not fits or problem.channels % _unit(problem) or 0 in problem.spatial:
         return (
-            f"with channels last there are only 'max' and 'average' pools of float16 images of {UNIT}, 16 .. channels"
+            f"with channels last there are only 'max' (also of bytes) and 'average' pools of float16 images of whole "
+            f"{_UNIT_BYTES} bytes of channels"
         )
     return ""
+
+
+def _unit(problem: PoolProblem) -> int:
+    """Channels that a lane of ``pool_last.comp`` moves at a time."""
+    return _UNIT_BYTES // element_type(problem.dtype).itemsize
 
 
 def _takes(problem: PoolProblem, caps: DeviceCapabilities) -> str:
@@ -229,7 +245,7 @@ def _pool(problem: PoolProblem, e: Emission) -> KernelCall:
 
 
 def _pool_last(problem: PoolProblem, e: Emission) -> KernelCall:
-    window, (height, width), total = problem.window, problem.spatial, problem.results // UNIT
+    window, (height, width), total = problem.window, problem.spatial, problem.results // _unit(problem)
     return POOL_LAST.call(
         **flat_lanes(e.caps, total),
         operands=e.operands,
@@ -237,7 +253,7 @@ def _pool_last(problem: PoolProblem, e: Emission) -> KernelCall:
             "total": total,
             "height": height,
             "width": width,
-            **magic_params("units", problem.channels // UNIT),
+            **magic_params("units", problem.channels // _unit(problem)),
             **magic_params("out_width", window.out[1]),
             **magic_params("out_height", window.out[0]),
             **dict(zip(("stride_h", "stride_w"), window.strides, strict=True)),
@@ -248,9 +264,9 @@ def _pool_last(problem: PoolProblem, e: Emission) -> KernelCall:
             "KERNEL_H": window.kernel[0],
             "KERNEL_W": window.kernel[1],
             "COUNT_INCLUDE_PAD": int(problem.count_include_pad),
-            "ALIGNED": int(problem.alignment % 16 == 0),
+            "ALIGNED": int(problem.alignment % _UNIT_BYTES == 0),
         },
-        defines=pool_defines(problem.op, "float16"),
+        defines=_last_defines(problem.op, problem.dtype),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gpu_shared.capabilities import CooperativeMatrixShape, DeviceCapabilities
+from vkep.dtypes import DTYPES
 from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import ceil_div
 from vkep.kernels.matmul.cooperative_tiles import (
@@ -29,14 +30,25 @@ from vkep.sizes import divides, stays_few
 
 HALVES = {"T": "float16_t"}
 _CODES = {"T": "int8_t", "CODES": "1"}
+RESULTS: dict[str, dict[str, str]] = {
+    "float16": {},
+    **{t: {"R": DTYPES[t].glsl, "R_BYTES": str(DTYPES[t].itemsize)} for t in ("float32", "int8", "uint8")},
+}
 #: definitions of kernels that take both types
-OF_ELEMENTS = (HALVES, _CODES, {**_CODES, "HALF_UNITS": "1"})
+OF_ELEMENTS = tuple(
+    {**of, **results} for of in (HALVES, _CODES, {**_CODES, "HALF_UNITS": "1"}) for results in RESULTS.values()
+)
 
 
-def elements(shape: CooperativeMatrixShape) -> dict[str, str]:
-    """The definitions of a kernel for the operands' type and the matrices of ``shape``."""
+def elements(shape: CooperativeMatrixShape, results: str = "float16") -> dict[str, str]:
+    """The definitions of a kernel for the operands' type and the matrices of ``shape``, and the type of the results."""
     of, unit = (_CODES, UNITS["int8"]) if shape.a_type == "int8" else (HALVES, VECTOR)
-    return {**of, "HALF_UNITS": "1"} if shape.k < unit else of
+    return {**of, **({"HALF_UNITS": "1"} if shape.k < unit else {}), **RESULTS[results]}
+
+
+def result_size(call: KernelCall) -> int:
+    """Bytes of an element of the results of a kernel that stores by ``results.glsl``."""
+    return int(call.defines.get("R_BYTES", 2))
 
 
 def padded_k(call: KernelCall, k: int, group: int) -> int:
@@ -57,7 +69,7 @@ def _product_reach(call: KernelCall) -> Mapping[str, int]:
     return {
         "a": size * product_reach(call, "a", m, padded_k(call, k, unit) if call["A_VECTOR"] else k, splits),
         "b": max(size * product_reach(call, "b", b_k, n if along_k else max(n, by_b), splits), less),
-        "y": partial if call["PARTIAL"] else (4 if call["WIDE"] else size) * product_reach(call, "y", m, n, splits),
+        "y": partial if call["PARTIAL"] else result_size(call) * product_reach(call, "y", m, n, splits),
     }
 
 
@@ -98,7 +110,7 @@ def matmul_cooperative(
         e,
         splits,
         Sums(m, n, batch, problem.batches[1], problem.strides("y"), problem.results, problem.alpha),
-        elements(tiling.shape),
+        elements(tiling.shape, problem.results),
         lambda y, **fused: MATMUL_COOPERATIVE.call(
             grid=tile_grid(ceil_div(m, tile.m), ceil_div(n, tile.n), batch * splits, e.caps),
             operands={**operands, "y": y},
@@ -110,7 +122,6 @@ def matmul_cooperative(
                 "B_VECTOR": _b_vector(problem),
                 "STORE_VECTOR": int(divides(VECTOR, n) and (splits > 1 or problem.in_groups("y", 3, VECTOR))),
                 "PARTIAL": int(splits > 1),
-                "WIDE": int(problem.wide),
                 "LESS": int(problem.zero != 0),
                 "WHOLE_K": int(divides(tile.steps(tiling.shape), k)),
             },

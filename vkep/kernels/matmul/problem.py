@@ -31,7 +31,7 @@ class MatMulProblem(Product):
     ``batch`` is one size or two (outer, inner). Strides are in elements, (batch, row, column), or (outer batch, inner
     batch, row, column) with two batch sizes; 0 broadcasts. ``y_strides`` defaults to a contiguous result. ``dtype`` is
     float32 or float16 (sums are float32), or int8 (sums are int32, and converted to float32), of an a that is less by ``zero``.
-    ``wide`` says that y is float32 where a and b are not. ``b_constant`` says that b holds weights, which may be repacked.
+    ``to`` is y's type where it is not that of a and b. ``b_constant`` says that b holds weights, which may be repacked.
     ``alignment`` (bytes) divides the addresses of a, b and y. An epilogue sees ``row``, ``col`` and ``o``, the flat index in a
     contiguous [batch, m, n]. Raises `ValueError` for sizes and strides below 0.
     """
@@ -46,7 +46,7 @@ class MatMulProblem(Product):
     dtype: str = "float32"
     b_constant: bool = False
     alpha: float = 1.0
-    wide: bool = False
+    to: str = ""
     zero: int = 0
     alignment: int = 1
 
@@ -133,8 +133,8 @@ class MatMulProblem(Product):
         """Whether an operand consists of aligned groups of this many elements along an axis (2: rows, 3: columns)."""
         strides = self.strides(operand)
         others = (s for i, s in enumerate(strides) if i != axis)
-        size = 16 if operand == "y" and self.wide else group * DTYPES[self.dtype].itemsize
-        aligned = self.alignment % size == 0
+        dtype = self.results if operand == "y" else self.dtype
+        aligned = self.alignment % min(16, group * DTYPES[dtype].itemsize) == 0
         return (
             aligned
             and matches(strides[axis], 1)

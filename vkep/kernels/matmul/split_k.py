@@ -21,7 +21,7 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
     return {"partials": call["splits"] * total * 4, "y": y * call.size_of("T")}
 
 
-MATMUL_REDUCE = Kernel("matmul_reduce.comp", variants=(*OF_STORAGE, {"T": "int8_t"}), reach=_reach)
+MATMUL_REDUCE = Kernel("matmul_reduce.comp", variants=(*OF_STORAGE, {"T": "int8_t"}, {"T": "uint8_t"}), reach=_reach)
 _LANES = 64
 
 
