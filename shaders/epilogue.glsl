@@ -10,6 +10,7 @@ float w;
 #endif
 #ifdef EPILOGUE_BODY
 #include "math.glsl"
+#include "fastdiv.glsl"
 EPILOGUE_DECLS
 float epilogue(float v, uint o, uint row, uint col) { EPILOGUE_BODY return v; }
 #else

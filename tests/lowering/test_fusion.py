@@ -87,6 +87,41 @@ def test_a_value_that_is_read_twice_is_computed_once(open_session: Open, rng: np
     np.testing.assert_allclose(session.run(None, feeds)[0], product / (1 + np.exp(-product)), rtol=1e-4, atol=1e-5)
 
 
+def _heads(
+    open_session: Open, rng: np.random.Generator, steps: str, shape: list[int], **more: Any
+) -> tuple[int, Any, Any]:
+    """Dispatches of a product of heads [2, 3, 5, 4] by [2, 3, 4, 7] with ``steps`` from a to y, its result, and a in numpy."""
+    others = "".join(f", float{list(value.shape)} {name}" for name, value in more.items())
+    of = f"h = Transpose<perm=[0,2,1,3]>(x) a = MatMul(h, w) {steps}"
+    head = f"g (float[2,5,3,4] x, float[2,3,4,7] w{others}) => (float{shape} y)"
+    head += " <int64[3] s = {2, 5, 21}, int64[3] t = {2, 7, 15}>"
+    session = open_session(model(f"{head} {{ {of} }}"))
+    x, w = rng.standard_normal((2, 5, 3, 4), np.float32), rng.standard_normal((2, 3, 4, 7), np.float32)
+    [y] = session.run(None, {"x": x, "w": w, **more})
+    return sum(i.dispatches for i in session.report().islands), y, x.transpose(0, 2, 1, 3) @ w
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 5, 7), (3, 1, 7), (2, 3, 1, 1), (2, 1, 1, 7), (1, 3, 5, 1)], ids=str)
+def test_an_epilogue_reads_what_is_broadcast_over_matrices(
+    open_session: Open, rng: np.random.Generator, shape: tuple[int, ...]
+) -> None:
+    """As a mask of attention's scores."""
+    m = rng.standard_normal(shape, np.float32)
+    dispatches, y, a = _heads(open_session, rng, "y = Add(a, m)", [2, 3, 5, 7], m=m)
+    assert dispatches == 1
+    np.testing.assert_allclose(y, a + m, rtol=1e-4, atol=1e-5)
+
+
+def test_heads_are_stored_side_by_side(open_session: Open, rng: np.random.Generator) -> None:
+    """Not columns, which a kernel would store one by one."""
+    for perm, name, shape, count in (((0, 2, 1, 3), "s", [2, 5, 21], 2), ((0, 3, 2, 1), "t", [2, 7, 15], 3)):
+        v = rng.standard_normal((shape[-1], shape[-1]), np.float32)
+        steps = f"b = Transpose<perm={list(perm)}>(a) c = Reshape(b, {name}) y = MatMul(c, v)"
+        dispatches, y, a = _heads(open_session, rng, steps, shape, v=v)
+        assert dispatches == count
+        np.testing.assert_allclose(y, a.transpose(perm).reshape(shape) @ v, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("steps", "made"), [("y = Add(n, n)", "[1,8]"), ("m = Unsqueeze(n, axis) y = Add(n, m)", "[1,1,8]")]
 )

@@ -10,7 +10,7 @@ import numpy as np
 
 from vkep.dtypes import DType
 from vkep.graph.weights import SizesWeight, Weight
-from vkep.sizes import cached, divides, matches, power_of_two_in, serves_others, whole, wholes
+from vkep.sizes import cached, divides, is_size, matches, power_of_two_in, serves_others, whole, wholes
 
 
 @dataclass(eq=False, slots=True)
@@ -162,6 +162,12 @@ class Tensor:
         offset = self.offset + (start * strides[axis] if length else 0)
         shape[axis], strides[axis] = length, strides[axis] * step
         return self._within(shape, strides, offset)
+
+
+def memory_order(view: Tensor) -> list[int]:
+    """The axes from the one of the longest strides to the one of the shortest; as they are where strides follow from sizes."""
+    axes = range(view.rank)
+    return list(axes) if any(map(is_size, view.strides)) else sorted(axes, key=lambda axis: -view.strides[axis])
 
 
 def same_shape(shape: Sequence[int], other: Sequence[int]) -> bool:

@@ -18,7 +18,7 @@ from vkep.graph.weights import ArrayWeight, PackedWeight, Weight
 from vkep.ir import algebra as fn
 from vkep.ir import expr as ex
 from vkep.ir.builder import Builder
-from vkep.ir.tensor import Tensor
+from vkep.ir.tensor import Tensor, memory_order
 from vkep.kernels.launch import is_cpu
 from vkep.kernels.matmul.cooperative_tiles import codes_are_faster, float16_shape
 
@@ -74,7 +74,7 @@ def _dequantized(b: Builder, coded: Coded) -> Tensor:
 def by_codes(b: Builder, x: Tensor, select: Callable[[Tensor], Tensor]) -> Tensor | None:
     """``select(x)``, which takes elements by their order or their place, of the codes that ``x`` was dequantized from, or of the
     int8 that stand for uint8 ones; None where neither is known."""
-    if x.dtype is UINT8 and x.storage.weight is None and takes_codes(b):
+    if x.dtype is UINT8 and not x.storage.is_constant and x.storage.port is None and takes_codes(b):
         chosen = select(signed(b, x, 0)[0])
         result = b.store(fn.cast(b.expr("cast", chosen, ctype="int") + 128, "uint"), UINT8, shape=chosen.shape)
         b.whole_numbers[_key(result, 128, INT8)] = chosen
@@ -94,7 +94,10 @@ def _key(codes: Tensor, less: int, dtype: DType) -> Hashable:
 
 
 def _kept(b: Builder, codes: Tensor, less: int, dtype: DType) -> Tensor:
-    """``codes - less`` in a type, once for all that ask."""
+    """``codes - less`` in a type, once for all that ask: of a view that only has its axes in another order, as that view."""
+    order = memory_order(codes)
+    if not codes.is_contiguous and (dense := codes.transpose(order)).is_contiguous and dense.is_whole:
+        return _kept(b, dense, less, dtype).transpose([order.index(axis) for axis in range(codes.rank)])
     key = _key(codes, less, dtype)
     if key not in b.whole_numbers:
         value = b.expr("cast", codes, ctype="int") - less
@@ -172,6 +175,21 @@ def known_operands(b: Builder, x: Tensor, w: Tensor, x_zero: Tensor | None, w_ze
     of = of.view(w.shape, w.strides, w.offset)
     codes, zero = signed(b, x, 0 if zeros[0] is None else int(zeros[0].item()))
     return Operands(codes, of, zero, np.ones(1, np.float32))
+
+
+def known_halves(
+    b: Builder, x: Tensor, y: Tensor, x_zero: Tensor | None, y_zero: Tensor | None
+) -> tuple[Tensor, Tensor] | None:
+    """A product's operands in float16, where both are computed codes whose zero points are known numbers."""
+    zeros = [None if zero is None else zero.array for zero in (x_zero, y_zero)]
+    if not takes_halves(b) or any(t.storage.is_constant for t in (x, y)):
+        return None
+    if any(t is not None and (z is None or z.size != 1) for t, z in zip((x_zero, y_zero), zeros, strict=True)):
+        return None
+    left, right = (
+        in_halves(b, t, 0 if zero is None else int(zero.item())) for t, zero in zip((x, y), zeros, strict=True)
+    )
+    return left, right
 
 
 def signed_weight(b: Builder, codes: Weight, zero: np.ndarray | None) -> Tensor | None:

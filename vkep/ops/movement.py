@@ -12,6 +12,7 @@ from vkep.ir.builder import Builder
 from vkep.ir.place import is_at
 from vkep.ir.tensor import Tensor, broadcast_shapes
 from vkep.ops.allowed import every
+from vkep.ops.codes import by_codes
 from vkep.ops.microsoft import MICROSOFT
 from vkep.ops.registry import operator
 
@@ -40,7 +41,8 @@ def reshape(b: Builder, data: Tensor, shape: Tensor, *, allowzero: int = 0) -> T
         dims[dims.index(-1)] = data.size // known
     if math.prod(dims) != data.size or any(d < 0 for d in dims):
         b.invalid(f"cannot reshape {data.shape} to {dims}")
-    return b.reshape(data, dims)
+    copied = by_codes(b, data, lambda codes: b.reshape(codes, dims)) if data.reshape(dims) is None else None
+    return b.reshape(data, dims) if copied is None else copied
 
 
 @operator("Flatten", types={"T": every("Flatten")})

@@ -7,20 +7,21 @@ from dataclasses import replace
 
 from vkep.ir import expr as ex
 from vkep.ir.ops import KernelOp, Op, Pointwise
-from vkep.ir.tensor import Storage, Tensor, alignment
+from vkep.ir.tensor import Storage, Tensor, alignment, memory_order
 from vkep.passes.fuse import stored_in
 from vkep.passes.rewrite import Changes, Graph
 from vkep.sizes import matches
 
 
 def elide_copy(copy: Op, graph: Graph) -> Changes | None:
-    """The producers of what a plain copy reads (parts of a Concat, a plan's outputs) store at the copy's destination, and other
-    users read there."""
+    """The producers of what a plain copy reads (parts of a Concat, a plan's outputs, heads that become one row) store at the
+    copy's destination, and other users read there."""
     source = copy.expr.tensor if isinstance(copy, Pointwise) and isinstance(copy.expr, ex.Leaf) else None
     if not isinstance(copy, Pointwise) or source is None or source.dtype is not copy.out.dtype:
         return None
     storage = source.storage
-    if not source.is_whole or not matches(source.size, copy.out.size):
+    order = memory_order(source)  # the axes may be in another one
+    if not (source.is_whole or source.transpose(order).is_whole) or not matches(source.size, copy.out.size):
         return None
     if storage in graph.results or storage.is_constant or storage.port is not None:
         return None
@@ -28,14 +29,16 @@ def elide_copy(copy: Op, graph: Graph) -> Changes | None:
     if (
         len(producers) != 1 or len(producers[0].outputs) != 1
     ):  # all move and keep their offsets, so the place must be dense
-        if not (copy.out.is_contiguous and _can_load(users, storage, copy.out)):
+        if not (source.is_whole and copy.out.is_contiguous and _can_load(users, storage, copy.out)):
             return None
         return {copy: [], **{op: [moved(op, storage, copy.out)] for op in (*producers, *users)}}
     [producer] = producers
     result = producer.outputs[0]
-    place = copy.out.reshape(result.shape)
+    place = (copy.out if source.is_whole else copy.out.transpose(order)).reshape(result.shape)
     if place is None or not result.is_whole:
         return None
+    if not source.is_whole and not (isinstance(producer, KernelOp) and matches(place.strides[-1], 1)):
+        return None  # stores along a row stay side by side
     stored = stored_in(producer, place, graph.caps, labels=[*producer.labels, *copy.labels])
     if stored is None or (users and not (place.is_contiguous and _can_load(users, storage, place))):
         return None

@@ -20,11 +20,12 @@ from vkep.ir.ops import BaseTarget, KernelOp, Op, Pointwise
 from vkep.ir.tensor import Storage, Tensor, collapse
 from vkep.kernels import select
 from vkep.kernels.epilogue import Epilogue
+from vkep.kernels.fastdiv import magic_params
 from vkep.kernels.kernel import ITS_VIEW, PUSH_CONSTANT_BYTES, KernelCall
 from vkep.kernels.pointwise import PointwiseOperand, pointwise
 from vkep.kernels.select import bind
 from vkep.kernels.tuning import Choice
-from vkep.passes.fuse import epilogue_strides
+from vkep.passes.fuse import IndexTerm, epilogue_index
 from vkep.passes.sized import SizedNumbers
 from vkep.plan.memory import Lifetime, live_peak, pack, piece_of, too_large
 from vkep.plan.records import (
@@ -258,13 +259,9 @@ def _epilogue(op: KernelOp) -> Epilogue:
         key = (id(tensor.storage), tensor.strides, tensor.offset)
         if key not in names:
             k = len(operands)
-            found = epilogue_strides(tensor, matrices)
+            found = epilogue_index(tensor, matrices)
             assert found is not None
-            kind, row, col = found
-            terms = [
-                _term(axis, stride, f"e{k}_{axis}", params) for axis, stride in (("row", row), ("col", col)) if stride
-            ]
-            index = "o" if kind == "o" else (" + ".join(terms) or "0u")
+            index = " + ".join([_term(term, f"e{k}_{i}", params) for i, term in enumerate(found)]) or "0u"
             pointer = f"E_{tensor.dtype.name}"
             decls[pointer] = f"TENSOR({tensor.dtype.glsl}, {pointer})"
             names[key] = load_code(tensor.dtype, f"{pointer}(operand(args.e{k}, EXTRA_BASE + {k}u)).v[{index}]")
@@ -280,11 +277,22 @@ def _epilogue(op: KernelOp) -> Epilogue:
     )
 
 
-def _term(axis: str, stride: int, name: str, params: list[tuple[str, str, int]]) -> str:
-    if matches(stride, 1):
-        return axis
-    params.append((name, "uint", stride))
-    return f"{axis} * args.{name}"
+def _term(term: IndexTerm, name: str, params: list[tuple[str, str, int]]) -> str:
+    position = term.of
+    if position == "matrix":
+        position = _quotient("o", f"{name}_inner", term.inner, params)
+        if term.dim:
+            position = f"({position} - {_quotient('o', f'{name}_dim', term.inner * term.dim, params)} * {term.dim}u)"
+    if matches(term.stride, 1):
+        return position
+    params.append((name, "uint", term.stride))
+    return f"{position} * args.{name}"
+
+
+def _quotient(of: str, name: str, divisor: int, params: list[tuple[str, str, int]]) -> str:
+    magic = magic_params(name, divisor)
+    params += [(key, "uint", value) for key, value in magic.items() if key != name]
+    return f"fast_div({of}, args.{name}_mul, args.{name}_shift)"
 
 
 def _accesses(call: KernelCall, shared: Mapping[int, int]) -> list[Access]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.ir import expr as ex
 from vkep.ir.ops import KernelOp, Op, Pointwise
-from vkep.ir.tensor import Tensor, same_shape
+from vkep.ir.tensor import Tensor, collapse, same_shape
 from vkep.kernels.select import supports
 from vkep.passes.rewrite import Changes, Graph
 from vkep.passes.simplify import by_inverses, whole_numbers
 from vkep.passes.split import MAX_OPERANDS
-from vkep.sizes import matches
+from vkep.sizes import is_size, matches
 
 #: maximum number of producers fused into one expression, and of operations in it: they bound the shader's size. Drivers need
 #: more than linear time for long ones: lavapipe 2 seconds for 100 steps of Max (four operations each), 13 seconds for 200.
@@ -162,7 +163,7 @@ def as_epilogue(op: Pointwise, kernel: KernelOp) -> ex.Expr | None:
             failed |= not (node.tensor.is_whole and matches(node.tensor.size, out.size))
             return value
         view = node.tensor.reshape(out.shape)
-        if view is None or epilogue_strides(view, matrices) is None:
+        if view is None or epilogue_index(view, matrices) is None:
             failed = True
             return None
         return ex.leaf(view)
@@ -174,14 +175,38 @@ def as_epilogue(op: Pointwise, kernel: KernelOp) -> ex.Expr | None:
     return None if failed else by_inverses(expr, value)
 
 
-def epilogue_strides(view: Tensor, matrices: tuple[int, int, int]) -> tuple[str, int, int] | None:
-    """An epilogue's index into a view of as many elements as its kernel's ``matrices`` (`Problem.matrices`): ("o", 0, 0) is the
-    flat index, ("rc", r, c) is ``row * r + col * c``, None is neither.
-    """
+class IndexTerm(NamedTuple):
+    """``of * stride`` of an epilogue's index into a view. ``of`` is "o", the flat index, "row", "col", or of the "matrix" the
+    position along an axis: ``o / inner``, modulo ``dim`` unless that is 0."""
+
+    of: str
+    stride: int = 1
+    inner: int = 1
+    dim: int = 0
+
+
+def epilogue_index(view: Tensor, matrices: tuple[int, int, int]) -> list[IndexTerm] | None:
+    """An epilogue's index into a view of as many elements as its kernel's ``matrices`` (`Problem.matrices`), as terms to be
+    added; None where there is none."""
     if view.is_contiguous:
-        return ("o", 0, 0)
-    lines = view.reshape(matrices)
-    if lines is None:
-        return None
-    matrix, row, column = lines.strides
-    return None if matrix or row < 0 or column < 0 else ("rc", row, column)
+        return [IndexTerm("o")]
+    rows, columns = matrices[1:]
+    lines, lead = view.reshape(matrices), []
+    if lines is not None and matches(lines.strides[0], 0):
+        strides = lines.strides[1:]
+    else:
+        size, first = rows * columns, view.rank
+        if any(map(is_size, (*view.shape, *view.strides, size))):
+            return None
+        while first and math.prod(view.shape[first:]) < size:
+            first -= 1
+        matrix = view.view(view.shape[first:], view.strides[first:]).reshape((rows, columns))
+        if matrix is None:
+            return None
+        strides = matrix.strides
+        dims, [steps] = collapse(view.shape[:first], [view.strides[:first]])
+        for axis, (dim, step) in enumerate(zip(dims, steps, strict=True)):
+            if step:
+                lead.append(IndexTerm("matrix", step, size * math.prod(dims[axis + 1 :]), dim if axis else 0))
+    terms = [*lead, *(IndexTerm(of, step) for of, step in zip(("row", "col"), strides, strict=True) if step)]
+    return None if any(term.stride < 0 for term in terms) else terms

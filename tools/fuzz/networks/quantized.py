@@ -40,20 +40,16 @@ def _dequantized(g: Graph, codes: Value, scale: Value, zero: Value | None, **att
 
 
 def _input(g: Graph, form: str) -> Value:
-    """Codes of a form: an input, or a quantized value of the pool."""
+    """Codes of a form: an input, or a value of the pool that is quantized so coarsely that rounding decides nothing."""
     found = [v for v in g.pool if v.dtype == "float32" and g.has_form(v, form) and v.runs[0].size < 200]
     if not found or not g.flag():
         return g.input(form, g.one_of(*_BYTES))
-    return _quantized(g, g.one_of(*found))[0]
-
-
-def _quantized(g: Graph, x: Value) -> tuple[Value, Value, Value]:
-    """Codes of a value, so coarse that rounding decides nothing, their scale and their zero point."""
+    x = g.one_of(*found)
     step = max(x.largest, 1e-2) / 2
     if not all(is_apart(run / step, 0.5, 1e-3 * 2) for run in x.runs):
         raise Unfit
     scale, zero = g.constant(np.array(step), "float32"), g.constant(np.array(g.one_of(128, 3, 0)), "uint8")
-    return g.add("QuantizeLinear", x, scale, zero, dtype="uint8"), scale, zero
+    return g.add("QuantizeLinear", x, scale, zero, dtype="uint8")
 
 
 def _floats(g: Graph, form: str) -> Value:
@@ -118,22 +114,6 @@ def coded_convolution(g: Graph) -> Value:
     return _biased(g, y, n, rank)
 
 
-def coded_branches(g: Graph) -> Value:
-    """Convolutions of the same codes whose quantized results are added, or of one the maxima of windows."""
-    x, n = _floats(g, "image"), g.channels(4, 8)
-    branches = []
-    for _ in range(g.number(1, 2)):
-        kernel = g.one_of(1, 3)
-        w = _weights(g, (n, x.shape[1], kernel, kernel), x.shape[1] * kernel**2, 0)
-        y = g.add("Conv", x, w, g.weights("float32", n), pads=[kernel // 2] * 4)
-        branches.append(_dequantized(g, *_quantized(g, g.add("Relu", y) if g.flag() else y)))
-    if len(branches) == 2:
-        return g.add("Add", *branches)
-    stride, pad = g.one_of(1, 2), g.one_of(0, 1)
-    made = g.add("MaxPool", branches[0], kernel_shape=[2, 2], strides=[stride] * 2, pads=[pad] * 4)
-    return _dequantized(g, *_quantized(g, made)) if g.flag() else made
-
-
 def integer_sums(g: Graph) -> Value:
     """Exact sums of integers, scaled as exporters of dynamic quantization write them."""
     x = _input(g, g.one_of("sequence", "image"))
@@ -153,4 +133,4 @@ def integer_sums(g: Graph) -> Value:
     return _biased(g, g.add("Mul", y, g.constant(np.array(2.0**-14), "float32")), n, 2 if is_image else 0)
 
 
-QUANTIZED: tuple[Step, ...] = (coded_product, coded_convolution, coded_branches, integer_sums)
+QUANTIZED: tuple[Step, ...] = (coded_product, coded_convolution, integer_sums)
