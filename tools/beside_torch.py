@@ -430,7 +430,7 @@ def _waiting(theirs: Callable[[str, bool], Run], device: str, compiled: bool) ->
 
 def _host(made: Any) -> Any:
     """Tokens, or the numbers of all tensors."""
-    if not made or isinstance(made[0], int):
+    if len(made) == 0 or isinstance(made[0], int):
         return made
     flat = [part for each in made for part in (each if isinstance(each, tuple) else [each])]
     arrays = [
