@@ -271,7 +271,7 @@ def test_texts_of_hotwords(unit: str, phrase: str, expected: Sequence[str], tmp_
 
 def test_files_of_hotwords(tmp_path: Path) -> None:
     file = tmp_path / "hotwords.txt"
-    file.write_text("HELLO  WORLD :2.5\n\n:3\n\u4f60\u597d\r\n", encoding="utf-8")
+    file.write_text("\ufeffHELLO  WORLD :2.5\n\n:3\n\u4f60\u597d\r\n", encoding="utf-8")
     assert read_phrases(file, 1.5) == [("HELLO WORLD", 2.5), ("\u4f60\u597d", 1.5)]
     for line in ("a :x", "a :1 b", "a :1 :2"):
         file.write_text(f"b\n{line}\n", encoding="utf-8")
@@ -552,7 +552,12 @@ def test_what_is_refused(folder: Path, tmp_path: Path) -> None:
         ({"beams": 0}, "beams is 0, expected 1 to 64"),
         ({"beams": 41}, "beams is 41, expected 1 to 40"),
         ({"hotwords": ["a"]}, "hotwords belong to a search with beams"),
-        ({"beams": 2, "hotwords": ["\u2581a zz"]}, "which is no token: write the tokens of tokens.txt"),
+        ({"beams": 2, "hotwords": ["\u2581a zz"]}, "'zz', which is no token of tokens.txt: write its tokens"),
+        (
+            {"beams": 2, "hotwords": "words.txt"},
+            r"hotwords are the text 'words.txt'; expected .* Path\(...\) of a file",
+        ),
+        ({"beams": 2, "hotwords": {"\u2581a": "2"}}, "score '2'; expected .* a score above 0"),
         ({"beams": 2, "hotwords": [[40]]}, "expected tokens of 1 to 39"),
         ({"blank_penalty": float("nan")}, "blank_penalty is nan, expected a number of at most 1e\\+06"),
         ({"beams": 2, "blank_penalty": -1e40}, "blank_penalty is -1e\\+40"),

@@ -28,7 +28,7 @@ def read_phrases(file: Path, score: float) -> list[tuple[str, float]]:
     Raises `InvalidInputError` for a file that cannot be read, and a line with a score that is no number or not at its end.
     """
     found = []
-    lines = read_file(file, "file of hotwords", InvalidInputError).decode(errors="replace").split("\n")
+    lines = read_file(file, "file of hotwords", InvalidInputError).decode("utf-8-sig", "replace").split("\n")
     for number, line in enumerate(lines, 1):
         words = line.split()
         scores = [k for k, word in enumerate(words) if word[0] == ":"]

@@ -13,6 +13,7 @@ import numpy as np
 
 from vkep.errors import InvalidInputError
 from vkep.hotword_texts import read_phrases
+from vkep.text import shown
 
 Array = np.ndarray[Any, Any]
 #: numbers that the table of an automaton may have
@@ -55,10 +56,10 @@ class Hotwords:
         root = _Node()
         for phrase, score in zip(phrases, scores, strict=True):
             wrong = [token for token in phrase if not 0 < token < vocabulary]
-            if not phrase or wrong or not 0 < score <= MOST_SCORE:
+            if not phrase or wrong or not isinstance(score, (int, float, np.number)) or not 0 < score <= MOST_SCORE:
                 raise InvalidInputError(
-                    f"a hotword has tokens {list(phrase)} and score {score}; expected tokens of 1 to {vocabulary - 1} and a "
-                    f"score above 0, of at most {MOST_SCORE:.0e}"
+                    f"a hotword has tokens {list(phrase)} and score {shown(score)}; expected tokens of 1 to {vocabulary - 1} "
+                    f"and a score above 0, of at most {MOST_SCORE:.0e}"
                 )
             node = root
             for token in phrase:
@@ -118,6 +119,10 @@ class Hotwords:
         of their own, or a file of these. None without phrases. Raises as `of`, `read_phrases` and ``split``, and
         `InvalidInputError` for texts that are no tokens."""
         pairs: Sequence[tuple[str | Sequence[int], float]]
+        if isinstance(given, (str, bytes)):
+            raise InvalidInputError(
+                f"hotwords are the text {shown(given)}; expected a list of phrases, a mapping, or Path(...) of a file"
+            )
         if isinstance(given, Path):
             pairs = read_phrases(given, score)
         else:
@@ -131,8 +136,8 @@ class Hotwords:
             wrong = [word for word in words if isinstance(word, str) and word not in ids]
             if wrong:
                 raise InvalidInputError(
-                    f"hotword {phrase!r} has {wrong[0]!r}, which is no token: write the tokens of tokens.txt with spaces "
-                    "between, or set hotwords_unit"
+                    f"hotword {shown(phrase)} has {shown(wrong[0])}, which is no token of tokens.txt: write its tokens with "
+                    "spaces between and no hotwords_unit, or set the unit of the model's tokens"
                 )
             phrases.append([ids[word] if isinstance(word, str) else word for word in words])
         return cls.of(phrases, [own for _, own in pairs], vocabulary)

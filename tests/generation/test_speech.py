@@ -23,7 +23,7 @@ from vkep.generation.decoder import Made
 from vkep.generation.folder import read_folder
 from vkep.generation.long_form import OPENAI, LongForm, compression_ratio
 from vkep.generation.speech import Bounds, Speech, bounds, segments_of
-from vkep.generation.transcribe import Sound, Transcriber
+from vkep.generation.transcribe import Sound, Transcriber, end_of_part
 from vkep.memory import ArenaOutOfMemory
 from vkep.models.language import BEGIN, END
 from vkep.models.sources import SPEECH, WHISPER, write_sources
@@ -371,3 +371,20 @@ def test_tokens_of_a_folder(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="the model has no tokens for them: expected None or 'en'"):
         english.start("de", "transcribe", times=True)
     assert bounds(english, 400, []) == Bounds(FIRST, FIRST, FIRST + 50)
+
+
+def test_parts_of_long_sounds() -> None:
+    """Equal shares whose ends move to where it is quiet: up to two seconds, and no part is longer than the model reads."""
+    rng = np.random.default_rng(0)
+    for most, step in ((3000, 160), (3000, 1), (100, 3)):
+        sizes = [1, step, most * step, most * step + 1, *(int(n) for n in rng.integers(1, 12 * most * step, 40))]
+        for size in sizes:
+            total, sound, ends = -(-size // step), rng.normal(0, 1, size).astype(np.float32), [0]
+            while ends[-1] < total:
+                ends.append(end_of_part(sound, step, most, ends[-1]))
+            shares = [k * total / (len(ends) - 1) for k in range(len(ends))]
+            assert max(np.diff(ends)) <= most and np.abs(np.subtract(ends, shares)).max() <= 200
+            assert ends[-1] == total and (len(ends) == 2) == (total <= most)
+    sound = np.ones(61 * 16000, np.float32)
+    sound[21 * 16000 : 21 * 16000 + 3200] = 0
+    assert end_of_part(sound, 160, 3000, 0) == 2110

@@ -162,7 +162,8 @@ class EncoderDecoder:
         return given if isinstance(given, Encoded) else Encoded(self._feeds(given), images_of(given))
 
     def encode(self, source: Encoded) -> dict[str, DeviceTensor]:
-        """What the encoder makes of a source, by its outputs' names. Raises as `InferenceSession.run`."""
+        """What the encoder makes of a source, by its outputs' names. Raises as `InferenceSession.run`: `InvalidInputError` for a
+        sound that is shorter than what the encoder's first convolutions read."""
         if not source.made:
             binding = self.encoder.io_binding()
             for argument in self.encoder.get_inputs():
@@ -174,7 +175,14 @@ class EncoderDecoder:
             names = [n for n in names if n in self.becomes or (n == names[0] and not self.folder.cross)]
             for name in names:
                 binding.bind_output(name)
-            self.encoder.run_with_iobinding(binding)
+            try:
+                self.encoder.run_with_iobinding(binding)
+            except InvalidInputError as error:
+                if not self.reads_samples:
+                    raise
+                raise InvalidInputError(
+                    f"the sound has {source.feeds[_SAMPLES].size} samples, which the encoder does not read: {error}"
+                ) from None
             source.made = dict(zip(names, binding.results, strict=True))  # type: ignore[arg-type]
         return source.made
 

@@ -26,7 +26,7 @@ from vkep.generation.speech import FRAMES, PREVIOUS, SECONDS, Segment, Speech, s
 from vkep.memory import ArenaOutOfMemory
 
 Array = np.ndarray[Any, Any]
-#: frames: from an equal share of a long sound to its part's end, and those that are quiet there
+#: frames: from an equal share's end to that of its part, and those that are quiet there
 _NEAR, _QUIET = 200, 20
 
 
@@ -137,7 +137,7 @@ class Transcriber:
     @property
     def _step(self) -> int:
         """Of a sound's features, those of a frame."""
-        return self._sizes.hop if self._model.reads_samples else 1
+        return max(round(self._sizes.rate * SECONDS / FRAMES), 1) if self._model.reads_samples else 1
 
     def _features(self, array: Array) -> Array:
         if array.ndim == 2 or self._model.reads_samples:
@@ -195,13 +195,13 @@ class Transcriber:
         size = self._sizes.frames
         self.prepare(sound)
         assert sound.features is not None
-        sound.frames = min(sound.total - sound.seek, size)
-        rest = sound.features[..., sound.seek * self._step :]
         if self._model.reads_samples:
-            sound.frames = part_of(rest, self._step, size)
-            window = self._model.source(rest[: sound.frames * self._step])
+            end = end_of_part(sound.features, self._step, round(self._sizes.seconds * FRAMES / SECONDS), sound.seek)
+            sound.frames = end - sound.seek
+            window = self._model.source(sound.features[sound.seek * self._step : end * self._step])
         else:
-            part = rest[:, : sound.frames]
+            sound.frames = min(sound.total - sound.seek, size)
+            part = sound.features[:, sound.seek : sound.seek + sound.frames]
             window = self._model.source(np.pad(part, ((0, 0), (0, size - part.shape[1]))))
         if not sound.start:
             language = self._language
@@ -252,7 +252,10 @@ class Transcriber:
         if silent:
             sound.seek += frames
             return []
-        found, advance = segments_of(self._speech, answer.tokens, frames)
+        found: Sequence[tuple[float, float, list[int]]] = [(0, frames / FRAMES, list(answer.tokens))]
+        advance = frames
+        if self._speech.has_times:
+            found, advance = segments_of(self._speech, answer.tokens, frames)
         offset = sound.seek * SECONDS / FRAMES
         sound.seek += advance
         made = [
@@ -266,14 +269,16 @@ class Transcriber:
         return self._decode([token for token in tokens if token < self._speech.no_times])
 
 
-def part_of(samples: Array, step: int, most: int) -> int:
-    """How many frames of ``step`` samples each the first part of a sound has, of up to ``most``: all of them, or of a longer
-    sound about an equal share. It ends within two seconds of that, where a fifth of a second has the least energy."""
+def end_of_part(samples: Array, step: int, most: int, begin: int) -> int:
+    """The frame, of ``step`` samples, at which a part of a sound ends that begins at another; it has up to ``most`` frames. A
+    longer sound has equal shares, each of whose ends moves by up to two seconds to where a fifth of a second has the least
+    energy."""
     total = -(-samples.size // step)
-    parts = -(-total // most)
-    if parts == 1:
+    near = min(_NEAR, most // 10)
+    parts = -(-total // (most - 2 * near)) if total > most else 1
+    part = round(begin * parts / total) + 1
+    if part == parts:
         return total
-    share = -(-total // parts)
-    first, last = max(share - _NEAR, 1), min(share + _NEAR, most)
-    near = np.square(samples[first * step : last * step].astype(np.float64)).reshape(-1, step).sum(1)
-    return first + int(np.convolve(near, np.ones(_QUIET), "valid").argmin()) + _QUIET // 2
+    first = part * total // parts - near
+    energy = np.square(samples[first * step : (first + 2 * near) * step].astype(np.float64)).reshape(-1, step).sum(1)
+    return first + int(np.convolve(energy, np.ones(_QUIET), "valid").argmin()) + _QUIET // 2
