@@ -10,7 +10,7 @@ import numpy as np
 
 from vkep.dtypes import DType
 from vkep.graph.weights import SizesWeight, Weight
-from vkep.sizes import cached, divides, is_size, matches, power_of_two_in, serves_others, whole, wholes
+from vkep.sizes import cached, divides, matches, power_of_two_in, serves_others, whole, wholes
 
 
 @dataclass(eq=False, slots=True)
@@ -164,10 +164,15 @@ class Tensor:
         return self._within(shape, strides, offset)
 
 
-def memory_order(view: Tensor) -> list[int]:
-    """The axes from the one of the longest strides to the one of the shortest; as they are where strides follow from sizes."""
-    axes = range(view.rank)
-    return list(axes) if any(map(is_size, view.strides)) else sorted(axes, key=lambda axis: -view.strides[axis])
+#: orders of the axes of heads, and of heads with turned matrices, in which their memory is dense
+_ORDERS = ((0, 2, 1, 3), (0, 3, 1, 2))
+
+
+def memory_order(view: Tensor) -> Sequence[int]:
+    """The order of its axes in which a view is dense, of those that attention's heads have; as they are where there is none."""
+    if view.rank == 4 and not view.is_contiguous:
+        return next((order for order in _ORDERS if view.transpose(order).is_contiguous), range(4))
+    return range(view.rank)
 
 
 def same_shape(shape: Sequence[int], other: Sequence[int]) -> bool:

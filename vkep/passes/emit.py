@@ -282,7 +282,9 @@ def _term(term: IndexTerm, name: str, params: list[tuple[str, str, int]]) -> str
     if position == "matrix":
         position = _quotient("o", f"{name}_inner", term.inner, params)
         if term.dim:
-            position = f"({position} - {_quotient('o', f'{name}_dim', term.inner * term.dim, params)} * {term.dim}u)"
+            outer = _quotient("o", f"{name}_outer", term.inner * term.dim, params)
+            params.append((f"{name}_dim", "uint", term.dim))
+            position = f"({position} - {outer} * args.{name}_dim)"
     if matches(term.stride, 1):
         return position
     params.append((name, "uint", term.stride))

@@ -15,7 +15,7 @@ from vkep.kernels.select import supports
 from vkep.passes.rewrite import Changes, Graph
 from vkep.passes.simplify import by_inverses, whole_numbers
 from vkep.passes.split import MAX_OPERANDS
-from vkep.sizes import is_size, matches
+from vkep.sizes import matches
 
 #: maximum number of producers fused into one expression, and of operations in it: they bound the shader's size. Drivers need
 #: more than linear time for long ones: lavapipe 2 seconds for 100 steps of Max (four operations each), 13 seconds for 200.
@@ -196,9 +196,7 @@ def epilogue_index(view: Tensor, matrices: tuple[int, int, int]) -> list[IndexTe
         strides = lines.strides[1:]
     else:
         size, first = rows * columns, view.rank
-        if any(map(is_size, (*view.shape, *view.strides, size))):
-            return None
-        while first and math.prod(view.shape[first:]) < size:
+        while first and not matches(math.prod(view.shape[first:]), size):
             first -= 1
         matrix = view.view(view.shape[first:], view.strides[first:]).reshape((rows, columns))
         if matrix is None:
@@ -206,7 +204,10 @@ def epilogue_index(view: Tensor, matrices: tuple[int, int, int]) -> list[IndexTe
         strides = matrix.strides
         dims, [steps] = collapse(view.shape[:first], [view.strides[:first]])
         for axis, (dim, step) in enumerate(zip(dims, steps, strict=True)):
-            if step:
+            if not matches(step, 0):
                 lead.append(IndexTerm("matrix", step, size * math.prod(dims[axis + 1 :]), dim if axis else 0))
-    terms = [*lead, *(IndexTerm(of, step) for of, step in zip(("row", "col"), strides, strict=True) if step)]
+    terms = [
+        *lead,
+        *(IndexTerm(of, step) for of, step in zip(("row", "col"), strides, strict=True) if not matches(step, 0)),
+    ]
     return None if any(term.stride < 0 for term in terms) else terms
