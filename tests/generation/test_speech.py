@@ -388,3 +388,22 @@ def test_parts_of_long_sounds() -> None:
     sound = np.ones(61 * 16000, np.float32)
     sound[21 * 16000 : 21 * 16000 + 3200] = 0
     assert end_of_part(sound, 160, 3000, 0) == 2110
+
+
+@pytest.mark.gpu
+def test_texts_of_parts_have_spaces_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a decoder that leaves out the first space, as that of Moonshine's tokenizer: the text is that of all tokens."""
+    pytest.importorskip("tokenizers")
+    write_sources(tmp_path, "moonshine")
+    sound = np.random.default_rng(0).normal(0, 0.1, 62 * 16000).astype(np.float32)
+    with Generator(tmp_path) as generator:
+
+        def decode(_: Any, tokens: list[int]) -> str:
+            texts = [f" {token}" if token % 2 else "\N{REPLACEMENT CHARACTER}" for token in tokens]
+            return "".join(texts).removeprefix(" ")
+
+        monkeypatch.setattr(type(generator.text), "decode", decode)
+        found = generator.transcribe(sound, max_tokens=6)
+        assert len(found.segments) == 3 and all(any(token % 2 for token in s.tokens) for s in found.segments)
+        assert any(segment.text.startswith(" ") for segment in found.segments[1:])
+        assert found.text == decode(None, found.tokens)

@@ -77,4 +77,4 @@ def transcribe_command(
                 if len(sounds) > 1:
                     common.echo(f"{path}:")
                 for segment in segments:
-                    common.echo(f"{segment.start:8.2f} to {segment.end:7.2f} s:{segment.text}")
+                    common.echo(f"{segment.start:8.2f} to {segment.end:7.2f} s: {segment.text.strip()}")

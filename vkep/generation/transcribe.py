@@ -256,10 +256,10 @@ class Transcriber:
         advance = frames
         if self._speech.has_times:
             found, advance = segments_of(self._speech, answer.tokens, frames)
-        offset = sound.seek * SECONDS / FRAMES
+        offset, text = sound.seek * SECONDS / FRAMES, self._following if sound.seek else self._text
         sound.seek += advance
         made = [
-            Segment(offset + start * SECONDS, offset + end * SECONDS, tokens, self._text(tokens))
+            Segment(offset + start * SECONDS, offset + end * SECONDS, tokens, text(tokens))
             for start, end, tokens in found
         ]
         sound.segments = (sound.segments + made) if self._form.condition_on_prev_tokens else []
@@ -267,6 +267,14 @@ class Transcriber:
 
     def _text(self, tokens: Sequence[int]) -> str:
         return self._decode([token for token in tokens if token < self._speech.no_times])
+
+    def _following(self, tokens: Sequence[int]) -> str:
+        """The text of tokens as it follows another one: a tokenizer of pieces leaves out the space before a text's first word."""
+        for token in tokens:
+            before = self._text([token])
+            if before and "\N{REPLACEMENT CHARACTER}" not in before:  # a whole character
+                return self._text([token, *tokens]).removeprefix(before)
+        return self._text(tokens)
 
 
 def end_of_part(samples: Array, step: int, most: int, begin: int) -> int:
