@@ -209,8 +209,8 @@ def test_few_plans_serve_all_lengths(folder: Path) -> None:
         before = graph.plan_count
         for count in (6, 7, 21, 50, 60):
             generator.generate(prompt(count, 100 + count), max_tokens=9, ignore_end=True)
-        # a GPU has kernels of their own for products of 1, 2, 4 and 8 rows
-        assert graph.plan_count == before <= (7 if is_cpu(session.context.capabilities) else 12)
+        # a GPU has kernels of their own for few rows
+        assert graph.plan_count == before <= (4 if is_cpu(session.context.capabilities) else 5)
         assert graph.latest is not None and len(graph.latest.program.in_place) == 2  # no cache is copied
 
 

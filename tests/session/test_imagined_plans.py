@@ -11,7 +11,9 @@ import onnx
 import pytest
 
 import vkep
+from tests.session.models import model
 from tools.bench.sizes.texts import text_model
+from tools.discrete import take_for_discrete
 from tools.imagined_plans import ALL, USUAL, ImaginedPlans, followed
 from tools.models.catalog import Options, build_model
 from tools.size_conditions import declared
@@ -128,3 +130,32 @@ def test_those_of_the_device_that_is_there() -> None:
         [(graph, plans)] = found.values()
         assert graph.plan_count == len(plans["cpu"].made) == 2
         assert [made.signature for made in plans["cpu"].made] == [0, 1]
+
+
+_ATTENTION = (
+    "g (float[b,16,2,16] q, float[b,16,t,16] k, float[b,16,t,16] v) => (float[b,16,2,16] y) { y = Attention(q, k, v) }"
+)
+
+
+#: sequences, and keys of each: with more than 4, one workgroup for each head fills the device (132 cores); 20 keys are one part
+_WHOLE = ((2, 97), (3, 100), (9, 97), (33, 20), (2, 20))
+
+
+def test_keys_in_one_part_have_no_plan_of_their_own() -> None:
+    """A plan that divides keys among workgroups also serves sizes of which one reads all."""
+    sizes = [{"b": batch, "t": keys} for batch, keys in _WHOLE]
+    assert made(model(_ATTENTION, opset=23), "NVIDIA H200", sizes) == [0, 1]
+
+
+@pytest.mark.gpu
+def test_results_of_keys_in_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(2)
+    take_for_discrete(monkeypatch.setattr)
+    with vkep.InferenceSession(model(_ATTENTION, opset=23).SerializeToString(), save_plans=False) as session:
+        for batch, keys in _WHOLE:
+            q = rng.standard_normal((batch, 16, 2, 16), np.float32)
+            k, v = rng.standard_normal((2, batch, 16, keys, 16), np.float32)
+            powers = np.exp(q @ k.swapaxes(2, 3) / 4)
+            wanted = powers / powers.sum(-1, keepdims=True) @ v
+            np.testing.assert_allclose(session.run(None, {"q": q, "k": k, "v": v})[0], wanted, rtol=1e-4, atol=1e-5)
+        assert session._parts.graph.plan_count == 2

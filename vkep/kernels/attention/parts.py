@@ -84,6 +84,11 @@ def _are_few(queries: int) -> bool:
     return queries <= MAX_QUERIES
 
 
+@at_hand
+def _are_several(splits: int) -> bool:
+    return splits > 1
+
+
 def parts_call(
     kernel: Kernel,
     problem: AttentionProblem,
@@ -103,7 +108,7 @@ def parts_call(
     rows = rows_of(record_at_hand(problem))
     tiles = ceil_div(group * problem.queries, rows)  # of a run's queries, which may be more than those at hand
     total = problem.batch * problem.heads * problem.queries
-    partial = splits > 1
+    partial = _are_several(splits) or splits > 1  # several at hand may be one in a run, which joins its own part
     parts = e.target.scratch("float32", (total, splits, problem.value_size)) if partial else None
     stats = e.target.scratch("float32", (total, splits, 2)) if partial else None
     arrivals = e.target.counters(problem.batch * problem.kv_heads * tiles) if partial else None
