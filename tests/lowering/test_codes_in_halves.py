@@ -205,3 +205,34 @@ def test_no_weight_is_converted_in_a_run(channels: int, group: int) -> None:
         case.lowered({}, GPU)
     [(ops, _)] = found
     assert not any(isinstance(op, Pointwise) and any(t.storage.weight is not None for t in reads(op)) for op in ops)
+
+
+@pytest.mark.parametrize("form", ["QLinearConv", "QLinearMatMul", "QLinearMatMul of what is computed"])
+@DEVICES
+def test_float32_holds_the_sums_of_operators_that_add_integers(form: str, caps: DeviceCapabilities) -> None:
+    """They are sums in int32 by their specification, and a bias may cancel them: no kernel adds more products."""
+    n, k, convolves = 16, 576, form == "QLinearConv"
+    codes = np.full((k, n), 127, np.int8)
+    w = np.ascontiguousarray(codes.T).reshape(n, k // 9, 3, 3) if convolves else codes
+    one, zero = np.array(1, np.float32), np.array(0, np.uint8)
+    values = {"s": one, "x_zero": zero, "w_zero": zero.astype(np.int8), "b": np.full(n, 1 << 24, np.int32)}
+    inputs: dict[str, tuple[int, tuple[int, ...]]]
+    inputs = {"x": (onnx.TensorProto.UINT8, (1, k // 9, 12, 12) if convolves else (32, k))}
+    if form.endswith("computed"):
+        inputs["w"] = onnx.TensorProto.INT8, w.shape
+    else:
+        values["w"] = w
+    operands = ["x", "s", "x_zero", "w", "s", "w_zero", "s", "x_zero", *(["b"] if convolves else [])]
+    graph = helper.make_graph(
+        [helper.make_node(form.split()[0], operands, ["y"])],
+        "g",
+        [helper.make_tensor_value_info(name, *of) for name, of in inputs.items()],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.UINT8, None)],
+        [numpy_helper.from_array(a, name) for name, a in values.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    with islands() as found:
+        declared(load_model(model.SerializeToString()), {}).lowered({}, caps)
+    products = [op for ops, _ in found for op in ops if isinstance(op, KernelOp) and len(op.inputs) == 2]
+    assert products and {op.inputs[0].dtype.name for op in products} <= {"float16", "int8"}, products
+    assert all(op.inputs[1].size // n * 255 * 128 <= 2**24 for op in products), products

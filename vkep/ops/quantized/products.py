@@ -82,7 +82,7 @@ def qlinear_matmul(
             b.decline(f"{a.dtype} times {y.dtype} to {made}; the kernels take 8-bit floats or integers, not both")
         floats = matrix_product(b, b.cast(a, FLOAT32), b.cast(y, FLOAT32))
         return b.store(float8.encode(b.expr("mul", floats, factor), made), made, shape=floats.shape)
-    product = integer_product(b, a, y, a_zero_point, b_zero_point, exact=False)
+    product = integer_product(b, a, y, a_zero_point, b_zero_point)
     value = b.expr("cast", product, ctype="float") * factor
     result = rounded_to(b, value, of_rows(b, y_zero_point), y_zero_point.dtype)
     return b.store(result, y_zero_point.dtype, shape=product.shape)
@@ -119,14 +119,14 @@ def qlinear_conv(
     *,
     a: ConvAttributes,
 ) -> Tensor:
-    total = integer_convolution(b, x, w, x_zero_point, w_zero_point, a, exact=False)
+    total = integer_convolution(b, x, w, x_zero_point, w_zero_point, a)
     shape = total.shape
     value = b.expr("same", total)
     b.expect("the bias", bias, (shape[1],))
     if bias is not None:
-        value = value + b.expr("cast", of_channels(b, bias, len(shape), 1), ctype=value.ctype)
+        value = b.expr("add", value, of_channels(b, bias, len(shape), 1))
     factor = ratio(b, x_scale, of_channels(b, w_scale, len(shape), 1), y_scale)
-    result = rounded_to(b, b.expr("cast", value, ctype="float") * factor, y_zero_point, y_zero_point.dtype)
+    result = rounded_to(b, fn.cast(value, "float") * factor, y_zero_point, y_zero_point.dtype)
     return b.store(result, y_zero_point.dtype, shape=shape)
 
 
@@ -325,51 +325,43 @@ def of_channels(b: Builder, values: Tensor, rank: int, axis: int) -> Tensor:
     return b.reshape(values, shape)
 
 
-def integer_product(
-    b: Builder, x: Tensor, y: Tensor, x_zero: Tensor | None, y_zero: Tensor | None, exact: bool = True
-) -> Tensor:
-    """``(x - x_zero) @ (y - y_zero)`` in int32. Zero points broadcast; several of rank 1 for x are those of its rows. Not
-    ``exact``: also in float32, where a kernel has such sums."""
+def integer_product(b: Builder, x: Tensor, y: Tensor, x_zero: Tensor | None, y_zero: Tensor | None) -> Tensor:
+    """``(x - x_zero) @ (y - y_zero)`` in int32. Zero points broadcast; several of rank 1 for x are those of its rows."""
     x_zero = None if x_zero is None else of_rows(b, x_zero)
     along_x, along_y = max(x.rank - 1, 0), max(y.rank - 2, 0)
     of = (
         known_operands(b, x, y, x_zero, y_zero) if y.rank == 2 and takes_wide(b, x.shape, y.shape, dtype=INT8) else None
     )
-    if of is not None and (not exact or _is_exact(of, 1)):
-        return _total(b, [matrix_product(b, of.x, of.w, FLOAT32, of.zero)], exact)
-    if not exact and (both := known_halves(b, x, y, x_zero, y_zero)) is not None and _takes_both(b, *both):
-        return matrix_product(b, *both, FLOAT32)
+    if of is not None and _is_exact(of, 1):
+        return _total(b, [matrix_product(b, of.x, of.w, FLOAT32, of.zero)])
     length = x.shape[along_x] if 0 not in (x.rank, y.rank) and x.shape[along_x] == y.shape[along_y] else 0
     step = _step(length, _most(x, x_zero), _sizes(y, y_zero, along_y))
     step = step or _step(length, _most(y, y_zero), _sizes(x, x_zero, along_x))
     if not step:
         return matrix_product(b, _in_integers(b, x, x_zero), _in_integers(b, y, y_zero), INT32)
-    halves = y.storage.weight is not None and takes_halves(b) and takes_wide(b, x.shape, y.shape)
-    kind = FLOAT16 if halves else FLOAT32
-    x, y = _in_floats(b, x, x_zero, kind), _in_floats(b, y, y_zero, kind)
+    both = known_halves(b, x, y, x_zero, y_zero)
+    if both is not None and _takes_both(b, *both):
+        x, y = both
+    else:
+        halves = y.storage.weight is not None and takes_halves(b) and takes_wide(b, x.shape, y.shape)
+        kind = FLOAT16 if halves else FLOAT32
+        x, y = _in_floats(b, x, x_zero, kind), _in_floats(b, y, y_zero, kind)
     parts = [(x.slice(along_x, *at), y.slice(along_y, *at)) for at in _parts(length, step)]
-    return _total(b, [matrix_product(b, left, right, FLOAT32) for left, right in parts], exact)
+    return _total(b, [matrix_product(b, left, right, FLOAT32) for left, right in parts])
 
 
 def integer_convolution(
-    b: Builder,
-    x: Tensor,
-    w: Tensor,
-    x_zero: Tensor | None,
-    w_zero: Tensor | None,
-    a: ConvAttributes,
-    exact: bool = True,
+    b: Builder, x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None, a: ConvAttributes
 ) -> Tensor:
     """A convolution of 8-bit tensors in int32; the padding is the zero point. ``w_zero`` is one value, or one for each output
-    channel. ``exact`` as for `integer_product`."""
+    channel."""
     b.expect("the weights' zero point", w_zero, (), (1,), w.shape[:1])
     if x_zero is not None and x_zero.size != 1:
         b.decline(f"{x_zero.size} zero points of the input; a convolution has one")
     x_zero = None if x_zero is None else b.reshape(x_zero, ())
     of = known_operands(b, x, w, x_zero, w_zero)
-    takes = of is not None and convolves_wide(b, of.x.shape, of.w.shape, a, dtype=INT8)
-    if of is not None and takes and (not exact or _is_exact(of, 0)):
-        return _total(b, [convolution(b, of.x, of.w, a, FLOAT32, zero=of.zero)], exact)
+    if of is not None and convolves_wide(b, of.x.shape, of.w.shape, a, dtype=INT8) and _is_exact(of, 0):
+        return _total(b, [convolution(b, of.x, of.w, a, FLOAT32, zero=of.zero)])
     w_zero = None if w_zero is None else of_channels(b, w_zero, w.rank, 0)
     channels = w.shape[1] if w.rank > 2 and w.shape[1] * a.group == x.shape[1] else 0
     step = _step(channels, _most(x, x_zero), _sizes(w, w_zero, 1, outputs=0))
@@ -385,7 +377,7 @@ def integer_convolution(
         weights = _in_floats(b, w, w_zero, kind, (start, count))
         part = images if count == channels else images.slice(1, start, count)
         sums.append(convolution(b, part, weights, a, FLOAT32, exact=True))
-    return _total(b, sums, exact)
+    return _total(b, sums)
 
 
 def _is_exact(of: Operands, outputs: int) -> bool:
@@ -405,10 +397,8 @@ def _takes_both(b: Builder, x: Tensor, y: Tensor) -> bool:
     return min(x.rank, y.rank) >= 2 and takes_wide(b, x.shape[-2:], y.shape[-2:], turned)
 
 
-def _total(b: Builder, parts: Sequence[Tensor], exact: bool) -> Tensor:
-    """The sum of whole numbers, in int32; of one part that need not be ``exact``, as it is."""
-    if len(parts) == 1 and not exact:
-        return parts[0]
+def _total(b: Builder, parts: Sequence[Tensor]) -> Tensor:
+    """The sum of whole numbers, in int32."""
     total = b.expr("cast", parts[0], ctype="int")
     for part in parts[1:]:
         total = total + b.expr("cast", part, ctype="int")
