@@ -394,6 +394,28 @@ def _conv_integer(x: Array, w: Array, x_zero: Array | None = None, w_zero: Array
     return _conv(_less(x, x_zero), _less(w, w_zero, -1, *[1] * (w.ndim - 1)), **rest).astype(np.int32)
 
 
+def _scaled(total: Array, x: Array, w: Array, y: Array, zero: Array) -> Array:
+    """Codes of sums of integers, by the scales of both operands and of the result."""
+    return _quantize(total * (x * w), y, zero)
+
+
+def _qlinear_matmul(
+    a: Array, a_scale: Array, a_zero: Array, w: Array, w_scale: Array, w_zero: Array, y_scale: Array, y_zero: Array
+) -> Array:
+    return _scaled(_matmul_integer(a, w, a_zero, w_zero), a_scale, w_scale, y_scale, y_zero)
+
+
+def _qlinear_conv(
+    x: Array, x_scale: Array, x_zero: Array, w: Array, w_scale: Array, w_zero: Array, y_scale: Array, y_zero: Array,
+    bias: Array | None = None, **rest: Any,
+) -> Array:  # fmt: skip
+    total = _conv_integer(x, w, x_zero, w_zero, **rest)
+    by_channel = [-1, *[1] * (x.ndim - 2)]
+    if bias is not None:
+        total = total + bias.reshape(by_channel)
+    return _scaled(total, x_scale, w_scale.reshape(by_channel) if w_scale.size > 1 else w_scale, y_scale, y_zero)
+
+
 _MEANINGS: dict[str, Callable[..., Any]] = {
     "AveragePool": _average_pool,
     "BatchNormalization": _batch_norm,
@@ -421,6 +443,8 @@ _MEANINGS: dict[str, Callable[..., Any]] = {
     "MeanVarianceNormalization": lambda x, *, axes=(0, 2, 3): _standard(x, tuple(axes), 1e-9),
     "Mish": lambda x: x * np.tanh(np.logaddexp(x, 0)),
     "Pad": _pad,
+    "QLinearConv": _qlinear_conv,
+    "QLinearMatMul": _qlinear_matmul,
     "QuantizeLinear": _quantize,
     "RMSNormalization": _rms_norm,
     "Resize": _resize,

@@ -40,16 +40,21 @@ def _dequantized(g: Graph, codes: Value, scale: Value, zero: Value | None, **att
 
 
 def _input(g: Graph, form: str) -> Value:
-    """Codes of a form: an input, or a value of the pool that is quantized so coarsely that rounding decides nothing."""
+    """Codes of a form: an input, or a quantized value of the pool."""
     found = [v for v in g.pool if v.dtype == "float32" and g.has_form(v, form) and v.runs[0].size < 200]
     if not found or not g.flag():
         return g.input(form, g.one_of(*_BYTES))
-    x = g.one_of(*found)
-    step = max(x.largest, 1e-2) / 2
-    if not all(is_apart(run / step, 0.5, 1e-3 * 2) for run in x.runs):
+    return _quantized(g, g.one_of(*found))[0]
+
+
+def _quantized(g: Graph, x: Value) -> tuple[Value, Value, Value]:
+    """Codes of a value, so coarse that rounding decides nothing, their scale and their zero point."""
+    steps = max(x.largest, 1e-2) / g.rng.uniform(1, 3, 64)
+    step = next((s for s in steps if all(is_apart(run / s, 0.5, 1e-3 * 2) for run in x.runs)), None)
+    if step is None:
         raise Unfit
     scale, zero = g.constant(np.array(step), "float32"), g.constant(np.array(g.one_of(128, 3, 0)), "uint8")
-    return g.add("QuantizeLinear", x, scale, zero, dtype="uint8")
+    return g.add("QuantizeLinear", x, scale, zero, dtype="uint8"), scale, zero
 
 
 def _floats(g: Graph, form: str) -> Value:
@@ -133,4 +138,58 @@ def integer_sums(g: Graph) -> Value:
     return _biased(g, g.add("Mul", y, g.constant(np.array(2.0**-14), "float32")), n, 2 if is_image else 0)
 
 
-QUANTIZED: tuple[Step, ...] = (coded_product, coded_convolution, integer_sums)
+def coded_branches(g: Graph) -> Value:
+    """Convolutions of the same codes whose quantized results are added, or of one the maxima of windows."""
+    x, n = _floats(g, "image"), g.channels(4, 8, 16)
+    branches = []
+    for _ in range(g.number(1, 2)):
+        kernel = g.one_of(1, 3)
+        w = _weights(g, (n, x.shape[1], kernel, kernel), x.shape[1] * kernel**2, 0)
+        y = g.add("Conv", x, w, g.weights("float32", n), pads=[kernel // 2] * 4)
+        branches.append(_dequantized(g, *_quantized(g, g.add("Relu", y) if g.flag() else y)))
+    if len(branches) == 2:
+        return g.add("Add", *branches)
+    return _maxima(g, branches[0])
+
+
+def _maxima(g: Graph, x: Value) -> Value:
+    """Of windows that have a pixel each; of codes, and maybe quantized again."""
+    pads = [g.one_of(0, 1) for _ in range(4)]
+    made = g.add("MaxPool", x, kernel_shape=[2, 2], strides=[g.one_of(1, 2)] * 2, pads=pads, ceil_mode=g.number(0, 1))
+    return _dequantized(g, *_quantized(g, made)) if g.flag() else made
+
+
+def integer_operators(g: Graph) -> Value:
+    """QLinearConv, or QLinearMatMul by weights or of what is computed, some in a row: by powers of two, which round nothing."""
+    x = _input(g, g.one_of("sequence", "image"))
+    is_image = x.rank == 4
+    dtype = x.dtype if x.dtype == "int8" else g.one_of(*_BYTES)
+    low, high = _range(dtype)
+    zero = _code(g, x.dtype)
+    for _ in range(g.number(1, 2)):
+        k, n = x.shape[1 if is_image else -1], g.channels(4, 8, 5)
+        kernel = g.one_of(3, 1) if is_image else 1
+        w = g.constant(g.rng.integers(low, high + 1, (n, k, kernel, kernel) if is_image else (k, n)), dtype)
+        terms, rows = k * kernel**2, 1 if not is_image and x.is_fixed() and g.flag() else 0
+        if rows:  # by its own transpose
+            w, terms = g.add("Transpose", x, dtype=x.dtype, limited=False, perm=[0, 2, 1]), k
+        scales = g.constant(2.0 ** g.rng.integers(-7, -5, (n,) if is_image and g.flag() else ()), "float32")
+        unit, to = g.constant(np.array(0.5), "float32"), _code(g, x.dtype)
+        y_scale = g.constant(2.0 ** np.round(np.log2(math.sqrt(terms)) - 1), "float32")
+        bias = g.constant(g.rng.integers(-(2**13), 2**13, n), "int32") if is_image and g.flag() else None
+        given = (x, unit, zero, w, scales, zero if rows else _code(g, dtype), y_scale, to)
+        if is_image:
+            x = g.add("QLinearConv", *given, bias, dtype=x.dtype, limited=False, pads=[kernel // 2] * 4)
+        else:
+            x = g.add("QLinearMatMul", *given, dtype=x.dtype, limited=False)
+        zero = to
+    y = _dequantized(g, x, _scale(g, x.dtype), zero)
+    return _maxima(g, y) if is_image and g.flag() else y
+
+
+def _code(g: Graph, dtype: str) -> Value:
+    """A zero point that is given."""
+    return _zero(g, dtype) or g.constant(np.zeros(()), dtype)
+
+
+QUANTIZED: tuple[Step, ...] = (coded_product, coded_convolution, coded_branches, integer_sums, integer_operators)

@@ -146,6 +146,23 @@ def attention(g: Graph) -> Value:
     return g.add("Add", x, merged)
 
 
+def products_of_heads(g: Graph) -> Value:
+    """Products of heads with what is broadcast over some of their axes, as it is or turned, and the results side by side."""
+    x = _sequence(g)
+    count = g.one_of(2, 1)
+    q = _heads(g, x, x, count, x.shape[2] // count)
+    y = g.add("MatMul", q, g.add("Transpose", q, perm=[0, 1, 3, 2]))
+    for _ in range(g.number(1, 2)):
+        part = g.reduced(g.one_of("ReduceMean", "ReduceMax"), y, list(g.one_of((1,), (0,), (1, 2), (0, 3), (2, 3))))
+        kind = g.one_of("as it is", "turned", "weights")
+        if kind != "as it is":
+            weights = kind == "weights"
+            part = g.weights(x.dtype, count, 1, 1) if weights else g.add("Transpose", part, perm=[0, 1, 3, 2])
+        y = g.add(g.one_of("Add", "Sub", "Mul"), y, part)
+    y = g.add("Transpose", g.add("MatMul", y, q), perm=g.one_of([0, 2, 1, 3], [0, 2, 3, 1]))
+    return dense(g, g.add("Reshape", y, g.ints(0, 0, -1)), 8)
+
+
 def grouped(g: Graph) -> Value:
     """Attention in which queries of several heads share keys (expanded, as torch writes it)."""
     x = _sequence(g)
@@ -361,6 +378,6 @@ def long_rows(g: Graph) -> Value:
 
 
 SEQUENCES: tuple[Step, ...] = (
-    attention, feed_forward, norm, patches, windows, grouped, spatial_attention, signal, recurrence, embedding,
-    token, cache, long_rows,
+    attention, products_of_heads, feed_forward, norm, patches, windows, grouped, spatial_attention, signal, recurrence,
+    embedding, token, cache, long_rows,
 )  # fmt: skip
