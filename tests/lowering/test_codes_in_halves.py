@@ -215,7 +215,12 @@ def test_float32_holds_the_sums_of_operators_that_add_integers(form: str, caps: 
     codes = np.full((k, n), 127, np.int8)
     w = np.ascontiguousarray(codes.T).reshape(n, k // 9, 3, 3) if convolves else codes
     one, zero = np.array(1, np.float32), np.array(0, np.uint8)
-    values = {"s": one, "x_zero": zero, "w_zero": zero.astype(np.int8), "b": np.full(n, 1 << 24, np.int32)}
+    values: dict[str, np.ndarray] = {
+        "s": one,
+        "x_zero": zero,
+        "w_zero": zero.astype(np.int8),
+        "b": np.full(n, 1 << 24, np.int32),
+    }
     inputs: dict[str, tuple[int, tuple[int, ...]]]
     inputs = {"x": (onnx.TensorProto.UINT8, (1, k // 9, 12, 12) if convolves else (32, k))}
     if form.endswith("computed"):
