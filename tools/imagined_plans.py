@@ -31,6 +31,7 @@ from tools.plan_devices import DEVICES
 from tools.size_conditions import declared
 from vkep.graph import load_model
 from vkep.graph.model import Model, Node
+from vkep.graph.weights import Weight
 from vkep.ir.infer import Known
 from vkep.ir.program import IslandStep, Over, Program
 from vkep.placement.partition import lower
@@ -50,19 +51,19 @@ ALL: Mapping[str, DeviceCapabilities] = {**DEVICES, **RECORDS}
 USUAL = ("cpu", "NVIDIA H200", "small gpu")
 
 
-class _Paper(Executable):
+class _ImaginedProgram(Executable):
     """A program that is on no device. ``prepared`` is called where it would be."""
 
     def __init__(self, program: Program, prepared: Callable[[], None]) -> None:
         super().__init__(program, ())
         self._prepared = prepared
 
-    def prepare(self) -> _Paper:
+    def prepare(self) -> _ImaginedProgram:
         """As `vkep.session.planning.sized_plans.Lowered`."""
         self._prepared()
         return self
 
-    def at(self, sizes: Sequence[int]) -> _Paper:
+    def at(self, sizes: Sequence[int]) -> _ImaginedProgram:
         """The same for these sizes."""
         made = copy.copy(self)
         made.sizes = sizes
@@ -95,7 +96,8 @@ class ImaginedPlans:
     ) -> None:
         """``names``: the sizes that are known to differ; the rest as for `vkep.placement.partition.lower`."""
         self._lowered = nodes, outputs, opsets, caps, policy
-        self._plans = SizedPlans(self._lower, constants, SessionOptions().plan_cache_size, names)
+        own = {name: _unpacked(value) for name, value in constants.items()}
+        self._plans = SizedPlans(self._lower, own, SessionOptions().plan_cache_size, names)
         self.made: list[Made] = []
         self._why: tuple[str, ...] = ()
         self._signatures = 0
@@ -115,7 +117,7 @@ class ImaginedPlans:
         self._plans.executable(inputs, over)
         self._signatures += 1
 
-    def _lower(self, known: Mapping[str, Known], *, trace: Trace | None = None, over: Over = ()) -> _Paper:
+    def _lower(self, known: Mapping[str, Known], *, trace: Trace | None = None, over: Over = ()) -> _ImaginedProgram:
         nodes, outputs, opsets, caps, policy = self._lowered
         program = lower(nodes, known, outputs, opsets, caps, policy, may_postpone=True, trace=trace, over=over)
 
@@ -125,7 +127,7 @@ class ImaginedPlans:
             self._pipelines |= keys
             self._traces[id(program.conditions)] = trace
 
-        return _Paper(program, prepared)
+        return _ImaginedProgram(program, prepared)
 
     def _broken(self, inputs: Mapping[str, Known], over: Over) -> Iterator[str]:
         numbers = numbers_of(inputs, over)
@@ -146,6 +148,14 @@ class ImaginedPlans:
                     yield from [about + text for text in failed]
                 if not failed:
                     yield f"{about}far"
+
+
+def _unpacked(value: Known) -> Known:
+    """A constant without the packed forms that plans elsewhere have, and that a plan would prefer."""
+    if isinstance(value, Weight):
+        value = copy.copy(value)
+        value.packed = {}
+    return value
 
 
 @contextmanager

@@ -52,6 +52,7 @@ def made(model: onnx.ModelProto, device: str, sizes: list[dict[str, int]]) -> li
     plans = ImaginedPlans.of(loaded, ALL[device])
     for dims in sizes:
         plans.run(declared(loaded, dims).inputs)
+    assert not any(weight.packed for weight in loaded.graph.weights.values()), "plans elsewhere are not changed"
     return [plan.signature for plan in plans.made]
 
 
