@@ -3,6 +3,7 @@ doi:10.1145/360825.360855)."""
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -132,7 +133,10 @@ class Hotwords:
         ids = {text: token for token, text in symbols.items()}
         phrases = []
         for phrase, _ in pairs:
-            words = split(phrase) if isinstance(phrase, str) else [int(token) for token in phrase]
+            try:
+                words = split(phrase) if isinstance(phrase, str) else [operator.index(token) for token in phrase]
+            except TypeError:
+                raise InvalidInputError(f"hotword {shown(phrase)} is neither a text nor a list of token ids") from None
             wrong = [word for word in words if isinstance(word, str) and word not in ids]
             if wrong:
                 raise InvalidInputError(
