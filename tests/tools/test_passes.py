@@ -52,8 +52,9 @@ def _holds(report: Report) -> None:
 
 
 def _marks(name: str, by_default: bool) -> list[pytest.MarkDecorator]:
-    """Each model without sizes runs for one device by default."""
+    """Each model without sizes runs for one device by default, but for two that take a minute."""
     by_default = by_default and "with sizes" not in name  # node cases have sizes by default
+    by_default = by_default and not name.startswith(("resnet18", "elem16m"))
     slow = [pytest.mark.slow] if name.startswith(_LARGE) or "in place" in name else []
     return slow if by_default else [*slow, pytest.mark.nightly]
 

@@ -34,7 +34,7 @@ from vkep.kernels.problem import Need, NoReference, alignment_of
 from vkep.kernels.reductions.columns import ColumnProblem, column_blocks
 from vkep.kernels.reference import wide
 from vkep.kernels.select import Candidate, Emission, implement
-from vkep.sizes import at_hand, divides, matches
+from vkep.sizes import at_hand, divides, hint, matches
 
 
 @dataclass(frozen=True)
@@ -279,6 +279,8 @@ class _Pass:
         busy."""
         share = self.share(self.axis)
         wanted, least = (16, 8192 // self.unit) if is_cpu(self.caps) else (BUSY_GROUPS, 8 * share.split)
+        if hint(share.groups) < wanted and self.axis < 2 * least:
+            return 1  # a condition: one part of a far longer axis would take long, and lose digits
         return _parts(share.groups, self.axis, wanted, least)
 
     def loads(self) -> int:
