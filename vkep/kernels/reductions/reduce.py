@@ -34,7 +34,7 @@ from vkep.kernels.problem import Need, NoReference, alignment_of
 from vkep.kernels.reductions.columns import ColumnProblem, column_blocks
 from vkep.kernels.reference import wide
 from vkep.kernels.select import Candidate, Emission, implement
-from vkep.sizes import at_hand, divides, hint, matches
+from vkep.sizes import at_hand, divides, matches
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ class _Pass:
         busy."""
         share = self.share(self.axis)
         wanted, least = (16, 8192 // self.unit) if is_cpu(self.caps) else (BUSY_GROUPS, 8 * share.split)
-        if hint(share.groups) < wanted and self.axis < 2 * least:
+        if _few(share.groups, wanted) and self.axis < 2 * least:
             return 1  # a condition: one part of a far longer axis would take long, and lose digits
         return _parts(share.groups, self.axis, wanted, least)
 
@@ -318,6 +318,11 @@ implement(
     Candidate("two passes", _two_passes, when=_takes_two),
     Candidate("one pass", _one_pass, when=_takes),
 )
+
+
+@at_hand
+def _few(groups: int, wanted: int) -> bool:
+    return groups < wanted
 
 
 @at_hand
