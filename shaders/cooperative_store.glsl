@@ -1,5 +1,5 @@
-// Stores results of a product on cooperative matrices, eight of a row at a time: to y, or to the float32 partial sums of a split. Sums of CODES are converted to float, less (LESS) the int of their column at less_address, which the first split
-// is for all.
+// Stores results of a product on cooperative matrices, eight of a row at a time: to y, or to the partial sums (SUM) of a split. Sums
+// of CODES are less (LESS) the int of their column at less_address, which the first split is for all, and in y are converted to float.
 //
 // Include after epilogue.glsl and the declarations of row0 and column0. The kernel's arguments have m, n, y_row,
 // y_col and alpha; it sets y0, o0 and partial0 (elements) before the first store. Columns from COLUMN_END on are not stored.
@@ -11,8 +11,8 @@
 
 #include "results.glsl"
 
-TENSOR(float, Partial)
-layout(buffer_reference, std430, buffer_reference_align = 16) buffer PartialUnits { vec4 v[]; };
+TENSOR(SUM, Partial)
+layout(buffer_reference, std430, buffer_reference_align = 16) buffer PartialUnits { SUM4 v[]; };
 
 uint y0, o0, partial0;
 #ifdef CODES
@@ -30,19 +30,21 @@ void store_eight(uint row, uint column, SUM4 low_sums, SUM4 high_sums) {
         high_sums -= Fours(less_address).v[column / 4 + 1];
     }
 #endif
-    vec4 low = vec4(low_sums), high = vec4(high_sums);
     uint o = o0 + row * args.n + column;
     if (PARTIAL == 1) {
         if (STORE_VECTOR == 1) {
             PartialUnits partial = PartialUnits(operand(args.y, 2));
-            partial.v[(partial0 + o) / 4] = low;
-            partial.v[(partial0 + o) / 4 + 1] = high;
+            partial.v[(partial0 + o) / 4] = low_sums;
+            partial.v[(partial0 + o) / 4 + 1] = high_sums;
         } else {
             Partial partial = Partial(operand(args.y, 2));
             [[unroll]] for (uint i = 0; i < 8; i++)
-                if (column + i < COLUMN_END) partial.v[partial0 + o + i] = i < 4 ? low[i & 3] : high[i & 3];
+                if (column + i < COLUMN_END) partial.v[partial0 + o + i] = i < 4 ? low_sums[i & 3] : high_sums[i & 3];
         }
-    } else if (STORE_VECTOR == 1) {
+        return;
+    }
+    vec4 low = vec4(low_sums), high = vec4(high_sums);
+    if (STORE_VECTOR == 1) {
         [[unroll]] for (uint i = 0; i < 4; i++) {
             low[i] = epilogue(args.alpha * low[i], o + i, row, column + i);
             high[i] = epilogue(args.alpha * high[i], o + 4 + i, row, column + 4 + i);

@@ -1,4 +1,4 @@
-// y = alpha * sum over splits of partials[split, batch, m, n] (float32): the second half of a product split along k.
+// y = alpha * sum over splits of partials[split, batch, m, n] (SUM: float, or int): the second half of a product split along k.
 // y is [batch0, batch1, m, n] with strides in elements.
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -10,16 +10,19 @@
 #include "epilogue.glsl"
 
 TENSOR(T, Elements)
-TENSOR(float, Partial)
+#ifndef SUM
+#define SUM float
+#endif
+TENSOR(SUM, Partial)
 
 // total = batch0 * batch1 * m * n
 void main() {
     uint o = flat_lane();
     if (o >= args.total) return;
     Partial partials = Partial(operand(args.partials, 0));
-    float sum = 0.0;
+    SUM sum = SUM(0);
     for (uint s = 0; s < args.splits; s++) sum += partials.v[s * args.total + o];
     uint column = o % args.n, row = o / args.n % args.m, batch = o / args.n / args.m;
     uint at = batch / args.batch1 * args.y_batch0 + batch % args.batch1 * args.y_batch1 + row * args.y_row + column * args.y_col;
-    Elements(operand(args.y, 1)).v[at] = T(epilogue(args.alpha * sum, o, row, column));
+    Elements(operand(args.y, 1)).v[at] = T(epilogue(args.alpha * float(sum), o, row, column));
 }

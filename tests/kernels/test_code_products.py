@@ -140,12 +140,18 @@ def test_drawn_products(gpu: Harness, codes: DeviceCapabilities, rng: np.random.
         np.testing.assert_array_equal(y, exact(a[:, :, :k], b, zero), str(problem))
 
 
-def test_sums_beyond_what_float32_holds_are_rounded_once(gpu: Harness, codes: DeviceCapabilities) -> None:
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("cancels", [False, True])
+def test_sums_beyond_what_float32_holds_are_rounded_once(
+    splits: int, cancels: bool, gpu: Harness, codes: DeviceCapabilities
+) -> None:
+    """Also where two parts cancel that float32 does not hold."""
     m, n, k = 40, 24, 8192
     a, b = np.full((m, k), -128, np.int8), np.full((k, n), 127, np.int8)
     a[:, :17] = np.arange(m * 17).reshape(m, 17) % 255 - 127
+    b[k // 2 :] *= -1 if cancels else 1
     problem = product(m, n, k, zero=127)
-    y = multiply(gpu, codes, problem, a, b, tiling(gpu, SMALL, k))[0]
+    y = multiply(gpu, codes, problem, a, b, tiling(gpu, SMALL, k, splits))[0]
     np.testing.assert_array_equal(y, exact(a, b, 127).astype(np.float32))
 
 

@@ -210,7 +210,8 @@ def test_no_weight_is_converted_in_a_run(channels: int, group: int) -> None:
 @pytest.mark.parametrize("form", ["QLinearConv", "QLinearMatMul", "QLinearMatMul of what is computed"])
 @DEVICES
 def test_float32_holds_the_sums_of_operators_that_add_integers(form: str, caps: DeviceCapabilities) -> None:
-    """They are sums in int32 by their specification, and a bias may cancel them: no kernel adds more products."""
+    """They are sums in int32 by their specification, and a bias may cancel them: no kernel adds more products, but one of int8,
+    whose sums are int32, where float32 rounds them only once."""
     n, k, convolves = 16, 576, form == "QLinearConv"
     codes = np.full((k, n), 127, np.int8)
     w = np.ascontiguousarray(codes.T).reshape(n, k // 9, 3, 3) if convolves else codes
@@ -240,4 +241,47 @@ def test_float32_holds_the_sums_of_operators_that_add_integers(form: str, caps: 
         declared(load_model(model.SerializeToString()), {}).lowered({}, caps)
     products = [op for ops, _ in found for op in ops if isinstance(op, KernelOp) and len(op.inputs) == 2]
     assert products and {op.inputs[0].dtype.name for op in products} <= {"float16", "int8"}, products
-    assert all(op.inputs[1].size // n * 255 * 128 <= 2**24 for op in products), products
+    rounded_once = form == "QLinearMatMul" and caps is GPU_OF_CODES
+    assert all(op.inputs[1].size // n * 255 * 128 <= 2**24 for op in products) != rounded_once, products
+
+
+@pytest.mark.parametrize(
+    ("bias", "scale", "one"),
+    [(None, 1e-6, True), (2**20, 1e-4, True), (2**24 - 2**20, 1e-4, False), (2**20, 1e-5, False)],
+)
+def test_rounded_sums_give_the_codes_of_exact_ones(bias: int | None, scale: float, one: bool) -> None:
+    """One product of int8 where sums that float32 rounds become the last codes, whatever the bias."""
+    rng, n = np.random.default_rng(5), 16
+    w = rng.integers(-127, 128, (n, 512, 3, 3)).astype(np.int8)
+    w[:4], w[4:6, ::2], w[6:8, 1::2] = 127, 127, -127
+    values: dict[str, np.ndarray] = {"s": np.array(1, np.float32), "t": np.array(scale, np.float32), "w": w}
+    values["z"] = np.array(3, np.uint8)
+    values["b"] = np.array([] if bias is None else rng.choice([-bias, bias], n), np.int32)
+    operands = ["x", "s", "z", "w", "t", "w_zero", "s", "z", *([] if bias is None else ["b"])]
+    values["w_zero"] = np.array(0, np.int8)
+    graph = helper.make_graph(
+        [helper.make_node("QLinearConv", operands, ["y"], pads=[1] * 4)],
+        "g",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.UINT8, (1, 512, 8, 8))],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.UINT8, None)],
+        [numpy_helper.from_array(a, name) for name, a in values.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    x = rng.integers(0, 256, (1, 512, 8, 8)).astype(np.uint8)
+    x[:, ::2, :4] = 255
+    [expected] = cpu_session(model, optimized=False).run(None, {"x": x})
+    report = check_model(model, GPU_OF_CODES, {"x": x}, expected={"y": expected})
+    assert report.islands and not report.differences, "\n".join(map(str, report.differences))
+    assert (_kernels(model, GPU_OF_CODES)["conv_last.comp"] == 1) == one
+    assert len(np.unique(expected)) > 5
+
+
+@pytest.mark.parametrize("make", [residual, dense])
+@DEVICES
+def test_operators_of_codes_have_the_kernels_of_dequantized_ones(make: Any, caps: DeviceCapabilities) -> None:
+    """And epilogues without integers: whole numbers are float32 in them."""
+    kernels = {form: _kernels(_quantized(make, form)[0], caps) for form in ("QDQ, uint8, per channel", "QOperator")}
+    products = [
+        [k[n] for n in ("conv_last.comp", "matmul_coop.comp", "conv_depthwise_last.comp")] for k in kernels.values()
+    ]
+    assert products[0] == products[1] and any(products[0]), kernels

@@ -47,7 +47,7 @@ def whole_numbers(integer: ex.Expr) -> ex.Expr | None:
 
 
 class _Whole(NamedTuple):
-    """An expression in float32 whose values are whole numbers from ``low`` to ``high``."""
+    """A clamp in float32 of a rounded number, or of its sum with a known whole one (`_zero_point`), from ``low`` to ``high``."""
 
     expr: ex.Expr
     low: int
@@ -73,27 +73,30 @@ def _limited(value: ex.Expr) -> _Whole | None:
     low, high = map(ex.known_number, limits)
     if low is None or high is None or not all(float(n).is_integer() and abs(n) <= _EXACT for n in (low, high)):
         return None
-    rounded = inner.args[0] if inner.op == "add" and _zero_point(inner) is not None else inner
-    return _Whole(value, int(low), int(high)) if rounded.op == "round" else None
+    return _Whole(value, int(low), int(high)) if _zero_point(inner)[0].op == "round" else None
 
 
-def _zero_point(total: ex.Expr) -> int | None:
-    """The whole number that a sum adds."""
-    value = ex.known_number(total.args[1])
-    return int(value) if value is not None and float(value).is_integer() and abs(value) <= _EXACT else None
+def _zero_point(total: ex.Expr) -> tuple[ex.Expr, int]:
+    """What a sum adds a known whole number to, and this; 0 where it is no such sum."""
+    value = ex.known_number(total.args[1]) if total.op == "add" else None
+    if value is None or not float(value).is_integer() or abs(value) > _EXACT:
+        return total, 0
+    return total.args[0], int(value)
 
 
 def _less(whole: _Whole, number: int) -> _Whole | None:
-    """``whole - number``. Limits move instead where the number is the one that was added."""
+    """``whole - number``, by other limits and another zero point."""
     low, high = whole.low - number, whole.high - number
-    if max(abs(low), abs(high)) > _EXACT:
+    rounded, zero = _zero_point(whole.expr.args[0])
+    zero -= number
+    if max(abs(low), abs(high), abs(zero)) > _EXACT:
         return None
-    inner = whole.expr.args[0]
-    zero = _zero_point(inner) if inner.op == "add" else 0 if inner.op == "round" else None
-    if whole.expr.op == "clamp" and zero == number:
-        rounded = inner.args[0] if inner.op == "add" else inner
-        return _Whole(clamp(rounded, *(ex.Const("float", value=float(n)) for n in (low, high))), low, high)
-    return _Whole(whole.expr - ex.Const("float", value=float(number)), low, high)
+    moved = rounded + _number(zero) if zero else rounded
+    return _Whole(clamp(moved, _number(low), _number(high)), low, high)
+
+
+def _number(value: int) -> ex.Const:
+    return ex.Const("float", value=float(value))
 
 
 def by_inverses(expr: ex.Expr, total: ex.Leaf) -> ex.Expr:

@@ -21,7 +21,9 @@ def _reach(call: KernelCall) -> Mapping[str, int]:
     return {"partials": call["splits"] * total * 4, "y": y * call.size_of("T")}
 
 
-MATMUL_REDUCE = Kernel("matmul_reduce.comp", variants=(*OF_STORAGE, {"T": "int8_t"}, {"T": "uint8_t"}), reach=_reach)
+_CODES = ({"T": "int8_t"}, {"T": "uint8_t"})
+_VARIANTS = (*OF_STORAGE, *_CODES, *({**of, "SUM": "int"} for of in (*OF_STORAGE, *_CODES)))
+MATMUL_REDUCE = Kernel("matmul_reduce.comp", variants=_VARIANTS, reach=_reach)
 _LANES = 64
 
 
@@ -42,13 +44,14 @@ class Sums:
 def split_product(
     e: Emission, splits: int, sums: Sums, defines: dict[str, str], product: Callable[..., KernelCall]
 ) -> list[KernelCall]:
-    """The dispatches of ``product(y, **call_arguments)``; with several ``splits`` its y are partial sums (float32
-    [splits, batch, m, n]), which a second dispatch adds.
+    """The dispatches of ``product(y, **call_arguments)``; with several ``splits`` its y are partial sums (int32
+    of ``CODES``, else float32; [splits, batch, m, n]), which a second dispatch adds.
     """
     if splits == 1:
         return [product(e["y"], **call_arguments(e.epilogue, defines))]
     total = sums.batch * sums.m * sums.n
-    partials = e.target.scratch("float32", (splits, total))
+    whole = "CODES" in defines
+    partials = e.target.scratch("int32" if whole else "float32", (splits, total))
     strides = dict(zip(("y_batch0", "y_batch1", "y_row", "y_col"), sums.y_strides, strict=True))
     return [
         product(partials, defines=defines),
@@ -66,6 +69,6 @@ def split_product(
             },
             local_size=(_LANES, 1, 1),
             flops=splits * total,
-            **call_arguments(e.epilogue, {"T": DTYPES[sums.dtype].glsl}),
+            **call_arguments(e.epilogue, {"T": DTYPES[sums.dtype].glsl, **({"SUM": "int"} if whole else {})}),
         ),
     ]

@@ -30,7 +30,7 @@ from vkep.ops.attention.sdpa import (
 from vkep.ops.contraction import matrix_product
 from vkep.ops.gather import gathered, scatter_nd
 from vkep.ops.microsoft import MICROSOFT, in_float32, outputs, wants_output
-from vkep.ops.quantized.products import integer_product
+from vkep.ops.quantized.products import product_sums
 from vkep.ops.registry import FLOATS, operator
 
 
@@ -159,7 +159,7 @@ def qattention(
         b.expect(what, tensor, (), (1,))
     for what, tensor in {"weight_scale": w_scale, "weight_zero_point": w_zero}.items():
         b.expect(what, tensor, (), (1,), (sum(sizes),))
-    total = integer_product(b, x, weights, x_zero, w_zero)
+    total = product_sums(b, x, weights, x_zero, w_zero, may_round=True)
     factor = b.expr("mul", x_scale, w_scale, ctype="float")
     value = b.expr("add", b.expr("cast", total, ctype="float") * factor, bias)
     product = b.store(value, bias.dtype, shape=total.shape)

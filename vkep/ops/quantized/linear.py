@@ -88,14 +88,20 @@ class Blocks:
 # ---- QuantizeLinear, DequantizeLinear
 
 
+def known_values(expr: ex.Expr) -> np.ndarray | None:
+    """The numbers that an expression is in every run; None where it is computed, or of sizes."""
+    while expr.op in ("cast", "same") and len(expr.args) == 1:
+        [expr] = expr.args
+    values = expr.tensor.array if isinstance(expr, ex.Leaf) and expr.tensor is not None else None
+    if isinstance(expr, ex.Const):
+        values = np.array(expr.value)
+    return None if values is None or values.dtype == object else values
+
+
 def _is_usual(divisor: ex.Expr) -> bool:
     """Whether an expression is of known numbers of sizes from 2**-60 to 2**60."""
-    while divisor.op in ("cast", "same") and len(divisor.args) == 1:
-        [divisor] = divisor.args
-    values = divisor.tensor.array if isinstance(divisor, ex.Leaf) and divisor.tensor is not None else None
-    if isinstance(divisor, ex.Const):
-        values = np.array(divisor.value)
-    if values is None or values.dtype == object:  # of sizes
+    values = known_values(divisor)
+    if values is None:
         return False
     sizes = np.abs(values.astype(np.float64))
     return bool(np.all((sizes >= 2.0**-60) & (sizes <= 2.0**60)))

@@ -32,7 +32,7 @@ from vkep.ops.convolution import takes_wide as convolves_wide
 from vkep.ops.elementwise import gelu
 from vkep.ops.generators import numeric
 from vkep.ops.microsoft import MICROSOFT, activated
-from vkep.ops.quantized.linear import dynamic_quantize_linear, rounded_to
+from vkep.ops.quantized.linear import dynamic_quantize_linear, known_values, rounded_to
 from vkep.ops.registry import FLOATS, operator
 from vkep.sizes import matches, serves_others
 
@@ -40,6 +40,31 @@ from vkep.sizes import matches, serves_others
 _EXACT = 2**24
 #: parts of a sum beyond which it is computed in int32
 _MOST_PARTS = 8
+
+
+def plus_bias(b: Builder, total: Tensor, bias: Tensor | None) -> Expr:
+    """A sum of whole numbers in int32 or float32 and a bias in int32, rounded to float32 once."""
+    known = None if bias is None else bias.array
+    if bias is None:
+        return b.expr("cast", total, ctype="float")
+    if total.dtype is FLOAT32 and known is not None and _most_of(known) <= _EXACT:
+        return b.expr("add", total, b.constant(known.astype(np.float32)))
+    return fn.cast(b.expr("add", b.expr("cast", total, ctype="int"), bias), "float")
+
+
+def _may_round(bias: Tensor | None, factor: Expr) -> bool:
+    """Whether 8-bit codes are the same where float32 rounds the sums before the bias is added, and not only after it: each sum of
+    more than 2**24 then becomes the end of the range, whatever the zero point."""
+    if bias is None:
+        return True
+    known, scales = bias.array, known_values(factor)
+    if known is None or scales is None:
+        return False
+    return bool(np.all((_EXACT - np.abs(known.astype(np.float64))) * np.abs(scales.astype(np.float64)) >= 257))
+
+
+def _most_of(values: np.ndarray) -> int:
+    return int(np.abs(values.astype(np.int64)).max(initial=0))
 
 
 def ratio(b: Builder, x: Tensor, y: Tensor, z: Tensor) -> Expr:
@@ -82,7 +107,7 @@ def qlinear_matmul(
             b.decline(f"{a.dtype} times {y.dtype} to {made}; the kernels take 8-bit floats or integers, not both")
         floats = matrix_product(b, b.cast(a, FLOAT32), b.cast(y, FLOAT32))
         return b.store(float8.encode(b.expr("mul", floats, factor), made), made, shape=floats.shape)
-    product = integer_product(b, a, y, a_zero_point, b_zero_point)
+    product = product_sums(b, a, y, a_zero_point, b_zero_point, may_round=True)
     value = b.expr("cast", product, ctype="float") * factor
     result = rounded_to(b, value, of_rows(b, y_zero_point), y_zero_point.dtype)
     return b.store(result, y_zero_point.dtype, shape=product.shape)
@@ -119,15 +144,12 @@ def qlinear_conv(
     *,
     a: ConvAttributes,
 ) -> Tensor:
-    total = integer_convolution(b, x, w, x_zero_point, w_zero_point, a)
-    shape = total.shape
-    value = b.expr("same", total)
-    b.expect("the bias", bias, (shape[1],))
-    if bias is not None:
-        value = b.expr("add", value, of_channels(b, bias, len(shape), 1))
-    factor = ratio(b, x_scale, of_channels(b, w_scale, len(shape), 1), y_scale)
-    result = rounded_to(b, fn.cast(value, "float") * factor, y_zero_point, y_zero_point.dtype)
-    return b.store(result, y_zero_point.dtype, shape=shape)
+    b.expect("the bias", bias, w.shape[:1])
+    bias = None if bias is None else of_channels(b, bias, x.rank, 1)
+    factor = ratio(b, x_scale, of_channels(b, w_scale, x.rank, 1), y_scale)
+    total = convolution_sums(b, x, w, x_zero_point, w_zero_point, a, _may_round(bias, factor))
+    result = rounded_to(b, plus_bias(b, total, bias) * factor, y_zero_point, y_zero_point.dtype)
+    return b.store(result, y_zero_point.dtype, shape=total.shape)
 
 
 # ---- domain com.microsoft
@@ -144,7 +166,7 @@ def matmul_integer_to_float(
     b_zero_point: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    product = integer_product(b, a, y, a_zero_point, b_zero_point)
+    product = product_sums(b, a, y, a_zero_point, b_zero_point, may_round=True)
     return _scaled_to_float(b, product, a_scale, b_scale, bias)
 
 
@@ -158,7 +180,7 @@ def dynamic_quantize_matmul(
     bias: Tensor | None = None,
 ) -> Tensor:
     codes, scale, zero_point = dynamic_quantize_linear(b, a)
-    product = integer_product(b, codes, y, zero_point, b_zero_point)
+    product = product_sums(b, codes, y, zero_point, b_zero_point, may_round=True)
     return _scaled_to_float(b, product, scale, b_scale, bias)
 
 
@@ -208,12 +230,9 @@ def qgemm(
     a = a.transpose((1, 0)) if transA else a
     if transB:
         y = y.transpose((1, 0))
-    total = integer_product(b, a, y, a_zero_point, b_zero_point)
-    value = b.expr("same", total)
-    if c is not None:
-        value = b.expr("add", value, c)
+    total = product_sums(b, a, y, a_zero_point, b_zero_point, may_round=c is None)
     factor = b.expr("mul", b.expr("mul", a_scale, b_scale), alpha)
-    result = fn.cast(value, "float") * factor
+    result = plus_bias(b, total, c) * factor
     if y_scale is not None:
         result = b.divide(result, y_scale)
     if y_scale is None or y_zero_point is None:
@@ -310,7 +329,7 @@ def matmul_integer_16(b: Builder, a: Tensor, y: Tensor) -> Tensor:
     return matrix_product(b, b.cast(a, made), b.cast(y, made))
 
 
-# ---- sums in int32
+# ---- sums of whole numbers
 
 
 def of_rows(b: Builder, values: Tensor) -> Tensor:
@@ -326,14 +345,23 @@ def of_channels(b: Builder, values: Tensor, rank: int, axis: int) -> Tensor:
 
 
 def integer_product(b: Builder, x: Tensor, y: Tensor, x_zero: Tensor | None, y_zero: Tensor | None) -> Tensor:
-    """``(x - x_zero) @ (y - y_zero)`` in int32. Zero points broadcast; several of rank 1 for x are those of its rows."""
+    """`product_sums` in int32."""
+    total = product_sums(b, x, y, x_zero, y_zero)
+    return total if total.dtype is INT32 else b.cast(total, INT32)
+
+
+def product_sums(
+    b: Builder, x: Tensor, y: Tensor, x_zero: Tensor | None, y_zero: Tensor | None, may_round: bool = False
+) -> Tensor:
+    """``(x - x_zero) @ (y - y_zero)`` in int32, or in float32 where that holds the sums, or with ``may_round`` rounds them:
+    each is rounded once. Zero points broadcast; several of rank 1 for x are those of its rows."""
     x_zero = None if x_zero is None else of_rows(b, x_zero)
     along_x, along_y = max(x.rank - 1, 0), max(y.rank - 2, 0)
     of = (
         known_operands(b, x, y, x_zero, y_zero) if y.rank == 2 and takes_wide(b, x.shape, y.shape, dtype=INT8) else None
     )
-    if of is not None and _is_exact(of, 1):
-        return _total(b, [matrix_product(b, of.x, of.w, FLOAT32, of.zero)])
+    if of is not None and (may_round or _is_exact(of, 1)):
+        return matrix_product(b, of.x, of.w, FLOAT32, of.zero)
     length = x.shape[along_x] if 0 not in (x.rank, y.rank) and x.shape[along_x] == y.shape[along_y] else 0
     step = _step(length, _most(x, x_zero), _sizes(y, y_zero, along_y))
     step = step or _step(length, _most(y, y_zero), _sizes(x, x_zero, along_x))
@@ -353,15 +381,29 @@ def integer_product(b: Builder, x: Tensor, y: Tensor, x_zero: Tensor | None, y_z
 def integer_convolution(
     b: Builder, x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None, a: ConvAttributes
 ) -> Tensor:
-    """A convolution of 8-bit tensors in int32; the padding is the zero point. ``w_zero`` is one value, or one for each output
-    channel."""
+    """`convolution_sums` in int32."""
+    total = convolution_sums(b, x, w, x_zero, w_zero, a)
+    return total if total.dtype is INT32 else b.cast(total, INT32)
+
+
+def convolution_sums(
+    b: Builder,
+    x: Tensor,
+    w: Tensor,
+    x_zero: Tensor | None,
+    w_zero: Tensor | None,
+    a: ConvAttributes,
+    may_round: bool = False,
+) -> Tensor:
+    """A convolution of 8-bit tensors in int32 or float32, as `product_sums`; the padding is the zero point. ``w_zero`` is one
+    value, or one for each output channel."""
     b.expect("the weights' zero point", w_zero, (), (1,), w.shape[:1])
     if x_zero is not None and x_zero.size != 1:
         b.decline(f"{x_zero.size} zero points of the input; a convolution has one")
     x_zero = None if x_zero is None else b.reshape(x_zero, ())
     of = known_operands(b, x, w, x_zero, w_zero)
-    if of is not None and convolves_wide(b, of.x.shape, of.w.shape, a, dtype=INT8) and _is_exact(of, 0):
-        return _total(b, [convolution(b, of.x, of.w, a, FLOAT32, zero=of.zero)])
+    if of is not None and convolves_wide(b, of.x.shape, of.w.shape, a, dtype=INT8) and (may_round or _is_exact(of, 0)):
+        return convolution(b, of.x, of.w, a, FLOAT32, zero=of.zero)
     w_zero = None if w_zero is None else of_channels(b, w_zero, w.rank, 0)
     channels = w.shape[1] if w.rank > 2 and w.shape[1] * a.group == x.shape[1] else 0
     step = _step(channels, _most(x, x_zero), _sizes(w, w_zero, 1, outputs=0))
@@ -381,13 +423,13 @@ def integer_convolution(
 
 
 def _is_exact(of: Operands, outputs: int) -> bool:
-    """Whether float32 holds all sums of codes, and those of parts of k, by these weights, whose results' axis is ``outputs``."""
+    """Whether float32 holds all sums of codes by these weights, whose results' axis is ``outputs``."""
     values = of.w.array
     assert values is not None
     w = np.moveaxis(values, outputs, 0).reshape(of.w.shape[outputs], -1).astype(np.int64)
     up, down = np.maximum(w, 0).sum(axis=1), np.maximum(-w, 0).sum(axis=1)
     highest, lowest = 127 - of.zero, 128 + of.zero  # distances to the zero point
-    sums = (highest * up + lowest * down, highest * down + lowest * up, 128 * (up + down))
+    sums = highest * up + lowest * down, highest * down + lowest * up
     return all(most.max(initial=0) <= _EXACT for most in sums)
 
 
@@ -398,7 +440,9 @@ def _takes_both(b: Builder, x: Tensor, y: Tensor) -> bool:
 
 
 def _total(b: Builder, parts: Sequence[Tensor]) -> Tensor:
-    """The sum of whole numbers, in int32."""
+    """The sum of whole numbers: as it is of one, in int32 of several."""
+    if len(parts) == 1:
+        return parts[0]
     total = b.expr("cast", parts[0], ctype="int")
     for part in parts[1:]:
         total = total + b.expr("cast", part, ctype="int")

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from vkep.dtypes import DTYPES, FLOAT32, INT32
 from vkep.graph.attributes import PoolAttributes
 from vkep.ir import algebra as fn
@@ -65,7 +67,10 @@ def real(b: Builder, x: Tensor, scale: Tensor, zero_point: Tensor | None) -> Exp
     b.expect("zero_point", zero_point, (), (1,))
     if scale.dtype.name != "float32" or (zero_point is not None and zero_point.dtype is not x.dtype):
         b.invalid(f"a scale of {scale.dtype} and a zero point of {zero_point and zero_point.dtype} for {x.dtype}")
-    known = 0 if zero_point is None else zero_point.array
+    known = np.zeros((), x.dtype.numpy) if zero_point is None else zero_point.array
+    if x.array is not None and scale.array is not None and known is not None:
+        values = (x.array.astype(np.int32) - known.astype(np.int32)).astype(np.float32) * scale.array
+        return b.expr("same", b.constant(values.reshape(x.shape)))
     if known is not None and x.storage.weight is None and takes_codes(b):  # as products read them
         codes, zero = signed(b, x, int(known))
         value = b.expr("cast", codes, ctype="int") - zero
