@@ -7,9 +7,9 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; uvec2 scale; uvec2 bias; WRITTEN y; WRITTEN mean; WRITTEN inv_std; \
+#define ARGS_BODY { uvec2 x; uvec2 scale; uvec2 bias; WRITTEN y; WRITTEN mean; WRITTEN inv_std; EXTRA_OPERANDS \
     uint rows; uint axis; float inv_axis; float epsilon; \
-    uint period; uint period_mul; uint period_shift; uint spatial; uint spatial_mul; uint spatial_shift; uint channels; }
+    uint period; uint period_mul; uint period_shift; uint spatial; uint spatial_mul; uint spatial_shift; uint channels; EXTRA_PARAMS }
 #include "args.glsl"
 #include "elements.glsl"
 #include "rows.glsl"
@@ -94,14 +94,14 @@ void main() {
             VALUE_T v = kept[j] * inv_std;
             if (HAS_SCALE != 0u) v *= scale[j % (EARLY > 0u ? EARLY : 1u)];
             if (HAS_BIAS != 0u) v += bias[j % (EARLY > 0u ? EARLY : 1u)];
-            if (k < axis) y.v[base + k] = store_value(v);
+            if (k < axis) y.v[base + k] = finished(v, base + k, row, k);
         } else if (k < axis) {
-            y.v[base + k] = store_value(affine(kept[j] * inv_std, row_channel, k));
+            y.v[base + k] = finished(affine(kept[j] * inv_std, row_channel, k), base + k, row, k);
         }
     }
     for (uint k = KEPT * SPLIT + share; k < beyond; k += SPLIT) {
         VALUE_T d = (load_value(x.v[base + k]) - mean) * inv_std;
-        y.v[base + k] = store_value(affine(d, row_channel, k));
+        y.v[base + k] = finished(affine(d, row_channel, k), base + k, row, k);
     }
     if (live && share == 0u) {
         if (HAS_MEAN != 0u) FloatTensor(operand(args.mean, 4)).v[row] = mean;

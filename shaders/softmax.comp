@@ -4,8 +4,8 @@
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "vkep.glsl"
-#define ARGS_BODY { uvec2 x; WRITTEN y; \
-    uint columns; uint axis; uint inner; uint inner_mul; uint inner_shift; float alpha; }
+#define ARGS_BODY { uvec2 x; WRITTEN y; EXTRA_OPERANDS \
+    uint columns; uint axis; uint inner; uint inner_mul; uint inner_shift; float alpha; EXTRA_PARAMS }
 #include "args.glsl"
 #include "elements.glsl"
 #include "rows.glsl"
@@ -68,16 +68,17 @@ void main() {
     }
     total = sum_of(total, slot, SPLIT);
     float scale = 1.0 / total, shift = log(total);
-    [[unroll]] for (uint j = 0u; j < KEPT; ++j)
-        if (j * SPLIT + share < axis)
-            y.v[first + j * stride] = store_value(LOG != 0u ? kept[j] - shift : kept[j] * scale);
+    [[unroll]] for (uint j = 0u; j < KEPT; ++j) {
+        uint k = j * SPLIT + share, to = first + j * stride;
+        if (k < axis) y.v[to] = finished(LOG != 0u ? kept[j] - shift : kept[j] * scale, to, column, k);
+    }
     at = begin;
     for (uint k = rest; k < beyond; k += SPLIT, at += stride) {
         if (KEEP_POWERS != 0u) {
-            y.v[at] = store_value(load_value(y.v[at]) * scale);
+            y.v[at] = store_value(VALUE_T(y.v[at]) * scale);
         } else {
             VALUE_T centred = args.alpha * load_value(x.v[at]) - top;
-            y.v[at] = store_value(LOG != 0u ? centred - shift : exp(centred) * scale);
+            y.v[at] = finished(LOG != 0u ? centred - shift : exp(centred) * scale, at, column, k);
         }
     }
 }

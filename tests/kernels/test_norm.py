@@ -10,6 +10,7 @@ import pytest
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.devices import GPU
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
+from tests.kernels.test_softmax import TO_CODES, codes_of
 from vkep.dtypes import DTYPES
 from vkep.errors import Decline, InvalidNode
 from vkep.ir import tensor as view
@@ -51,6 +52,21 @@ def test_layer_norm(
             gpu.compute(problem, caps, [Tensor(x), *factors], [y])
             full = want * (1 if s is None else s) + (0 if b is None else b)
             np.testing.assert_allclose(y.array, full, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("to", ["int8", "float16"])
+@pytest.mark.parametrize("alignment", [1, 16])
+def test_epilogues_store_codes(
+    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, to: str, alignment: int
+) -> None:
+    for shape in [(3, 37), (5, 768), (300, 64), (2, 5001)]:
+        x, y = (rng.normal(size=shape) * 3 + 5).astype(np.float32), Tensor.empty(shape, np.dtype(to).type)
+        scale, bias = (np.full(shape[1], value, np.float32) for value in (0.25, -0.125))
+        problem = LayerNormProblem(*shape, "float32", to=to, alignment=alignment)
+        gpu.compute(problem, caps, [Tensor(x), Tensor(scale), Tensor(bias)], [y], epilogue=TO_CODES)
+        want = np.clip(codes_of(normalised(x, 1e-5)[0] / 4 - 0.125), -128, 127)
+        assert np.max(np.abs(y.array.astype(np.float64) - want)) <= 0.501, problem
 
 
 @pytest.mark.usefixtures("kept")

@@ -11,6 +11,7 @@ from gpu_shared.capabilities import DeviceCapabilities
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
 from vkep.dtypes import DTYPES
 from vkep.errors import Decline
+from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.reductions.norm import SoftmaxProblem
 from vkep.kernels.select import choose, emit
 
@@ -67,6 +68,30 @@ def test_four_at_a_time(
         np.testing.assert_allclose(
             run(gpu, caps, x, dtype, log=log, alignment=16), expected(x, log), rtol=rtol, atol=atol
         )
+
+
+#: what makes codes of a result, by places: a step of 2**-7
+TO_CODES = Epilogue("v = clamp(roundEven(v * 128.0) + float(row % 3u + col % 5u) - float(o % 7u), -128.0, 127.0);")
+
+
+def codes_of(y: np.ndarray) -> np.ndarray:
+    """Results [rows, columns] after ``TO_CODES``, before they are rounded and limited."""
+    row, col = np.indices(y.shape)
+    return y * 128 + row % 3 + col % 5 - (row * y.shape[1] + col) % 7
+
+
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("to", ["int8", "float16"])
+@pytest.mark.parametrize("alignment", [1, 16])
+def test_epilogues_store_codes(
+    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, to: str, alignment: int
+) -> None:
+    for shape in [(3, 10), (130, 128), (2, 5000), (5, 301)]:
+        x, y = (rng.normal(size=shape) * 3).astype(np.float32), Tensor.empty(shape, np.dtype(to).type)
+        problem = SoftmaxProblem(*shape, 1, "float32", to=to, alignment=alignment)
+        gpu.compute(problem, caps, [Tensor(x)], [y], epilogue=TO_CODES)
+        want = codes_of(expected(x[:, :, None], False)[:, :, 0])
+        assert np.max(np.abs(y.array.astype(np.float64) - want)) <= 0.5001, problem
 
 
 def test_scale(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator) -> None:

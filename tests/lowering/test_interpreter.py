@@ -40,7 +40,7 @@ def test_every_problem_has_a_reference() -> None:
     own = {p for p in _problems() if p.__module__.startswith("vkep.") and not p.__name__.startswith("_")}
     assert len(own) >= 50
     bases = {p.__name__ for p in own if p.__abstractmethods__}
-    assert bases == {"ColumnProblem", "Product"}  # only common to others
+    assert bases == {"ColumnProblem", "Narrowing", "Product"}  # only common to others
     with pytest.raises(NoReference, match="a kernel that a package declares"):
         CustomProblem((), (), lambda *_: []).reference()
 

@@ -287,22 +287,24 @@ def shuffle_sizes(caps: DeviceCapabilities, local: int) -> tuple[int | None, int
     return (size, size if control else None) if usable else (None, None)
 
 
-def row_vectors(row_length: int, dtype: str, alignment: int) -> dict[str, str]:
-    """Defines of ``shaders/rows.glsl`` to move four elements at a time; none where the rows or addresses do not allow
-    it.
+_VECTORS = {"float32": "vec4", "float16": "f16vec4", "int8": "i8vec4", "uint8": "u8vec4"}
+
+
+def row_vectors(row_length: int, dtype: str, alignment: int, out: str | None = None) -> dict[str, str]:
+    """Defines of ``shaders/rows.glsl`` to move four elements of ``dtype`` at a time, which are stored in ``out`` (default: the
+    same); none where the rows or addresses do not allow it.
 
     ``alignment`` in bytes divides the addresses of all row operands.
     """
     kind = element_type(dtype)
-    vector = {"float32": "vec4", "float16": "f16vec4"}.get(kind.name)
-    if vector is None or not divides(4, row_length) or alignment % (4 * kind.itemsize):
+    if kind.name not in ("float32", "float16") or not divides(4, row_length) or alignment % (4 * kind.itemsize):
         return {}
-    return {"VECTOR_IN_T": vector, "VECTOR_OUT_T": vector}
+    return {"VECTOR_IN_T": _VECTORS[dtype], "VECTOR_OUT_T": _VECTORS[out or dtype]}
 
 
-def row_unit(call: KernelCall) -> int:
-    """Bytes that a kernel with ``shaders/rows.glsl`` moves at a time, the unit of its row lengths."""
-    return call.size_of("VECTOR_IN_T" if "VECTOR_IN_T" in call.defines else "IN_T")
+def row_unit(call: KernelCall, kind: str = "IN_T") -> int:
+    """Bytes that a kernel with ``shaders/rows.glsl`` loads (``OUT_T``: stores) at a time, the unit of its row lengths."""
+    return call.size_of(f"VECTOR_{kind}" if "VECTOR_IN_T" in call.defines else kind)
 
 
 def row_variants() -> tuple[dict[str, str], ...]:

@@ -80,7 +80,7 @@ def _extent(sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
 
 
 P = TypeVar("P", bound="Problem")
-Q = TypeVar("Q", bound="Product")
+N = TypeVar("N", bound="Narrowing")
 
 
 class NoReference(ValueError):
@@ -193,9 +193,9 @@ class Problem(ABC):
 _NARROW = ("float16", "int8", "uint8")
 
 
-class Product(Problem):
-    """Base of products and convolutions: fields ``dtype``, and ``to``, the element type of the results where it is another one:
-    float32 where operands are float16 or int8. An epilogue of such sums may give a narrower type, which is then stored."""
+class Narrowing(Problem):
+    """Base of problems with fields ``dtype``, and ``to``, the element type of the first output where it is another one: an
+    epilogue of float32 results may give a narrower type, which is then stored."""
 
     dtype: str
     to: str
@@ -205,6 +205,18 @@ class Product(Problem):
         """The element type of the results."""
         return self.to or self.dtype
 
+    def stores(self, dtype: str) -> bool:
+        return self.results == "float32" and dtype in _NARROW
+
+    def stored_in(self: N, view: Any) -> N | None:
+        kind = view.dtype.name
+        made = replace(self, to="" if kind == self.dtype else kind) if kind != self.results else self  # type: ignore[type-var]
+        return super(Narrowing, made).stored_in(view)
+
+
+class Product(Narrowing):
+    """Base of products and convolutions, whose results are float32 where operands are float16 or int8 (``to``)."""
+
     @property
     def wide(self) -> bool:
         """Whether the results are the float32 sums of narrower operands."""
@@ -212,11 +224,6 @@ class Product(Problem):
 
     def stores(self, dtype: str) -> bool:
         return dtype in (self.results, self.dtype) or (self.wide and dtype in _NARROW)
-
-    def stored_in(self: Q, view: Any) -> Q | None:
-        kind = view.dtype.name
-        made = replace(self, to="" if kind == self.dtype else kind) if kind != self.results else self  # type: ignore[type-var]
-        return super(Product, made).stored_in(view)
 
 
 def check(problem: Problem, inputs: Sequence[View], outputs: Sequence[View]) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
 from vkep.errors import InvalidNode
+from vkep.kernels.epilogue import call_arguments
 from vkep.kernels.fastdiv import magic_params
 from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import (
@@ -30,7 +31,7 @@ from vkep.kernels.launch import (
     with_shuffles,
 )
 from vkep.kernels.matmul.cooperative_tiles import compute_units, float16_shape
-from vkep.kernels.problem import Need, Problem, alignment_of
+from vkep.kernels.problem import Narrowing, Need, Problem, alignment_of
 from vkep.kernels.reductions.columns import ColumnProblem, column_blocks
 from vkep.kernels.select import Candidate, Emission, implement, takes_floats
 from vkep.sizes import at_hand, matches, serves_others
@@ -43,7 +44,8 @@ def _norm_reach(call: KernelCall) -> Mapping[str, int]:
     else:
         factors = axis * row_unit(call)
     both = rows * axis * row_unit(call)
-    return {"x": both, "y": both, "scale": factors, "bias": factors, "mean": 4 * rows, "inv_std": 4 * rows}
+    y = rows * axis * row_unit(call, "OUT_T")
+    return {"x": both, "y": y, "scale": factors, "bias": factors, "mean": 4 * rows, "inv_std": 4 * rows}
 
 
 NORM = Kernel("norm.comp", variants=row_variants(), reach=_norm_reach)
@@ -58,7 +60,7 @@ LRN = Kernel("lrn.comp", variants=tuple(map(element_defines, ("float32", "float1
 
 
 @dataclass(frozen=True)
-class LayerNormProblem(Problem):
+class LayerNormProblem(Narrowing):
     """Layer norm of the rows of ``x`` [rows, axis] (Ba et al., arXiv:1607.06450), with ``rms`` RMS norm (arXiv:1910.07467).
 
     ``scale`` and ``bias`` [axis], ``mean`` and ``inv_std`` (outputs, float32 [rows]) are present where these fields are
@@ -76,6 +78,11 @@ class LayerNormProblem(Problem):
     mean: bool = False
     inv_std: bool = False
     alignment: int = 1
+    to: str = ""
+
+    @property
+    def matrices(self) -> tuple[int, int, int]:
+        return 1, self.rows, self.axis
 
     def needs(self) -> tuple[Need, ...]:
         factors = [name for name in ("scale", "bias") if getattr(self, name)]
@@ -87,7 +94,7 @@ class LayerNormProblem(Problem):
     def makes(self) -> tuple[Need, ...]:
         statistics = [name for name in ("mean", "inv_std") if getattr(self, name)]
         return (
-            Need("y", self.dtype, (self.rows, self.axis), flat=True),
+            Need("y", self.results, (self.rows, self.axis), flat=True),
             *(Need(name, "float32", (self.rows,), flat=True) for name in statistics),
         )
 
@@ -139,15 +146,16 @@ class GroupNormProblem(ColumnProblem):
 
 
 def _layer_norm(problem: LayerNormProblem, e: Emission) -> KernelCall:
-    vectors = row_vectors(problem.axis, problem.dtype, problem.alignment)
-    return _norm(problem, e, problem.rows, problem.axis, vectors, center=not problem.rms)
+    vectors = row_vectors(problem.axis, problem.dtype, problem.alignment, problem.results)
+    return _norm(problem, e, problem.rows, problem.axis, vectors, problem.results, center=not problem.rms)
 
 
 def _group_norm(problem: GroupNormProblem, e: Emission) -> KernelCall:
     channels, spatial = problem.axis // problem.groups, problem.inner
     vectors = row_vectors(spatial, problem.dtype, problem.alignment)
     by_channel = (problem.groups, spatial, channels)
-    return _norm(problem, e, problem.outer * problem.groups, channels * spatial, vectors, by_channel=by_channel)
+    rows = problem.outer * problem.groups
+    return _norm(problem, e, rows, channels * spatial, vectors, problem.dtype, by_channel=by_channel)
 
 
 def _norm(
@@ -156,6 +164,7 @@ def _norm(
     rows: int,
     axis: int,
     vectors: dict[str, str],
+    results: str,
     center: bool = True,
     by_channel: tuple[int, int, int] | None = None,
 ) -> KernelCall:
@@ -184,7 +193,7 @@ def _norm(
             **{f"HAS_{name.upper()}": int(name in e.operands) for name in optional},
             "BY_CHANNEL": int(by_channel is not None),
         },
-        defines=element_defines(problem.dtype) | vectors | share.defines,
+        **call_arguments(e.epilogue, element_defines(problem.dtype, results) | vectors | share.defines),
     )
 
 
@@ -447,14 +456,15 @@ implement(LocalResponseNormProblem, Candidate("lrn", _local_response_norm, when=
 
 
 def _reach(call: KernelCall) -> Mapping[str, int]:
-    return dict.fromkeys("xy", column_blocks(call) * call["axis"] * row_unit(call))
+    units = column_blocks(call) * call["axis"]
+    return {"x": units * row_unit(call), "y": units * row_unit(call, "OUT_T")}
 
 
 SOFTMAX = Kernel("softmax.comp", variants=row_variants(), reach=_reach)
 
 
 @dataclass(frozen=True)
-class SoftmaxProblem(ColumnProblem):
+class SoftmaxProblem(ColumnProblem, Narrowing):
     """``y`` = softmax (with ``log``: its logarithm) of ``alpha * x`` over the middle of [outer, axis, inner].
 
     Floats only, computed in float32; the maximum is subtracted first. ``alignment`` (bytes) divides the addresses of x and
@@ -464,7 +474,15 @@ class SoftmaxProblem(ColumnProblem):
     log: bool = False
     alpha: float = 1.0
     alignment: int = 1
+    to: str = ""
     flops_each = 4
+
+    @property
+    def matrices(self) -> tuple[int, int, int] | None:
+        return (1, self.outer, self.axis) if matches(self.inner, 1) else None
+
+    def makes(self) -> tuple[Need, ...]:
+        return (Need("y", self.results, (self.outer, self.axis, self.inner), flat=True),)
 
     def placed(self, operands: Mapping[str, Any]) -> SoftmaxProblem:
         return replace(self, alignment=alignment_of(operands["x"], operands["y"]))
@@ -477,18 +495,18 @@ class SoftmaxProblem(ColumnProblem):
 
 
 def _softmax(problem: SoftmaxProblem, e: Emission) -> KernelCall:
-    axis, inner, dtype = problem.axis, problem.inner, problem.dtype
-    vectors = row_vectors(axis, dtype, problem.alignment) if matches(inner, 1) else {}
+    axis, inner, dtype, results = problem.axis, problem.inner, problem.dtype, problem.results
+    vectors = row_vectors(axis, dtype, problem.alignment, results) if matches(inner, 1) else {}
     steps = axis // 4 if vectors else axis
     share = share_columns(problem.columns, steps, inner, e.caps)
     registers = register_spec(steps, share.split, e.caps)
-    keep_powers = not problem.log and dtype == "float32" and registers["REST"]
+    keep_powers = not problem.log and results == "float32" and registers["REST"]
     return SOFTMAX.call(
         **share.launch,
         operands=e.operands,
         params=problem.params | {"axis": steps, "alpha": problem.alpha},
         spec={**share.lane_spec, **registers, "LOG": int(problem.log), "KEEP_POWERS": int(keep_powers)},
-        defines=element_defines(dtype) | vectors | share.defines,
+        **call_arguments(e.epilogue, element_defines(dtype, results) | vectors | share.defines),
     )
 
 
