@@ -37,6 +37,13 @@ CASES: dict[str, tuple[str, Callable[[Draw], dict[str, Any]]]] = {
         "(float[n] x, int64[1] k) => (float[m] y, int64[m] i) { y, i = TopK(x, k) }",
         lambda draw: {"x": draw.random(100, FLOAT), "k": draw.integers(2, 90, 1)},
     ),
+    "the last ones, of a start that the run computes": (
+        """(float[n] x, int64[m] p) => (float[k] y) {
+            zero = Constant <value_ints: ints = [0]> () l = ReduceMax <keepdims: int = 0> (p, zero) b = Neg(l)
+            e = Constant <value_ints: ints = [-1]> () t = Reshape(b, e) y = Slice(x, t, e, zero)
+        }""",
+        lambda draw: {"x": draw.random(100, FLOAT), "p": draw.integers(2, 90, 7)},
+    ),
     "the largest 30, or fewer": (
         """(float[n] x) => (float[m] y, int64[m] i) {
             s = Shape(x) most = Constant <value_ints: ints = [30]> () k = Min(s, most) y, i = TopK(x, k)

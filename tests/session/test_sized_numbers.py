@@ -93,6 +93,10 @@ CASES: dict[str, str] = {
     "no rows of a width": """m = Unsqueeze(n, zero) s = Concat<axis=0>(zero, m) c = ConstantOfShape(s)
         r = ReduceSum<keepdims=0>(c) y = Add(x, r)""",
     "the larger of two sizes": """s = Shape(x) l = ReduceMax<keepdims=0>(s) f = Cast<to=1>(l) y = Mul(x, f)""",
+    "the least size of a transformed image": """s = Shape(x) a = ReduceMin<keepdims=0>(s) b = Mul(a, ones) f = Cast<to=1>(b)
+        g = Cast<to=1>(s) u = Unsqueeze(g, zero) v = Unsqueeze(f, ones) m = ReduceMax(u, ones) l = ReduceMin<keepdims=0>(v)
+        d = Div(l, m) e = Reshape(d, zero) r = Mul(e, g) i = Ceil(r) j = Cast<to=7>(i) t = Expand(j, ones)
+        h = Slice(t, zero, ones, zero) y = Slice(x, zero, h, zero)""",
     "a product with a number of a size": """f = Cast<to=1>(n) one = Constant<value_ints=[1,1]>() w = Reshape(f, one)
         k = Constant<value_ints=[-1,1]>() c = Reshape(x, k) p = MatMul(c, w) four = Constant<value_ints=[-1,4]>()
         y = Reshape(p, four)""",

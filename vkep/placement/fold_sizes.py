@@ -17,7 +17,7 @@ from vkep.graph.model import Node
 from vkep.graph.weights import SizesWeight, Weight
 from vkep.ir.infer import sizes_weight
 from vkep.placement.fold import FoldError, fold, fold_weights
-from vkep.sizes import REALS, SizeError, called, hint, is_size, largest, serves_others
+from vkep.sizes import REALS, SizeError, called, hint, is_size, largest, serves_others, smallest
 
 #: maximum number of elements of a shape or a list of axes or pads: larger values are data, which kernels compute for
 #: every size
@@ -58,9 +58,10 @@ _BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
     "Min": min,
     "Max": max,
 }
-#: reductions of a vector
+#: reductions of integers
 _REDUCED: Mapping[str, Callable[[Any, Any], Any]] = {
     "ReduceMax": largest,
+    "ReduceMin": smallest,
     "ReduceProd": operator.mul,
     "ReduceSum": operator.add,
 }
@@ -192,9 +193,8 @@ def _folded(
     if op == "Gather":
         indices = _plain(arrays[1])
         return None if indices is None else (_object(first.take(indices, axis=node.attributes.get("axis", 0))), kind)
-    if op in _REDUCED and kind in _WHOLE and first.ndim == 1 and not node.attributes.get("noop_with_empty_axes"):
-        result = _object(functools.reduce(_REDUCED[op], first.tolist()))
-        return (result.reshape(1) if node.attributes.get("keepdims", 1) else result), kind
+    if op in _REDUCED:
+        return _reduced(node, kind, first, arrays[1] if len(arrays) > 1 else None)
     if op == "Reshape":
         shape = _plain(arrays[1])
         return None if shape is None else (first.reshape([int(d) for d in shape]), kind)
@@ -246,6 +246,24 @@ def _each(function: Callable[..., Any], *arrays: np.ndarray[Any, Any] | None) ->
     made = np.empty(parts[0].size, object)
     made[:] = [function(*row) for row in zip(*[p.reshape(-1).tolist() for p in parts], strict=True)]
     return made.reshape(parts[0].shape)
+
+
+def _reduced(
+    node: Node, kind: int, values: np.ndarray[Any, Any], axes: np.ndarray[Any, Any] | None
+) -> tuple[np.ndarray[Any, Any], int] | None:
+    """A reduction of integers, or the greatest or least of floats: other floats depend on the order."""
+    function = _REDUCED[node.op_type] if kind in _WHOLE else None
+    if kind in _FLOAT and node.op_type in ("ReduceMax", "ReduceMin"):
+        function = functools.partial(called, f"{_named(kind)}.{node.op_type.removeprefix('Reduce')}")
+    given = node.attributes.get("axes") if axes is None else _plain(axes)
+    if function is None or (axes is not None and given is None) or node.attributes.get("noop_with_empty_axes"):
+        return None
+    over = {int(axis) % values.ndim for axis in given} if given is not None and len(given) else {*range(values.ndim)}
+    made: Any = values
+    for axis in over:
+        made = np.frompyfunc(function, 2, 1).reduce(made, axis=axis, keepdims=True)
+    kept = [n for axis, n in enumerate(values.shape) if axis not in over]
+    return (made if node.attributes.get("keepdims", 1) else made.reshape(kept)), kind
 
 
 def _top(values: list[Any], count: Any, most: bool) -> list[np.ndarray[Any, Any] | None]:

@@ -67,7 +67,7 @@ UNKNOWN = Opened()
 
 
 class _Part(NamedTuple):
-    """What one input contributes to `_Numbers`."""
+    """What one input contributes to `_Numbers`. Integers below 0 are sizes too (where a range starts): their kind has the sign."""
 
     kind: object
     values: tuple[int, ...] = ()
@@ -392,7 +392,8 @@ def _part_of(known: Known) -> _Part:
     if isinstance(known, ArrayWeight):
         array = known.array()
         if _is_small(array):
-            return _Part((array.dtype, array.shape), tuple(array.reshape(-1).tolist()))
+            numbers = array.reshape(-1).tolist()
+            return _Part((array.dtype, array.shape, tuple([n < 0 for n in numbers])), tuple(map(abs, numbers)))
         return _Part((array.dtype, array.shape, array.tobytes()))
     return _Part(known)
 
@@ -417,7 +418,8 @@ def with_sizes(inputs: Mapping[str, Known], sizes: Mapping[int, int | Size]) -> 
             place += len(dims)
         elif isinstance(known, ArrayWeight) and _is_small(known.array()):
             array = known.array()
-            numbers = [sizes.get(place + k, number) for k, number in enumerate(array.reshape(-1).tolist())]
+            plain = enumerate(array.reshape(-1).tolist())
+            numbers = [-sizes.get(place + k, -n) if n < 0 else sizes.get(place + k, n) for k, n in plain]
             elem_type = dtypes.from_numpy(array.dtype).onnx
             made[name] = sizes_weight(name, numbers if array.shape else numbers[0], array.shape, elem_type)
             place += len(numbers)
