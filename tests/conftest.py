@@ -165,7 +165,7 @@ def no_layers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _devices() -> int:
     lifetime = sys.modules.get("gpu_shared.lifetime")  # pure tests never load Vulkan
-    return 0 if lifetime is None else sum(native.kind == "device" for native in list(lifetime._live))
+    return 0 if lifetime is None else len(lifetime._live["device"])
 
 
 def _validation_messages() -> int:
@@ -206,15 +206,15 @@ def wide_subgroups(request: pytest.FixtureRequest) -> None:
 @pytest.fixture
 def no_leak(vulkan: DeviceInfo) -> Iterator[Alive]:
     """At the test's end no Vulkan object lives that was made since its start; called, it counts them."""
-    from gpu_shared.lifetime import _live
+    from gpu_shared.lifetime import live
     from gpu_shared.steady import settle
 
     settle()
-    before = set(_live)  # one of an earlier test's may go meanwhile
+    before = live()  # one of an earlier test's may go meanwhile
 
     def since() -> dict[str, int]:
         settle()
-        return dict(Counter(native.kind for native in list(_live) if native not in before))
+        return dict(Counter(native.kind for native in live() - before))
 
     yield since
     if since():  # else nothing is left to collect: a collection takes up to 40 ms

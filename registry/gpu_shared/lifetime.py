@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, Protocol
@@ -30,8 +30,8 @@ from gpu_shared.errors import DeviceLostError
 from gpu_shared.steady import later, settle
 from gpu_shared.waiting import until_done
 
-#: existing natives; set operations on it are atomic, so no lock is needed (and a finalizer must take none)
-_live: set[Native] = set()
+#: existing natives by kind; set operations are atomic, so no lock is needed (and a finalizer must take none)
+_live: defaultdict[str, set[Native]] = defaultdict(set)
 _tree_lock = threading.RLock()
 
 
@@ -49,7 +49,12 @@ def live_counts() -> dict[str, int]:
     """How many Vulkan objects of each kind exist in this process (created here and not yet destroyed), for leak
     tests."""
     settle()
-    return dict(sorted(Counter(native.kind for native in list(_live)).items()))
+    return {kind: len(natives) for kind, natives in sorted(_live.items()) if natives}
+
+
+def live() -> set[Native]:
+    """The Vulkan objects that `live_counts` counts, and those that another thread is about to destroy."""
+    return set().union(*_live.values())
 
 
 class Progress(Protocol):
@@ -85,7 +90,7 @@ class Native:
         if parent is not None:
             parent.children.add(self)
         if counted and destroy is not None:
-            _live.add(self)
+            _live[self.kind].add(self)
 
     def retire(self) -> None:
         """Destroy it once the GPU has finished with it. Nothing uses it any more."""
@@ -110,7 +115,7 @@ class Native:
             if destroy is not None:
                 destroy()
         finally:
-            _live.discard(self)
+            _live[self.kind].discard(self)
             if self.parent is not None:
                 self.parent._lose(self)
 

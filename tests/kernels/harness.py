@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from gpu_shared.memory import Buffer
-from tests.nightly import nightly
+from tests.nightly import alternately, nightly
 from tools.passes.interpreter import Interpreter
 from vkep.device.measure.kernel_runner import KernelRunner, ReadyCall
 from vkep.dtypes import DTYPES
@@ -145,6 +146,11 @@ def _elements(array: np.ndarray, need: Need) -> np.ndarray:
 
 #: as what a device is selected for: a CPU driver, a GPU, a GPU without subgroup operations
 EACH_DEVICE = ("cpu", "discrete", "plain")
+
+
+def devices_in_turns(name: str, values: Iterable[Any]) -> pytest.MarkDecorator:
+    """Parametrizes a test by ``name`` and ``caps``: by default each value with one kind of device, these in turns."""
+    return pytest.mark.parametrize((name, "caps"), alternately(values, EACH_DEVICE), indirect=["caps"])
 
 
 def as_discrete(caps: DeviceCapabilities) -> DeviceCapabilities:

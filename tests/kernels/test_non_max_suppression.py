@@ -15,16 +15,15 @@ def check(
 ) -> np.ndarray:
     batches, classes, box_count = scores.shape
     counts = np.empty(batches * classes, np.int64)
-    for overlap in (0.0, 0.4, 1.0):
-        for centered in (False, True):
-            problem = NonMaxSuppressionProblem(batches, classes, box_count, most, overlap, least, centered)
-            outputs = [Tensor.empty((problem.pairs * most, 3), np.int64), Tensor.empty((1,), np.int64)]
-            gpu.compute(problem, caps, [Tensor(boxes), Tensor(scores)], outputs, compare=False)
-            rows, count = problem.reference(boxes, scores)
-            assert outputs[1].array == count
-            np.testing.assert_array_equal(outputs[0].array[: int(count[0])], rows[: int(count[0])])
-            pairs = rows[: int(count[0]), 0] * classes + rows[: int(count[0]), 1]
-            counts = np.bincount(pairs.astype(np.int64), minlength=problem.pairs)
+    for overlap, centered in ((0.0, False), (0.4, False), (0.4, True), (1.0, True)):
+        problem = NonMaxSuppressionProblem(batches, classes, box_count, most, overlap, least, centered)
+        outputs = [Tensor.empty((problem.pairs * most, 3), np.int64), Tensor.empty((1,), np.int64)]
+        gpu.compute(problem, caps, [Tensor(boxes), Tensor(scores)], outputs, compare=False)
+        rows, count = problem.reference(boxes, scores)
+        assert outputs[1].array == count
+        np.testing.assert_array_equal(outputs[0].array[: int(count[0])], rows[: int(count[0])])
+        pairs = rows[: int(count[0]), 0] * classes + rows[: int(count[0]), 1]
+        counts = np.bincount(pairs.astype(np.int64), minlength=problem.pairs)
     return counts
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
-from tests.kernels.harness import EACH_DEVICE, Harness, NumpyWorkspace, Tensor
-from tests.nightly import alternately
+from tests.kernels.harness import Harness, NumpyWorkspace, Tensor, devices_in_turns
 from vkep.dtypes import DTYPES
 from vkep.errors import Decline, InvalidNode
 from vkep.kernels.indexing.pad import PadProblem
@@ -112,11 +111,11 @@ def steps(rng: np.random.Generator, shape: tuple[int, int, int], dtype: str, pro
     return x.astype(DTYPES[dtype].numpy)
 
 
-@pytest.mark.parametrize("dtype", SCANNED)
-@pytest.mark.parametrize("product", [False, True])
+@devices_in_turns("of", itertools.product(SCANNED, [False, True]))
 def test_running_sums_and_products(
-    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str, product: bool
+    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, of: tuple[str, bool]
 ) -> None:
+    dtype, product = of
     for number, axis in enumerate(rng.choice(LENGTHS, 4, replace=False)):
         shape = (int(rng.integers(1, 4)), int(axis), int(rng.integers(2, 9)) if number % 2 else 1)
         exclusive, reverse = bool(rng.integers(2)), bool(rng.integers(2))
@@ -128,7 +127,7 @@ def test_running_sums_and_products(
         )
 
 
-@pytest.mark.parametrize(
+@devices_in_turns(
     "shape", [(1, 1_500_007, 1), (1, 1 << 20, 1), (3, 100_003, 1), (1, 4099, 255), (2000, 130, 1), (2, 70_001, 2)]
 )
 def test_running_sums_of_long_axes(
@@ -166,7 +165,7 @@ def test_running_sums_of_floats_repeat(gpu: Harness, caps: DeviceCapabilities, r
     np.testing.assert_allclose(made[0].array, running(x, False, False, False), rtol=1e-5, atol=1e-3)
 
 
-@pytest.mark.parametrize("dtype", [*SCANNED, "bool"])
+@devices_in_turns("dtype", [*SCANNED, "bool"])
 def test_positions(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str) -> None:
     totals = [
         *(int(n) for n in rng.choice(LENGTHS[1:], 3, replace=False)),
@@ -198,11 +197,7 @@ def expected_topk(x: np.ndarray, k: int, largest: bool) -> tuple[np.ndarray, np.
     return np.take_along_axis(x, order, 1), order
 
 
-@pytest.mark.parametrize(
-    ("of", "caps"),
-    alternately(itertools.product(["float32", "float16", "int64", "int32", "uint8"], [True, False]), EACH_DEVICE),
-    indirect=["caps"],
-)
+@devices_in_turns("of", itertools.product(["float32", "float16", "int64", "int32", "uint8"], [True, False]))
 def test_topk(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, of: tuple[str, bool]) -> None:
     dtype, largest = of
     for shape in [(1, 1, 1), (3, 40, 1), (2, 100, 5), (1, 1000, 1), (70, 9, 1)]:

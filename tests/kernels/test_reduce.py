@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
-from tests.kernels.harness import EACH_DEVICE, Harness, NumpyWorkspace, Tensor
-from tests.nightly import alternately
+from tests.kernels.harness import Harness, NumpyWorkspace, Tensor, devices_in_turns
 from vkep.dtypes import DTYPES
 from vkep.errors import Decline
 from vkep.kernels.kernel import KernelCall
@@ -65,7 +64,7 @@ def run(gpu: Harness, caps: DeviceCapabilities, op: str, array: np.ndarray, dtyp
     return y.array
 
 
-@pytest.mark.parametrize("op", [op for op in OPS if op not in ("all", "any")])
+@devices_in_turns("op", [op for op in OPS if op not in ("all", "any")])
 def test_float32_over_shapes(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, op: str) -> None:
     for shape in SHAPES:
         x = rng.uniform(0.5, 1.5, shape) if op in ("prod", "logsum") else rng.normal(size=shape) * 4
@@ -88,11 +87,7 @@ def test_float16_accumulates_in_float32(
         np.testing.assert_allclose(got.astype(np.float64), expected(op, x), rtol=1e-3, err_msg=f"{op} {shape}")
 
 
-@pytest.mark.parametrize(
-    ("dtype", "caps"),
-    alternately(["int32", "int64", "uint8", "int8", "uint32", "uint64"], EACH_DEVICE),
-    indirect=["caps"],
-)
+@devices_in_turns("dtype", ["int32", "int64", "uint8", "int8", "uint32", "uint64"])
 def test_integers(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str) -> None:
     low = 0 if dtype.startswith("u") else -5
     for op in ("sum", "mean", "max", "min", "prod", "sumsq", "l1"):
@@ -174,14 +169,10 @@ def expected_unit(caps: DeviceCapabilities, x: np.ndarray) -> tuple[int, bool]:
     return (each, x.shape[2] > 1) if each > 4 or is_cpu(caps) else (1, False)
 
 
-@pytest.mark.parametrize(
-    ("of", "caps"),
-    alternately(
-        [(dtype, op) for dtype in ("float16", "float32") for op in OPS if op not in ("all", "any")]
-        + [("bfloat16", op) for op in ("sum", "mean", "max", "logsumexp")],
-        EACH_DEVICE,
-    ),
-    indirect=["caps"],
+@devices_in_turns(
+    "of",
+    [(dtype, op) for dtype in ("float16", "float32") for op in OPS if op not in ("all", "any")]
+    + [("bfloat16", op) for op in ("sum", "mean", "max", "logsumexp")],
 )
 def test_units_of_floats(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, of: tuple[str, str]) -> None:
     dtype, op = of
@@ -242,11 +233,7 @@ def test_nan_propagates_within_units(
             assert np.isnan(got[1, -1]) and np.isnan(got).sum() == 1
 
 
-@pytest.mark.parametrize(
-    ("dtype", "caps"),
-    alternately(["int8", "uint8", "int16", "uint16", "int32", "uint32", "bool"], EACH_DEVICE),
-    indirect=["caps"],
-)
+@devices_in_turns("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "bool"])
 def test_units_of_integers(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str) -> None:
     signed = dtype.startswith("int")
     for op in ("all", "any") if dtype == "bool" else ("sum", "min", "l1"):
@@ -336,11 +323,7 @@ def run_arg(gpu: Harness, caps: DeviceCapabilities, op: str, array: np.ndarray, 
     return y.array
 
 
-@pytest.mark.parametrize(
-    ("dtype", "caps"),
-    alternately(["float32", "float16", "float64", "int32", "int64", "uint8", "int8"], EACH_DEVICE),
-    indirect=["caps"],
-)
+@devices_in_turns("dtype", ["float32", "float16", "float64", "int32", "int64", "uint8", "int8"])
 def test_arg_reductions_with_ties(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str) -> None:
     for shape in [(1, 1, 1), (4, 37, 1), (2, 9, 50), (3, 700, 1), (1, 33, 2)]:
         x = rng.integers(0 if dtype == "uint8" else -4, 5, shape).astype(dtype)

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
 from tests.devices import GPU
-from tests.kernels.harness import EACH_DEVICE, Harness, Tensor
+from tests.kernels.harness import Harness, Tensor, devices_in_turns
 from tests.kernels.test_topk_sort import TYPES, expected
 from tests.nightly import alternately
 from vkep.dtypes import DTYPES
@@ -54,9 +54,7 @@ def test_element_types(gpu: Harness, rng: np.random.Generator, dtype: str, large
 
 
 @pytest.mark.usefixtures("selected")
-@pytest.mark.parametrize(
-    ("axis", "caps"), alternately([1, 2, 31, 513, 2047, 2049, 9000], EACH_DEVICE), indirect=["caps"]
-)
+@devices_in_turns("axis", [1, 2, 31, 513, 2047, 2049, 9000])
 def test_axes_and_k(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, axis: int) -> None:
     for k in {1, 2, axis // 2, axis - 1, axis, 513, 1023, 1024} - {0}:
         if k > min(axis, 1024):

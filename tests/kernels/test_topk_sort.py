@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpu_shared.capabilities import DeviceCapabilities
-from tests.kernels.harness import Harness, NumpyWorkspace, Tensor, as_discrete
+from tests.kernels.harness import Harness, NumpyWorkspace, Tensor, as_discrete, devices_in_turns
 from tests.nightly import alternately
 from vkep.dtypes import DTYPES
 from vkep.kernels.kernel import KernelCall
@@ -77,7 +77,7 @@ def test_element_types(gpu: Harness, rng: np.random.Generator, dtype: str, large
     check(gpu, gpu.caps, x.reshape(1, 40, 3), 33, largest, dtype, indirect=True)
 
 
-@pytest.mark.parametrize("axis", [3, 5, 100, 1023, 2048, 2049, 4999])
+@devices_in_turns("axis", [3, 5, 100, 1023, 2048, 2049, 4999])
 def test_runs_as_they_are(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, axis: int) -> None:
     x = rng.integers(-200, 200, (1, axis, 1)).astype(np.int32)
     for k in {axis, min(axis, 300)}:

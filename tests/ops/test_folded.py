@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from onnx import numpy_helper
 
 from tests.ops.cases import Array, graph_of, model_of, on_vulkan
 from tests.ops.special_values import BINARY, FLOATS, UNARY, differences, pairs, special
-from tools.backend_suite.cases import load_cases
+from tools.backend_suite.cases import Case, load_cases
 from vkep.dtypes import DTYPES
 from vkep.errors import UnsupportedModelError
 from vkep.ir.meaning import converted
@@ -29,18 +30,26 @@ WITHOUT_CASES = {"Constant", "RegexFullMatch", "StringConcat", "StringNormalizer
 MOST_CASES = 2
 
 
+@functools.cache
+def _models() -> dict[str, list[tuple[Case, onnx.ModelProto]]]:
+    """ONNX's cases of one node, by its operator."""
+    found: dict[str, list[tuple[Case, onnx.ModelProto]]] = {}
+    for case in load_cases().values():
+        model = case.model() if case.kind == "node" else onnx.ModelProto()
+        if len(model.graph.node) == 1 and not model.graph.node[0].domain:
+            found.setdefault(model.graph.node[0].op_type, []).append((case, model))
+    return found
+
+
 def _cases(op_type: str) -> list[tuple[onnx.NodeProto, int, dict[str, Array]]]:
     """ONNX's cases of one node of the operator, of the newest version: the node, its opset, and its inputs by name."""
     found = []
-    for case in load_cases().values():
-        model = case.model() if case.kind == "node" else onnx.ModelProto()
-        nodes = model.graph.node
-        if len(nodes) == 1 and nodes[0].op_type == op_type and not nodes[0].domain:
-            opset = next(o.version for o in model.opset_import if not o.domain)
-            for inputs, _ in case.data(model):
-                values = dict(zip([i.name for i in model.graph.input], inputs, strict=True))
-                if all(isinstance(v, np.ndarray) and v.dtype.kind not in "OSU" for v in values.values()):
-                    found.append((nodes[0], opset, values))
+    for case, model in _models().get(op_type, []):
+        opset = next(o.version for o in model.opset_import if not o.domain)
+        for inputs, _ in case.data(model):
+            values = dict(zip([i.name for i in model.graph.input], inputs, strict=True))
+            if all(isinstance(v, np.ndarray) and v.dtype.kind not in "OSU" for v in values.values()):
+                found.append((model.graph.node[0], opset, values))
     newest = max((opset for _, opset, _ in found), default=0)
     different = {
         (str(node.attribute), len(values)): k for k, (node, opset, values) in enumerate(found) if opset == newest

@@ -107,7 +107,7 @@ EXIT = """
 import atexit, sys
 def late():
     from gpu_shared import lifetime
-    assert not lifetime._live, lifetime._live
+    assert not lifetime.live(), lifetime.live()
     print("nothing is left")
 atexit.register(late)  # the first one registered runs last
 from gpu_shared import SharedGpuContext

@@ -57,15 +57,15 @@ def test_closed_in_every_order(vulkan: object, no_leak: Alive, order: tuple[int,
 @pytest.mark.usefixtures("collected")
 def test_a_context_of_one_session_is_gone_when_it_is_closed(vulkan: object) -> None:
     """Not soon after: the validation layers of many systems may crash where another thread destroys a device meanwhile."""
-    before = set(lifetime._live)
+    before = lifetime.live()
     for _ in range(20):
         with InferenceSession(ADD_RELU) as session:
             session.run(None, FEEDS)
-            assert set(lifetime._live) > before
-        assert set(lifetime._live) == before
+            assert lifetime.live() > before
+        assert lifetime.live() == before
         with pytest.raises(InvalidModelError):
             InferenceSession(b"no model")
-        assert set(lifetime._live) == before
+        assert lifetime.live() == before
 
 
 def test_close_does_not_wait_for_long(vulkan: object, monkeypatch: pytest.MonkeyPatch) -> None:

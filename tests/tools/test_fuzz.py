@@ -180,7 +180,8 @@ def test_calls_that_onnx_runtime_refuses_are_refused(vulkan: DeviceInfo) -> None
     pytest.importorskip("onnxruntime")
     if "llvmpipe" not in vulkan.name:
         pytest.skip("shaders do not run on host addresses")
-    done = _python("-W", "ignore", "-m", "tools.fuzz.operators", "--cases", "200", "--seed", "5")
+    command = ["-W", "ignore", "-m", "tools.fuzz.operators", "--cases", "200", "--seed", "5"]
+    done = _python(*command, VKEP_VALIDATION="0")
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert re.search(r"^all +200 .* none$", done.stdout, re.MULTILINE), done.stdout[-2000:]
 
