@@ -7,9 +7,10 @@ from typing import cast
 import numpy as np
 import pytest
 
-from vkep.dtypes import FLOAT32
+from vkep.dtypes import DTYPES, FLOAT32
 from vkep.ir import algebra as fn
 from vkep.ir import expr as ex
+from vkep.ir.composed import composed
 from vkep.ir.evaluate import evaluate
 from vkep.ir.tensor import Tensor
 from vkep.passes.simplify import by_inverses, in_floats
@@ -58,7 +59,22 @@ def test_codes_stay_whole_numbers(seed: int) -> None:
     simpler = in_floats(value)
     assert "cast" not in _operations(simpler)
     given = _values(seed)
-    np.testing.assert_array_equal(evaluate(simpler, lambda _: given), evaluate(value, lambda _: given))
+    expected = evaluate(value, lambda _: given)
+    np.testing.assert_array_equal(evaluate(simpler, lambda _: given), expected)
+    compiled = composed(simpler)
+    assert not {"round", "cast"} & {*_operations(compiled)}
+    np.testing.assert_array_equal(evaluate(compiled, lambda _: given), expected)
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint16", "int32"])
+@pytest.mark.parametrize("less", [0, 7, -(2**21), 2**22])
+def test_small_integers_become_floats_by_their_bits(kind: str, less: int) -> None:
+    given = np.array([0, 1, np.iinfo(kind).min, np.iinfo(kind).max], kind)
+    x = ex.leaf(Tensor.contiguous(DTYPES[kind], (4,)))
+    expr = fn.cast(fn.cast(x, "int") - less if less else fn.cast(x, "int"), "float")
+    made = composed(expr)
+    assert ("small_float" in _operations(made)) == (kind != "int32" and abs(less) <= 2**21)
+    np.testing.assert_array_equal(evaluate(made, lambda _: given), evaluate(expr, lambda _: given))
 
 
 def _operations(expr: ex.Expr) -> list[str]:

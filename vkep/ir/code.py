@@ -122,11 +122,14 @@ class _Writer:
 
 def _within(value: Expr, ctype: str) -> bool:
     """Whether an expression's values are limited to those of an integer type of 32 bits."""
-    if value.op != "clamp" or ctype not in ("int", "uint"):
+    zero = known_number(value.args[1]) if value.op == "add" else 0
+    value = value.args[0] if value.op == "add" else value
+    value = value.args[0] if value.op == "near_whole" else value
+    if value.op != "clamp" or ctype not in ("int", "uint") or zero is None:
         return False
     low, high = map(known_number, value.args[1:])
     least, most = (0, 2**32) if ctype == "uint" else (-(2**31), 2**31)
-    return low is not None and high is not None and least <= low <= high < most
+    return low is not None and high is not None and least <= low + zero <= high + zero < most
 
 
 #: of a Python number in a literal: an integer of 64 bits is converted, since a preprocessor definition, in which expressions are

@@ -1,4 +1,4 @@
-"""Operations that GLSL has no function for, as expressions of others: most functions of doubles, and a few of floats.
+"""Operations that GLSL has no function for, or a slow one, as expressions of others: most functions of doubles, a few of floats.
 
 GLSL has +, -, *, /, sqrt, abs, floor and their like of doubles. Of the others each is right to a few units in the last place; of
 angles beyond a million the sine and its like lose digits.
@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from vkep.ir import algebra as fn
 from vkep.ir.algebra import where
-from vkep.ir.expr import Expr, apply, literal, remaining, with_args
+from vkep.ir.expr import Const, Expr, Leaf, apply, known_number, literal, remaining, with_args
 
-#: by operation and type of the first argument
-COMPOSED: dict[tuple[str, str], Callable[..., Expr]] = {}
+#: by operation and type of the first argument; a function may return None for what GLSL has
+COMPOSED: dict[tuple[str, str], Callable[..., Expr | None]] = {}
+F = TypeVar("F", bound=Callable[..., "Expr | None"])
 
 
-def _composed(*ctypes: str) -> Callable[[Callable[..., Expr]], Callable[..., Expr]]:
+def _composed(*ctypes: str) -> Callable[[F], F]:
     """The operation of the function's name for these types."""
 
-    def register(function: Callable[..., Expr]) -> Callable[..., Expr]:
+    def register(function: F) -> F:
         COMPOSED.update({(function.__name__, ctype): function for ctype in ctypes})
         return function
 
@@ -284,6 +286,35 @@ def gelu_tanh(x: Expr) -> Expr:
     return 0.5 * x * (1.0 + fn.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
 
 
+#: `near_whole` and `small_float` take numbers of at most twice this
+_MOST = 2**21
+
+
+@_composed("float")
+def clamp(x: Expr, low: Expr, high: Expr) -> Expr | None:
+    """Of a rounded number, or of its sum with a known whole one, the limits first: what they leave is rounded by sums."""
+    limits, zero = [known_number(low), known_number(high)], known_number(x.args[1]) if x.op == "add" else 0
+    rounded = x.args[0] if x.op == "add" else x
+    if rounded.op != "round" or not all(n is not None and abs(n) <= _MOST and n == int(n) for n in (zero, *limits)):
+        return None
+    if not zero:
+        return apply("near_whole", fn.clamp(rounded.args[0], low, high))
+    ends = [Const("float", value=float(n - zero)) for n in limits if n is not None]
+    return apply("near_whole", fn.clamp(rounded.args[0], *ends)) + x.args[1]
+
+
+@_composed("int")
+def cast(x: Expr) -> Expr | None:
+    """Of an element of at most 16 bits, or of its difference from a known number, to float."""
+    less, integer = (known_number(x.args[1]), x.args[0]) if x.op == "sub" else (0, x)
+    while integer.op in ("cast", "same"):
+        [integer] = integer.args
+    of = integer.tensor if isinstance(integer, Leaf) else None
+    if of is None or of.dtype.kind not in ("int", "uint") or of.dtype.bits > 16 or less is None or abs(less) > _MOST:
+        return None
+    return apply("small_float", x)
+
+
 def composed(expr: Expr) -> Expr:
     """The expression without operations that GLSL has no function for; shared parts stay shared."""
     done: dict[int, Expr] = {}
@@ -294,11 +325,12 @@ def composed(expr: Expr) -> Expr:
         for node in remaining(whole, done):
             args = tuple([done[id(a)] for a in node.args])
             function = COMPOSED.get((node.op, args[0].ctype)) if args else None
-            if function is None:
+            made = function(*args) if function is not None else None
+            if made is None or made.ctype != node.ctype:
                 done[id(node)] = with_args(node, args)
             else:
                 done.update({id(a): a for a in args})
-                done[id(node)] = within(function(*args))  # recursion: as deep as functions that call others
+                done[id(node)] = within(made)  # recursion: as deep as functions that call others
         return done[id(whole)]
 
     return within(expr)

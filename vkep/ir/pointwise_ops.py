@@ -132,6 +132,8 @@ OPERATIONS = {
     "ceil": Operation("ceil({0})", np.ceil, _REAL),
     "trunc": Operation("trunc({0})", np.trunc, _REAL),
     "round": Operation("roundEven({0})", np.rint, _REAL),
+    "near_whole": Operation("near_whole({0})", np.rint, "float -> float"),  # of at most 2**22 (shaders/math.glsl)
+    "small_float": Operation("small_float({0})", meaning.same, "int -> float"),  # likewise
     "sqrt": Operation("accurate_sqrt({0})", np.sqrt, _REAL),
     "inversesqrt": Operation("inversesqrt({0})", lambda x: 1 / np.sqrt(x), _REAL),
     "exp": Operation("exp({0})", np.exp, _REAL),
