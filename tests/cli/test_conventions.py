@@ -156,7 +156,9 @@ def test_texts_are_printable() -> None:
 @pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="names of files are UTF-8 there")
 @pytest.mark.parametrize(
     ("words", "encoding"),
-    alternately(["run NAME", "explain NAME", "view NAME --no-open", "run NAME --devic", "run NAMEx"], ["ascii", "utf-8"]),
+    alternately(
+        ["run NAME", "explain NAME", "view NAME --no-open", "run NAME --devic", "run NAMEx"], ["ascii", "utf-8"]
+    ),
 )
 def test_a_file_whose_name_is_no_utf8(tmp_path: Path, words: str, encoding: str) -> None:
     name = b"bad\xff\xc3\xa4\x1b[2J.onnx".decode(errors="surrogateescape")

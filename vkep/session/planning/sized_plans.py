@@ -67,7 +67,7 @@ UNKNOWN = Opened()
 
 
 class _Part(NamedTuple):
-    """What one input contributes to `_Numbers`. Integers below 0 are sizes too (where a range starts): their kind has the sign."""
+    """What one input contributes to `_Numbers`. Integers below 0 are sizes too (where ranges start), of a kind with the sign."""
 
     kind: object
     values: tuple[int, ...] = ()
