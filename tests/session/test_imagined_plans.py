@@ -11,6 +11,7 @@ import onnx
 import pytest
 
 import vkep
+from tests.lowering.written_attention import exported_decoder
 from tests.session.models import model
 from tools.bench.sizes.texts import text_model
 from tools.discrete import take_for_discrete
@@ -42,6 +43,8 @@ MODELS: Mapping[str, tuple[Model, Mapping[str, Range], int]] = {
     ),
     "bert": (lambda: build_model("bert_enc", Options(dynamic=True)), _TEXT, 3),
     "bert in float16": (lambda: build_model("bert_enc", Options(dynamic=True, float16=True)), _TEXT, 3),
+    "prompts of a decoder as exporters write it": (lambda: exported_decoder("length"), {"length": (300, 4000, 1)}, 3),
+    "the same in a window": (lambda: exported_decoder("length", 256), {"length": (300, 4000, 1)}, 3),
     "positions": (lambda: text_model("relative positions"), {"n": (9, 120, 1)}, 2),
 }
 

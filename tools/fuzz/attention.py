@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tools.fuzz import attention_calls, attention_reference, grouped_calls
+from tools.fuzz import attention_calls, attention_reference, grouped_calls, written_attention
 from tools.fuzz.attention_calls import MICROSOFT, Array, Case, Rng
 from tools.ort_cpu import cpu_session
 from vkep.kernels.attention import split as attention_split
@@ -72,6 +72,8 @@ def on_vulkan(case: Case, context: Any, over: Mapping[str, str]) -> list[Array]:
 
     feeds = case.feeds()
     with InferenceSession(case.model(), context=context, fallback="error") as session:
+        for inputs in case.before:
+            session.run(None, dict(inputs))
         if not over:
             return list(session.run(None, feeds))
         tensors = {name: session.device_tensor(feeds[name]) for name in over.values()}
@@ -154,6 +156,7 @@ OPERATORS: dict[str, Callable[[Rng], Case]] = {
     "com.microsoft.Attention": attention_calls.self_attention,
     "Attention": attention_calls.standard,
     "RotaryEmbedding": attention_calls.rotary,
+    "written": written_attention.written,
 }
 
 

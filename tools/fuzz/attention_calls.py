@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,8 @@ class Case:
     part: dict[str, Callable[[Array], Array]] = field(default_factory=dict)
     #: caches are bound in place: a present is written to its past's tensor, where it has the past's shape
     in_place: bool = False
+    #: the inputs of runs before it
+    before: Sequence[Mapping[str, Array]] = ()
 
     @property
     def text(self) -> str:

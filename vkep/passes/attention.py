@@ -5,21 +5,30 @@ The replacement keeps the labels of all nodes it replaces, so reports do not cha
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from gpu_shared.capabilities import DeviceCapabilities
 from vkep.dtypes import DTYPES
 from vkep.errors import Decline
 from vkep.ir import expr as ex
 from vkep.ir.builder import Builder
 from vkep.ir.ops import Op
-from vkep.ir.tensor import Tensor
-from vkep.ops.attention.sdpa import Heads, KeyWindow, Mask, Scoring, fused_attention, saves_scores, sdpa
+from vkep.ir.tensor import broadcast_shapes
+from vkep.ops.attention.sdpa import (
+    Heads,
+    KeyWindow,
+    Mask,
+    Scoring,
+    fused_attention,
+    saves_scores,
+    sdpa,
+)
 from vkep.passes.match_attention import AttentionMatch, Biased, Masked, match_attention
+from vkep.passes.position_masks import Rule, rule_of
 from vkep.passes.rewrite import Changes, Graph
+from vkep.sizes import is_size, largest, smallest
 
 #: a score at or below this counts as masked: its probability is 0 beside any score that a model computes
 _HIDES = -1e4
@@ -31,21 +40,21 @@ def fuse_attention(op: Op, graph: Graph) -> Changes | None:
     """An attention that ends with this product becomes `sdpa`, where that avoids storing all scores (`saves_scores`) and nothing
     else uses the scores or probabilities."""
     match = match_attention(op, graph)
-    instead = _as_sdpa(match, graph.caps) if match is not None else None
+    instead = _as_sdpa(match, graph) if match is not None else None
     if match is None or instead is None:
         return None
     return {**dict.fromkeys(match.replaced, ()), op: instead}
 
 
-def _as_sdpa(match: AttentionMatch, caps: DeviceCapabilities) -> list[Op] | None:
+def _as_sdpa(match: AttentionMatch, graph: Graph) -> list[Op] | None:
     """The operations of `sdpa`, to replace the last product (and the copy that merges heads); None where the attention
     is not replaced."""
     batch, count, queries, _ = match.q.shape
     heads = Heads(batch, count, 1, queries, match.k.shape[2])
-    merged = match.head_merge
+    caps, merged = graph.caps, match.head_merge
     b = Builder(caps)
     try:
-        mask = _mask(b, match, heads)
+        mask = _mask(b, match, heads, graph)
     except Decline:
         return None
     operands, scoring = (match.q, match.k, match.v), Scoring(match.scale)
@@ -65,33 +74,86 @@ def _as_sdpa(match: AttentionMatch, caps: DeviceCapabilities) -> list[Op] | None
     return [replace(op, labels=labels) for op in b.ops]
 
 
-def _mask(b: Builder, match: AttentionMatch, heads: Heads) -> Mask | None:
+def _mask(b: Builder, match: AttentionMatch, heads: Heads, graph: Graph) -> Mask | None:
     """The masks in the form of `sdpa`; None where the result would differ.
 
-    A mask that hides keys becomes the window or a condition, and a bias stays a bias. A mask with a finite score that absorbs
+    A mask that hides keys becomes a window, conditions or both, and a bias stays a bias. A mask with a finite score that absorbs
     others (`_ABSORBS`) becomes a bias only if it is the first: after another bias it would be added to that one instead of
     replacing the sum.
     """
-    mask = Mask(may_hide_rows=match.has_nan_guard)
-    for position, given in enumerate(match.masks):
+    guarded = match.has_nan_guard
+    mask = Mask(may_hide_rows=guarded)
+    firsts, ends = list[int](), list[int]()
+    rules = [rule_of(_added(given), graph) for given in match.masks]
+    # a row without a visible key is 0 after the guard; without one it is NaN, and has equal probabilities by a finite score
+    hides = _HIDES if _shows(rules, heads) else -math.inf if guarded else math.nan
+    for position, (given, rule) in enumerate(zip(match.masks, rules, strict=True)):
+        if rule is not None and rule.score <= hides:
+            firsts, ends = [*firsts, *rule.firsts], [*ends, *rule.ends]
+            if rule.is_all and rule.by_key:
+                mask.conditions += _by_key(b, rule, heads)
+                continue
         step = _as_mask(b, given) if isinstance(given, Biased) else given
-        chosen = step.condition.array if isinstance(step, Masked) else None
-        seen = chosen != step.when if isinstance(step, Masked) and chosen is not None else None
-        # a finite score hides a key only if its row has a visible one; else all keys of the row have equal probabilities
-        hides = seen is not None and len(match.masks) == 1 and bool(seen.any(-1).all())
-        if isinstance(step, Masked) and (step.score == -math.inf or (step.score <= _HIDES and hides)):
+        chosen = step.condition.array if isinstance(step, Masked) and len(match.masks) == 1 else None
+        shows = isinstance(step, Masked) and chosen is not None and bool((chosen != step.when).any(-1).all())
+        if isinstance(step, Masked) and (step.score == -math.inf or (step.score <= _HIDES and shows)):
             view = heads.mask_view(b, step.condition)
-            condition = b.expr("not" if step.when else "same", view, ctype="bool")
-            if seen is None or not _as_window(mask, condition, seen, heads):
-                mask.conditions.append(condition)
+            mask.conditions.append(b.expr("not" if step.when else "same", view, ctype="bool"))
         elif isinstance(given, Biased):
             mask.biases.append(heads.mask_view(b, given.bias))
         elif given.score <= _ABSORBS and position == 0:
-            mask.biases.append(heads.mask_view(b, _as_bias(b, given)))
+            mask.biases.append(heads.mask_view(b, b.store(_added(given), DTYPES["float32"])))
         else:
             return None
+    if firsts or ends:
+        mask.window = _window(b, heads, firsts, ends)
     # the model's test for NaN also finds rows whose two biases sum up to minus infinity though none is
-    return None if match.has_nan_guard and len(mask.biases) > 1 else mask
+    return None if guarded and len(mask.biases) > 1 else mask
+
+
+def _added(mask: Biased | Masked) -> ex.Expr:
+    """What a mask adds to scores, where one that replaces them adds its score."""
+    if isinstance(mask, Biased):
+        return ex.leaf(mask.bias)
+    there, elsewhere = (mask.score, 0.0) if mask.when else (0.0, mask.score)
+    scores = (ex.Const("float", value=score) for score in (there, elsewhere))
+    return ex.Expr("float", "where", (ex.leaf(mask.condition), *scores))
+
+
+def _shows(rules: Sequence[Rule | None], heads: Heads) -> bool:
+    """Whether masks together show each query a key."""
+    known = [rule for rule in rules if rule is not None and rule.is_all and not rule.others]
+    if len(known) < len(rules) or not heads.keys:
+        return False
+    firsts, ends = [n for rule in known for n in rule.firsts], [n for rule in known for n in rule.ends]
+    begun = all(first + heads.queries - 1 < heads.keys for first in firsts) and all(end >= 1 for end in ends)
+    return begun and all(first < end for first in firsts for end in ends)
+
+
+def _by_key(b: Builder, rule: Rule, heads: Heads) -> list[ex.Expr]:
+    """What keys have to meet, computed once for all queries."""
+    if not rule.others:
+        return []
+    read = functools.reduce(lambda x, y: ex.apply("and", x, y), rule.others)
+    viewed = ex.substitute(read, lambda leaf: ex.leaf(heads.mask_view(b, leaf.tensor)) if leaf.tensor else None)
+    if isinstance(viewed, ex.Leaf):
+        return [viewed]
+    shape = broadcast_shapes((1,) * 5, *(t.shape for t in ex.tensors(viewed)))
+    return [ex.leaf(b.store(viewed, DTYPES["bool"], shape=shape))]
+
+
+def _window(b: Builder, heads: Heads, firsts: list[int], ends: list[int]) -> KeyWindow | None:
+    """The window of bounds; without one that hides no key: from the first query after it, from the last before it."""
+    first = largest(*firsts) if firsts else None
+    end = smallest(*ends) if ends else None
+    if first is not None and not is_size(first) and not is_size(heads.queries) and first + heads.queries <= 1:
+        first = None
+    if end is not None and not is_size(end - heads.keys) and end >= heads.keys:
+        end = None
+    query, key = heads.query_index(b), heads.key_index(b)
+    bounds = (("ge", first), ("lt", end))
+    conditions = [b.expr(op, key, b.expr("add", query, bound)) for op, bound in bounds if bound is not None]
+    return KeyWindow(tuple(conditions), first, end, None) if conditions else None
 
 
 def _as_mask(b: Builder, given: Biased) -> Biased | Masked:
@@ -102,34 +164,3 @@ def _as_mask(b: Builder, given: Biased) -> Biased | Masked:
     seen = array == 0
     least = array.min()
     return Masked(b.constant(seen), False, float(least)) if bool((seen | (array == least)).all()) else given
-
-
-def _as_bias(b: Builder, mask: Masked) -> Tensor:
-    """A mask with a score that absorbs others (`_ABSORBS`, which float16 cannot represent), as a float32 bias."""
-    there, elsewhere = (mask.score, 0.0) if mask.when else (0.0, mask.score)
-    array = mask.condition.array
-    if array is not None:
-        return b.constant(np.where(array, np.float32(there), np.float32(elsewhere)))
-    scores = (ex.Const("float", value=score) for score in (there, elsewhere))
-    return b.store(b.expr("where", mask.condition, *scores, ctype="float"), DTYPES["float32"])
-
-
-def _as_window(mask: Mask, condition: ex.Expr, seen: np.ndarray, heads: Heads) -> bool:
-    """Make a constant condition the mask's window, if each query sees the keys within fixed distances of its own position.
-
-    ``seen`` (bool) broadcasts to [batch, heads, queries, keys]. Returns whether it was one.
-    """
-    if seen.shape[:2] != (1, 1) or mask.window is not None:
-        return False
-    rows = np.broadcast_to(seen[0, 0], (heads.queries, heads.keys))
-    if not rows.any(1).all():
-        return False
-    queries, starts, ends = np.arange(heads.queries), rows.argmax(1), heads.keys - rows[:, ::-1].argmax(1)
-    first, end = int((starts - queries).min()), int((ends - queries).max())
-    at_once = rows.sum(1) == ends - starts
-    if not (at_once & (starts == (queries + first).clip(0)) & (ends == (queries + end).clip(None, heads.keys))).all():
-        return False
-    # a bound counts only if it hides a key: from the last query before it, from the first after it
-    bounded_before, bounded_after = first + heads.queries > 1, end < heads.keys
-    mask.window = KeyWindow((condition,), first if bounded_before else None, end if bounded_after else None, None)
-    return True

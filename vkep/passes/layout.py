@@ -279,7 +279,7 @@ def relaid(view: Tensor, whole: Tensor, moved: Tensor) -> Tensor | None:
         return moved
     sizes, (before, after) = collapse(whole.shape, [whole.strides, moved.strides])
     if all(map(matches, before, after)):
-        return Tensor(view.dtype, view.shape, moved.storage, view.strides, view.offset + moved.offset)
+        return Tensor(moved.dtype, view.shape, moved.storage, view.strides, view.offset + moved.offset)
     left, offset = view.offset, moved.offset
     low: list[int] = []  # for each axis of the whole, the range that the view covers
     for old, new in zip(before, after, strict=True):
@@ -302,4 +302,4 @@ def relaid(view: Tensor, whole: Tensor, moved: Tensor) -> Tensor | None:
         high[axis] += max(steps, 0) * (size - 1)
     if any(first < 0 or end >= size for first, end, size in zip(low, high, sizes, strict=True)):
         return None
-    return Tensor(view.dtype, view.shape, moved.storage, tuple(strides), offset)
+    return Tensor(moved.dtype, view.shape, moved.storage, tuple(strides), offset)

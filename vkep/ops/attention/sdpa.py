@@ -27,7 +27,7 @@ from vkep.ops.attention.kv_cache import Coding
 from vkep.ops.contraction import matrix_product
 from vkep.ops.generators import positions
 from vkep.ops.normalization import softmax_over
-from vkep.sizes import at_hand, fixed, matches, serves_others
+from vkep.sizes import at_hand, fixed, largest, matches, serves_others, smallest
 
 #: maximum bytes of scores for a block of queries: enough to fill a large GPU, or a CPU's cores
 SCORES_BYTES, SCORES_BYTES_CPU = 64 << 20, 32 << 20
@@ -84,8 +84,8 @@ class Mask:
         """The range of keys (first, end) that queries ``start`` to ``start + count`` may see; not empty unless ``keys`` is 0."""
         if not keys:
             return 0, 0
-        end = keys if self.end is None else max(1, min(keys, start + count - 1 + self.end))
-        first = 0 if self.first is None else max(0, min(end - 1, start + self.first))
+        end = keys if self.end is None else largest(1, smallest(keys, start + count - 1 + self.end))
+        first = 0 if self.first is None else largest(0, smallest(end - 1, start + self.first))
         return first, end
 
     def of(self, queries: tuple[int, int], keys: tuple[int, int]) -> Mask:
