@@ -23,6 +23,7 @@ from vkep.graph import load_model
 from vkep.ir.ops import KernelOp, Pointwise, reads
 from vkep.ir.program import IslandStep, declared_value
 from vkep.placement.partition import lower
+from vkep.plan.records import ShaderVariant
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxruntime.quantization")
@@ -130,12 +131,17 @@ def _quantized(make: Any, form: str) -> tuple[onnx.ModelProto, np.ndarray]:
 DEVICES = pytest.mark.parametrize("caps", [GPU, GPU_OF_CODES], ids=["halves", "codes"])
 
 
-def _kernels(model: onnx.ModelProto, caps: DeviceCapabilities) -> Counter[str]:
+def _shaders(model: onnx.ModelProto, caps: DeviceCapabilities) -> list[ShaderVariant]:
+    """That of each dispatch."""
     loaded = load_model(model.SerializeToString())
     known: dict[str, Any] = {**loaded.graph.weights, **{v.name: declared_value(v) for v in loaded.graph.inputs}}
     program = lower(loaded.graph.nodes, known, [v.name for v in loaded.graph.outputs], loaded.opsets, caps)
     steps = [step for step in program.steps if isinstance(step, IslandStep)]
-    return Counter(s.plan.pipelines[d.pipeline].shader.source for s in steps for d in s.plan.dispatches)
+    return [s.plan.pipelines[d.pipeline].shader for s in steps for d in s.plan.dispatches]
+
+
+def _kernels(model: onnx.ModelProto, caps: DeviceCapabilities) -> Counter[str]:
+    return Counter(shader.source for shader in _shaders(model, caps))
 
 
 @pytest.mark.parametrize(
@@ -184,6 +190,9 @@ def test_of_two_products_that_are_added_the_first_stores_codes(form: str, caps: 
     made = {t.storage: op for ops, _ in found for op in ops if isinstance(op, KernelOp) for t in op.outputs}
     added = [t for op in made.values() for t in op.all_inputs[2:] if t.storage in made]
     assert added and all(t.dtype.itemsize <= 2 for t in added), added
+    if caps is GPU_OF_CODES:  # a lane reads four of them at a time
+        bodies = [dict(shader.defines).get("EPILOGUE_BODY", "") for shader in _shaders(model, caps)]
+        assert any("E_words" in body for body in bodies) and not any("E_int8" in body for body in bodies)
 
 
 @pytest.mark.parametrize(("channels", "group"), [(15, 3), (12, 12), (16, 4)])

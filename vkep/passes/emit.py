@@ -262,9 +262,14 @@ def _epilogue(op: KernelOp) -> Epilogue:
             found = epilogue_index(tensor, matrices)
             assert found is not None
             index = " + ".join([_term(term, f"e{k}_{i}", params) for i, term in enumerate(found)]) or "0u"
-            pointer = f"E_{tensor.dtype.name}"
-            decls[pointer] = f"TENSOR({tensor.dtype.glsl}, {pointer})"
-            names[key] = load_code(tensor.dtype, f"{pointer}(operand(args.e{k}, EXTRA_BASE + {k}u)).v[{index}]")
+            words = _in_words(tensor, found, matrices)
+            pointer = "E_words" if words else f"E_{tensor.dtype.name}"
+            decls[pointer] = f"TENSOR({'uint' if words else tensor.dtype.glsl}, {pointer})"
+            place = f"{pointer}(operand(args.e{k}, EXTRA_BASE + {k}u)).v"
+            if words:
+                names[key] = f"bitfieldExtract({tensor.dtype.glsl_compute}({place}[o / 4u]), int(8u * (o % 4u)), 8)"
+            else:
+                names[key] = load_code(tensor.dtype, f"{place}[{index}]")
             operands.append(tensor)
         return names[key]
 
@@ -275,6 +280,16 @@ def _epilogue(op: KernelOp) -> Epilogue:
         operands=tuple((Operand(f"e{k}"), t) for k, t in enumerate(operands)),
         params=(*params, *code.scalars),
     )
+
+
+def _in_words(tensor: Tensor, index: Sequence[IndexTerm], matrices: tuple[int, int, int]) -> bool:
+    """Whether an epilogue reads 8-bit integers, which lie as the results do, in words of four: a lane that has several results
+    then loads each word once."""
+    integers = tensor.dtype.kind in ("int", "uint") and tensor.dtype.bits == 8
+    columns, offset = matrices[2], tensor.offset
+    if not integers or list(index) != [IndexTerm("o")] or is_size(columns) or is_size(offset):
+        return False
+    return columns % 4 == 0 and offset % 4 == 0
 
 
 def _term(term: IndexTerm, name: str, params: list[tuple[str, str, int]]) -> str:
