@@ -18,6 +18,7 @@ layout(constant_id = 6) const uint KEPT = 0;
 layout(constant_id = 7) const uint REST = 1;  // else axis <= SPLIT * KEPT
 layout(constant_id = 8) const uint LOG = 0;
 layout(constant_id = 9) const uint KEEP_POWERS = 0;  // y holds the rest's powers between passes (float32): half the calls of exp()
+layout(constant_id = 10) const uint ZEROS = 0;  // a column of -infinity alone gives zeros
 
 float add(float a, float b) { return a + b; }
 float larger(float a, float b) { return max(a, b); }
@@ -55,6 +56,7 @@ void main() {
     for (uint k = rest; k < beyond; k += SPLIT, at += stride)
         top = max(top, max_within(args.alpha * load_value(x.v[at])));
     top = max_of(top, slot, SPLIT);
+    if (ZEROS != 0u) top = top == LOWEST ? 0.0 : top;
     [[unroll]] for (uint j = 0u; j < KEPT; ++j) {
         VALUE_T power = exp(kept[j] - top);
         total += j * SPLIT + share < axis ? sum_within(power) : 0.0;
@@ -67,7 +69,7 @@ void main() {
         if (KEEP_POWERS != 0u) y.v[at] = store_value(power);
     }
     total = sum_of(total, slot, SPLIT);
-    float scale = 1.0 / total, shift = log(total);
+    float scale = ZEROS != 0u && total == 0.0 ? 0.0 : 1.0 / total, shift = log(total);
     [[unroll]] for (uint j = 0u; j < KEPT; ++j) {
         uint k = j * SPLIT + share, to = first + j * stride;
         if (k < axis) y.v[to] = finished(LOG != 0u ? kept[j] - shift : kept[j] * scale, to, column, k);

@@ -45,6 +45,22 @@ def test_float32(
 
 
 @pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_columns_of_minus_infinity(
+    gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, shape: tuple[int, int, int]
+) -> None:
+    x = rng.normal(size=shape).astype(np.float32)
+    x[:, 1:] = np.where(rng.random(x[:, 1:].shape) < 0.5, -np.inf, x[:, 1:])
+    x[0, :, -1] = -np.inf
+    with np.errstate(invalid="ignore"):
+        right = expected(x, False)
+    right[0, :, -1] = np.nan
+    np.testing.assert_allclose(run(gpu, caps, x, "float32"), right, rtol=1e-5, atol=1e-7)
+    right[0, :, -1] = 0
+    np.testing.assert_allclose(run(gpu, caps, x, "float32", zeros=True), right, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_types(gpu: Harness, caps: DeviceCapabilities, rng: np.random.Generator, dtype: str) -> None:
     rtol = {"float16": 2e-3, "bfloat16": 2**-7}[dtype]

@@ -32,9 +32,12 @@ from vkep.ops.reduction import middle, reduce_axes
 from vkep.ops.registry import FLOATS, operator
 
 
-def softmax_over(b: Builder, x: Tensor, outer: int, axis: int, inner: int, *, log: bool = False) -> Tensor:
-    """Softmax over the middle axis of ``x``, dense and read as [outer, axis, inner]."""
-    return b.result(SoftmaxProblem(outer, axis, inner, x.dtype.name, log), x, shape=x.shape)
+def softmax_over(
+    b: Builder, x: Tensor, outer: int, axis: int, inner: int, *, log: bool = False, zeros: bool = False
+) -> Tensor:
+    """Softmax over the middle axis of ``x``, dense and read as [outer, axis, inner]; ``zeros``: where all of an axis is
+    minus infinity."""
+    return b.result(SoftmaxProblem(outer, axis, inner, x.dtype.name, log, zeros=zeros), x, shape=x.shape)
 
 
 def _softmax(b: Builder, x: Tensor, axes: range, log: bool) -> Tensor:

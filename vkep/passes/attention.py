@@ -21,7 +21,6 @@ from vkep.ops.attention.sdpa import (
     KeyWindow,
     Mask,
     Scoring,
-    fused_attention,
     saves_scores,
     sdpa,
 )
@@ -59,11 +58,6 @@ def _as_sdpa(match: AttentionMatch, graph: Graph) -> list[Op] | None:
         return None
     operands, scoring = (match.q, match.k, match.v), Scoring(match.scale)
     if mask is None or not saves_scores(caps, *operands, heads, mask, scoring):
-        return None
-    # Where `sdpa` stores scores as float16, a score and a bias may sum up to minus infinity. In a row of such scores alone the
-    # model's guard replaces NaN by 0; `sdpa` tests the masks instead and would keep it. A fused kernel stores no scores.
-    rounded = match.has_nan_guard and mask.biases and match.q.dtype.name == "float16"
-    if rounded and fused_attention(caps, *operands, heads, mask, scoring) is None:
         return None
     y = sdpa(b, *operands, heads, mask, scale=match.scale, merged=merged is not None).y
     if merged is None:
@@ -107,8 +101,7 @@ def _mask(b: Builder, match: AttentionMatch, heads: Heads, graph: Graph) -> Mask
             return None
     if firsts or ends:
         mask.window = _window(b, heads, firsts, ends)
-    # the model's test for NaN also finds rows whose two biases sum up to minus infinity though none is
-    return None if guarded and len(mask.biases) > 1 else mask
+    return mask
 
 
 def _added(mask: Biased | Masked) -> ex.Expr:

@@ -92,7 +92,7 @@ class AttentionMatch:
 def is_row_softmax(op: KernelOp) -> bool:
     """Whether an operation is the softmax of rows along the last axis."""
     problem = op.problem
-    if not isinstance(problem, SoftmaxProblem) or problem.log:
+    if not isinstance(problem, SoftmaxProblem) or problem.log or problem.zeros:
         return False
     return matches(problem.inner, 1) and op.outputs[0].shape[-1:] == (problem.axis,)
 

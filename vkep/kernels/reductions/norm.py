@@ -465,7 +465,8 @@ SOFTMAX = Kernel("softmax.comp", variants=row_variants(), reach=_reach)
 
 @dataclass(frozen=True)
 class SoftmaxProblem(ColumnProblem, Narrowing):
-    """``y`` = softmax (with ``log``: its logarithm) of ``alpha * x`` over the middle of [outer, axis, inner].
+    """``y`` = softmax (with ``log``: its logarithm) of ``alpha * x`` over the middle of [outer, axis, inner]. A column of minus
+    infinity alone gives NaN, with ``zeros`` zeros.
 
     Floats only, computed in float32; the maximum is subtracted first. ``alignment`` (bytes) divides the addresses of x and
     y: with 16, contiguous rows move four elements at a time.
@@ -475,6 +476,7 @@ class SoftmaxProblem(ColumnProblem, Narrowing):
     alpha: float = 1.0
     alignment: int = 1
     to: str = ""
+    zeros: bool = False
     flops_each = 4
 
     @property
@@ -489,8 +491,11 @@ class SoftmaxProblem(ColumnProblem, Narrowing):
 
     def reference(self, x: np.ndarray) -> np.ndarray:
         scaled = self.alpha * x
-        scaled = scaled - scaled.max(axis=1, keepdims=True)
+        most = scaled.max(axis=1, keepdims=True)
+        scaled = scaled - (np.where(np.isneginf(most), 0, most) if self.zeros else most)
         total = np.exp(scaled).sum(axis=1, keepdims=True)
+        if self.zeros:
+            total = np.where(total == 0, 1, total)
         return scaled - np.log(total) if self.log else np.exp(scaled) / total
 
 
@@ -505,7 +510,13 @@ def _softmax(problem: SoftmaxProblem, e: Emission) -> KernelCall:
         **share.launch,
         operands=e.operands,
         params=problem.params | {"axis": steps, "alpha": problem.alpha},
-        spec={**share.lane_spec, **registers, "LOG": int(problem.log), "KEEP_POWERS": int(keep_powers)},
+        spec={
+            **share.lane_spec,
+            **registers,
+            "LOG": int(problem.log),
+            "KEEP_POWERS": int(keep_powers),
+            "ZEROS": int(problem.zeros),
+        },
         **call_arguments(e.epilogue, element_defines(dtype, results) | vectors | share.defines),
     )
 

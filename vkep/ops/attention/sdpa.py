@@ -113,11 +113,9 @@ class Mask:
             biases=[block(bias) for bias in self.biases],
         )
 
-    def allowed(self, b: Builder, with_biases: bool = False) -> Expr | None:
-        """Whether a query sees a key, None where it always does; with ``with_biases``, a bias of minus infinity hides it too."""
+    def allowed(self, b: Builder) -> Expr | None:
+        """Whether a query sees a key, None where it always does, but for biases of minus infinity."""
         parts = [*(self.window.conditions if self.window is not None else ()), *self.conditions]
-        if with_biases:
-            parts += [b.expr("ne", t, -math.inf) for t in self.biases]
         result: Expr | None = None
         for part in parts:
             result = part if result is None else b.expr("and", result, part)
@@ -345,11 +343,8 @@ def _attend_block(
     if allowed is not None:
         value = b.expr("where", allowed, value, -math.inf)
     scores = b.store(stage(2, value), q.dtype, shape=heads.shape)
-    probabilities = _softmax(b, scores, heads, scoring.sink)
-    seen = mask.allowed(b, with_biases=True) if mask.may_hide_rows else None
-    if seen is not None:
-        kept = b.expr("where", seen, probabilities, 0.0)
-        probabilities = b.store(kept, q.dtype, shape=heads.shape)
+    hides = mask.may_hide_rows and (allowed is not None or bool(mask.biases))
+    probabilities = _softmax(b, scores, heads, scoring.sink, hides)
     if scores_stage == 3:
         stages[3] = probabilities
     y = matrix_product(b, b.reshape(probabilities, (*flat, heads.keys)), v)
@@ -360,7 +355,7 @@ def _attend_block(
     return Attended(b.reshape(y, (heads.batch, q_heads, heads.queries, v.shape[3])), asked)
 
 
-def _softmax(b: Builder, scores: Tensor, heads: Heads, sink: Tensor | None) -> Tensor:
+def _softmax(b: Builder, scores: Tensor, heads: Heads, sink: Tensor | None, hides: bool) -> Tensor:
     keys = heads.keys
     if sink is not None:  # one more column for the softmax, dropped afterwards
         keys += 1
@@ -369,7 +364,7 @@ def _softmax(b: Builder, scores: Tensor, heads: Heads, sink: Tensor | None) -> T
         column = b.reshape(b.cast(sink, scores.dtype), (1, heads.kv_heads, heads.group, 1, 1))
         b.copy(column.expand((*heads.shape[:4], 1)), out=wide.slice(4, heads.keys, 1))
         scores = wide
-    out = softmax_over(b, b.contiguous(scores), math.prod(heads.shape[:4]), keys, 1)
+    out = softmax_over(b, b.contiguous(scores), math.prod(heads.shape[:4]), keys, 1, zeros=hides)
     return out if sink is None else b.contiguous(out.slice(4, 0, heads.keys))
 
 
