@@ -78,18 +78,18 @@ class Case:
 Small = functools.partial(Case, size=16, value_size=16)
 CASES = [
     Case(64, 64),
-    Case(128, 128, heads=3, kv_heads=3, batch=2),
-    Case(1, 40),
-    Case(70, 3),
+    Small(128, 128, heads=3, kv_heads=3, batch=2),
+    Small(1, 40),
+    Small(70, 3),
     Case(33, 130, batch=2),
     Case(65, 77, size=80, value_size=40),
-    *(Case(20, 45, size=size, value_size=size) for size in (8, 16, 24, 48, 96, 128)),
+    *(Case(20, 45, size=size, value_size=size) for size in (8, 24, 96, 128)),
     Case(20, 45, size=10, value_size=7),  # elements one by one
     Case(20, 45, size=4, value_size=12),
     Small(40, 50, heads=6, kv_heads=2, batch=2),
     Small(40, 50, heads=4, kv_heads=1, merged=True, batch=2),
     Case(130, 130, end=1),
-    Case(70, 100, end=31, merged=True),
+    Small(70, 100, end=31, merged=True),
     Small(70, 100, first=-9, end=1),
     Small(90, 90, first=-3, end=5, heads=4),
     Small(40, 60, end=-7),  # the first rows see nothing
@@ -274,7 +274,7 @@ def test_nan_of_a_bias_stays_and_that_of_a_hidden_key_does_not(
 
 
 def test_large_scores_do_not_overflow(gpu: Harness, kernel: str, rng: np.random.Generator) -> None:
-    case = Case(40, 130)
+    case = Small(40, 130)
     q, k, v, _ = data(case, "float16", rng)
     q, k = 30 * q, 30 * k
     check(run(gpu, kernel, case, "float16", (q, k, v, None)), expected(case, q, k, v, None))
