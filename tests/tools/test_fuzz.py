@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import subprocess
@@ -20,7 +21,8 @@ from onnx import helper
 from gpu_shared import DeviceInfo, SharedGpuContext
 from tools.fuzz.guard import guarded
 from tools.fuzz.mutate import Case
-from tools.fuzz.worker import is_unordered
+from tools.fuzz.sizes import _drawn
+from tools.fuzz.worker import Answer, is_unordered, values_are_open
 from vkep import InferenceSession
 from vkep.ir.builder import Builder
 from vkep.ir.tensor import Tensor
@@ -211,6 +213,20 @@ def test_two_writes_to_one_place_have_no_order(
     for constants in (set[str](), {"at"}):
         case = Case(node, {"": 18}, values, constants)
         assert is_unordered(case.model(), case.feeds) == unordered
+
+
+@pytest.mark.parametrize(
+    ("number", "is_open"), [(-128.9, False), (127.5, False), (-129.0, True), (np.nan, True), (1e30, True)]
+)
+def test_a_cast_of_numbers_that_the_type_does_not_have_is_open(number: float, is_open: bool) -> None:
+    node, feeds = helper.make_node("Cast", ["x"], ["y"], to=onnx.TensorProto.INT8), {"x": np.array([1.0, number])}
+    ours, theirs = (Answer("result", "", (np.array([1, k], np.int8),)) for k in (0, 1))
+    assert values_are_open(ours, theirs, Case(node, {"": 18}, feeds, set()).model(), feeds) == is_open
+
+
+def test_a_number_below_0_stays_there() -> None:
+    numbers = [_drawn(-5, 0, random.Random(seed)) for seed in range(50)]
+    assert max(numbers) < 0 and len({*numbers}) > 5
 
 
 def test_a_series_of_sizes_between_guard_pages_gives_the_same_results(vulkan: DeviceInfo) -> None:

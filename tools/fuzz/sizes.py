@@ -252,8 +252,7 @@ def _series(sample: Sample, rng: random.Random, context: Any, say: Callable[[str
         if len(series.feeds) == _RUNS or not units:
             break
         drawn = [
-            n if rng.random() < 0.4 else max(_drawn(unit.number, rng), least)
-            for n, unit in zip(numbers, units, strict=True)
+            n if rng.random() < 0.4 else _drawn(unit.number, least, rng) for n, unit in zip(numbers, units, strict=True)
         ]
         feeds = _changed(sample, list(zip(units, drawn, strict=True)), rng)
         if drawn == numbers or feeds is None:
@@ -276,7 +275,7 @@ def _units(sample: Sample, rng: random.Random, accepted: Callable[[Feeds], Answe
         for name, value in sample.values.items():
             if value.dtype.kind == "i" and value.size <= _FEW:
                 for k, number in enumerate(value.reshape(-1).tolist()):
-                    if number > 1:
+                    if abs(number) > 1:
                         groups[number].append(Place(name, k, True))
     found: list[_Unit] = []
 
@@ -299,8 +298,13 @@ def _units(sample: Sample, rng: random.Random, accepted: Callable[[Feeds], Answe
     return found
 
 
-def _drawn(number: int, rng: random.Random) -> int:
-    return rng.choice((number, number - 1, number + 1, 2 * number, 4 * number + 1, *_SIZES)) if number else 1
+def _drawn(number: int, least: int, rng: random.Random) -> int:
+    """Another number of its sign: one below 0 stays below 0."""
+    if number < 0:
+        return -_drawn(-number, 1, rng)
+    return max(
+        rng.choice((number, number - 1, number + 1, 2 * number, 4 * number + 1, *_SIZES)) if number else 1, least
+    )
 
 
 def _changed(sample: Sample, units: Sequence[tuple[_Unit, int]], rng: random.Random) -> Feeds | None:
