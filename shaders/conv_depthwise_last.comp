@@ -77,14 +77,16 @@ void main() {
         if (inside && column < args.out_width) {
             uint pixel = (image * args.out_height + row) * args.out_width + column;
             uint o = pixel * args.channels + 8 * unit;
-            [[unroll]] for (uint c = 0; c < 8; c++)
-                acc[s * 8 + c] = epilogue(acc[s * 8 + c], o + c, pixel, 8 * unit + c);
+            vec4 low, high;
+            [[unroll]] for (uint c = 0; c < 4; c++) {
+                low[c] = acc[s * 8 + c];
+                high[c] = acc[s * 8 + 4 + c];
+            }
+            epilogue_eight(low, high, o, pixel, 8 * unit);
             if (STORE_VECTOR == 1) {
-                vec4 eight[2];
-                [[unroll]] for (uint c = 0; c < 8; c++) eight[c / 4][c % 4] = acc[s * 8 + c];
-                store_results(operand(args.y, 2), o, eight[0], eight[1]);
+                store_results(operand(args.y, 2), o, low, high);
             } else {
-                [[unroll]] for (uint c = 0; c < 8; c++) Results(operand(args.y, 2)).v[o + c] = R(acc[s * 8 + c]);
+                [[unroll]] for (uint c = 0; c < 8; c++) Results(operand(args.y, 2)).v[o + c] = R(c < 4 ? low[c & 3] : high[c & 3]);
             }
         }
     }

@@ -45,11 +45,9 @@ void store_eight(uint row, uint column, SUM4 low_sums, SUM4 high_sums) {
     }
     vec4 low = vec4(low_sums), high = vec4(high_sums);
     if (STORE_VECTOR == 1) {
-        o &= ~7u;  // as it is: compilers then see that an epilogue reads the same words for several elements
-        [[unroll]] for (uint i = 0; i < 4; i++) {
-            low[i] = epilogue(args.alpha * low[i], o | i, row, column + i);
-            high[i] = epilogue(args.alpha * high[i], o | 4 + i, row, column + 4 + i);
-        }
+        low *= args.alpha;
+        high *= args.alpha;
+        epilogue_eight(low, high, o, row, column);
         store_results(operand(args.y, 2), y0 + row * args.y_row + column, low, high);
     } else {
         [[unroll]] for (uint i = 0; i < 8; i++) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,11 @@ import pytest
 from gpu_shared.capabilities import FEATURE_NAMES, DeviceCapabilities
 from tests.devices import GPU, HALF
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
+from vkep.dtypes import DTYPES
+from vkep.ir import algebra as fn
+from vkep.ir import expr as ex
+from vkep.ir import tensor as ir
+from vkep.ir.ops import KernelOp
 from vkep.kernels.matmul.cooperative import matmul_cooperative
 from vkep.kernels.matmul.cooperative_tiles import (
     CONV_LAST_TILES,
@@ -23,6 +29,7 @@ from vkep.kernels.matmul.cooperative_tiles import (
 )
 from vkep.kernels.matmul.matmul import MatMulProblem
 from vkep.kernels.select import Emission, emit
+from vkep.passes.epilogues import epilogue_of
 
 
 class PureTarget(NumpyWorkspace):
@@ -194,6 +201,62 @@ def test_every_tile(
     tiling = tiling_of(tile, shape, k, splits)
     gpu.run(matmul_cooperative(problem, emission(matrices, a=Tensor(a), b=stored, y=y), tiling))
     assert relative_error(y.array, a.astype(np.float64) @ b.astype(np.float64)) < 1e-3
+
+
+def _with_epilogue(n: int, step: int) -> tuple[KernelOp, dict[str, ir.Tensor]]:
+    """A product of 77 by n, whose epilogue adds numbers of columns, rows and single results, which begin at element ``step``."""
+    problem = product(77, n, 64)
+    y = ir.Tensor.contiguous(DTYPES["float16"], (1, 1, 77, n))
+    kinds = {
+        "columns": ("float32", (1, 1, 1, n)),
+        "halves": ("float16", (1, 1, 77, n)),
+        "codes": ("int8", (1, 1, 77, n)),
+    }
+    kinds["rows"] = ("float32", (1, 1, 77, 1))
+    stored = {
+        name: ir.Tensor.contiguous(DTYPES[of], (step + int(np.prod(shape)),), label=name)
+        for name, (of, shape) in kinds.items()
+    }
+    value: ex.Expr = ex.leaf(y)
+    for name, (_, shape) in kinds.items():
+        view = stored[name].slice(0, step, int(np.prod(shape))).reshape(shape)
+        assert view is not None
+        value = ex.Expr("float", "add", (value, fn.cast(ex.leaf(view.expand(y.shape)), "float")))
+    operands = [ir.Tensor.contiguous(DTYPES["float16"], shape) for shape in ((77, 64), (64, n))]
+    return KernelOp(problem, operands, [y], epilogue=value, epilogue_of=(y,)), stored
+
+
+@pytest.mark.parametrize(
+    ("n", "step", "vectors"),
+    [(136, 0, ["E4_float32", "E4_float16", "E4_int8"]), (136, 4, ["E4_float32"]), (136, 3, [])],
+)
+def test_an_epilogue_reads_what_lies_in_vectors(n: int, step: int, vectors: list[str]) -> None:
+    epilogue = epilogue_of(_with_epilogue(n, step)[0])
+    assert re.findall(r"= (E4_\w+)\(", epilogue.eight_reads) == vectors
+    assert bool(epilogue.eight_body) == bool(vectors)
+
+
+@pytest.mark.parametrize(("n", "step"), [(136, 0), (136, 4), (136, 3), (140, 0)])
+def test_an_epilogue_of_vectors(
+    n: int, step: int, gpu: Harness, matrices: DeviceCapabilities, rng: np.random.Generator
+) -> None:
+    op, stored = _with_epilogue(n, step)
+    arrays = {name: rng.integers(-9, 9, t.shape).astype(t.dtype.numpy) for name, t in stored.items()}
+    epilogue = epilogue_of(op)
+    places = {t.storage: Tensor(arrays[name][step:], step * t.dtype.itemsize) for name, t in stored.items()}
+    operands = tuple((operand, places[t.storage]) for operand, t in epilogue.operands)
+    a, b = rng.standard_normal((77, 64)).astype(np.float16), rng.standard_normal((64, n)).astype(np.float16)
+    y = Tensor.empty((77, n), np.float16)
+    shape = float16_shape(matrices)
+    assert shape is not None
+    e = dataclasses.replace(
+        emission(matrices, a=Tensor(a), b=Tensor(b), y=y), epilogue=dataclasses.replace(epilogue, operands=operands)
+    )
+    gpu.run(matmul_cooperative(product(77, n, 64), e, tiling_of(CooperativeTile(32, 32, 64, 16, 16), shape, 64, 1)))
+    expected = a.astype(np.float64) @ b.astype(np.float64)
+    for name, more in arrays.items():
+        expected += more[step:].astype(np.float64).reshape({"columns": (1, n), "rows": (77, 1)}.get(name, (77, n)))
+    assert relative_error(y.array, expected) < 1e-3
 
 
 def test_more_tiles_than_workgroups_along_an_axis(

@@ -190,9 +190,9 @@ def test_of_two_products_that_are_added_the_first_stores_codes(form: str, caps: 
     made = {t.storage: op for ops, _ in found for op in ops if isinstance(op, KernelOp) for t in op.outputs}
     added = [t for op in made.values() for t in op.all_inputs[2:] if t.storage in made]
     assert added and all(t.dtype.itemsize <= 2 for t in added), added
-    if caps is GPU_OF_CODES:  # a lane reads four of them at a time
-        bodies = [dict(shader.defines).get("EPILOGUE_BODY", "") for shader in _shaders(model, caps)]
-        assert any("E_words" in body for body in bodies) and not any("E_int8" in body for body in bodies)
+    if caps is GPU_OF_CODES:  # which are read as vectors
+        reads = [dict(shader.defines).get("EIGHT_READS", "") for shader in _shaders(model, caps)]
+        assert any("E4_int8" in read for read in reads)
 
 
 @pytest.mark.parametrize(("channels", "group"), [(15, 3), (12, 12), (16, 4)])

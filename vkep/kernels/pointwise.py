@@ -44,7 +44,7 @@ POINTWISE = Kernel("pointwise.comp", variants=(_SAMPLE,), reach=generated_reach)
 VECTOR = 4
 #: a GPU is fully occupied by this many units even if each lane computes two
 _PAIR_UNITS = 1 << 19
-_VECTOR_TYPES = {
+VECTOR_TYPES = {
     "float": "vec4",
     "float16_t": "f16vec4",
     "double": "dvec4",
@@ -224,7 +224,7 @@ def _vectorizes(shape: Sequence[int], out: PointwiseOperand, inputs: Sequence[Po
 
 
 def _element(dtype: DType, width: int) -> str:
-    return dtype.glsl if width == 1 else _VECTOR_TYPES[dtype.glsl]
+    return dtype.glsl if width == 1 else VECTOR_TYPES[dtype.glsl]
 
 
 @at_hand

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
-from vkep.dtypes import DTYPES, from_onnx, load_code
+from vkep.dtypes import DTYPES, from_onnx
 from vkep.errors import KernelBoundsError
 from vkep.graph.weights import PackedWeight, Weight
 from vkep.ir import expr as ex
@@ -19,13 +19,11 @@ from vkep.ir.code import generate, store_code
 from vkep.ir.ops import BaseTarget, KernelOp, Op, Pointwise
 from vkep.ir.tensor import Storage, Tensor, collapse
 from vkep.kernels import select
-from vkep.kernels.epilogue import Epilogue
-from vkep.kernels.fastdiv import magic_params
 from vkep.kernels.kernel import ITS_VIEW, PUSH_CONSTANT_BYTES, KernelCall
 from vkep.kernels.pointwise import PointwiseOperand, pointwise
 from vkep.kernels.select import bind
 from vkep.kernels.tuning import Choice
-from vkep.passes.fuse import IndexTerm, epilogue_index
+from vkep.passes.epilogues import epilogue_of
 from vkep.passes.sized import SizedNumbers
 from vkep.plan.memory import Lifetime, live_peak, pack, piece_of, too_large
 from vkep.plan.records import (
@@ -45,7 +43,7 @@ from vkep.plan.records import (
 from vkep.plan.schedule import Access, schedule
 from vkep.plan.sized import PlanSizes
 from vkep.shaders.interface import ADDRESS_BYTES, Operand
-from vkep.sizes import Trace, hint, is_size, largest, matches
+from vkep.sizes import Trace, hint, is_size, largest
 from vkep.threads import Threads
 
 #: constants, since an enumeration's attributes are slow to read
@@ -234,82 +232,9 @@ def _pointwise_operand(tensor: Tensor, shape: Sequence[int], strides: Sequence[i
 
 def _kernel_calls(op: KernelOp, emitter: Emitter) -> list[KernelCall]:
     """The dispatches of the chosen candidate, which may rely on the alignment of these operands (`Problem.placed`)."""
-    epilogue = _epilogue(op) if op.epilogue is not None else None
+    epilogue = epilogue_of(op) if op.epilogue is not None else None
     placed = op.problem.placed(bind(op.problem, op.inputs, op.outputs))
     return select.emit(placed, emitter, op.inputs, op.outputs, epilogue)
-
-
-def _epilogue(op: KernelOp) -> Epilogue:
-    """The GLSL of an operation's epilogue (`shaders/epilogue.glsl`): ``v`` is an element of the kernel's result, ``w`` of its
-    second product's, ``o`` its flat index in the output."""
-    matrices = op.problem.matrices
-    assert op.epilogue is not None and matrices is not None
-    results = {t.storage: code for t, code in zip(op.epilogue_of, ("v", "w"), strict=False)}
-    operands: list[Tensor] = []
-    decls: dict[str, str] = {}
-    params: list[tuple[str, str, int]] = []
-    names: dict[tuple[int, tuple[int, ...], int], str] = {}
-
-    def read(leaf: ex.Leaf) -> str:
-        """GLSL that reads a leaf: a result of the kernel, or an element of another tensor, which becomes an operand."""
-        tensor = leaf.tensor
-        assert tensor is not None
-        if tensor.storage in results:
-            return results[tensor.storage]
-        key = (id(tensor.storage), tensor.strides, tensor.offset)
-        if key not in names:
-            k = len(operands)
-            found = epilogue_index(tensor, matrices)
-            assert found is not None
-            index = " + ".join([_term(term, f"e{k}_{i}", params) for i, term in enumerate(found)]) or "0u"
-            words = _in_words(tensor, found, matrices)
-            pointer = "E_words" if words else f"E_{tensor.dtype.name}"
-            decls[pointer] = f"TENSOR({'uint' if words else tensor.dtype.glsl}, {pointer})"
-            place = f"{pointer}(operand(args.e{k}, EXTRA_BASE + {k}u)).v"
-            if words:
-                names[key] = f"bitfieldExtract({tensor.dtype.glsl_compute}({place}[o / 4u]), int(8u * (o % 4u)), 8)"
-            else:
-                names[key] = load_code(tensor.dtype, f"{place}[{index}]")
-            operands.append(tensor)
-        return names[key]
-
-    code = generate(op.epilogue, read)
-    return Epilogue(
-        body=f"{code.statements} v = {code.result};",
-        decls=" ".join(decls.values()),
-        operands=tuple((Operand(f"e{k}"), t) for k, t in enumerate(operands)),
-        params=(*params, *code.scalars),
-    )
-
-
-def _in_words(tensor: Tensor, index: Sequence[IndexTerm], matrices: tuple[int, int, int]) -> bool:
-    """Whether an epilogue reads 8-bit integers, which lie as the results do, in words of four: a lane that has several results
-    then loads each word once."""
-    integers = tensor.dtype.kind in ("int", "uint") and tensor.dtype.bits == 8
-    columns, offset = matrices[2], tensor.offset
-    if not integers or list(index) != [IndexTerm("o")] or is_size(columns) or is_size(offset):
-        return False
-    return columns % 4 == 0 and offset % 4 == 0
-
-
-def _term(term: IndexTerm, name: str, params: list[tuple[str, str, int]]) -> str:
-    position = term.of
-    if position == "matrix":
-        position = _quotient("o", f"{name}_inner", term.inner, params)
-        if term.dim:
-            outer = _quotient("o", f"{name}_outer", term.inner * term.dim, params)
-            params.append((f"{name}_dim", "uint", term.dim))
-            position = f"({position} - {outer} * args.{name}_dim)"
-    if matches(term.stride, 1):
-        return position
-    params.append((name, "uint", term.stride))
-    return f"{position} * args.{name}"
-
-
-def _quotient(of: str, name: str, divisor: int, params: list[tuple[str, str, int]]) -> str:
-    magic = magic_params(name, divisor)
-    params += [(key, "uint", value) for key, value in magic.items() if key != name]
-    return f"fast_div({of}, args.{name}_mul, args.{name}_shift)"
 
 
 def _accesses(call: KernelCall, shared: Mapping[int, int]) -> list[Access]:
