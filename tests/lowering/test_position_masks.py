@@ -99,6 +99,12 @@ def test_keys_that_no_query_sees_are_left_out(caps: DeviceCapabilities, sliding:
     assert sum(constant.nbytes for constant in plan.constants) < length**2 / 8
 
 
+def test_layers_of_a_step_read_one_mask() -> None:
+    """A row that is in memory stays a bias: no layer writes it again."""
+    few, more = (len(_plan(exported_decoder(1024, queries=1, layers=n), GPU).dispatches) for n in (1, 5))
+    assert more - few == 4
+
+
 @pytest.mark.parametrize(
     ("index", "way"), alternately(list(range(15)), ["one kernel", "blocks of queries", "as a GPU, for few queries"])
 )

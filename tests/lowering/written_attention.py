@@ -84,23 +84,31 @@ class Spelling:
         return graph_of(self.nodes, self.values, self.outputs, self.constants, self.opset)
 
 
-def exported_decoder(length: int | str, sliding: int = 0) -> onnx.ModelProto:
-    """As exporters write it: positions by Range, a mask of tokens by Gather, minus infinity by Where, a guard against NaN."""
+def exported_decoder(length: int | str, sliding: int = 0, queries: int | str = "", layers: int = 1) -> onnx.ModelProto:
+    """As exporters write it: positions by Range, a mask of tokens by Gather, minus infinity by Where, a guard against NaN.
+    ``queries``: those of the last tokens, else of all."""
     window = "least = Sub(query, width) near = Greater(key, least) some = And(causal, near)"
-    heads = f"float[1,4,{length},64]"
+    heads, of_queries = f"float[1,4,{length},64]", f"float[1,4,{queries or length},64]"
+    attention = "".join(
+        f"""product{n} = MatMul({f"y{n - 1}" if n else "q"}, turned) scores{n} = Add(product{n}, bias)
+            p{n} = Softmax<axis = -1>(scores{n}) bad{n} = IsNaN(p{n}) kept{n} = Where(bad{n}, none, p{n})
+            y{n} = MatMul(kept{n}, v) """
+        for n in range(layers)
+    )
     return onnx.parser.parse_model(f"""
         <ir_version: 9, opset_import: ["" : 18]>
-        decoder ({heads} q, {heads} k, {heads} v, int64[1,{length}] mask) => ({heads} y)
+        decoder ({of_queries} q, {heads} k, {heads} v, int64[1,{length}] mask) => ({of_queries} y{layers - 1})
         <int64 zero = {{ 0 }}, int64 one = {{ 1 }}, int64 two = {{ 2 }}, int64[1] last = {{ 1 }}, int64 width = {{ {sliding} }},
          float none = {{ 0 }}, float hidden = {{ -inf }}>
         {{
-            shape = Shape(k) keys = Gather(shape, two) key = Range(zero, keys, one) query = Unsqueeze(key, last)
+            shape = Shape(k) keys = Gather(shape, two) key = Range(zero, keys, one)
+            of_q = Shape(q) count = Gather(of_q, two) past = Sub(keys, count) place = Range(past, keys, one)
+            query = Unsqueeze(place, last)
             causal = LessOrEqual(key, query)
             {window if sliding else "some = Identity(causal)"}
             seen = Cast<to = 9>(mask) token = Gather<axis = 1>(seen, key) all = And(some, token)
             bias = Where(all, none, hidden)
-            turned = Transpose<perm = [0, 1, 3, 2]>(k) product = MatMul(q, turned) scores = Add(product, bias)
-            p = Softmax<axis = -1>(scores) bad = IsNaN(p) kept = Where(bad, none, p)
-            y = MatMul(kept, v)
+            turned = Transpose<perm = [0, 1, 3, 2]>(k)
+            {attention}
         }}
     """)

@@ -27,7 +27,7 @@ from vkep.ops.attention.sdpa import (
 from vkep.passes.match_attention import AttentionMatch, Biased, Masked, match_attention
 from vkep.passes.position_masks import Rule, rule_of
 from vkep.passes.rewrite import Changes, Graph
-from vkep.sizes import is_size, largest, smallest
+from vkep.sizes import is_size, largest, matches, smallest
 
 #: a score at or below this counts as masked: its probability is 0 beside any score that a model computes
 _HIDES = -1e4
@@ -84,7 +84,8 @@ def _mask(b: Builder, match: AttentionMatch, heads: Heads, graph: Graph) -> Mask
     for position, (given, rule) in enumerate(zip(match.masks, rules, strict=True)):
         if rule is not None and rule.score <= hides:
             firsts, ends = [*firsts, *rule.firsts], [*ends, *rule.ends]
-            if rule.is_all and rule.by_key:
+            is_row = isinstance(given, Biased) and matches(given.bias.shape[2], 1)  # which all layers read as it is
+            if rule.is_all and rule.by_key and not (is_row and rule.others):
                 mask.conditions += _by_key(b, rule, heads)
                 continue
         step = _as_mask(b, given) if isinstance(given, Biased) else given
