@@ -12,7 +12,12 @@ from gpu_shared.capabilities import DeviceCapabilities
 from tests.devices import GPU, HALF
 from tests.kernels.harness import Harness, NumpyWorkspace, Tensor
 from tests.kernels.test_cooperative import PureTarget, relative_error
+from vkep.dtypes import DTYPES
 from vkep.errors import Decline
+from vkep.ir import algebra as fn
+from vkep.ir import expr as ex
+from vkep.ir import tensor as ir
+from vkep.ir.ops import KernelOp
 from vkep.kernels.conv.nhwc import CONV_DEPTHWISE_LAST, CONV_LAST, conv_last, groups_at_once, pack_taps_then_channels
 from vkep.kernels.conv.problem import NHWC, ConvProblem
 from vkep.kernels.matmul.cooperative_tiles import (
@@ -23,6 +28,7 @@ from vkep.kernels.matmul.cooperative_tiles import (
     tiling_of,
 )
 from vkep.kernels.select import Emission, choose, emit
+from vkep.passes.epilogues import epilogue_of
 
 DEPTHWISE = [
     ConvProblem(2, 32, 14, 14, 32, 3, 3, pads=(1, 1, 1, 1), groups=32, dtype="float16", alignment=16),
@@ -111,16 +117,45 @@ _ERRORS = {"float16": 1e-3, "float32": 1e-5}
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("problem", DEPTHWISE, ids=str)
 def test_depthwise(problem: ConvProblem, wide: bool, gpu: Harness, rng: np.random.Generator) -> None:
-    # the kernel itself needs no matrices
-    caps = dataclasses.replace(
-        gpu.caps,
-        device_type="discrete",
-        features=gpu.caps.features | GPU.features,
-        cooperative_matrix_shapes=(HALF,),
-    )
     problem = dataclasses.replace(problem, to="float32" if wide else "")
-    found, expected = run(problem, gpu, caps, rng)
+    found, expected = run(problem, gpu, _with_matrices(gpu.caps), rng)
     assert relative_error(found, expected) < _ERRORS[problem.results]
+
+
+def _with_matrices(caps: DeviceCapabilities) -> DeviceCapabilities:
+    """For a depthwise convolution, whose kernel itself needs no matrices."""
+    features = caps.features | GPU.features
+    return dataclasses.replace(caps, device_type="discrete", features=features, cooperative_matrix_shapes=(HALF,))
+
+
+@pytest.mark.parametrize("seed", range(9))
+def test_an_epilogue_of_drawn_operands(seed: int, gpu: Harness) -> None:
+    """Those that lie in aligned vectors are read so, also where the results are not stored in vectors."""
+    rng = np.random.default_rng(seed)
+    problem = last(dataclasses.replace(DEPTHWISE[seed % len(DEPTHWISE)], alignment=int(rng.choice([2, 16]))))
+    inputs = [ir.Tensor.contiguous(DTYPES["float16"], need.shape) for need in problem.needs()]
+    y = ir.Tensor.contiguous(DTYPES["float16"], problem.makes()[0].shape)
+    value: ex.Expr = ex.leaf(y)
+    more, places = np.zeros(y.shape), dict[Any, Tensor]()
+    for _ in range(5):
+        kind = DTYPES[str(rng.choice(["float32", "float16", "int8", "uint8", "bool", "int16", "uint32"]))]
+        rows, columns = (int(d) if rng.random() < 0.7 else 1 for d in y.shape)
+        pitch, first = columns + int(rng.choice([0, 0, 8, 3])), int(rng.choice([0, 4, 8, 1]))
+        elements = rng.integers(0, 2, first + rows * pitch).astype(kind.numpy)
+        whole = ir.Tensor.contiguous(kind, elements.shape)
+        view = whole.view((rows, columns), (pitch, 1), first).expand(y.shape)
+        value = ex.Expr("float", "add", (value, fn.cast(ex.leaf(view), "float")))
+        more += elements[first:].reshape(rows, pitch)[:, :columns]
+        places[whole.storage] = Tensor(elements[first:], first * kind.itemsize)
+    epilogue = epilogue_of(KernelOp(problem, inputs, [y], epilogue=value, epilogue_of=(y,)))
+    operands = tuple((name, places[t.storage]) for name, t in epilogue.operands)
+    x, w = (rng.standard_normal(t.shape).astype(np.float16) for t in inputs)
+    result = Tensor(Tensor.empty(y.shape, np.float16).array, 0 if problem.alignment == 16 else 2)
+    target = NumpyWorkspace(_with_matrices(gpu.caps))
+    gpu.run(emit(problem, target, [Tensor(x), Tensor(w)], [result], dataclasses.replace(epilogue, operands=operands)))
+    shape = (problem.n, problem.h, problem.w, problem.c)
+    sums = convolved(x.reshape(shape), w.reshape(problem.oc, -1, problem.kh, problem.kw), problem)
+    assert relative_error(result.array, sums.reshape(y.shape) + more) < 1e-3
 
 
 @pytest.mark.parametrize("problem", DENSE + GROUPED, ids=str)

@@ -91,9 +91,9 @@ TO_CODES = Epilogue("v = clamp(roundEven(v * 128.0) + float(row % 3u + col % 5u)
 
 
 def codes_of(y: np.ndarray) -> np.ndarray:
-    """Results [rows, columns] after ``TO_CODES``, before they are rounded and limited."""
+    """Results [rows, columns] after ``TO_CODES``, but not rounded."""
     row, col = np.indices(y.shape)
-    return y * 128 + row % 3 + col % 5 - (row * y.shape[1] + col) % 7
+    return np.clip(y * 128 + row % 3 + col % 5 - (row * y.shape[1] + col) % 7, -128, 127)
 
 
 @pytest.mark.usefixtures("kept")

@@ -12,6 +12,7 @@ import pytest
 
 from gpu_shared.capabilities import REQUIRED_FEATURES
 from tests.calls import noted
+from tests.kernels import test_softmax
 from tests.kernels.harness import Harness, Tensor
 from tests.nightly import alternately, nightly_but
 from vkep.dtypes import DTYPES
@@ -290,3 +291,10 @@ def test_a_rewritten_module_is_kept_on_disk(tmp_path: Path, monkeypatch: pytest.
     assert len(made) == 2
     monkeypatch.setattr(words, "code_digest", lambda: "0" * 64)
     assert fitted(features) == first and len(made) == 3
+
+
+@pytest.mark.parametrize("to", ["int8", "float16"])
+@pytest.mark.parametrize("alignment", [1, 16])
+def test_a_softmax_stores_codes(to: str, alignment: int, poor: Harness) -> None:
+    all_kernels()
+    test_softmax.test_epilogues_store_codes(poor, poor.caps, np.random.default_rng(1), to, alignment)

@@ -10,6 +10,7 @@ import pytest
 from vkep.dtypes import DTYPES, FLOAT32
 from vkep.ir import algebra as fn
 from vkep.ir import expr as ex
+from vkep.ir.code import generate
 from vkep.ir.composed import composed
 from vkep.ir.evaluate import evaluate
 from vkep.ir.tensor import Tensor
@@ -75,6 +76,13 @@ def test_small_integers_become_floats_by_their_bits(kind: str, less: int) -> Non
     made = composed(expr)
     assert ("small_float" in _operations(made)) == (kind != "int32" and abs(less) <= 2**21)
     np.testing.assert_array_equal(evaluate(made, lambda _: given), evaluate(expr, lambda _: given))
+
+
+def test_a_sum_may_be_rounded_beyond_an_integer_type() -> None:
+    x = ex.leaf(Tensor.contiguous(FLOAT32, (4,)))
+    codes = fn.clamp(fn.round_even(x) + 3.0, 0, 255)
+    for value, converts in ((fn.clamp(x, -(2.0**31), 2.0**31 - 128) + 100.0, "to_int("), (codes, " int(")):
+        assert converts in generate(fn.cast(value, "int"), lambda _: "x").statements
 
 
 def _operations(expr: ex.Expr) -> list[str]:

@@ -122,8 +122,9 @@ class _Writer:
 
 def _within(value: Expr, ctype: str) -> bool:
     """Whether an expression's values are limited to those of an integer type of 32 bits."""
-    zero = known_number(value.args[1]) if value.op == "add" else 0
-    value = value.args[0] if value.op == "add" else value
+    zero: float | int | None = 0
+    if value.op == "add" and value.args[0].op == "near_whole":  # other sums may be rounded beyond the type
+        value, zero = value.args[0], known_number(value.args[1])
     value = value.args[0] if value.op == "near_whole" else value
     if value.op != "clamp" or ctype not in ("int", "uint") or zero is None:
         return False

@@ -180,7 +180,7 @@ class Problem(ABC):
         return None
 
     def stores(self, dtype: str) -> bool:
-        """Whether `stored_in` takes a view of this element type."""
+        """Whether an epilogue of the kernels may give this element type: `stored_in` takes a view of it then."""
         return bool(self.operands[1][0].dtype == dtype)
 
     def can_load(self, name: str, alignment: int) -> bool:

@@ -102,7 +102,7 @@ class Candidate(Generic[P]):
         worth: for a problem that it supports, why a later candidate is expected to be faster. `vkep tune` may override
             it, by the candidate's name and the problem's key.
         layout: the memory layout of its images: "nchw" or "nhwc".
-        wide: whether it stores results of another type than the operands' (`Product.to`).
+        wide: whether it stores results of another type than the operands' (`Narrowing.to`).
     """
 
     name: str

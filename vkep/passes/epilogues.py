@@ -57,11 +57,11 @@ def epilogue_of(op: KernelOp) -> Epilogue:
         return names[key]
 
     code = generate(op.epilogue, read)
-    eight = generate(op.epilogue, lambda leaf: in_eights.get(read(leaf), read(leaf)))
+    eight = generate(op.epilogue, lambda leaf: in_eights.get(name := read(leaf), name)) if vectors else None
     return Epilogue(
         body=f"{code.statements} v = {code.result};",
         eight_reads=" ".join(vectors),
-        eight_body=f"{eight.statements} v = {eight.result};" if vectors else "",
+        eight_body="" if eight is None else f"{eight.statements} v = {eight.result};",
         decls=" ".join(decls.values()),
         operands=tuple((Operand(f"e{k}"), t) for k, t in enumerate(operands)),
         params=(*params, *code.scalars),
