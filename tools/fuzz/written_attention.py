@@ -1,5 +1,5 @@
-"""Attention written as operators, with drawn masks: comparisons of positions, and booleans of keys or of keys and queries, joined
-by logic or as sums and products of floats. All sizes are open: a run of other sizes goes before."""
+"""Attention written as operators, with drawn masks: comparisons of positions, chunks, a prefix, and booleans of keys or of keys
+and queries, joined by logic or as sums and products of floats. All sizes are open: runs of other sizes go before."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHAPES: dict[str, list[str | int | None]] = {
     "k": ["batch", "heads", "keys", "size"],
     "v": ["batch", "heads", "keys", "size"],
     "of_keys": ["batch", "keys"],
-    "of_both": ["batch", 1, "queries", "keys"],
+    "of_both": ["batch", "heads", "queries", "keys"],
 }
 
 
@@ -85,6 +85,12 @@ class _Draws:
 
     def _compared(self) -> str:
         pair = [self._positions(True), self._positions(False)]
+        draw = self.rng.random()
+        if draw < 0.1:  # of one chunk, or as many places after a chunk's start
+            op, length = one_of(self.rng, "Div", "Mod"), self.constant(int(self.rng.integers(2, 12)))
+            return self.node("Equal", *[self.node(op, x, length) for x in pair])
+        if draw < 0.2:
+            return self.node("Less", pair[1], self.constant(int(self.rng.integers(0, 9))))
         if self.rng.random() < 0.4:
             at = int(self.rng.integers(2))
             shift = self.constant(int(self.rng.integers(-4, 9)))
@@ -131,7 +137,7 @@ class _Draws:
     def attention(self) -> None:
         score = float(one_of(self.rng, *SCORES))
         turned = self.node("Transpose", "k", perm=[0, 1, 3, 2])
-        scores = self.node("Mul", self.node("MatMul", "q", turned), self.constant(0.35))
+        scores = self.node("Mul", self.node("MatMul", "q", turned), self.constant(0.25))
         for _ in range(1 + (self.rng.random() < 0.15)):
             if self.rng.random() < 0.25:
                 seen, hidden = self.boolean(), self.constant(score)
@@ -145,26 +151,28 @@ class _Draws:
 
 
 def _values(rng: Rng, names: set[str], batch: int, heads: int, queries: int, past: int) -> dict[str, Array]:
-    keys, size = past + queries, 8
+    keys, size = max(1, past + queries), 8
     shapes = {"q": (batch, heads, queries, size), "k": (batch, heads, keys, size), "v": (batch, heads, keys, size)}
     made: dict[str, Array] = {n: rng.normal(0, 1, s).astype(np.float32) for n, s in shapes.items()}
+    for n in "qk":  # so that scores are exact: beside -1e4, of which a row may be full, few digits are left
+        made[n] = np.round(2 * made[n]) / 2
     padded = rng.integers(0, keys + 1, batch) * (rng.random(batch) < 0.6)  # on the left, up to all of a row
     of_keys = (np.arange(keys) >= padded[:, None]).astype(np.int64)
     if rng.random() < 0.3:
         of_keys *= rng.integers(0, 2, (batch, keys))
-    made |= {"of_keys": of_keys, "of_both": rng.random((batch, 1, queries, keys)) < 0.8}
+    made |= {"of_keys": of_keys, "of_both": rng.random((batch, heads, queries, keys)) < 0.8}
     return {n: v for n, v in made.items() if n in names}
 
 
 def written(rng: Rng) -> Case:
-    """Attention of up to 40 queries, after a run of other sizes."""
+    """Attention of up to 40 queries, after two runs of other sizes; sometimes of fewer keys than queries."""
     draws = _Draws(rng)
     draws.attention()
     names = {name for node in draws.nodes for name in node.input}
     heads = int(rng.integers(1, 4))
-    first, last = (
-        _values(rng, names, int(rng.integers(1, 4)), heads, int(rng.integers(1, 41)), one_of(rng, 0, 0, 3, 30))
-        for _ in range(2)
+    *before, last = (
+        _values(rng, names, int(rng.integers(1, 4)), heads, int(rng.integers(1, 41)), one_of(rng, 0, 0, 3, 30, -2))
+        for _ in range(3)
     )
     return WrittenCase(
         op="written",
@@ -176,5 +184,5 @@ def written(rng: Rng) -> Case:
         body=draws.nodes,
         weights=draws.weights,
         inputs=dict(last),
-        before=[first],
+        before=before,
     )
