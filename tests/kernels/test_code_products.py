@@ -298,9 +298,13 @@ class TestSelection:
             assert tile.runs_on(GPU_OF_CODES, CODES, True) == tile.runs_on(GPU, HALF, True)
             assert tile.shared_bytes(CODES, True) == tile.shared_bytes(HALF, True)
             assert tile.steps(CODES) == 2 * tile.steps(HALF)
-        of = {name: cooperative_tiling(3136, 256, k, 1, GPU_OF_CODES, True, dtype=name)
-              for name, k in (("float16", 1152), ("int8", 2304))}  # fmt: skip
-        assert of["int8"].tile == of["float16"].tile and of["int8"].split_k == 2 * of["float16"].split_k
+
+    def test_tiles_of_codes_have_costs_of_their_own(self) -> None:
+        """64 channels are half a stage of the largest tile, and few rows leave cores without a workgroup."""
+        for m, n, k, halves, codes in ((50176, 256, 64, (128, 128), (128, 64)), (784, 512, 512, (64, 64), (32, 64))):
+            of = {name: cooperative_tiling(m, n, k, 1, GPU_OF_CODES, True, dtype=name) for name in ("float16", "int8")}
+            assert [(t.tile.m, t.tile.n) for t in of.values()] == [halves, codes]
+            assert all(t.splits == 1 and t.split_k >= k for t in of.values())
 
     def test_convolutions_with_channels_last_take_codes(self) -> None:
         problem = ConvProblem(1, 32, 8, 8, 16, 3, 3, dtype="int8", w_constant=True, to="float32", alignment=16)

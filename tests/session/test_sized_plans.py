@@ -269,7 +269,8 @@ def test_contents_of_few_numbers_are_sizes() -> None:
     assert run(graph, 4, n=length(9, -1)).sizes == [9] and run(graph, 4, n=length(12, -1)).sizes == [12]
     known = maker.made[1].known["n"]
     assert isinstance(known, SizesWeight) and known.array()[1] == -1
-    assert run(graph, 4, n=length(12, -2)).sizes == [12] and graph.count == 2  # what is below 2 is no size
+    assert run(graph, 4, n=length(12, -2)).sizes == [12, 2] and run(graph, 4, n=length(14, -5)).sizes == [14, 5]
+    assert graph.count == 2  # 1 and -1 are no sizes
     many = ArrayWeight("n", np.arange(17))
     assert numbers_of({"n": many}).values == ()
     assert with_sizes({"n": many}, {})["n"] is many
