@@ -115,7 +115,8 @@ class Native:
             if destroy is not None:
                 destroy()
         finally:
-            _live[self.kind].discard(self)
+            if self.kind in _live:  # else it would be a new one, perhaps while another thread reads them
+                _live[self.kind].discard(self)
             if self.parent is not None:
                 self.parent._lose(self)
 

@@ -11,7 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_shared import Buffer, ComputePipeline, Device, Instance, PipelineLayout, ShaderModule, Timeline, live_counts
+from gpu_shared import (
+    Buffer,
+    ComputePipeline,
+    Device,
+    Instance,
+    PipelineLayout,
+    ShaderModule,
+    Timeline,
+    lifetime,
+    live_counts,
+)
 from gpu_shared.commands import CommandPool
 from gpu_shared.errors import ClosedError, DeviceLostError
 from gpu_shared.lifetime import Native, Reaper, State
@@ -44,6 +54,13 @@ def test_retired_natives_wait_for_the_timeline() -> None:
     timeline.reached = 1
     assert reaper.maintain() == 1
     assert log == ["before", "after"]
+
+
+def test_what_is_not_counted_leaves_the_kinds_as_they_are() -> None:
+    """Another thread may read them."""
+    before = list(lifetime._live)
+    Native("not counted", None, None, None, counted=False).retire()
+    assert list(lifetime._live) == before
 
 
 def test_natives_die_children_first_whatever_the_order() -> None:
