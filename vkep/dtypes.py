@@ -36,10 +36,29 @@ class DType:
         """The largest finite number of a floating-point type; the lowest is its negative."""
         return float(ml_dtypes.finfo(self.numpy).max)
 
+    @property
+    def glsl_vector(self) -> str:
+        """Four elements in a buffer."""
+        return _VECTORS[self.glsl]
+
     def __str__(self) -> str:
         return self.name
 
 
+#: GLSL's vectors of four by the type of an element
+_VECTORS = {
+    "float": "vec4",
+    "float16_t": "f16vec4",
+    "double": "dvec4",
+    "int": "ivec4",
+    "uint": "uvec4",
+    "int8_t": "i8vec4",
+    "uint8_t": "u8vec4",
+    "int16_t": "i16vec4",
+    "uint16_t": "u16vec4",
+    "int64_t": "i64vec4",
+    "uint64_t": "u64vec4",
+}
 _T = TensorProto
 DTYPES: dict[str, DType] = {
     d.name: d

@@ -287,9 +287,6 @@ def shuffle_sizes(caps: DeviceCapabilities, local: int) -> tuple[int | None, int
     return (size, size if control else None) if usable else (None, None)
 
 
-_VECTORS = {"float32": "vec4", "float16": "f16vec4", "int8": "i8vec4", "uint8": "u8vec4"}
-
-
 def row_vectors(row_length: int, dtype: str, alignment: int, out: str | None = None) -> dict[str, str]:
     """Defines of ``shaders/rows.glsl`` to move four elements of ``dtype`` at a time, which are stored in ``out`` (default: the
     same); none where the rows or addresses do not allow it.
@@ -299,7 +296,7 @@ def row_vectors(row_length: int, dtype: str, alignment: int, out: str | None = N
     kind = element_type(dtype)
     if kind.name not in ("float32", "float16") or not divides(4, row_length) or alignment % (4 * kind.itemsize):
         return {}
-    return {"VECTOR_IN_T": _VECTORS[dtype], "VECTOR_OUT_T": _VECTORS[out or dtype]}
+    return {"VECTOR_IN_T": kind.glsl_vector, "VECTOR_OUT_T": element_type(out or dtype).glsl_vector}
 
 
 def row_unit(call: KernelCall, kind: str = "IN_T") -> int:

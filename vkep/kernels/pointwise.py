@@ -44,19 +44,6 @@ POINTWISE = Kernel("pointwise.comp", variants=(_SAMPLE,), reach=generated_reach)
 VECTOR = 4
 #: a GPU is fully occupied by this many units even if each lane computes two
 _PAIR_UNITS = 1 << 19
-VECTOR_TYPES = {
-    "float": "vec4",
-    "float16_t": "f16vec4",
-    "double": "dvec4",
-    "int": "ivec4",
-    "uint": "uvec4",
-    "int8_t": "i8vec4",
-    "uint8_t": "u8vec4",
-    "int16_t": "i16vec4",
-    "uint16_t": "u16vec4",
-    "int64_t": "i64vec4",
-    "uint64_t": "u64vec4",
-}
 
 
 @dataclass(frozen=True)
@@ -224,7 +211,7 @@ def _vectorizes(shape: Sequence[int], out: PointwiseOperand, inputs: Sequence[Po
 
 
 def _element(dtype: DType, width: int) -> str:
-    return dtype.glsl if width == 1 else VECTOR_TYPES[dtype.glsl]
+    return dtype.glsl if width == 1 else dtype.glsl_vector
 
 
 @at_hand

@@ -16,14 +16,7 @@ from vkep.ir import expr as ex
 from vkep.ir.builder import Builder
 from vkep.ir.ops import Op
 from vkep.ir.tensor import broadcast_shapes
-from vkep.ops.attention.sdpa import (
-    Heads,
-    KeyWindow,
-    Mask,
-    Scoring,
-    saves_scores,
-    sdpa,
-)
+from vkep.ops.attention.sdpa import Heads, KeyWindow, Mask, Scoring, saves_scores, sdpa
 from vkep.passes.match_attention import AttentionMatch, Biased, Masked, match_attention
 from vkep.passes.position_masks import Rule, rule_of
 from vkep.passes.rewrite import Changes, Graph

@@ -11,7 +11,6 @@ from vkep.ir.ops import KernelOp
 from vkep.ir.tensor import Tensor
 from vkep.kernels.epilogue import Epilogue
 from vkep.kernels.fastdiv import magic_params
-from vkep.kernels.pointwise import VECTOR_TYPES
 from vkep.kernels.problem import alignment_of
 from vkep.passes.fuse import IndexTerm, epilogue_index
 from vkep.shaders.interface import Operand
@@ -47,7 +46,7 @@ def epilogue_of(op: KernelOp) -> Epilogue:
             decls[pointer] = f"TENSOR({tensor.dtype.glsl}, {pointer})"
             names[key] = load_code(tensor.dtype, f"{pointer}({address}).v[{index}]")
             if _lies_in_eights(tensor, found):
-                vector, of = VECTOR_TYPES[tensor.dtype.glsl], f"E4_{tensor.dtype.name}"
+                vector, of = tensor.dtype.glsl_vector, f"E4_{tensor.dtype.name}"
                 decls[of] = f"VECTORS_OF_EIGHT({vector}, {_bytes_of_eight(tensor.dtype)}, {of})"
                 low, high = f"e{k}_low", f"e{k}_high"
                 vectors.append(f"{of} e{k}_of = {of}({address}); uint e{k}_at = ({index}) / 4;")

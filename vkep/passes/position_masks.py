@@ -138,10 +138,11 @@ class _Place:
     key: int
     constant: int
 
-    def plus(self, other: _Place, times: int = 1) -> _Place:
-        return _Place(
-            self.query + times * other.query, self.key + times * other.key, self.constant + times * other.constant
-        )
+    def plus(self, other: _Place) -> _Place:
+        return _Place(self.query + other.query, self.key + other.key, self.constant + other.constant)
+
+    def times(self, factor: int) -> _Place:
+        return _Place(factor * self.query, factor * self.key, factor * self.constant)
 
 
 class _Trace:
@@ -210,9 +211,9 @@ class _Trace:
 
     def _compared(self, op: str, left: _Place, right: _Place) -> ex.Expr | None:
         """A comparison of positions by the distance of key and query."""
-        apart = left.plus(right, -1)
+        apart = left.plus(right.times(-1))
         if apart.key == -1:
-            op, apart = _TURNED[op], _Place(0, 0, 0).plus(apart, -1)
+            op, apart = _TURNED[op], apart.times(-1)
         if (apart.query, apart.key) != (-1, 1):
             return None
         less, at_most = self._is_nearer(-apart.constant), self._is_nearer(1 - apart.constant)
@@ -239,11 +240,11 @@ class _Trace:
             case "same" | "cast", [x]:
                 return x
             case "neg", [x]:
-                return _Place(0, 0, 0).plus(x, -1)
+                return x.times(-1)
             case "add", [x, y]:
                 return x.plus(y)
             case "sub", [x, y]:
-                return x.plus(y, -1)
+                return x.plus(y.times(-1))
             case "mul", [x, y]:
                 return _times(x, y)
             case "mul_add", [x, y, z]:
@@ -255,7 +256,7 @@ class _Trace:
 def _times(x: _Place, y: _Place) -> _Place | None:
     for place, factor in ((x, y), (y, x)):
         if factor.query == factor.key == 0:
-            return _Place(0, 0, 0).plus(place, factor.constant)
+            return place.times(factor.constant)
     return None
 
 

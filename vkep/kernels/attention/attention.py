@@ -39,12 +39,11 @@ _MOST_PARTS = 8
 _MOST_GROUPS = 1 << 21
 
 _ONLY_SPLIT = "a sink of each head, or keys and values in codes"
-_UNIT_TYPES = {"float32": "vec4", "float16": "f16vec4"}
 
 
 def _tiled_defines(dtype: str, bias: str) -> dict[str, str]:
     kind = element_type(dtype)
-    unit = {"UNIT_T": _UNIT_TYPES[dtype], "UNIT_ALIGN": str(4 * kind.itemsize)}
+    unit = {"UNIT_T": kind.glsl_vector, "UNIT_ALIGN": str(4 * kind.itemsize)}
     return {"T": kind.glsl, **unit, "BIAS_T": element_type(bias).glsl}
 
 

@@ -89,43 +89,32 @@ class CooperativeTile:
 @dataclass(frozen=True)
 class TileCost:
     """The cost of a tile: the ``speed`` of a core that is full of its workgroups (1: `_RATE`), and the minimum
-    microseconds of a ``stage``, however few workgroups share a core."""
+    microseconds of a ``stage``, however few workgroups share a core. ``codes``: of products of 8-bit codes, by halves of their
+    steps (`cooperative_tiling`), where it is another one."""
 
     speed: float
     stage: float = 0.5
+    codes: TileCost | None = None
 
 
 #: Fitted, as the constants below, to the time of every tile and split of 56 products and convolutions, most of
-#: ResNet-50 and BERT, on a device of 132 cores; the tiles are the best of two hundred (docs/design-log/gpu-speed.md)
+#: ResNet-50 and BERT, on a device of 132 cores; the tiles are the best of two hundred (docs/design-log/gpu-speed.md). The
+#: costs of codes are fitted to those of a quantized ResNet-50 at batch 1 and 16 and BERT at 16, with their epilogues
 MATMUL_TILES = {
-    CooperativeTile(128, 128, 64, 64, 64, parts=2): TileCost(1.05, 1.68),
-    CooperativeTile(96, 128, 64, 48, 64, parts=2): TileCost(0.86, 1.31),
-    CooperativeTile(96, 128, 64, 48, 64): TileCost(0.741, 0.396),
-    CooperativeTile(64, 128, 64, 64, 32): TileCost(0.596, 0.155),
-    CooperativeTile(128, 64, 32, 64, 32): TileCost(0.771, 0.774),
-    CooperativeTile(96, 64, 64, 48, 64, parts=2): TileCost(1.05, 1.6),
-    CooperativeTile(64, 64, 64, 32, 32, prefetch=2): TileCost(0.464, 0.374),
-    CooperativeTile(32, 64, 64, 16, 32): TileCost(0.405, 0.326),
+    CooperativeTile(128, 128, 64, 64, 64, parts=2): TileCost(1.05, 1.68, TileCost(1.05, 2.79)),
+    CooperativeTile(96, 128, 64, 48, 64, parts=2): TileCost(0.86, 1.31, TileCost(0.6, 1.48)),
+    CooperativeTile(96, 128, 64, 48, 64): TileCost(0.741, 0.396, TileCost(0.636, 0.396)),
+    CooperativeTile(64, 128, 64, 64, 32): TileCost(0.596, 0.155, TileCost(0.458, 0.155)),
+    CooperativeTile(128, 64, 32, 64, 32): TileCost(0.771, 0.774, TileCost(0.936, 0.672)),
+    CooperativeTile(96, 64, 64, 48, 64, parts=2): TileCost(1.05, 1.6, TileCost(1.05, 2.0)),
+    CooperativeTile(64, 64, 64, 32, 32, prefetch=2): TileCost(0.464, 0.374, TileCost(0.311, 0.374)),
+    CooperativeTile(32, 64, 64, 16, 32): TileCost(0.405, 0.326, TileCost(0.564, 0.372)),
     CooperativeTile(64, 32, 32, 32, 32): TileCost(0.39, 0.786),
-    CooperativeTile(32, 32, 128, 16, 16): TileCost(0.228, 0.166),
+    CooperativeTile(32, 32, 128, 16, 16): TileCost(0.228, 0.166, TileCost(0.295, 0.166)),
 }
 #: convolutions with channels last, which gather rows in vectors, take as long as products; one more tile is for them alone
 CONV_LAST_TILES = MATMUL_TILES | {
-    CooperativeTile(96, 128, 32, 48, 64): TileCost(0.941, 0.726),
-}
-#: of products of codes, by halves of their steps (`cooperative_tiling`), where the costs are others: fitted to every tile and
-#: split of the products and convolutions of a quantized ResNet-50 at batch 1 and 16 and BERT at 16, with their epilogues
-_CODE_COSTS = {
-    CooperativeTile(128, 128, 64, 64, 64, parts=2): TileCost(1.05, 2.79),
-    CooperativeTile(96, 128, 64, 48, 64, parts=2): TileCost(0.6, 1.48),
-    CooperativeTile(96, 128, 64, 48, 64): TileCost(0.636, 0.396),
-    CooperativeTile(64, 128, 64, 64, 32): TileCost(0.458, 0.155),
-    CooperativeTile(128, 64, 32, 64, 32): TileCost(0.936, 0.672),
-    CooperativeTile(96, 64, 64, 48, 64, parts=2): TileCost(1.05, 2.0),
-    CooperativeTile(64, 64, 64, 32, 32, prefetch=2): TileCost(0.311, 0.374),
-    CooperativeTile(32, 64, 64, 16, 32): TileCost(0.564, 0.372),
-    CooperativeTile(32, 32, 128, 16, 16): TileCost(0.295, 0.166),
-    CooperativeTile(96, 128, 32, 48, 64): TileCost(0.941, 0.787),
+    CooperativeTile(96, 128, 32, 48, 64): TileCost(0.941, 0.726, TileCost(0.941, 0.787)),
 }
 _TABLES = {"matmul": MATMUL_TILES, "conv_last": CONV_LAST_TILES}
 #: where the driver does not report it: large GPUs have around a hundred cores, small ones around ten
@@ -279,7 +268,7 @@ def _fastest(
         if not tile.runs_on(caps, shape, b_along_k):
             continue
         if shape.a_type == "int8":
-            cost = _CODE_COSTS.get(tile, cost)
+            cost = cost.codes or cost
         at_once = tile.workgroups_a_core(caps, shape, b_along_k)
         groups = batch * ceil_div(m, tile.m) * ceil_div(n, tile.n)
         stage, store = tile.m * tile.n * tile.k / (_RATE * cost.speed), _STORE * tile.m * tile.n

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from gpu_shared.capabilities import DeviceCapabilities
+from vkep.dtypes import DTYPES
 from vkep.kernels.fastdiv import magic_params
 from vkep.kernels.kernel import Kernel, KernelCall
 from vkep.kernels.launch import (
@@ -76,16 +77,8 @@ _UNIT_BYTES = 16
 _UNIT_ELEMENTS_IN_FLIGHT = 32
 #: four results, which a lane with a unit of columns stores
 _VECTORS = {
-    "float32": "vec4",
-    "float16": "f16vec4",
-    "bfloat16": "u16vec4",
-    "int8": "i8vec4",
-    "int16": "i16vec4",
-    "uint8": "u8vec4",
-    "uint16": "u16vec4",
-    "bool": "u8vec4",
-    "int32": "ivec4",
-    "uint32": "uvec4",
+    name: DTYPES[name].glsl_vector
+    for name in ("float32", "float16", "bfloat16", "int8", "int16", "uint8", "uint16", "bool", "int32", "uint32")
 }
 
 

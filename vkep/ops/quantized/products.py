@@ -346,8 +346,7 @@ def of_channels(b: Builder, values: Tensor, rank: int, axis: int) -> Tensor:
 
 def integer_product(b: Builder, x: Tensor, y: Tensor, x_zero: Tensor | None, y_zero: Tensor | None) -> Tensor:
     """`product_sums` in int32."""
-    total = product_sums(b, x, y, x_zero, y_zero)
-    return total if total.dtype is INT32 else b.cast(total, INT32)
+    return b.cast(product_sums(b, x, y, x_zero, y_zero), INT32)
 
 
 def product_sums(
@@ -382,8 +381,7 @@ def integer_convolution(
     b: Builder, x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None, a: ConvAttributes
 ) -> Tensor:
     """`convolution_sums` in int32."""
-    total = convolution_sums(b, x, w, x_zero, w_zero, a)
-    return total if total.dtype is INT32 else b.cast(total, INT32)
+    return b.cast(convolution_sums(b, x, w, x_zero, w_zero, a), INT32)
 
 
 def convolution_sums(
